@@ -1,0 +1,94 @@
+# Every habit of the project, one line each: `make help`.
+#
+#   PYTHON=python3.13   the interpreter that makes .venv (3.11 or newer)
+#   ARGS="-k audit"     further arguments for pytest, the demo, the simulator, the benchmarks
+#   RUN=run/demo        the run that `make audit` re-checks
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+RUN ?= run/demo
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made-from-lock
+PACKAGES := timer replication cluster timerclient deploy chaos bench tests
+PROTOS = $(wildcard timerclient/proto/*.proto replication/*.proto replication/proto/*.proto)
+
+# protoc finds its mypy plug-in on the PATH.
+PROTOC = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . $(PROTOS)
+PROTOC_TO = --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1)
+
+.PHONY: help setup check test demo sim chaos audit bench proto lock fmt clean java
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+setup: $(STAMP)  ## .venv with exactly what requirements.lock names
+$(STAMP): pyproject.toml requirements.lock
+	@[[ -n "$(PYTHON)" ]] && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make setup: Python 3.11 or newer is needed; name one: make setup PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "make setup: $(PYTHON) has no venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	[[ -x $(BIN)/python ]] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+check: setup  ## formatting, lint, types, layers, generated stubs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(foreach p,$(PACKAGES),$(wildcard $(p)))
+	$(BIN)/lint-imports --no-logo
+	@into=$$(mktemp -d); trap 'rm -r "$$into"' EXIT; $(PROTOC) $(call PROTOC_TO,$$into); \
+	cd "$$into"; for f in $$(find . -name '*_pb2*'); do \
+	  diff -q "$$f" "$(CURDIR)/$$f" >/dev/null || { echo "$$f is not current: make proto" >&2; exit 1; }; \
+	done; echo "generated stubs are current"
+
+test: check  ## check, then every test; without Java the Spark tests are skipped, loudly
+	$(BIN)/pytest $(ARGS)
+
+demo: setup java  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
+	$(BIN)/python -m chaos.demo $(ARGS)
+
+sim: setup  ## the deterministic simulator; SEED=n replays one world
+	$(BIN)/python -m chaos.sim $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chaos: setup java  ## the fault-injection suite against real processes
+	@[[ -e chaos/suite.py ]] || { echo "make chaos: comes with a later release; see make demo and make sim" >&2; exit 1; }
+	$(BIN)/python -m chaos.suite $(ARGS)
+
+audit: setup java  ## re-check a run's folder: make audit RUN=run/demo
+	$(BIN)/python -m chaos.audit $(RUN) $(ARGS)
+
+bench: setup  ## the benchmarks
+	$(BIN)/python -m bench $(ARGS)
+
+proto: setup  ## regenerate the stubs from the .proto files
+	$(PROTOC) $(call PROTOC_TO,.)
+
+lock: setup  ## resolve requirements.lock anew from pyproject.toml
+	@[[ -x $(VENV)/uv/bin/uv ]] || { $(BIN)/python -m venv $(VENV)/uv; $(VENV)/uv/bin/pip install --quiet uv; }
+	$(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --extra server --extra audit --extra dev \
+	  --universal --python-version 3.11 --generate-hashes --upgrade \
+	  --no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements.lock
+	@touch -r pyproject.toml $(STAMP)  # older than the lock: the next habit installs it
+
+fmt: setup  ## format, and fix what can be fixed
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+java:
+	@version=$$(java -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p'); \
+	[[ "$${version:-0}" -ge 17 ]] || { \
+	  echo "the audit runs on Spark, which needs Java 17 or newer on the PATH; found: $${version:-none}" >&2; \
+	  echo "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless)" >&2; exit 1; }
+
+clean:  ## remove what can be made again, except .venv
+	rm -rf build dist run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	  .benchmarks spark-warehouse metastore_db derby.log
+	find $(PACKAGES) -name __pycache__ -prune -exec rm -r {} +

@@ -1,0 +1,230 @@
+"""Histories: what clients asked, were answered and were given, as JSON lines.
+
+Every operation is one line, written as it ends, so that a crash of the harness loses nothing
+but a torn last line. What exists many times is a list, element i of each belonging together:
+a batch of a thousand timers is one line, not a thousand. Times are Unix milliseconds on the
+client's clock, except due times and `fired_at_ms`, which are the cluster's.
+
+    op        lists                                             single values
+    schedule  marks, ids | null, due_ms                         start_ms end_ms outcome topic
+                                                                producer sequence
+    cancel    ids, results | null                               start_ms end_ms outcome
+    open                                                        start_ms topic group
+    deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
+                                                                lease_id
+    ack       offsets, results | null                           start_ms end_ms outcome topic
+                                                                group epoch
+
+Every line also has `client`, and `detail` (the error's text) where something went wrong. `due_ms`
+of a schedule is what was asked for, null for a delay: the cluster's clock resolves those.
+
+An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (timed out, the
+connection broke: it may have happened). An unknown one has no ids or results.
+
+**Marks.** A timer whose answer was lost has no id that anybody knows. So a workload numbers its
+timers itself and puts that number into the first eight bytes of the payload: the *mark*, unique
+in a run. It is found again in the log and in what consumers get, whatever became of the ids.
+
+A run's folder:
+
+    histories/*.jsonl   one file per client
+    faults.jsonl        what was done to the cluster, and when
+    cluster.json        the nodes: name, address, data directory
+    <node>/log/         the nodes' own logs
+    audit/              what the audit found
+"""
+
+import enum
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+MARK_SIZE: Final = 8
+MARK_NONE: Final = -1
+"""The mark of a payload too short to have one."""
+_SIGN: Final = 1 << 63
+
+SCHEMA: Final = (
+    "op STRING, client STRING, start_ms BIGINT, end_ms BIGINT, outcome STRING, detail STRING,"
+    " topic STRING, `group` STRING, producer BIGINT, sequence BIGINT, epoch BIGINT,"
+    " lease_id BIGINT, received_ms BIGINT, marks ARRAY<BIGINT>, ids ARRAY<STRING>,"
+    " due_ms ARRAY<BIGINT>, results ARRAY<STRING>, offsets ARRAY<BIGINT>,"
+    " attempts ARRAY<INT>, fired_at_ms ARRAY<BIGINT>"
+)
+"""Of all lines together, in Spark's words."""
+FAULTS_SCHEMA: Final = "event STRING, at_ms BIGINT, node STRING, role STRING, epoch BIGINT"
+
+
+class Outcome(enum.StrEnum):
+    """What a client knows of its operation."""
+
+    OK = "ok"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+
+
+def payload_of(mark: int, size: int = MARK_SIZE) -> bytes:
+    """Return a payload of `size` bytes that carries `mark`, 0 .. 2**63 - 1."""
+    assert 0 <= mark < _SIGN, mark
+    assert size >= MARK_SIZE, size
+    return mark.to_bytes(MARK_SIZE, "little").ljust(size, b".")
+
+
+def mark_of(payload: bytes) -> int:
+    """Return the mark that a payload carries, MARK_NONE if it has none."""
+    if len(payload) < MARK_SIZE:
+        return MARK_NONE
+    return int.from_bytes(payload[:MARK_SIZE], "little", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where the parts of one run's folder lie."""
+
+    root: Path
+
+    @property
+    def histories(self) -> Path:
+        """The folder of the clients' histories."""
+        return self.root / "histories"
+
+    @property
+    def faults(self) -> Path:
+        """The timeline of what was done to the cluster."""
+        return self.root / "faults.jsonl"
+
+    @property
+    def audit(self) -> Path:
+        """The folder of the audit's findings."""
+        return self.root / "audit"
+
+    def nodes(self) -> dict[str, Path]:
+        """Return node name -> its log's folder.
+
+        Raises:
+            FileNotFoundError: the run has no node's data.
+        """
+        listed = self.root / "cluster.json"
+        if listed.exists():
+            nodes = json.loads(listed.read_text())["nodes"]
+            return {node["name"]: self.root / node["data"] / "log" for node in nodes}
+        found = {path.parent.name: path for path in sorted(self.root.glob("*/log"))}
+        if not found:
+            raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
+        return found
+
+
+class _Lines:
+    """A file of JSON lines; each is handed to the kernel whole, before the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, line: dict[str, Any]) -> None:
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        written = os.write(self._fd, data)
+        assert written == len(data), (written, len(data))  # a full disk ends the run
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class History(_Lines):
+    """One client's history. Threads may share it: a line is one write to the file's end."""
+
+    def __init__(self, run: Run, client: str) -> None:
+        super().__init__(run.histories / f"{client}.jsonl")
+        self._client = client
+
+    def schedule(
+        self,
+        marks: Sequence[int],
+        *,
+        ids: Sequence[str] | None,
+        due_ms: Sequence[int] | None,
+        topic: str,
+        span_ms: tuple[int, int],
+        outcome: Outcome,
+        **more: Any,
+    ) -> None:
+        """Record one request for timers. `span_ms` is (start, end)."""
+        assert (outcome is Outcome.OK) == (ids is not None), (outcome, ids)
+        lists = {"marks": [*marks], "ids": ids and [*ids], "due_ms": due_ms and [*due_ms]}
+        self._ended("schedule", span_ms, outcome, topic=topic, **lists, **more)
+
+    def cancel(
+        self,
+        ids: Sequence[str],
+        *,
+        results: Sequence[str] | None,
+        span_ms: tuple[int, int],
+        outcome: Outcome,
+        **more: Any,
+    ) -> None:
+        """Record one request to cancel; `results` are the names of the contract's enum."""
+        lists = {"ids": [*ids], "results": results and [*results]}
+        self._ended("cancel", span_ms, outcome, **lists, **more)
+
+    def open(self, topic: str, group: str, *, start_ms: int) -> None:
+        """Record that this client consumes `topic` in `group` from here on."""
+        self._line("open", topic=topic, group=group, start_ms=start_ms)
+
+    def deliver(self, topic: str, group: str, *, received_ms: int, **columns: Any) -> None:
+        """Record messages that arrived together; `columns` as in the module's table."""
+        self._line("deliver", topic=topic, group=group, received_ms=received_ms, **columns)
+
+    def ack(
+        self,
+        topic: str,
+        group: str,
+        offsets: Sequence[int],
+        *,
+        results: Sequence[str] | None,
+        span_ms: tuple[int, int],
+        outcome: Outcome,
+        **more: Any,
+    ) -> None:
+        """Record one acknowledgement; `results` are the names of the contract's enum."""
+        lists = {"offsets": [*offsets], "results": results and [*results]}
+        self._ended("ack", span_ms, outcome, topic=topic, group=group, **lists, **more)
+
+    def _ended(self, op: str, span_ms: tuple[int, int], outcome: Outcome, **rest: Any) -> None:
+        start_ms, end_ms = span_ms
+        self._line(op, start_ms=start_ms, end_ms=end_ms, outcome=outcome, **rest)
+
+    def _line(self, op: str, **rest: Any) -> None:
+        self.write({"op": op, "client": self._client, **rest})
+
+
+class Faults(_Lines):
+    """The timeline of what the harness did to the cluster."""
+
+    def __init__(self, run: Run) -> None:
+        run.root.mkdir(parents=True, exist_ok=True)
+        super().__init__(run.faults)
+
+    def record(self, event: str, *, at_ms: int, **more: Any) -> None:
+        """Record one event: kill, restart, drained, gave_up, …"""
+        self.write({"event": event, "at_ms": at_ms, **more})
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a history or a timeline; a torn last line is left out."""
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        yield json.loads(line)

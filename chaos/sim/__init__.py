@@ -1,0 +1,13 @@
+"""Whole clusters in one process, under a virtual clock: PROOF.md's simulator.
+
+    seed ─► Options (what kind of world) ─► World
+                                             ├─ Timeline    virtual clock, one queue of events
+                                             ├─ Network     delay, loss, duplicates, partitions
+                                             ├─ SimNode × n  real core, driver, log, promise file
+                                             │    └─ App     a state machine fed with commits
+                                             ├─ Control     the control plane, at its worst
+                                             ├─ Faults      what the seed does to all of them
+                                             └─ Referee     the promises, checked at every step
+
+Everything random comes from the seed, so the same seed and commit give the same run.
+"""

@@ -1,0 +1,95 @@
+"""The application of a simulated node: what the committed entries are for.
+
+`Ledger` is the smallest one: it keeps nothing but a manifest, and answers clients when what
+they proposed is committed. A state machine with more to lose is attached in the same way.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from timer.entry import Entry, Kind
+from timer.errors import NotLeader, Overloaded
+from timer.units import Epoch, LogIndex, ReplicaId
+
+if TYPE_CHECKING:
+    from chaos.sim.node import SimNode
+
+_MANIFEST: Final = struct.Struct("<Q")
+MANIFEST_PATH: Final = Path("/manifest")
+
+
+class App(Protocol):
+    """Made anew at every start of its node, from what is on the node's disk."""
+
+    @property
+    def applied_index(self) -> LogIndex:
+        """Of the manifest at start: what comes after it comes through `on_commit`."""
+
+    @property
+    def voters(self) -> frozenset[ReplicaId] | None:
+        """The voter set in force at applied_index. None: there is no manifest."""
+
+    def on_commit(self, entries: Sequence[Entry]) -> None:
+        """Apply committed entries, in the log's order."""
+
+    def on_lead(self, epoch: Epoch) -> None:
+        """Serve: everything up to the EPOCH entry was applied."""
+
+    def on_stepdown(self, epoch: Epoch) -> None:
+        """Stop serving."""
+
+    def on_stop(self) -> None:
+        """The process is gone; so is this object."""
+
+
+MakeApp: TypeAlias = "Callable[[SimNode], App]"
+
+
+class Ledger:
+    """Counts what is committed, saves how far, and tells clients what became of theirs."""
+
+    def __init__(self, node: "SimNode") -> None:
+        self._node = node
+        self.applied_index = LogIndex(0)
+        self.voters: frozenset[ReplicaId] | None = None
+        self._saved = 0
+        self._pending: dict[LogIndex, tuple[Epoch, bytes]] = {}
+        if node.disk.exists(MANIFEST_PATH):
+            (applied,) = _MANIFEST.unpack(node.disk.read(MANIFEST_PATH))
+            self.applied_index = LogIndex(applied)
+            self._saved = applied
+            self.voters = node.founding
+
+    def on_commit(self, entries: Sequence[Entry]) -> None:
+        """Answer clients; save a manifest and drop the log below it now and then."""
+        for entry in entries:
+            pending = self._pending.pop(entry.index, None)
+            if pending == (entry.epoch, entry.payload):
+                self._node.world.referee.on_ack(self._node, entry.index, pending[1])
+        self.applied_index = entries[-1].index
+        if self.applied_index >= self._saved + self._node.world.options.manifest_every:
+            self._saved = self.applied_index
+            self._node.disk.write_atomic(MANIFEST_PATH, _MANIFEST.pack(self._saved))
+            self._node.drop_before(LogIndex(self._saved + 1))
+
+    def on_lead(self, epoch: Epoch) -> None:
+        """Nothing to load."""
+
+    def on_stepdown(self, epoch: Epoch) -> None:
+        """Their outcome is unknown; nobody is told anything."""
+        self._pending.clear()
+
+    def on_stop(self) -> None:
+        """Nothing to save."""
+
+    def propose(self, payload: bytes) -> bool:
+        """Propose `payload` and answer when it is committed; return whether it was taken."""
+        node = self._node
+        try:
+            index = node.driver.propose(Kind.SCHEDULE, [payload], node.driver.last_time_ms)
+        except (NotLeader, Overloaded):
+            return False
+        self._pending[index] = (node.core.epoch, payload)
+        return True

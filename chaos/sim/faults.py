@@ -1,0 +1,185 @@
+"""What the seed does to a world. Every fault ends by itself, or when the world is healed."""
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from chaos.sim.node import LOG_PATH
+from chaos.sim.options import FAULTS_MIN
+
+if TYPE_CHECKING:
+    from chaos.sim.node import SimNode
+    from chaos.sim.world import World
+
+LONG_MS: Final = 4_000
+
+
+class Faults:
+    """Injects faults until `end_us`."""
+
+    def __init__(self, world: "World", rng: random.Random, end_us: int) -> None:
+        self._world = world
+        self._rng = rng
+        self._end_us = end_us
+        self.injected: list[str] = []
+        self._kinds: dict[str, Callable[[], None]] = {
+            kind: getattr(self, f"_{kind}") for kind in world.options.faults
+        }
+        first_us = end_us // (FAULTS_MIN + 1)
+        for number in range(1, FAULTS_MIN + 1):  # however rare they are drawn
+            world.timeline.after(first_us * number, self._inject)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        gap_us = int(self._rng.expovariate(1.0) * self._world.options.fault_gap_ms * 1_000)
+        if self._world.timeline.now_us + gap_us < self._end_us:
+            self._world.timeline.after(gap_us, self._inject_and_schedule)
+
+    def _inject_and_schedule(self) -> None:
+        self._inject()
+        self._schedule()
+
+    def _inject(self) -> None:
+        kind = self._rng.choice(sorted(self._kinds))
+        self.injected.append(kind)
+        self._world.timeline.note("fault", kind)
+        self._kinds[kind]()
+
+    # ---------------------------------------------------------------- helpers
+
+    def _node(self) -> "SimNode":
+        """Pick a node; a leader more often than others: that is where it hurts."""
+        leaders = [node for node in self._world.nodes if node.leading]
+        if leaders and self._rng.random() < 0.5:
+            return self._rng.choice(leaders)
+        return self._rng.choice(self._world.nodes)
+
+    def _for_a_while(self, undo: Callable[[], None]) -> None:
+        """Undo a fault after a time around the lease, or after a long one."""
+        ms = self._rng.choice((50, 400, 600, 1_200, self._rng.randint(0, LONG_MS)))
+        self._world.timeline.after(ms * 1_000, undo)
+
+    def _cut(self, links: list[tuple["SimNode", "SimNode"]]) -> Callable[[], None]:
+        network = self._world.network
+        pairs = [(one.replica, other.replica) for one, other in links]
+        heals = self._world.heals
+        for pair in pairs:
+            network.cut(pair)
+
+        def mend() -> None:
+            if heals == self._world.heals:  # else all is mended already
+                for pair in pairs:
+                    network.mend(pair)
+
+        return mend
+
+    # ---------------------------------------------------------------- kinds
+
+    def _power(self) -> None:
+        node = self._node()
+        node.stop(power=True)
+        self._for_a_while(node.start)
+
+    def _power_all(self) -> None:
+        for node in self._world.nodes:
+            node.stop(power=True)
+            self._for_a_while(node.start)
+
+    def _kill(self) -> None:
+        node = self._node()
+        node.stop()
+        self._for_a_while(node.start)
+
+    def _pause(self) -> None:
+        node = self._node()
+        node.pause()
+        self._for_a_while(node.resume)
+
+    def _isolate(self) -> None:
+        node = self._node()
+        others = [each for each in self._world.nodes if each is not node]
+        mend = self._cut([(node, each) for each in others] + [(each, node) for each in others])
+        if self._rng.random() < 0.5 and self._world.control is not None:
+            self._world.control.deaf.add(node.replica)
+            self._world.timeline.after(LONG_MS * 1_000, self._hear, node)
+        self._for_a_while(mend)
+
+    def _hear(self, node: "SimNode") -> None:
+        if self._world.control is not None and node.replica in self._world.control.deaf:
+            self._world.control.deaf.remove(node.replica)
+            self._world.control.welcome(node)
+
+    def _one_way(self) -> None:
+        node = self._node()
+        others = [each for each in self._world.nodes if each is not node]
+        deaf = self._rng.random() < 0.5
+        self._for_a_while(
+            self._cut([(each, node) if deaf else (node, each) for each in others])
+        )
+
+    def _split(self) -> None:
+        one, other = self._rng.sample(self._world.nodes, 2)
+        self._for_a_while(self._cut([(one, other), (other, one)]))
+
+    def _flap(self) -> None:
+        one, other = self._rng.sample(self._world.nodes, 2)
+        for number in range(self._rng.randint(2, 8)):
+            self._world.timeline.after(number * 200_000, self._flap_once, one, other)
+
+    def _flap_once(self, one: "SimNode", other: "SimNode") -> None:
+        self._world.timeline.after(100_000, self._cut([(one, other), (other, one)]))
+
+    def _clock(self) -> None:
+        self._node().wall_offset_ms += self._rng.choice((-3_600_000, -500, 500, 86_400_000))
+
+    def _sync_fails(self) -> None:
+        node = self._node()
+        if node.alive:
+            node.disk.fail_sync(self._rng, after=self._rng.randint(0, 5))
+
+    def _slow_disk(self) -> None:
+        node = self._node()
+        node.slow_disk = self._rng.choice((10, 100))
+
+        def undo() -> None:
+            node.slow_disk = 1
+
+        self._for_a_while(undo)
+
+    def _lossy(self) -> None:
+        network, options = self._world.network, self._world.options
+        network.loss = self._rng.choice((0.05, 0.3))
+
+        def undo() -> None:
+            network.loss = options.loss if not self._world.heals else 0.0
+
+        self._for_a_while(undo)
+
+    def _lying_disk(self) -> None:
+        """Cut power, and with it the end of what was synced: one replica's at a time."""
+        node = self._node()
+        if any(each.lied for each in self._world.nodes) or not node.alive:
+            return
+        applied = node.app.applied_index
+        node.stop(power=True)
+        node.lied = lose_tail(node, self._rng)
+        del applied
+        self._for_a_while(node.start)
+
+    def _handover(self) -> None:
+        self._node().hand_over()
+
+
+def lose_tail(node: "SimNode", rng: random.Random) -> bool:
+    """Cut some synced bytes off a dead node's log; return whether any were."""
+    disk = node.disk
+    names = [name for name in disk.list_dir(LOG_PATH) if name.endswith(".log")]
+    path = LOG_PATH / names[-1]
+    file = disk.open_append(path)
+    lost = min(rng.randint(1, 400), max(file.size - 48, 0))
+    file.truncate(file.size - lost)
+    file.sync()
+    file.close()
+    if disk.exists(LOG_PATH / "durable"):
+        disk.flip(LOG_PATH / "durable", 16)  # else the log would know, and refuse to start
+    return lost > 0

@@ -1,0 +1,73 @@
+"""Messages between the nodes of a world, and what can happen to them."""
+
+import random
+from typing import TYPE_CHECKING
+
+from chaos.sim.options import Options
+from chaos.sim.timeline import Timeline
+from replication.messages import Message
+from timer.units import ReplicaId, UnixMs
+
+if TYPE_CHECKING:
+    from chaos.sim.node import SimNode
+
+_Link = tuple[ReplicaId, ReplicaId]
+
+
+class Network:
+    """Every ordered pair of nodes is a link of its own."""
+
+    def __init__(self, timeline: Timeline, rng: random.Random, options: Options) -> None:
+        self._timeline = timeline
+        self._rng = rng
+        self._options = options
+        self._nodes: dict[ReplicaId, SimNode] = {}
+        self._cuts: dict[_Link, int] = {}
+        self._arrival_us: dict[_Link, int] = {}
+        self.loss = options.loss
+        self.duplicate = options.duplicate
+        self.messages = 0
+
+    def add(self, node: "SimNode") -> None:
+        """Connect `node`."""
+        self._nodes[node.replica] = node
+
+    def cut(self, link: _Link) -> None:
+        """Lose everything on this link until as many `mend`s."""
+        self._cuts[link] = self._cuts.get(link, 0) + 1
+
+    def mend(self, link: _Link) -> None:
+        """Undo one `cut`."""
+        self._cuts[link] -= 1
+        if not self._cuts[link]:
+            del self._cuts[link]
+            self._nodes[link[0]].reconnected(link[1])
+
+    def mend_all(self) -> None:
+        """Undo every cut and every loss."""
+        self._cuts.clear()
+        self.loss = self.duplicate = 0.0
+
+    def send(
+        self, sender: ReplicaId, to: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes
+    ) -> None:
+        """Deliver the message, or not, once or twice, after a while."""
+        rng, options, link = self._rng, self._options, (sender, to)
+        if link in self._cuts or (self.loss and rng.random() < self.loss):
+            return
+        self.messages += 1
+        copies = 2 if self.duplicate and rng.random() < self.duplicate else 1
+        for _ in range(copies):
+            delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))
+            if not options.reorder:
+                arrival_us = max(
+                    self._timeline.now_us + delay_us, self._arrival_us.get(link, 0)
+                )
+                self._arrival_us[link] = arrival_us
+                delay_us = arrival_us - self._timeline.now_us
+            self._timeline.after(delay_us, self._deliver, link, message, wall_ms, data)
+
+    def _deliver(self, link: _Link, message: Message, wall_ms: UnixMs, data: bytes) -> None:
+        # What was under way when the link broke is lost, as a broken stream's buffers are.
+        if link not in self._cuts:
+            self._nodes[link[1]].receive(link[0], message, wall_ms, data)

@@ -1,0 +1,337 @@
+"""One simulated node: the real core, driver, log and promise file on a simulated machine."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chaos.sim.app import App, MakeApp
+from chaos.sim.referee import Broken
+from chaos.simdisk import SimDisk
+from replication.config import ReplicationConfig
+from replication.core import (
+    Appointed,
+    Core,
+    Durable,
+    Event,
+    Handover,
+    Persist,
+    Read,
+    Reconnected,
+    Role,
+)
+from replication.driver import Driver
+from replication.messages import Message
+from replication.promise import PromiseFile
+from replication.recovery import recover
+from replication.writer import Order, write_batch
+from timer.disk import Bytes
+from timer.entry import Entry, frames
+from timer.errors import DiskFailed, StorageError
+from timer.log import Log
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+if TYPE_CHECKING:
+    from chaos.sim.world import World
+
+LOG_PATH: Final = Path("/log")
+PROMISE_PATH: Final = Path("/promise")
+WALL_START_MS: Final = 1_800_000_000_000
+READ_US: Final = 300
+RESTART_MS: Final = 500
+
+
+class SimNode:
+    """A machine, its disk and, while `alive`, a process. Implements Io and Listener."""
+
+    driver: Driver
+    core: Core
+    log: Log
+    app: App
+    nonce: Nonce
+
+    def __init__(self, world: "World", replica: ReplicaId, make_app: MakeApp) -> None:
+        self.world = world
+        self.replica = replica
+        self.disk = SimDisk()
+        self.founding = frozenset(world.ids)
+        self.alive = False
+        self.leading = False
+        self.commit_seen = LogIndex(0)
+        self.lied = False
+        """Its disk lost what it had promised to keep, and no leader has made up for it yet."""
+        self.slow_disk = 1
+        self.wall_offset_ms = 0
+        self._make_app = make_app
+        self._rng: random.Random = random.Random(world.rng.getrandbits(64))
+        drift = world.options.drift_ppm
+        self._ppm = 1_000_000 + self._rng.randint(-drift, drift)
+        self._mono_base_ms = self._rng.randrange(1_000_000)
+        self._life = 0
+        self._paused = False
+        self._backlog: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._orders: list[Order] = []
+        self._writing = False
+        self._wake_ms: MonoMs | None = None
+        self._alarm_us: int | None = None
+
+    def __str__(self) -> str:
+        return f"node {self.replica} ({self.core})" if self.alive else f"node {self.replica} (dead)"
+
+    # ---------------------------------------------------------------- machine and process
+
+    def start(self) -> None:
+        """Start a process from what is on the disk; nothing if one runs."""
+        if self.alive:
+            return
+        world = self.world
+        world.timeline.note(f"node {self.replica}", "starts")
+        self._life += 1
+        self.alive, self._paused = True, False
+        self._orders, self._backlog = [], []
+        self._writing = False
+        self._wake_ms = self._alarm_us = None
+        self.nonce = world.next_nonce()
+        try:
+            self._open()
+        except DiskFailed:
+            self.stop()
+            world.timeline.after(RESTART_MS * 1000, self.start)
+            return
+        except StorageError as error:
+            raise Broken("storage", f"node {self.replica}: {error}") from error
+        self.commit_seen = self.core.commit_index
+        for peer in world.nodes:
+            if peer is not self:
+                peer.reconnected(self.replica)
+        if world.control is not None:
+            world.control.welcome(self)
+
+    def _open(self) -> None:
+        world = self.world
+        self.app = self._make_app(self)
+        floor = self.app.applied_index
+        self.log = Log.open(
+            self.disk,
+            LOG_PATH,
+            committed_floor=floor,
+            segment_size=world.options.segment_bytes,
+        )
+        self._promise = PromiseFile.load(
+            self.disk, PROMISE_PATH, last_epoch=self.log.last_epoch
+        )
+        if self.log.tail_was_cut:
+            self._promise.set_unsure(unsure=True)
+        shape, time_ms = recover(self.log, self.app.voters or self.founding)
+        self.core = world.make_core(
+            me=self.replica,
+            nonce=self.nonce,
+            peers=[each for each in world.ids if each != self.replica],
+            conf=ReplicationConfig(cache_bytes=world.options.cache_bytes),
+            promise=self._promise.promise,
+            unsure=self._promise.unsure,
+            shape=shape,
+            commit_index=floor,
+            now_ms=self.mono_ms(),
+        )
+        self.driver = Driver(self.core, self, self, time_ms)
+
+    def stop(self, *, power: bool = False) -> None:
+        """Kill the process, with the power of its machine if so."""
+        if not self.alive:
+            return
+        self.world.timeline.note(f"node {self.replica}", "loses power" if power else "is killed")
+        self.alive = self.leading = False
+        self._life += 1
+        self.app.on_stop()
+        if power:
+            self.disk.crash(self._rng)
+        else:
+            self.disk.die()
+
+    def pause(self) -> None:
+        """Stop the process as SIGSTOP does: everything goes on around it."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let it go on, with all that has come meanwhile."""
+        if not self._paused:
+            return
+        self._paused = False
+        backlog, self._backlog = self._backlog, []
+        for call, args in backlog:
+            self._run(self._life, call, *args)
+
+    def later(self, delay_us: int, call: Callable[..., None], *args: object) -> None:
+        """Call it in this process, unless that dies first."""
+        self.world.timeline.after(delay_us, self._run, self._life, call, *args)
+
+    def _run(self, life: int, call: Callable[..., None], *args: object) -> None:
+        if life != self._life or not self.alive:
+            return
+        if self._paused:
+            self._backlog.append((call, args))
+            return
+        try:
+            call(*args)
+        except DiskFailed as error:
+            self.world.timeline.note(f"node {self.replica}", error)
+            self.stop()
+            self.world.timeline.after(RESTART_MS * 1000, self.start)
+            return
+        self.world.referee.after_step(self)
+        if self.lied and not self.core.unsure:
+            self.lied = False
+
+    # ---------------------------------------------------------------- what comes from outside
+
+    def receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
+        """Take a message."""
+        self._run(self._life, self._receive, sender, message, wall_ms, data)
+
+    def _receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
+        self.world.timeline.note(f"{sender} -> {self.replica}", message)
+        self.driver.receive(sender, message, wall_ms, memoryview(data))
+
+    def reconnected(self, peer: ReplicaId) -> None:
+        """Hear that a peer can be reached again, as a stream's rebuilding says."""
+        if self.alive:
+            self.later(1_000, self._handle, Reconnected(peer))
+
+    def appointed(self, epoch: Epoch, leader: ReplicaId) -> None:
+        """Hear from the control plane."""
+        self._run(self._life, self._handle, Appointed(epoch, leader))
+
+    def hand_over(self) -> None:
+        """Be asked to end the leadership."""
+        self._run(self._life, self._handle, Handover())
+
+    def _handle(self, event: Event) -> None:
+        if not isinstance(event, Reconnected):
+            self.world.timeline.note(f"node {self.replica}", event)
+        self.driver.handle(event)
+
+    def drop_before(self, index: LogIndex) -> None:
+        """Drop the log's prefix, as a manifest allows."""
+        self.driver.drop_before(index)
+
+    # ---------------------------------------------------------------- Io
+
+    def mono_ms(self) -> MonoMs:
+        """See Io."""
+        return MonoMs(
+            self.world.timeline.now_us * self._ppm // 1_000_000_000 + self._mono_base_ms
+        )
+
+    def wall_ms(self) -> UnixMs:
+        """Return what this node takes for Unix time."""
+        return UnixMs(
+            WALL_START_MS + self.world.timeline.now_us // 1_000 + self.wall_offset_ms
+        )
+
+    def _sync_us(self) -> int:
+        return int(
+            self.world.options.sync_us * self.slow_disk * (0.5 + self._rng.expovariate(2.0))
+        )
+
+    def persist(self, order: Persist) -> None:
+        """See Io."""
+        self.later(self._sync_us(), self._persist, order)
+
+    def _persist(self, order: Persist) -> None:
+        self._promise.give(order.promise)
+        self._promise.set_unsure(unsure=order.unsure)
+        self.driver.persisted()
+
+    def write(self, order: Order) -> None:
+        """See Io."""
+        self._orders.append(order)
+        if not self._writing:
+            self._writing = True
+            self.later(0, self._begin_batch)
+
+    def _begin_batch(self) -> None:
+        orders, self._orders = self._orders, []
+        version = write_batch(self.log, orders)
+        self.later(self._sync_us(), self._end_batch, version)
+
+    def _end_batch(self, version: int) -> None:
+        self.log.sync()
+        index = self.log.durable_index
+        if self._orders:
+            self.later(0, self._begin_batch)
+        else:
+            self._writing = False
+        self.driver.handle(Durable(version, index))
+
+    def read(self, order: Read) -> None:
+        """See Io."""
+        self.later(READ_US, self._read, order)
+
+    def _read(self, order: Read) -> None:
+        found = self.log.read(order.first, order.limit_bytes)[: order.last - order.first + 1]
+        if found:  # else it was truncated meanwhile
+            self.driver.loaded(order, found)
+
+    def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
+        """See Io."""
+        self.world.referee.on_send(self, message)
+        self.world.network.send(self.replica, to, message, self.wall_ms(), b"".join(frames))
+
+    def wake_at(self, at_ms: MonoMs | None) -> None:
+        """See Io."""
+        self._wake_ms = at_ms
+        if at_ms is None:
+            return
+        due_us = -(-(at_ms - self._mono_base_ms) * 1_000_000_000 // self._ppm)
+        due_us = max(due_us, self.world.timeline.now_us)
+        if self._alarm_us is None or due_us < self._alarm_us:
+            self._alarm_us = due_us
+            self.later(due_us - self.world.timeline.now_us, self._alarm, due_us)
+
+    def _alarm(self, due_us: int) -> None:
+        if due_us != self._alarm_us:
+            return  # an earlier one was asked for since
+        self._alarm_us = None
+        if self._wake_ms is not None and self._wake_ms <= self.mono_ms():
+            self.driver.tick()
+        else:
+            self.wake_at(self._wake_ms)
+
+    def soon(self) -> None:
+        """See Io."""
+        self.later(0, self.driver.tick)
+
+    # ---------------------------------------------------------------- Listener
+
+    def on_commit(self, commit_index: LogIndex) -> None:
+        """See Listener."""
+        entries = self.entries(LogIndex(self.app.applied_index + 1), commit_index)
+        self.world.referee.on_commit(self, entries)
+        self.app.on_commit(entries)
+        assert self.app.applied_index == commit_index, (self.app.applied_index, commit_index)
+
+    def entries(self, first: LogIndex, last: LogIndex) -> list[Entry]:
+        """Return the entries [first, last], from memory or the log."""
+        found = self.driver.cached(first, last)
+        if found is None:
+            found = []
+            while first <= last:
+                for frame in self.log.read(first, 1 << 16)[: last - first + 1]:
+                    found += frames(frame)
+                first = LogIndex(found[-1].index + 1)
+        return found
+
+    def on_role(self, role: Role, epoch: Epoch) -> None:
+        """See Listener."""
+        self.world.timeline.note(f"node {self.replica}", f"{role.value} of epoch {epoch}")
+
+    def on_lead(self, epoch: Epoch) -> None:
+        """See Listener."""
+        self.world.timeline.note(f"node {self.replica}", f"serves epoch {epoch}")
+        self.world.referee.on_lead(self, epoch)
+        self.app.on_lead(epoch)
+
+    def on_stepdown(self, epoch: Epoch) -> None:
+        """See Listener."""
+        self.app.on_stepdown(epoch)

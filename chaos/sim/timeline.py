@@ -1,0 +1,39 @@
+"""Virtual time: one queue of calls, in microseconds."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+TRAIL_LENGTH = 40
+
+
+class Timeline:
+    """The only clock and the only scheduler of a world."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self.events = 0
+        """Calls made so far."""
+        self.trail: deque[tuple[int, str, object]] = deque(maxlen=TRAIL_LENGTH)
+        """(time, subject, what): the last things that happened, newest last."""
+        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+
+    def after(self, delay_us: int, call: Callable[..., None], *args: object) -> None:
+        """Call `call(*args)` in `delay_us`; calls of one instant come in the order asked for."""
+        self._number += 1
+        heapq.heappush(self._queue, (self.now_us + delay_us, self._number, call, args))
+
+    def note(self, subject: str, what: object) -> None:
+        """Remember something for the trail; it is formatted only when it is shown."""
+        self.trail.append((self.now_us, subject, what))
+
+    def run_until(self, end_us: int) -> None:
+        """Make every call up to `end_us`."""
+        queue = self._queue
+        while queue and queue[0][0] <= end_us:
+            self.now_us, _, call, args = heapq.heappop(queue)
+            self.events += 1
+            call(*args)
+        self.now_us = end_us

@@ -1,0 +1,287 @@
+"""The replicated object of the control plane: who should lead, and how far the log was read.
+
+    cluster id, voters    set once, by the first `Init`
+    epoch, leader         moved by `Appoint`: compare-and-set, the epoch only grows
+    shared checkpoint     moved by `CheckpointPage`: (epoch, index) never goes back
+
+Every node applies the same commands in the same order with `apply`. It is total: what it does
+not understand, and what is stale, changes nothing. It is deterministic, and each command is
+idempotent, because Raft may tell us that the outcome of one is unknown.
+
+All of it is a hint for liveness. Who can commit is decided by the promises of the timer log.
+
+A command is a msgpack map of at most COMMAND_SIZE_MAX bytes with the keys `v` (1), `op`,
+`nonce` and those of its class; an unknown version or `op` is ignored, so that old nodes live
+beside newer ones.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, TypeAlias, assert_never
+
+import msgpack
+
+from timer.units import Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
+
+COMMAND_SIZE_MAX: Final = 4_000
+NAME_SIZE_MAX: Final = 255
+DIGEST_SIZE_MAX: Final = 128
+_PAGE_OVERHEAD: Final = 400  # bytes of a page without its offsets, digest included
+_VERSION: Final = 1
+_INT_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCheckpoint:
+    """How far the leader of `epoch` had read the timer log, all of it durable on a majority."""
+
+    epoch: Epoch
+    index: LogIndex
+    last_read_time_ms: UnixMs
+    queue_offsets: Mapping[str, QueueOffset | None]
+    """Topic to the next queue offset. In a published one, topics that are absent stay as they
+    were and None removes; in the replicated one nothing is None."""
+    digest: str
+    """Of the state at `index`, in hex."""
+    published_at_ms: UnixMs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlState:
+    """The replicated object after some command; immutable."""
+
+    cluster_id: str | None = None
+    voters: Mapping[str, ReplicaId] = field(default_factory=lambda: MappingProxyType({}))
+    """Node name to replica id, as proposed; the log's own voters are what counts."""
+    epoch: Epoch = Epoch(0)
+    leader: ReplicaId | None = None
+    """Appointed for `epoch`. None: nobody ever was."""
+    checkpoint: SharedCheckpoint | None = None
+
+    def name_of(self, replica_id: ReplicaId | None) -> str | None:
+        """Return the voter's name. None: no voter has this id."""
+        return next((name for name, voter in self.voters.items() if voter == replica_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Init:
+    """Found the cluster."""
+
+    op: ClassVar = "init"
+    cluster_id: str
+    voters: Mapping[str, ReplicaId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appoint:
+    """Let `leader` lead `epoch`, if the epoch is still `expected_epoch`."""
+
+    op: ClassVar = "appoint"
+    epoch: Epoch
+    leader: ReplicaId
+    expected_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPage:
+    """Part of a shared checkpoint: its head and some of its offsets."""
+
+    op: ClassVar = "checkpoint"
+    checkpoint: SharedCheckpoint
+
+
+Command: TypeAlias = Init | Appoint | CheckpointPage
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of the command `nonce`."""
+
+    nonce: int
+    accepted: bool
+    """False: it was stale or malformed, and changed nothing."""
+
+
+def apply(state: ControlState, command: bytes) -> tuple[ControlState, Applied | None]:
+    """Return the next state, and what became of the command. None: not even its nonce reads."""
+    try:
+        fields = msgpack.unpackb(command)
+        nonce = _int(fields["nonce"])
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException):
+        return state, None
+    try:
+        parsed = _parse(fields)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return state, Applied(nonce, accepted=False)
+    after = _apply(state, parsed)
+    return (state if after is None else after), Applied(nonce, accepted=after is not None)
+
+
+def encode_command(command: Command, *, nonce: int) -> bytes:
+    """Return the command's bytes.
+
+    Raises:
+        ValueError: they are too many.
+    """
+    match command:
+        case Init(cluster_id=cluster_id, voters=voters):
+            fields: dict[str, Any] = {"cluster_id": cluster_id, "voters": dict(voters)}
+        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch):
+            fields = {"epoch": epoch, "leader": leader, "expected_epoch": expected_epoch}
+        case CheckpointPage(checkpoint=checkpoint):
+            fields = {"checkpoint": _pack_checkpoint(checkpoint)}
+        case _:
+            assert_never(command)
+    data: bytes = msgpack.packb({"v": _VERSION, "op": command.op, "nonce": nonce, **fields})
+    if len(data) > COMMAND_SIZE_MAX:
+        raise ValueError(f"command {command.op} of {len(data)} bytes; at most {COMMAND_SIZE_MAX}")
+    return data
+
+
+def pages(state: ControlState, checkpoint: SharedCheckpoint) -> list[CheckpointPage]:
+    """Return the commands that publish `checkpoint`: only offsets that `state` lacks, at least
+    one page, each small enough for one command.
+    """
+    known = state.checkpoint.queue_offsets if state.checkpoint else {}
+    changed = [
+        (topic, offset)
+        for topic, offset in checkpoint.queue_offsets.items()
+        if known.get(topic) != offset
+    ]
+    return [
+        CheckpointPage(checkpoint=replace(checkpoint, queue_offsets=dict(part)))
+        for part in _parts(changed)
+    ]
+
+
+def dump(state: ControlState) -> bytes:
+    """Return the state's bytes, for a snapshot."""
+    checkpoint = None if state.checkpoint is None else _pack_checkpoint(state.checkpoint)
+    data: bytes = msgpack.packb(
+        [_VERSION, state.cluster_id, dict(state.voters), state.epoch, state.leader, checkpoint]
+    )
+    return data
+
+
+def load(data: bytes) -> ControlState:
+    """Return the state that `dump` wrote.
+
+    Raises:
+        ValueError: another program wrote it.
+    """
+    version, cluster_id, voters, epoch, leader, checkpoint = msgpack.unpackb(data)
+    if version != _VERSION:
+        raise ValueError(f"control state version {version}; this program knows {_VERSION}")
+    return ControlState(
+        cluster_id=cluster_id,
+        voters=MappingProxyType(voters),
+        epoch=epoch,
+        leader=leader,
+        checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
+    )
+
+
+def _apply(state: ControlState, command: Command) -> ControlState | None:
+    """Return the state after `command`. None: it is stale."""
+    match command:
+        case Init(cluster_id=cluster_id, voters=voters):
+            if state.cluster_id is not None:
+                return None
+            return replace(state, cluster_id=cluster_id, voters=MappingProxyType(dict(voters)))
+        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch):
+            if (state.epoch, state.leader) == (epoch, leader):
+                return state  # the same command once more
+            if state.epoch != expected_epoch or epoch <= state.epoch:
+                return None
+            return replace(state, epoch=epoch, leader=leader)
+        case CheckpointPage(checkpoint=page):
+            return _apply_page(state, page)
+
+
+def _apply_page(state: ControlState, page: SharedCheckpoint) -> ControlState | None:
+    last = state.checkpoint
+    if page.epoch < state.epoch:
+        return None
+    if last is not None and (page.epoch, page.index) < (last.epoch, last.index):
+        return None
+    offsets = dict(last.queue_offsets) if last else {}
+    offsets.update(page.queue_offsets)
+    kept = {topic: offset for topic, offset in offsets.items() if offset is not None}
+    return replace(state, checkpoint=replace(page, queue_offsets=MappingProxyType(kept)))
+
+
+def _parts(
+    items: Iterable[tuple[str, QueueOffset | None]],
+) -> list[list[tuple[str, QueueOffset | None]]]:
+    parts: list[list[tuple[str, QueueOffset | None]]] = [[]]
+    size = _PAGE_OVERHEAD
+    for item in items:
+        item_size = len(msgpack.packb(item))
+        if size + item_size > COMMAND_SIZE_MAX:
+            parts.append([])
+            size = _PAGE_OVERHEAD
+        parts[-1].append(item)
+        size += item_size
+    return parts
+
+
+def _parse(fields: dict[str, Any]) -> Command:
+    if fields["v"] != _VERSION:
+        raise ValueError(f"version {fields['v']!r}")
+    match fields["op"]:
+        case Init.op:
+            voters = {_name(name): ReplicaId(_int(v)) for name, v in fields["voters"].items()}
+            return Init(cluster_id=_name(fields["cluster_id"]), voters=voters)
+        case Appoint.op:
+            return Appoint(
+                epoch=Epoch(_int(fields["epoch"])),
+                leader=ReplicaId(_int(fields["leader"])),
+                expected_epoch=Epoch(_int(fields["expected_epoch"])),
+            )
+        case CheckpointPage.op:
+            return CheckpointPage(checkpoint=_parse_checkpoint(fields["checkpoint"]))
+        case op:
+            raise ValueError(f"unknown command {op!r}")
+
+
+def _pack_checkpoint(checkpoint: SharedCheckpoint) -> list[Any]:
+    return [
+        checkpoint.epoch,
+        checkpoint.index,
+        checkpoint.last_read_time_ms,
+        dict(checkpoint.queue_offsets),
+        checkpoint.digest,
+        checkpoint.published_at_ms,
+    ]
+
+
+def _parse_checkpoint(packed: list[Any]) -> SharedCheckpoint:
+    epoch, index, last_read_time_ms, queue_offsets, digest, published_at_ms = packed
+    if not isinstance(digest, str) or len(digest) > DIGEST_SIZE_MAX:
+        raise ValueError(f"digest {digest!r:.80}")
+    return SharedCheckpoint(
+        epoch=Epoch(_int(epoch)),
+        index=LogIndex(_int(index)),
+        last_read_time_ms=UnixMs(_int(last_read_time_ms)),
+        queue_offsets=MappingProxyType(
+            {
+                _name(topic): None if offset is None else QueueOffset(_int(offset))
+                for topic, offset in queue_offsets.items()
+            }
+        ),
+        digest=digest,
+        published_at_ms=UnixMs(_int(published_at_ms)),
+    )
+
+
+def _int(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _INT_MAX:
+        raise ValueError(f"{value!r:.80} is no number of ours")
+    return value
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= NAME_SIZE_MAX:
+        raise ValueError(f"{value!r:.80} is no name")
+    return value

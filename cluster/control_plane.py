@@ -1,0 +1,510 @@
+"""One node's control plane: Raft, its links, the controller, and the replicated object.
+
+                 node (event loop)
+     reports ^ |state, transfers      v checkpoints
+       +-----------------------------------------+
+       | ControlPlane: this shell                |
+       |   Controller (pure)   ControlState      |
+       +------+-----------------------^----------+
+              | commands              | applied (tick thread -> loop)
+       +------v-----------------------+----------+
+       | Raft (tick thread)                      |
+       +------^----------------------------------+
+              | frames        RaftLink (event loop) <--> peers
+
+It says who *should* lead the log. Nobody may act on its word alone: who can is decided by the
+promises of the log. So whatever goes wrong in here costs time, and no outcome of a command is
+certain unless this node saw it applied.
+"""
+
+import asyncio
+import contextlib
+import enum
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from cluster import control, raft_files
+from cluster.control import Applied, Command, ControlState, SharedCheckpoint
+from cluster.controller import (
+    Controller,
+    ControllerConfig,
+    Effects,
+    Event,
+    LinkChanged,
+    ProposalEnded,
+    RaftLeadership,
+    Report,
+    Reported,
+    Role,
+    StateApplied,
+    Tick,
+    TransferAsked,
+)
+from cluster.raft import Exit, Raft, RaftView, exit_process, next_nonce
+from cluster.raft_link import Kind, RaftLink
+from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
+
+logger = logging.getLogger(__name__)
+
+COMMANDS_IN_FLIGHT_MAX: Final = 16
+COMMAND_DEADLINE_S: Final = 2.0
+REPORT_EVERY_MS: Final = 100
+TICK_S: Final = 0.1
+CONTROLLER_TICK_S: Final = 0.05
+
+
+class Outcome(enum.StrEnum):
+    """What became of a command."""
+
+    OK = "ok"
+    """This node applied it."""
+    FAILED = "failed"
+    """It certainly changed nothing, and won't."""
+    UNKNOWN = "unknown"
+    """It may have been applied, or may be later."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAnswer:
+    """What became of an operator's request for another leader."""
+
+    outcome: Outcome
+    """OK: the appointment is made; whether the appointee leads shows in its reports."""
+    why: str
+
+
+class ControlPlane:
+    """The control plane of one node. All methods are for the event loop."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        name: str,
+        replica_id: ReplicaId,
+        peers: Mapping[str, str],
+        directory: Path,
+        founding: bool,
+        cluster_id: str,
+        voters: Mapping[str, ReplicaId],
+        channel_for: Callable[[str], grpc.aio.Channel],
+        clock: Callable[[], MonoMs],
+        allow_empty: bool = False,
+        config: ControllerConfig | None = None,
+        identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
+        fail: Callable[[Exit, str], NoReturn] = exit_process,
+    ) -> None:
+        """Args:
+        peers: Name to address of the other nodes; the addresses are for `status` only.
+        directory: The node's data directory; Raft keeps `raft/` and `raft-member` in it.
+        founding: The directory was formatted as a founding voter's.
+        voters: All voters as configured, this node included if it is one.
+        channel_for: Returns a new channel to a peer, made with raft_link.CHANNEL_OPTIONS, with
+            the peer's present address; it will be closed here.
+        allow_empty: An operator says that this node's Raft files are lost.
+        identify: See RaftLink.
+        """
+        assert name not in peers, name
+        assert voters.get(name, replica_id) == replica_id, f"{name} is {voters[name]} in voters"
+        self.name, self.replica_id = name, replica_id
+        self._peers, self._directory = dict(peers), directory
+        self._cluster_id, self._founding, self._allow_empty = cluster_id, founding, allow_empty
+        self._clock, self._fail = clock, fail
+        self._controller = Controller(
+            name=name,
+            cluster_id=cluster_id,
+            founders=dict(voters),
+            config=config or ControllerConfig(),
+        )
+        self._link = RaftLink(
+            name=name,
+            cluster_id=cluster_id,
+            peers=peers,
+            channel_for=channel_for,
+            on_raft=self._on_raft_message,
+            on_up=self._on_link,
+            on_frame=self._on_frame,
+            identify=identify,
+        )
+        self._register = _Register(self._wake_loop)
+        self._raft: Raft | None = None
+        self._view = RaftView()
+        self._state = ControlState()
+        self._watchers: list[Callable[[ControlState], None]] = []
+        self._report_source: Callable[[], Report] | None = None
+        self._reported: Report | None = None
+        self._reported_at_ms = MonoMs(0)
+        self._pending: dict[int, asyncio.Future[Outcome]] = {}
+        self._asked: dict[int, asyncio.Future[TransferAnswer]] = {}
+        self._publishing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Return what the node's gRPC server has to serve."""
+        return [self._link]
+
+    async def start(self) -> None:
+        """Raft runs, and peers are being dialled.
+
+        Raises:
+            WrongDirectory, CorruptFile: see raft_files.py.
+        """
+        self._loop = asyncio.get_running_loop()
+        files = raft_files.open_files(
+            self._directory,
+            cluster_id=self._cluster_id,
+            name=self.name,
+            founding=self._founding,
+            allow_empty=self._allow_empty,
+        )
+        self._raft = Raft(
+            name=self.name,
+            peers=frozenset(self._peers),
+            files=files,
+            machine=self._register,
+            on_change=self._wake_loop,
+            fail=self._fail,
+        )
+        self._view = self._raft.view
+        self._raft.start(self._link)
+        self._link.start()
+        self._spawn(self._run())
+
+    async def stop(self) -> None:
+        """Links and Raft have ended, and what was asked of them has an answer."""
+        self._stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._link.stop()
+        if self._raft is not None:
+            await asyncio.to_thread(self._raft.stop)
+        for settled in self._pending.values():
+            settled.cancel()
+        for answered in self._asked.values():
+            answered.cancel()
+
+    @property
+    def state(self) -> ControlState:
+        """The replicated object as this node last applied it."""
+        return self._state
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node appoints."""
+        return self._view.leads
+
+    @property
+    def controller_name(self) -> str | None:
+        """The node that appoints, as far as this one knows."""
+        return self._view.leader
+
+    def on_state(self, callback: Callable[[ControlState], None]) -> None:
+        """Call `callback` at each change of `state`."""
+        self._watchers.append(callback)
+
+    def set_report_source(self, source: Callable[[], Report]) -> None:
+        """Report what `source` returns, ten times a second; it has to be cheap."""
+        self._report_source = source
+
+    def report_now(self) -> None:
+        """Something that matters changed: don't wait for the next report."""
+        self._make_report()
+
+    async def publish_checkpoint(self, checkpoint: SharedCheckpoint) -> Outcome:
+        """The shared checkpoint is `checkpoint`, or a newer one stands."""
+        async with self._publishing:
+            for page in control.pages(self._state, checkpoint):
+                outcome = await self._submit(page)
+                if outcome is not Outcome.OK:
+                    return outcome
+        return Outcome.OK
+
+    async def request_transfer(self, target: ReplicaId | None) -> TransferAnswer:
+        """Have the controller appoint `target`, or whoever is best but the present leader."""
+        if self.is_controller:
+            return await self._transfer(target)
+        controller = self.controller_name
+        if controller is None or controller == self.name or not self._link.is_up(controller):
+            return TransferAnswer(Outcome.FAILED, "no controller is known")
+        assert self._loop is not None
+        ask_id = next_nonce()
+        answered: asyncio.Future[TransferAnswer] = self._loop.create_future()
+        self._asked[ask_id] = answered
+        self._link.send(controller, Kind.ASK, (ask_id, target))
+        try:
+            async with asyncio.timeout(COMMAND_DEADLINE_S):
+                return await answered
+        except TimeoutError:
+            return TransferAnswer(Outcome.UNKNOWN, f"{controller} did not answer")
+        finally:
+            del self._asked[ask_id]
+
+    def status(self) -> dict[str, object]:
+        """Return what operators are shown."""
+        return {
+            "name": self.name,
+            "replica_id": self.replica_id,
+            "cluster_id": self._state.cluster_id,
+            "controller": self.controller_name,
+            "is_controller": self.is_controller,
+            "may_vote": self._view.may_vote,
+            "epoch": self._state.epoch,
+            "leader": self._state.name_of(self._state.leader),
+            "checkpoint": self._state.checkpoint,
+            "links": {
+                peer: {"address": address, "up": self._link.is_up(peer)}
+                for peer, address in self._peers.items()
+            },
+            "nodes": self._controller.describe(self._clock()),
+        }
+
+    # The loop's own work
+
+    async def _run(self) -> None:
+        assert self._raft is not None
+        ticked_at_ms = self._clock()
+        while True:
+            await asyncio.sleep(CONTROLLER_TICK_S if self._controller.leads else TICK_S)
+            now_ms = self._clock()
+            self._raft.check_ticking(now_ms - ticked_at_ms)
+            ticked_at_ms = now_ms
+            # A little early rather than a whole period late.
+            if now_ms - self._reported_at_ms >= REPORT_EVERY_MS - 10:
+                self._make_report()
+            if self._controller.leads:
+                self._step(Tick())
+
+    def _make_report(self) -> None:
+        """Tell the controller, wherever it is, how this node's replica is."""
+        if self._report_source is None or self._stopping:
+            return
+        report = self._report_source()
+        assert report.name == self.name, report
+        urgent = report.is_urgent_after(self._reported)
+        self._reported, self._reported_at_ms = report, self._clock()
+        controller = self.controller_name
+        if controller == self.name:
+            self._step(Reported(report))
+        elif controller is not None:
+            # Rides with Raft's own answers, which come as often, unless it is news.
+            self._link.send(controller, Kind.REPORT, astuple(report), lazily=not urgent)
+
+    def _step(self, event: Event) -> None:
+        effects = self._controller.step(self._clock(), event)
+        self._log(effects)
+        if effects.propose is not None:
+            self._spawn(self._propose(effects.propose))
+        if effects.hand_over_to is not None and self._raft is not None:
+            self._raft.hand_over(effects.hand_over_to)
+
+    async def _propose(self, command: Command) -> Outcome:
+        outcome = await self._submit(command)
+        if outcome is not Outcome.OK:
+            logger.warning("%s: %s", command, outcome)
+        self._step(ProposalEnded())
+        return outcome
+
+    async def _transfer(self, target: ReplicaId | None) -> TransferAnswer:
+        effects = self._controller.step(self._clock(), TransferAsked(target))
+        self._log(effects)
+        if effects.propose is None:
+            return TransferAnswer(Outcome.FAILED, effects.refusal or "refused")
+        return TransferAnswer(await self._propose(effects.propose), effects.reason)
+
+    async def _submit(self, command: Command) -> Outcome:
+        """Return what became of `command`, by COMMAND_DEADLINE_S at the latest."""
+        if len(self._pending) >= COMMANDS_IN_FLIGHT_MAX or self._raft is None or self._stopping:
+            return Outcome.FAILED
+        loop = asyncio.get_running_loop()
+        nonce = next_nonce()
+        settled: asyncio.Future[Outcome] = loop.create_future()
+        self._pending[nonce] = settled
+
+        def on_failure(certain: bool) -> None:  # noqa: FBT001
+            outcome = Outcome.FAILED if certain else Outcome.UNKNOWN
+            loop.call_soon_threadsafe(self._settle, nonce, outcome)
+
+        self._raft.submit(control.encode_command(command, nonce=nonce), on_failure)
+        try:
+            async with asyncio.timeout(COMMAND_DEADLINE_S):
+                return await settled
+        except TimeoutError:
+            return Outcome.UNKNOWN
+        finally:
+            del self._pending[nonce]
+
+    def _settle(self, nonce: int, outcome: Outcome) -> None:
+        settled = self._pending.get(nonce)
+        if settled is not None and not settled.done():
+            settled.set_result(outcome)
+
+    # What comes from Raft
+
+    def _wake_loop(self) -> None:
+        """Have `_refresh` run on the loop. From the tick thread."""
+        assert self._loop is not None
+        if self._register.wake_is_due():
+            with contextlib.suppress(RuntimeError):  # the loop closed first: the process ends
+                self._loop.call_soon_threadsafe(self._refresh)
+
+    def _refresh(self) -> None:
+        """Take over what Raft changed: the state first, then who leads, then the answers."""
+        assert self._raft is not None
+        self._register.awake()  # first: what changes from here on wakes the loop again
+        view_before, self._view = self._view, self._raft.view
+        state, applied = self._register.take()
+        if self._stopping:
+            return
+        if state is not self._state:
+            self._state = state
+            if state.cluster_id not in {None, self._cluster_id}:
+                self._fail(Exit.DIVERGED, f"Raft is of cluster {state.cluster_id!r}")
+            self._step(StateApplied(state))
+            for watcher in self._watchers:
+                watcher(state)
+        if self._view.leads != view_before.leads:
+            logger.info("%s the controller", "became" if self._view.leads else "is no longer")
+            self._step(RaftLeadership(self._view.leads))
+        if self._view.leader != view_before.leader or self._view.leads != view_before.leads:
+            self._reported = None  # the new controller knows nothing yet
+            self._make_report()
+        for entry in applied:
+            self._settle(entry.nonce, Outcome.OK if entry.accepted else Outcome.FAILED)
+
+    # What comes from the link
+
+    def _on_raft_message(self, peer: str, message: dict[str, Any]) -> None:
+        if self._raft is not None:
+            self._raft.deliver(peer, message)
+
+    def _on_link(self, peer: str, up: bool) -> None:  # noqa: FBT001
+        if self._raft is not None:
+            self._raft.set_connected(peer, up=up)
+        self._step(LinkChanged(peer, up))
+        if up and peer == self.controller_name:
+            self._reported = None
+            self._make_report()
+
+    def _on_frame(self, peer: str, kind: Kind, body: object) -> None:
+        match kind, body:
+            case Kind.REPORT, tuple():
+                report = _parse_report(body)
+                if report is not None and report.name == peer:
+                    self._step(Reported(report))
+            case Kind.ASK, (int(ask_id), (int() | None) as target):
+                self._spawn(
+                    self._answer(peer, ask_id, None if target is None else ReplicaId(target))
+                )
+            case Kind.ANSWER, (int(ask_id), str(outcome), str(why)):
+                answered = self._asked.get(ask_id)
+                if answered is not None and not answered.done() and outcome in set(Outcome):
+                    answered.set_result(TransferAnswer(Outcome(outcome), why))
+            case _:
+                logger.warning("unknown frame %s from %s: %.80r", kind, peer, body)
+
+    async def _answer(self, peer: str, ask_id: int, target: ReplicaId | None) -> None:
+        answer = await self._transfer(target)
+        self._link.send(peer, Kind.ANSWER, (ask_id, str(answer.outcome), answer.why))
+
+    # Tasks
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("control plane", exc_info=error)
+            self._fail(Exit.SHELL_FAILED, repr(error))
+
+    def _log(self, effects: Effects) -> None:
+        if effects.reason:
+            logger.info("controller: %s", effects.reason)
+
+
+class _Register:
+    """The replicated object on the tick thread, and what the loop has not taken over yet."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._state = ControlState()
+        self._applied: list[Applied] = []
+        self._is_waking = False
+
+    def apply(self, command: bytes) -> None:
+        """Apply a committed command."""
+        state, applied = control.apply(self._state, command)
+        with self._lock:
+            self._state = state
+            if applied is not None:
+                self._applied.append(applied)
+        self._changed()
+
+    def dump(self) -> bytes:
+        """Return the state's bytes."""
+        return control.dump(self._state)
+
+    def load(self, state: bytes) -> None:
+        """Go on from a snapshot."""
+        loaded = control.load(state)
+        with self._lock:
+            self._state = loaded
+        self._changed()
+
+    def wake_is_due(self) -> bool:
+        """Return whether the loop has to be woken: it wasn't since it last took over."""
+        with self._lock:
+            due, self._is_waking = not self._is_waking, True
+        return due
+
+    def awake(self) -> None:
+        """The loop is about to take over."""
+        with self._lock:
+            self._is_waking = False
+
+    def take(self) -> tuple[ControlState, list[Applied]]:
+        """Return the state, and what was applied since the last call."""
+        with self._lock:
+            applied, self._applied = self._applied, []
+            return self._state, applied
+
+
+def _parse_report(fields: tuple[object, ...]) -> Report | None:
+    match fields:
+        case (
+            int(replica_id),
+            str(name),
+            str(role),
+            int(epoch),
+            bool(serving),
+            bool(lease_ok),
+            int(last_epoch),
+            int(last_index),
+            int(highest_promise),
+            bool(unsure),
+        ) if role in set(Role):
+            return Report(
+                replica_id=ReplicaId(replica_id),
+                name=name,
+                role=Role(role),
+                epoch=Epoch(epoch),
+                serving=serving,
+                lease_ok=lease_ok,
+                last_epoch=Epoch(last_epoch),
+                last_index=LogIndex(last_index),
+                highest_promise=Epoch(highest_promise),
+                unsure=unsure,
+            )
+        case _:
+            return None

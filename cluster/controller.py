@@ -1,0 +1,539 @@
+"""Who should lead the timer log: the controller's decisions, as a pure core.
+
+Every node runs one; it acts while Raft's leadership is local. It watches the nodes through
+their reports and the links to them, and decides three things:
+
+    appoint      the leader is gone, stalls or was refused; or an operator asks for another
+    adopt        a node leads an epoch above ours: Raft forgot it, not the log; take note
+    hand over    the controller leads the log too: give Raft's leadership to somebody else,
+                 so that one dead node costs one role
+
+An appointment is a proposal, compare-and-set on the epoch; the appointee still has to collect
+promises from a majority. So a wrong guess here costs a pause, never data, and two controllers
+at once are harmless.
+
+    controller's Raft leadership --leads--> watch --gone--> appoint --applied--> watch
+                                              ^                |
+                                              +--- refused ----+
+
+Time arrives as `now_ms`; no clock, socket or random source is read here.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, assert_never
+
+from cluster.control import Appoint, ControlState, Init
+from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
+
+_NEVER: Final = MonoMs(-(1 << 62))
+
+
+class Role(enum.StrEnum):
+    """What a replica does in the log."""
+
+    FOLLOWER = "follower"
+    PROMOTING = "promoting"
+    LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """Times and limits of the controller; milliseconds."""
+
+    link_grace_ms: int = 150
+    """A broken link that is not rebuilt within this tells a dead leader from a hiccup."""
+    report_timeout_ms: int = 1_000
+    """A report older than this says nothing; five are due in it."""
+    lease_grace_ms: int = 1_000
+    """A leader without a lease for this long serves nobody."""
+    idle_grace_ms: int = 1_000
+    """An appointee that hasn't begun its promotion by then won't: it restarted or never heard."""
+    stall_timeout_ms: int = 3_000
+    """An appointee that doesn't serve by then is replaced. Doubles with each that stalled in a
+    row, so that a slow catch-up isn't cut short for ever."""
+    stall_doublings_max: int = 4
+    gather_ms: int = 200
+    """Wait this long for reports of nodes that are linked, once a majority has reported."""
+    gather_first_ms: int = 1_000
+    """The same for the very first appointment, when nodes start one after the other."""
+    promise_grace_ms: int = 3_000
+    """A voter whose promise is above the epoch refuses the leader; after this, lead it above."""
+    close_entries: int = 256
+    """Logs of the same last epoch that differ by less are as good: reports are 0.1 s old."""
+    propose_timeout_ms: int = 2_500
+    """Propose again when nothing came of a proposal; above the shell's own deadline."""
+    hand_over_after_ms: int = 5_000
+    """Everything must have been well for this long before Raft's leadership is handed over."""
+    hand_over_every_ms: int = 30_000
+
+    def __post_init__(self) -> None:
+        assert self.link_grace_ms < self.report_timeout_ms <= self.stall_timeout_ms
+        assert self.idle_grace_ms <= self.stall_timeout_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a node says about its replica of the log, several times a second."""
+
+    replica_id: ReplicaId
+    name: str
+    role: Role
+    epoch: Epoch
+    """That it leads, is being promoted to or follows."""
+    serving: bool
+    """Promoted: it answers clients in `epoch`."""
+    lease_ok: bool
+    """As leader: a majority answered it within the lease."""
+    last_epoch: Epoch
+    last_index: LogIndex
+    """Its log's last entry."""
+    highest_promise: Epoch
+    """The highest that it gave, or met at others when it was refused."""
+    unsure: bool
+    """Its log was cut or refetched and isn't matched with a leader's yet."""
+
+    def is_urgent_after(self, earlier: "Report | None") -> bool:
+        """Return whether this says something that the controller should know at once."""
+        return earlier is None or self._news() != earlier._news()  # noqa: SLF001
+
+    def _news(self) -> tuple[object, ...]:
+        return (
+            self.role,
+            self.epoch,
+            self.serving,
+            self.lease_ok,
+            self.highest_promise,
+            self.unsure,
+            self.last_epoch,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing happened but time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A node's report arrived, or this node's own was made."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """The link to a peer was built or broke."""
+
+    name: str
+    up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateApplied:
+    """The replicated object changed."""
+
+    state: ControlState
+
+
+@dataclass(frozen=True, slots=True)
+class RaftLeadership:
+    """This node became, or ceased to be, Raft's leader with everything before it applied."""
+
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalEnded:
+    """The last proposal was applied, failed, or nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAsked:
+    """An operator wants another leader. None: whichever is best."""
+
+    target: ReplicaId | None
+
+
+Event: TypeAlias = (
+    Tick | Reported | LinkChanged | StateApplied | RaftLeadership | ProposalEnded | TransferAsked
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """Orders for the shell, carried out in field order."""
+
+    propose: Init | Appoint | None = None
+    """Submit to Raft; answer with ProposalEnded."""
+    hand_over_to: str | None = None
+    """Ask Raft to make this node its leader."""
+    refusal: str | None = None
+    """Why the transfer that was asked for is not proposed."""
+    reason: str = ""
+    """Why, for the log."""
+
+
+_NOTHING: Final = Effects()
+
+
+@dataclass(slots=True)
+class _Node:
+    """What is known of one voter."""
+
+    name: str
+    replica_id: ReplicaId
+    linked: bool
+    link_changed_at_ms: MonoMs
+    report: Report | None = None
+    reported_at_ms: MonoMs = _NEVER
+    stalled_in: Epoch = Epoch(0)
+    """The last epoch in which it was appointed and did not serve."""
+
+
+@dataclass(slots=True)
+class Controller:
+    """The controller's knowledge on one node. Only `step` changes it."""
+
+    name: str
+    cluster_id: str
+    founders: Mapping[str, ReplicaId]
+    """Voters as configured; they count until the replicated object names some."""
+    config: ControllerConfig = field(default_factory=ControllerConfig)
+    _leads: bool = False
+    _state: ControlState = field(default_factory=ControlState)
+    _nodes: dict[str, _Node] = field(default_factory=dict)
+    _watched_since_ms: MonoMs = _NEVER
+    """Since when this node has led Raft and the appointed leader was the same."""
+    _served: bool = False
+    """The appointee was seen serving in this epoch."""
+    _lease_bad_since_ms: MonoMs | None = None
+    _promise_above_since_ms: MonoMs | None = None
+    _gone_since_ms: MonoMs | None = None
+    _stalls: int = 0
+    """Appointees in a row that never served."""
+    _proposed_at_ms: MonoMs | None = None
+    _well_since_ms: MonoMs | None = None
+    _handed_over_at_ms: MonoMs = _NEVER
+
+    def __post_init__(self) -> None:
+        self._meet(self.founders)
+
+    def step(self, now_ms: MonoMs, event: Event) -> Effects:
+        """Advance to `now_ms`, take note of `event`, return what the shell must do."""
+        match event:
+            case Tick():
+                pass
+            case Reported(report):
+                self._note_report(now_ms, report)
+            case LinkChanged(name, up):
+                node = self._nodes.get(name)
+                if node is not None and node.linked != up:
+                    node.linked = up
+                    node.link_changed_at_ms = now_ms
+            case StateApplied(state):
+                self._note_state(now_ms, state)
+            case RaftLeadership(leads):
+                self._note_leadership(now_ms, leads=leads)
+            case ProposalEnded():
+                self._proposed_at_ms = None
+            case TransferAsked(target):
+                return self._transfer(now_ms, target)
+            case _:
+                assert_never(event)
+        return self._decide(now_ms) if self._leads else _NOTHING
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node is the controller."""
+        return self._leads
+
+    def describe(self, now_ms: MonoMs) -> list[dict[str, object]]:
+        """Return one row per voter, for operators; reports are known on the controller only."""
+        return [
+            {
+                "name": node.name,
+                "replica_id": node.replica_id,
+                "linked": node.linked,
+                "report": node.report,
+                "report_age_ms": now_ms - node.reported_at_ms if node.report else None,
+            }
+            for node in self._nodes.values()
+        ]
+
+    # Taking note
+
+    def _meet(self, voters: Mapping[str, ReplicaId]) -> None:
+        known, self._nodes = self._nodes, {}
+        for name, replica_id in voters.items():
+            before = known.get(name)
+            is_self = name == self.name
+            node = _Node(name, replica_id, linked=is_self, link_changed_at_ms=_NEVER)
+            if before is not None:
+                node.linked, node.link_changed_at_ms = before.linked, before.link_changed_at_ms
+                if before.replica_id == replica_id:
+                    node = before
+            self._nodes[name] = node
+
+    def _note_report(self, now_ms: MonoMs, report: Report) -> None:
+        node = self._nodes.get(report.name)
+        if node is None or node.replica_id != report.replica_id:
+            return  # a learner, or another directory under a voter's name
+        node.report, node.reported_at_ms = report, now_ms
+        if node.replica_id != self._state.leader:
+            return
+        leads = report.role is Role.LEADER and report.epoch == self._state.epoch
+        if leads and report.serving:
+            self._served, self._stalls = True, 0
+        if leads and not report.lease_ok:
+            self._lease_bad_since_ms = self._lease_bad_since_ms or now_ms
+        else:
+            self._lease_bad_since_ms = None
+
+    def _note_state(self, now_ms: MonoMs, state: ControlState) -> None:
+        if state.voters and state.voters != self._state.voters:
+            self._meet(state.voters)
+        if state.epoch != self._state.epoch:
+            if self._leads and self._state.leader is not None and not self._served:
+                self._stalls = min(self._stalls + 1, self.config.stall_doublings_max)
+            self._watch(now_ms)
+        self._state = state
+
+    def _note_leadership(self, now_ms: MonoMs, *, leads: bool) -> None:
+        if leads and not self._leads:
+            self._watch(now_ms)
+            self._stalls = 0
+            self._proposed_at_ms = None
+        self._leads = leads
+
+    def _watch(self, now_ms: MonoMs) -> None:
+        """Start afresh: nothing that was seen of an earlier leader counts."""
+        self._watched_since_ms = now_ms
+        self._served = False
+        self._lease_bad_since_ms = None
+        self._promise_above_since_ms = None
+        self._gone_since_ms = None
+        self._well_since_ms = None
+
+    # Deciding
+
+    def _decide(self, now_ms: MonoMs) -> Effects:
+        if self._proposed_at_ms is not None:
+            if now_ms - self._proposed_at_ms < self.config.propose_timeout_ms:
+                return _NOTHING
+            self._proposed_at_ms = None
+        if self._state.cluster_id is None:
+            init = Init(cluster_id=self.cluster_id, voters=dict(self.founders))
+            return self._propose(now_ms, init, "the control plane is empty")
+        adopted = self._adopt(now_ms)
+        if adopted is not None:
+            return adopted
+        reason = self._why_gone(now_ms)
+        if reason is None:
+            self._gone_since_ms = None
+            return self._hand_over(now_ms)
+        self._well_since_ms = None
+        if self._gone_since_ms is None:
+            self._gone_since_ms = now_ms
+        if not self._is_gathered(now_ms):
+            return _NOTHING
+        successor = self._best(self._fresh(now_ms), may_lead_again=self._may_lead_again())
+        if successor is None:
+            return _NOTHING
+        return self._appoint(now_ms, successor, f"{self._leader_name()}: {reason}")
+
+    def _adopt(self, now_ms: MonoMs) -> Effects | None:
+        """A node serves an epoch above ours: the log made it leader, and Raft forgot."""
+        for node in self._fresh(now_ms):
+            report = node.report
+            assert report is not None
+            if (
+                report.role is Role.LEADER
+                and report.serving
+                and report.lease_ok
+                and report.epoch > self._state.epoch
+            ):
+                appoint = Appoint(
+                    epoch=report.epoch,
+                    leader=node.replica_id,
+                    expected_epoch=self._state.epoch,
+                )
+                return self._propose(now_ms, appoint, f"{node.name} leads already")
+        return None
+
+    def _why_gone(self, now_ms: MonoMs) -> str | None:
+        """Return why the appointed leader has to be replaced. None: it needn't."""
+        config, watched_ms = self.config, now_ms - self._watched_since_ms
+        leader = self._leader()
+        if leader is None:
+            return "nobody is appointed"
+        if not leader.linked and now_ms - leader.link_changed_at_ms >= config.link_grace_ms:
+            return "its link broke"
+        heard_at_ms = max(leader.reported_at_ms, self._watched_since_ms)
+        if now_ms - heard_at_ms >= config.report_timeout_ms:
+            return "it reports nothing"
+        reported_since = leader.reported_at_ms >= self._watched_since_ms
+        report = leader.report if reported_since else None
+        if report is not None:
+            if report.highest_promise > self._state.epoch and not self._served:
+                return f"it met a promise of epoch {report.highest_promise}"
+            if report.role is Role.FOLLOWER and self._served:
+                return "it stepped down or restarted"
+            if report.role is Role.FOLLOWER and watched_ms >= config.idle_grace_ms:
+                return "it does not begin"
+        lease_bad_since_ms = self._lease_bad_since_ms
+        if lease_bad_since_ms is not None and (
+            now_ms - lease_bad_since_ms >= config.lease_grace_ms
+        ):
+            return "it has no lease"
+        if not self._served and watched_ms >= config.stall_timeout_ms << self._stalls:
+            return "it does not serve"
+        return self._why_above(now_ms)
+
+    def _why_above(self, now_ms: MonoMs) -> str | None:
+        """A voter promised an epoch above the leader's, and refuses what the leader sends."""
+        above = [
+            node.name
+            for node in self._fresh(now_ms)
+            if node.report is not None and node.report.highest_promise > self._state.epoch
+        ]
+        if not above:
+            self._promise_above_since_ms = None
+            return None
+        if self._promise_above_since_ms is None:
+            self._promise_above_since_ms = now_ms
+        if now_ms - self._promise_above_since_ms < self.config.promise_grace_ms:
+            return None
+        return f"{', '.join(above)} promised a higher epoch"
+
+    def _is_gathered(self, now_ms: MonoMs) -> bool:
+        """Return whether enough fresh reports are here to choose from."""
+        fresh = self._fresh(now_ms)
+        if len(fresh) <= len(self._nodes) // 2:
+            return False
+        first = self._state.leader is None
+        if len(fresh) == sum(first or node.linked for node in self._nodes.values()):
+            return True
+        assert self._gone_since_ms is not None
+        gather_ms = self.config.gather_first_ms if first else self.config.gather_ms
+        return now_ms - max(self._gone_since_ms, self._watched_since_ms) >= gather_ms
+
+    def _fresh(self, now_ms: MonoMs) -> list[_Node]:
+        return [
+            node
+            for node in self._nodes.values()
+            if node.linked and now_ms - node.reported_at_ms < self.config.report_timeout_ms
+        ]
+
+    def _may_lead_again(self) -> bool:
+        """Return whether the leader that has to be replaced is as good a candidate as others.
+
+        It is when it restarted, or was refused by a promise above its epoch; it isn't when it
+        stalls, or has no lease: it may be cut off from the others.
+        """
+        return self._lease_bad_since_ms is None and (self._served or not self._has_stalled())
+
+    def _has_stalled(self) -> bool:
+        leader = self._leader()
+        report = leader.report if leader else None
+        return report is None or report.highest_promise <= self._state.epoch
+
+    def _best(self, candidates: Iterable[_Node], *, may_lead_again: bool) -> _Node | None:
+        """Return whom to appoint: the longest log, then not the controller."""
+        reported = [(node, node.report) for node in candidates if node.report is not None]
+        if not reported:
+            return None
+        others = [pair for pair in reported if pair[0].replica_id != self._state.leader]
+        pool = reported if may_lead_again or not others else others
+        # An unsure log may lack what it once acknowledged: only if there is no other.
+        pool = [pair for pair in pool if not pair[1].unsure] or pool
+        last_epoch = max(report.last_epoch for _, report in pool)
+        last_index = max(report.last_index for _, report in pool if report.last_epoch == last_epoch)
+        close = [
+            (node, report)
+            for node, report in pool
+            if report.last_epoch == last_epoch
+            and report.last_index > last_index - self.config.close_entries
+        ]
+        node, _ = min(
+            close,
+            key=lambda pair: (
+                pair[0].stalled_in,
+                pair[0].name == self.name,
+                -pair[1].last_index,
+                pair[0].replica_id,
+            ),
+        )
+        return node
+
+    def _appoint(self, now_ms: MonoMs, successor: _Node, reason: str) -> Effects:
+        leader = self._leader()
+        if leader is not None and not self._served:
+            leader.stalled_in = self._state.epoch
+        appoint = Appoint(
+            epoch=self._next_epoch(),
+            leader=successor.replica_id,
+            expected_epoch=self._state.epoch,
+        )
+        return self._propose(now_ms, appoint, f"{reason}; appointing {successor.name}")
+
+    def _next_epoch(self) -> Epoch:
+        """Return an epoch above all that is known: the log's promises outlive Raft's files."""
+        known: list[int] = [self._state.epoch]
+        for node in self._nodes.values():
+            if node.report is not None:
+                known += [node.report.epoch, node.report.last_epoch, node.report.highest_promise]
+        return Epoch(max(known) + 1)
+
+    def _propose(self, now_ms: MonoMs, command: Init | Appoint, reason: str) -> Effects:
+        self._proposed_at_ms = now_ms
+        return Effects(propose=command, reason=reason)
+
+    def _transfer(self, now_ms: MonoMs, target: ReplicaId | None) -> Effects:
+        if not self._leads:
+            return Effects(refusal="this node is not the controller")
+        if self._proposed_at_ms is not None:
+            return Effects(refusal="an appointment is under way")
+        leader = self._leader()
+        fresh = self._fresh(now_ms)
+        if len(fresh) <= len(self._nodes) // 2:
+            return Effects(refusal="no majority of the voters reports")
+        if target is None:
+            others = [node for node in fresh if node is not leader]
+            successor = self._best(others, may_lead_again=True)
+        else:
+            successor = next((node for node in fresh if node.replica_id == target), None)
+        if successor is None:
+            return Effects(refusal="no such voter reports")
+        if successor is leader and self._served:
+            return Effects(refusal=f"{successor.name} leads already")
+        assert successor.report is not None
+        if successor.report.unsure:
+            return Effects(refusal=f"{successor.name} is not matched with the leader's log yet")
+        return self._appoint(now_ms, successor, "an operator asked for a transfer")
+
+    def _hand_over(self, now_ms: MonoMs) -> Effects:
+        """Give Raft's leadership away when this node leads the log too, and all is well."""
+        config, leader = self.config, self._leader()
+        peers = [node for node in self._fresh(now_ms) if node.name != self.name]
+        if leader is None or leader.name != self.name or not self._served or not peers:
+            self._well_since_ms = None
+            return _NOTHING
+        if self._well_since_ms is None:
+            self._well_since_ms = now_ms
+        if now_ms - self._well_since_ms < config.hand_over_after_ms:
+            return _NOTHING
+        if now_ms - self._handed_over_at_ms < config.hand_over_every_ms:
+            return _NOTHING
+        self._handed_over_at_ms = now_ms
+        peer = min(peers, key=lambda node: node.replica_id)
+        return Effects(hand_over_to=peer.name, reason="the controller leads the log too")
+
+    def _leader(self) -> _Node | None:
+        leader = self._state.leader
+        return next((node for node in self._nodes.values() if node.replica_id == leader), None)
+
+    def _leader_name(self) -> str:
+        leader = self._leader()
+        return leader.name if leader else "the cluster"

@@ -1,0 +1,312 @@
+"""The state plane's shell: the engine on the event loop.
+
+    Replica --on_commit--> fold (leader: at once; follower: a few times a second)
+    services --> leader --> kick --> step, hand out
+    timers  --> step at the leader's wake_at_ms
+    flush   --> in a thread, one at a time
+
+All methods are for the event loop, and none holds it for long: what is large is folded in chunks.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from timer.clock import ClusterClock
+from timer.engine import Engine
+from timer.entry import Entry, Kind
+from timer.errors import NotLeader, NotReady, ShuttingDown, StorageError, TimerError
+from timer.leader import Delivery, Leader, Now
+from timer.units import Epoch, LogIndex, MonoMs, UnixMs
+
+logger = logging.getLogger(__name__)
+
+WAKE_MS_MAX: Final = 1000
+
+
+class Log(Protocol):
+    """What the host needs of the replica (replication/replica.py)."""
+
+    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """Append an entry as the leader."""
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+        """Return entries that are in memory."""
+
+    async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        """Return entries from memory or disk: at least the first, from it on."""
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        """Header time of the last entry."""
+
+    def lease_held(self) -> bool:
+        """Whether this node's leadership is certain at this moment."""
+
+    def drop_before(self, index: LogIndex) -> None:
+        """This node's restart does not need entries below `index`."""
+
+
+class Observer(Protocol):
+    """What telemetry hears; everything per batch."""
+
+    def folded(self, engine: Engine, entries: Sequence[Entry]) -> None:
+        """Entries were applied."""
+
+    def handed_out(self, delivery: Delivery) -> None:
+        """A lease goes to its consumer."""
+
+
+class Host:
+    """Runs one engine."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        engine: Engine,
+        log: Log,
+        clock: ClusterClock,
+        *,
+        mono_ms: Callable[[], MonoMs],
+        fold_interval_ms: int,
+        memtable_bytes_flush: int,
+        log_bytes_flush: int,
+        flush_interval_ms: int,
+        observer: Observer,
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.engine = engine
+        self._log = log
+        self._clock = clock
+        self._mono_ms = mono_ms
+        self._fold_interval_s = fold_interval_ms / 1000
+        self._memtable_bytes_flush = memtable_bytes_flush
+        self._log_bytes_flush = log_bytes_flush
+        self._flush_interval_ms = flush_interval_ms
+        self._observer = observer
+        self._fatal = fatal
+        self._loop = asyncio.get_running_loop()
+        self._kicked = False
+        self._folding = False
+        self._fold_timer: asyncio.TimerHandle | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._promoting: Epoch | None = None
+        self._draining = False
+        self._flushed_at_ms = mono_ms()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.leader_address: Callable[[], str | None] = lambda: None
+        self.on_leading: Callable[[], None] = lambda: None
+        """Called when leadership begins or ends."""
+
+    # ---- what services use
+
+    @property
+    def leader(self) -> Leader | None:
+        """The leader core while this node serves."""
+        return self.engine.leader
+
+    def require_leader(self) -> Leader:
+        """Return the leader core.
+
+        Raises:
+            NotLeader: another node leads, or none is known.
+            NotReady: this node is about to lead.
+        """
+        if self._draining:
+            raise ShuttingDown("this node drains; another will lead")
+        if self.engine.leader is None:
+            if self._promoting is not None:
+                raise NotReady("this node was just promoted and catches up")
+            raise NotLeader(self.leader_address())
+        return self.engine.leader
+
+    def now(self) -> Now:
+        """Return this instant on both clocks; the cluster's never runs behind the log."""
+        mono_ms = self._mono_ms()
+        clock_ms = max(self._clock.now(mono_ms), self._log.last_time_ms)
+        return Now(mono_ms, UnixMs(clock_ms))
+
+    def kick(self) -> None:
+        """Let the leader step once everything of this turn of the loop has come in."""
+        if not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._step)
+
+    async def ask(self, start: Callable[[Callable[[object], None]], None]) -> object:
+        """Give the leader a request whose `done` this awaits.
+
+        Raises:
+            TimerError: what `start` raised, or what came instead of a result.
+        """
+        future: asyncio.Future[object] = self._loop.create_future()
+
+        def done(result: object) -> None:
+            if future.done():
+                return
+            if isinstance(result, TimerError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        start(done)
+        self.kick()
+        return await future
+
+    # ---- what the replica tells
+
+    def on_commit(self, commit_index: LogIndex) -> None:
+        """Entries up to here may be applied."""
+        self.engine.committed(commit_index)
+        if self.engine.leader is not None or self._promoting is not None:
+            self._fold()
+        elif self._fold_timer is None:
+            self._fold_timer = self._loop.call_later(self._fold_interval_s, self._fold_later)
+
+    def on_lead(self, epoch: Epoch) -> None:
+        """Apply what is committed, then serve."""
+        logger.info("promoted: epoch %d, applied %d", epoch, self.engine.machine.applied_index)
+        self._promoting = epoch
+        self._fold()
+
+    def on_stepdown(self, epoch: Epoch) -> None:
+        """Stop serving at once."""
+        logger.info("leadership of epoch %d is over", epoch)
+        self._promoting = None
+        self.engine.step_down(NotLeader(self.leader_address()))
+        self.on_leading()
+
+    # ---- folding
+
+    def _fold_later(self) -> None:
+        self._fold_timer = None
+        self._fold()
+
+    def _fold(self) -> None:
+        if self._folding:
+            return
+        if self.engine.behind:
+            first, last = self.engine.next_chunk()
+            entries = self._log.cached(first, last)
+            if entries is None:
+                self._folding = True
+                self.spawn(self._fold_from_disk(first, last))
+                return
+            self._apply(entries)
+        if self.engine.behind:
+            self._loop.call_soon(self._fold)
+        elif self._promoting is not None:
+            self._serve(self._promoting)
+        self.kick()
+
+    async def _fold_from_disk(self, first: LogIndex, last: LogIndex) -> None:
+        entries = await self._log.entries(first, last)
+        self._folding = False
+        self._apply(entries)
+        self._fold()
+
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        count = self.engine.fold(entries)
+        self._observer.folded(self.engine, entries[:count])
+
+    def _serve(self, epoch: Epoch) -> None:
+        self._promoting = None
+        leader = self.engine.lead(epoch, self._log, self.now())
+        machine = self.engine.machine
+        logger.info(
+            "serving: epoch %d, %d pending, next due %s",
+            epoch,
+            machine.store.pending,
+            machine.store.next_due(),
+        )
+        assert leader.closed is None
+        self.on_leading()
+
+    # ---- stepping
+
+    def _step(self) -> None:
+        self._kicked = False
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        leader = self.engine.leader
+        now = self.now()
+        if leader is not None:
+            leader.step(now)
+            if self._log.lease_held():
+                for delivery in leader.hand_out(now):
+                    self._observer.handed_out(delivery)
+                    delivery.lease.consumer.sink(delivery)
+                leader.step(now)
+            wait_ms = min(WAKE_MS_MAX, max(0, leader.wake_at_ms(now) - now.mono_ms))
+        else:
+            wait_ms = WAKE_MS_MAX
+        self._maybe_flush(now)
+        self._wake = self._loop.call_later(wait_ms / 1000, self.kick)
+
+    def start(self) -> None:
+        """Begin to step."""
+        self.kick()
+
+    # ---- flushing
+
+    def _maybe_flush(self, now: Now) -> None:
+        due = now.mono_ms - self._flushed_at_ms >= self._flush_interval_ms
+        if due or self.engine.wants_flush(
+            memtable_bytes=self._memtable_bytes_flush, log_bytes=self._log_bytes_flush
+        ):
+            self._flushed_at_ms = now.mono_ms
+            self.spawn(self.flush())
+
+    async def flush(self) -> None:
+        """Write a manifest at the applied index; nothing if one is being written."""
+        flush = self.engine.begin_flush()
+        if flush is None:
+            return
+        await asyncio.to_thread(flush.write)
+        self.engine.end_flush(flush)
+        self._log.drop_before(LogIndex(flush.index + 1))
+        logger.info("manifest at %d: %d runs", flush.index, len(self.engine.machine.store.runs))
+
+    # ---- ending
+
+    async def drain(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Take nothing new, let what was taken finish, commit a checkpoint.
+
+        `wait` returns after a moment; the caller bounds the whole.
+        """
+        self._draining = True
+        leader = self.engine.leader
+        if leader is None:
+            return
+        leader.refuse(ShuttingDown("this node drains; another will lead"))
+        self.kick()
+        while not leader.idle and leader.closed is None:
+            await wait()
+        if leader.closed is None:
+            leader.checkpoint(self.now())
+            while not leader.idle and leader.closed is None:
+                await wait()
+
+    async def stop(self) -> None:
+        """Stop stepping; answer everybody."""
+        for timer in (self._wake, self._fold_timer):
+            if timer is not None:
+                timer.cancel()
+        self.engine.step_down(ShuttingDown("this node stops"))
+        for task in list(self._tasks):
+            await asyncio.wait([task])
+        if self._wake is not None:
+            self._wake.cancel()
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        """Run `work` beside; an error in it is fatal: the state can't be trusted any more."""
+
+        async def run() -> None:
+            try:
+                await work
+            except (StorageError, AssertionError, OSError) as error:
+                self._fatal(error)
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,174 @@
+"""Raft's files on one node, and whether they may be trusted to vote.
+
+    <data directory>/raft-member         this node was a member: cluster id and name
+    <data directory>/raft/journal, meta  raft_journal.py
+    <data directory>/raft/snapshot       the state at some index; stands for all records before
+
+A Raft node that loses its files forgets whom it voted for and what it acknowledged, and could
+elect a leader that lacks committed commands. So an empty `raft/` beside the marker is refused,
+until an operator says so (`allow_empty`); then, and when a node joins later, it *withholds* its
+votes and acknowledgements until an entry of its own has been committed by the others without
+it: raft.py. Only a founding voter, formatted together with all others, votes from the start.
+When every node lost its files, the operator removes the marker on every node: they found anew,
+and the epoch survives in the promises of the log (DESIGN: "the epoch survives").
+
+    marker   raft/    what happens
+    no       no       created; votes if founding
+    no       yes      a crash between creating the two: the marker is written
+    yes      no       WrongDirectory, or created without a vote if `allow_empty`
+    yes      yes      opened
+
+A snapshot is a sealed (checksummed) msgpack list: [version, state, last record, record before].
+It and the journal must fit: the journal continues at the snapshot's records, or is replaced by
+them when a crash interrupted a compaction or the installation of a leader's snapshot.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgpack
+
+from cluster.raft_journal import (
+    Journal,
+    Record,
+    fsync_directory,
+    seal,
+    unseal,
+    write_atomic,
+)
+from timer.errors import CorruptFile, UnknownVersion, WrongDirectory
+
+SNAPSHOT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The replicated state after applying `last`."""
+
+    state: bytes
+    last: Record
+    previous: Record
+    """The record before `last`; pysyncobj matches the two against a follower's journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaftFiles:
+    """Opened and checked files."""
+
+    directory: Path
+    journal: Journal
+
+    @property
+    def journal_path(self) -> Path:
+        """Where the journal lies."""
+        return self.directory / "journal"
+
+    @property
+    def snapshot_path(self) -> Path:
+        """Where the snapshot lies, if there is one."""
+        return self.directory / "snapshot"
+
+
+def open_files(
+    data_directory: Path, *, cluster_id: str, name: str, founding: bool, allow_empty: bool
+) -> RaftFiles:
+    """Raft's directory and its marker exist, verify and fit each other.
+
+    Raises:
+        WrongDirectory: the marker is another node's, or stands beside an empty directory.
+        CorruptFile: a file doesn't verify, or journal and snapshot contradict each other.
+    """
+    directory = data_directory / "raft"
+    marker = data_directory / "raft-member"
+    owner = msgpack.packb([SNAPSHOT_VERSION, cluster_id, name])
+    is_member = marker.exists()
+    if is_member and unseal(marker) != owner:
+        raise WrongDirectory(f"{marker}: not written by node {name!r} of cluster {cluster_id!r}")
+    is_empty = not directory.exists() or not any(directory.iterdir())
+    if is_member and is_empty and not allow_empty:
+        raise WrongDirectory(
+            f"{directory} is empty, but this node was a member of Raft: its votes are forgotten."
+            " If only this node lost them, start it once with allow_empty: it rejoins and votes"
+            f" when it is up to date. If every node did, remove {marker} on every node"
+        )
+    if is_empty:
+        _create(directory, may_vote=founding and not is_member)
+    if not is_member:
+        write_atomic(marker, seal(owner))
+    files = RaftFiles(directory, Journal(directory))
+    _fit(files)
+    return files
+
+
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """`path` durably holds `snapshot`."""
+    body = [SNAPSHOT_VERSION, snapshot.state, snapshot.last, snapshot.previous]
+    write_atomic(path, seal(msgpack.packb(body)))
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Return the snapshot at `path`.
+
+    Raises:
+        CorruptFile: it doesn't verify.
+        FileNotFoundError: there is none.
+    """
+    version, *fields = msgpack.unpackb(unseal(path), use_list=False)
+    if version != SNAPSHOT_VERSION:
+        raise UnknownVersion(path, version, SNAPSHOT_VERSION)
+    state, last, previous = fields
+    return Snapshot(state=state, last=last, previous=previous)
+
+
+def fitted(path: Path, records: list[Record], snapshot: Snapshot | None) -> list[Record]:
+    """Return the records to go on with: they start with the snapshot's two, if there is one.
+
+    Raises:
+        CorruptFile: records that the snapshot doesn't stand for are missing.
+    """
+    first_index = records[0][1] if records else None
+    if snapshot is None:
+        if first_index not in {None, 1}:
+            raise CorruptFile(path, 0, f"starts at index {first_index}, and there is no snapshot")
+        return records
+    boundary = [snapshot.previous, snapshot.last]
+    if first_index is None:
+        raise CorruptFile(path, 0, f"empty beside a snapshot at index {snapshot.last[1]}")
+    if first_index > snapshot.previous[1]:
+        raise CorruptFile(
+            path, 0, f"starts at index {first_index}, the snapshot ends at {snapshot.last[1]}"
+        )
+    start = snapshot.previous[1] - first_index
+    held = records[start : start + 2]
+    if held == boundary:
+        return records[start:]
+    if [record[1:] for record in held] == [record[1:] for record in boundary]:
+        raise CorruptFile(path, 0, f"another command at index {snapshot.last[1]} than the snapshot")
+    # A leader's snapshot was installed, and the process died before the journal was replaced.
+    return boundary
+
+
+def _fit(files: RaftFiles) -> None:
+    try:
+        snapshot = read_snapshot(files.snapshot_path)
+    except FileNotFoundError:
+        snapshot = None
+    records = files.journal.records
+    kept = fitted(files.journal_path, records, snapshot)
+    if kept != records:
+        files.journal.replace(kept)
+
+
+def _create(directory: Path, *, may_vote: bool) -> None:
+    """Make the directory in one step: a crash leaves it empty or whole."""
+    fresh = directory.with_name("raft.new")
+    if fresh.exists():
+        shutil.rmtree(fresh)
+    fresh.mkdir(parents=True)
+    Journal.create(fresh, may_vote=may_vote)
+    if directory.exists():
+        directory.rmdir()
+    fresh.rename(directory)
+    fsync_directory(directory.parent)

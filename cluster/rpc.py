@@ -1,0 +1,48 @@
+"""What every RPC handler shares: errors become statuses, waits have an end."""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from cluster import status
+from timer.errors import CommitTimeout, TimerError
+
+COMMIT_TIMEOUT_S: Final = 10.0
+"""What a request without a deadline of its own gets."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Service = TypeVar("_Service")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+def answered(
+    handler: Callable[[_Service, _Request, Context], Awaitable[_Response]],
+) -> Callable[[_Service, _Request, Context], Awaitable[_Response]]:
+    """Make a unary handler whose TimerErrors end the RPC with their status."""
+
+    @functools.wraps(handler)
+    async def answer(service: _Service, request: _Request, context: Context) -> _Response:
+        try:
+            return await handler(service, request, context)
+        except TimerError as error:
+            await status.abort(context, error)
+
+    return answer
+
+
+async def within(work: Awaitable[Any], context: Context) -> Any:
+    """Return what `work` gives before the caller's deadline.
+
+    Raises:
+        CommitTimeout: it took longer; the outcome is unknown.
+    """
+    left_s = context.time_remaining()
+    timeout_s = COMMIT_TIMEOUT_S if left_s is None else left_s
+    try:
+        return await asyncio.wait_for(work, timeout_s)
+    except TimeoutError:
+        raise CommitTimeout("no majority answered in time; the request may still commit") from None

@@ -1,0 +1,175 @@
+"""TimerService: from requests to the leader and back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+
+from cluster import status, wire
+from cluster.host import Host
+from cluster.rpc import Context, answered, within
+from cluster.wire import RequestLimits
+from timer.errors import InvalidRequest, NotFound, TimerError
+from timer.leader import Leader
+from timer.machine import NOT_FOUND, Topic
+from timer.producers import Answer
+from timer.units import TopicId
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+
+
+class TimerService(rpc.TimerServiceServicer):
+    """Schedules and cancels, on the leader."""
+
+    def __init__(
+        self, host: Host, *, limits: RequestLimits, salt: int, auto_create_topics: bool
+    ) -> None:
+        self._host = host
+        self._limits = limits
+        self._salt = salt
+        self._auto_create_topics = auto_create_topics
+
+    @answered
+    async def RegisterProducer(  # noqa: N802
+        self, request: pb.RegisterProducerRequest, context: Context
+    ) -> pb.RegisterProducerResponse:
+        """Issue a producer id through the log."""
+        size = len(request.token)
+        if not 1 <= size <= wire.TOKEN_SIZE_MAX:
+            limit = f"must have 1 to {wire.TOKEN_SIZE_MAX} bytes"
+            raise InvalidRequest("token", f"{size} bytes", limit)
+        leader, now = self._host.require_leader(), self._host.now()
+        asked = self._host.ask(lambda done: leader.register(request.token, now, done))
+        producer_id = await within(asked, context)
+        assert isinstance(producer_id, int)
+        return pb.RegisterProducerResponse(producer_id=producer_id)
+
+    @answered
+    async def Schedule(  # noqa: N802
+        self, request: pb.ScheduleRequest, context: Context
+    ) -> pb.ScheduleResponse:
+        """Take one request; answer when it is committed and applied."""
+        future = await self._take(request)
+        return await within(future, context)
+
+    async def ScheduleStream(  # noqa: N802
+        self, requests: AsyncIterator[pb.ScheduleRequest], context: Context
+    ) -> AsyncIterator[pb.ScheduleResponse]:
+        """Take requests in the order of the stream; answer each once."""
+        answers: asyncio.Queue[asyncio.Future[pb.ScheduleResponse] | pb.ScheduleResponse | None]
+        answers = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                async for request in requests:
+                    try:
+                        answers.put_nowait(await self._take(request))
+                    except TimerError as error:
+                        answers.put_nowait(_failed(request.request_no, error))
+            finally:
+                answers.put_nowait(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer if isinstance(answer, pb.ScheduleResponse) else await _answer(answer)
+        finally:
+            reader.cancel()
+
+    async def _take(self, request: pb.ScheduleRequest) -> "asyncio.Future[pb.ScheduleResponse]":
+        """Hand a request to the leader; the future has its answer, or a TimerError as exception.
+
+        Raises:
+            TimerError: it was refused and had no effect.
+        """
+        leader = self._host.require_leader()
+        wire.check_request(request, self._limits)
+        topics = self._known_topics(leader, request)
+        if topics is None:
+            topics = await self._create_topics(leader, request)
+        future = _NumberedFuture(request.request_no)
+        part = wire.part_of(request, topics, self._limits, leader, self._host.now())
+
+        def done(result: object) -> None:
+            if future.done():
+                return
+            if isinstance(result, TimerError):
+                future.set_exception(result)
+                return
+            assert isinstance(result, tuple)
+            answer, duplicate = result
+            assert isinstance(answer, Answer)
+            future.set_result(
+                wire.response_of(request, part, answer, duplicate=duplicate, salt=self._salt)
+            )
+
+        leader.schedule(part, done)
+        self._host.kick()
+        return future
+
+    def _known_topics(
+        self, leader: Leader, request: pb.ScheduleRequest
+    ) -> dict[str, TopicId] | None:
+        topics: dict[str, TopicId] = {}
+        for timers in request.timers:
+            topic = leader.machine.topic_by_name.get(timers.topic)
+            if topic is None:
+                return None
+            topics[timers.topic] = topic.topic_id
+        return topics
+
+    async def _create_topics(
+        self, leader: Leader, request: pb.ScheduleRequest
+    ) -> dict[str, TopicId]:
+        names = dict.fromkeys(timers.topic for timers in request.timers)
+        return {name: (await self.topic(leader, name)).topic_id for name in names}
+
+    async def topic(self, leader: Leader, name: str, *, create: bool = False) -> Topic:
+        """Return a topic, created on first use if the node's settings or `create` allow it.
+
+        Raises:
+            NotFound: it does not exist, and auto_create_topics is off.
+        """
+        known = leader.machine.topic_by_name.get(name)
+        if known is not None:
+            return known
+        if not (create or self._auto_create_topics):
+            raise NotFound("topic", name)
+        now = self._host.now()
+        topic = await self._host.ask(lambda done: leader.topic(name, now, done))
+        assert isinstance(topic, Topic)
+        return topic
+
+    @answered
+    async def Cancel(  # noqa: N802
+        self, request: pb.CancelRequest, context: Context
+    ) -> pb.CancelResponse:
+        """Cancel timers; the log's order decides what each is told."""
+        leader = self._host.require_leader()
+        rows_max = self._limits.request_rows_max
+        due_ms, seq, genuine = wire.timers_of(request.timer_ids, rows_max, self._salt)
+        results = np.full(len(seq), NOT_FOUND, np.uint8)
+        if genuine.any():
+            asked = self._host.ask(lambda done: leader.cancel(due_ms[genuine], seq[genuine], done))
+            results[genuine] = await within(asked, context)
+        return pb.CancelResponse(results=results.tolist())
+
+
+class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):
+    """A future answer that knows which request it belongs to."""
+
+    def __init__(self, request_no: int) -> None:
+        super().__init__()
+        self.request_no = request_no
+
+
+async def _answer(future: "asyncio.Future[pb.ScheduleResponse]") -> pb.ScheduleResponse:
+    try:
+        return await future
+    except TimerError as error:
+        assert isinstance(future, _NumberedFuture)
+        return _failed(future.request_no, error)
+
+
+def _failed(request_no: int, error: TimerError) -> pb.ScheduleResponse:
+    return pb.ScheduleResponse(request_no=request_no, error=status.to_wire(error))

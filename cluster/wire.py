@@ -1,0 +1,250 @@
+"""Between the public contract (timerclient/proto/timer.proto) and columns.
+
+Everything that a client sent is checked here, before anything is taken: the error names the
+field, the value and the limit.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer import timer_id
+from timer.columns import I64, U32, U64, Binary, Part, decode_headers, gather
+from timer.errors import InvalidRequest
+from timer.leader import Delivery, Leader, Now, resolve_due
+from timer.producers import Answer
+from timer.units import Epoch, ProducerId, TopicId
+from timerclient.proto import timer_pb2 as pb
+
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
+GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+TOKEN_SIZE_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What one request may hold."""
+
+    payload_bytes_max: int
+    key_bytes_max: int
+    headers_bytes_max: int
+    request_rows_max: int
+    request_bytes_max: int
+
+
+def id_salt(cluster_id: str) -> int:
+    """Return the salt that the cluster's timer ids are checked with, 64 bits."""
+    return int.from_bytes(hashlib.sha256(b"timer-id/" + cluster_id.encode()).digest()[:8], "big")
+
+
+def check_name(field: str, name: str, pattern: re.Pattern[str] = TOPIC_NAME) -> str:
+    """Return `name` if it may name a topic or group.
+
+    Raises:
+        InvalidRequest: it may not.
+    """
+    if not pattern.fullmatch(name):
+        limit = "must be 1 to 255 of A-Z a-z 0-9 . _ -, beginning with a letter or digit"
+        raise InvalidRequest(field, name, limit)
+    return name
+
+
+def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
+    """Refuse a request that breaks a limit, whatever it is about.
+
+    Raises:
+        InvalidRequest: it names field, value and limit.
+    """
+    if request.producer_id and request.sequence < 1:
+        raise InvalidRequest("sequence", request.sequence, "must be 1 or more")
+    rows = sum(len(timers.payload_sizes) for timers in request.timers)
+    if not 1 <= rows <= limits.request_rows_max:
+        limit = f"a request holds 1 to {limits.request_rows_max} timers"
+        raise InvalidRequest("timers", rows, limit)
+    size = sum(len(t.payloads) + len(t.keys) + len(t.headers) for t in request.timers)
+    if size > limits.request_bytes_max:
+        limit = (
+            f"payloads, keys and headers of a request have at most {limits.request_bytes_max} bytes"
+        )
+        raise InvalidRequest("payloads", f"{size} bytes", limit)
+    for timers in request.timers:
+        check_name("topic", timers.topic)
+        if not len(timers.payload_sizes):
+            raise InvalidRequest("payload_sizes", "none", f"topic {timers.topic!r} has no timers")
+
+
+def part_of(
+    request: pb.ScheduleRequest,
+    topics: Mapping[str, TopicId],
+    limits: RequestLimits,
+    leader: Leader,
+    now: Now,
+) -> Part:
+    """Return the request as columns, its due times resolved on the cluster's clock.
+
+    Raises:
+        InvalidRequest: it names field, value and limit.
+    """
+    pieces = [_Columns.of(timers, limits, now) for timers in request.timers]
+    requested = _join([piece.requested_ms for piece in pieces])
+    ids = [
+        np.full(len(piece.requested_ms), topics[timers.topic], np.uint32)
+        for piece, timers in zip(pieces, request.timers, strict=True)
+    ]
+    return Part(
+        producer_id=ProducerId(request.producer_id),
+        sequence=request.sequence if request.producer_id else 0,
+        due_ms=leader.effective_due(requested, now),
+        requested_ms=requested,
+        topic=_join(ids),
+        payload=_join_binary([piece.payload for piece in pieces]),
+        key=_optional([piece.key for piece in pieces]),
+        headers=_optional([piece.headers for piece in pieces]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """One TimerColumns, checked."""
+
+    requested_ms: I64
+    payload: Binary
+    key: Binary
+    headers: Binary
+
+    @classmethod
+    def of(cls, timers: pb.TimerColumns, limits: RequestLimits, now: Now) -> "_Columns":
+        rows = len(timers.payload_sizes)
+        due = np.array(timers.due_ms, np.int64) if len(timers.due_ms) else None
+        delay = np.array(timers.delay_ms, np.int64) if len(timers.delay_ms) else None
+        headers = _binary("headers", timers.headers_sizes, timers.headers, rows)
+        _limit_sizes("headers", headers, limits.headers_bytes_max)
+        _check_headers(headers)
+        payload = _binary("payload", timers.payload_sizes, timers.payloads, rows)
+        _limit_sizes("payload", payload, limits.payload_bytes_max)
+        key = _binary("key", timers.key_sizes, timers.keys, rows)
+        _limit_sizes("key", key, limits.key_bytes_max)
+        _check_keys(key)
+        return cls(resolve_due(due, delay, rows, now), payload, key, headers)
+
+
+def _binary(name: str, sizes: object, blob: bytes, rows: int) -> Binary:
+    column: U32 = np.array(sizes, np.uint32)
+    if not len(column) and not blob:
+        return Binary(sizes=np.zeros(rows, np.uint32), blob=b"")
+    if len(column) != rows:
+        raise InvalidRequest(f"{name}_sizes", f"{len(column)} values", f"must have {rows}")
+    total = int(column.sum(dtype=np.int64))
+    if total != len(blob):
+        raise InvalidRequest(f"{name}_sizes", f"{total} in all", f"there are {len(blob)} bytes")
+    return Binary(sizes=column, blob=blob)
+
+
+def _limit_sizes(name: str, column: Binary, bytes_max: int) -> None:
+    largest = int(column.sizes.max())
+    if largest > bytes_max:
+        raise InvalidRequest(name, f"{largest} bytes", f"must have at most {bytes_max} bytes")
+
+
+def _check_keys(column: Binary) -> None:
+    """Refuse keys that are not UTF-8: the whole column at once, then what stands at the seams."""
+    if not column.blob:
+        return
+    data = bytes(column.blob)
+    ends = np.cumsum(column.sizes, dtype=np.int64)
+    starts = (ends - column.sizes)[column.sizes > 0]
+    try:
+        data.decode()
+        split = (np.frombuffer(data, np.uint8)[starts] & 0xC0) == 0x80
+    except UnicodeDecodeError:
+        raise InvalidRequest("keys", "bytes", "must be UTF-8") from None
+    if split.any():
+        raise InvalidRequest("keys", "bytes", "must be UTF-8, each for itself")
+
+
+def _check_headers(column: Binary) -> None:
+    """Refuse headers that a consumer could not read. They are rare: one by one."""
+    position = 0
+    for size in column.sizes.tolist() if column.blob else ():
+        try:
+            decode_headers(bytes(column.blob[position : position + size]))
+        except ValueError as malformed:
+            raise InvalidRequest("headers", "bytes", str(malformed)) from None
+        position += size
+
+
+def _join(columns: "list[npt.NDArray[np.generic]]") -> npt.NDArray[np.generic]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _join_binary(columns: list[Binary]) -> Binary:
+    if len(columns) == 1:
+        return columns[0]
+    sizes = np.concatenate([column.sizes for column in columns])
+    return Binary(sizes=sizes, blob=b"".join(column.blob for column in columns))
+
+
+def _optional(columns: list[Binary]) -> Binary | None:
+    return _join_binary(columns) if any(column.blob for column in columns) else None
+
+
+def response_of(
+    request: pb.ScheduleRequest, part: Part, answer: Answer, *, duplicate: bool, salt: int
+) -> pb.ScheduleResponse:
+    """Return the answer to an applied request."""
+    due_ms = answer.due_ms
+    seq = np.arange(answer.first_seq, answer.first_seq + len(due_ms), dtype=np.uint64)
+    response = pb.ScheduleResponse(
+        request_no=request.request_no,
+        timer_ids=timer_id.encode(due_ms, seq, salt),
+        duplicate=duplicate,
+    )
+    delayed = any(len(timers.delay_ms) for timers in request.timers)
+    if delayed or duplicate or not np.array_equal(due_ms, part.requested_ms):
+        response.due_ms.extend(due_ms.tolist())
+    return response
+
+
+def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArray[np.bool_]]:
+    """Return (due_ms, seq, genuine) of a cancel's ids.
+
+    Raises:
+        InvalidRequest: none, too many, or not a whole number of ids.
+    """
+    due_ms, seq, genuine = timer_id.decode(raw, salt)
+    if not 1 <= len(seq) <= rows_max:
+        raise InvalidRequest("timer_ids", len(seq), f"a request holds 1 to {rows_max} ids")
+    return due_ms, seq, genuine
+
+
+def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
+    """Return a lease with its messages, sliced out of the queue's blocks here and only here."""
+    lease = delivery.lease
+    out = pb.Deliveries(epoch=epoch, lease_id=lease.lease_id, lease_ms=lease.consumer.lease_ms)
+    out.queue_offsets.extend(lease.offsets.tolist())
+    out.attempts.extend(delivery.attempts.tolist())
+    ids: list[bytes] = []
+    columns: dict[str, list[Binary]] = {"payload": [], "key": [], "headers": []}
+    for block, at in delivery.topic.queue.slices(lease.offsets):
+        rows = block.rows[at.astype(np.int64)]
+        ids.append(timer_id.encode(rows["due_ms"], rows["seq"], salt))
+        out.due_ms.extend(rows["requested_ms"].tolist())
+        out.fired_at_ms.extend([block.fired_at_ms] * len(rows))
+        for name, column in columns.items():
+            column.append(gather(rows, block.bufs, name))
+    out.timer_ids = b"".join(ids)
+    payload, key, headers = (_join_binary(column) for column in columns.values())
+    out.payload_sizes.extend(payload.sizes.tolist())
+    out.payloads = bytes(payload.blob)
+    if key.blob:
+        out.key_sizes.extend(key.sizes.tolist())
+        out.keys = bytes(key.blob)
+    if headers.blob:
+        out.headers_sizes.extend(headers.sizes.tolist())
+        out.headers = bytes(headers.blob)
+    return out

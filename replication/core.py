@@ -1,0 +1,1079 @@
+"""The protocol of one replica: a pure state machine.
+
+        appointed(e, me)            every entry of the greatest log fetched,
+    FOLLOWER ----------> CANDIDATE  EPOCH appended          EPOCH committed
+        ^                    |  `-----------------> LEADER -----------------> serving
+        |   refused, or      |                        |
+        +--------------------+------------------------+
+            a higher epoch; no lease for long; the leadership handed over (`Release`)
+
+Who may lead is decided by promises alone. A promise is (epoch, leader, nonce of the leader's
+process), durable before it is acted on, and only ever replaced by one of a higher epoch:
+
+    fence     A candidate leads only after a majority promised and it holds the greatest
+              (epoch, index) of that majority: so it holds all that was ever committed.
+    commit    An entry is committed when a majority has it on disk, matched with this leader's
+              log, and the leader's own EPOCH entry with it.
+    lease     A majority answered something that the leader *sent* less than a lease ago. Each
+              of them stands by it for lease + 10 % from *receiving* that, so nobody else can
+              be promised meanwhile. A leader that ends its leadership says so, and nobody waits.
+
+The source of the rules is Raft (Ongaro and Ousterhout 2014, sections 5.3 to 5.4.2 and, for
+leases, 6.4.1 of Ongaro's thesis); the appointment from outside is Vertical Paxos'.
+
+Here entries are (epoch, index) and a size. The shell (replication/driver.py) holds the bytes.
+Nothing in here reads a clock, a socket, a file or a random source.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from replication.config import ReplicationConfig
+from replication.messages import (
+    Append,
+    AppendAnswer,
+    Conflict,
+    Fence,
+    FenceAnswer,
+    Fetch,
+    FetchAnswer,
+    Message,
+    Refused,
+    Release,
+    Start,
+)
+from replication.promise import Promise
+from replication.quorum import Voters, granted, reached
+from replication.shape import Shape, Tail
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+
+class Role(enum.Enum):
+    """What a replica is doing."""
+
+    LEARNER = "learner"
+    """Follows without a vote."""
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    """Was appointed; collects promises, then entries."""
+    LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came, with the sizes of the frames beside it."""
+
+    sender: ReplicaId
+    message: Message
+    wall_ms: UnixMs
+    """The sender's wall clock at sending."""
+    sizes: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The log is on disk up to `index`, as it was after `version` truncations."""
+
+    version: int
+    index: LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """The leader's application appends entries of these sizes. Only while `serving`."""
+
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The shell holds [first, last] for `peer`, as a `Read` asked."""
+
+    version: int
+    peer: ReplicaId
+    first: LogIndex
+    last: LogIndex
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appointed:
+    """The control plane says who should lead."""
+
+    epoch: Epoch
+    leader: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Somebody wants this leader to end its leadership in good order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """Messages to `peer` may have been lost; from now on they travel again."""
+
+    peer: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing happened but time, or the end of a burst of proposals."""
+
+
+Event: TypeAlias = (
+    Received | Durable | Proposed | Loaded | Appointed | Handover | Reconnected | Tick
+)
+
+
+class Persist(NamedTuple):
+    """What must survive this process and its machine."""
+
+    promise: Promise
+    unsure: bool
+
+
+class Read(NamedTuple):
+    """Get entries from `first` on, about `limit_bytes` of them, at least one, for `peer`."""
+
+    version: int
+    peer: ReplicaId
+    first: LogIndex
+    last: LogIndex
+    limit_bytes: int
+
+
+class Outgoing(NamedTuple):
+    """A message to one peer."""
+
+    to: ReplicaId
+    message: Message
+
+
+@dataclass(slots=True, kw_only=True)
+class Effects:
+    """Orders for the shell, carried out in field order."""
+
+    persist: Persist | None = None
+    """Durable before anything below happens."""
+    truncate_after: LogIndex | None = None
+    """Cut the log; what was on its way to the disk goes first."""
+    append: tuple[LogIndex, LogIndex] | None = None
+    """Append these (first, last) of the frames that came with the event."""
+    start: Start | None = None
+    """Append the EPOCH entry of this leader."""
+    read: list[Read] = field(default_factory=list[Read])
+    send: list[Outgoing] = field(default_factory=list[Outgoing])
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """A peer's wall clock: it showed `wall_ms` at our `at_ms`, give or take `error_ms`."""
+
+    wall_ms: UnixMs
+    at_ms: MonoMs
+    error_ms: int
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a leader knows of one follower."""
+
+    next: LogIndex
+    """First entry not sent yet."""
+    match: LogIndex = LogIndex(0)
+    """On the follower's disk, and the same as here."""
+    probing: bool = True
+    """It is not known where the logs agree: one append at a time, a small one."""
+    waiting: bool = False
+    """A probe is out."""
+    inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque[tuple[LogIndex, int]])
+    """(last index, bytes) of appends not durable there."""
+    inflight_bytes: int = 0
+    sent_ms: MonoMs = MonoMs(0)
+    acked_ms: MonoMs | None = None
+    """When the newest of the answered messages was sent."""
+    nonce: Nonce = Nonce(0)
+    retired: set[Nonce] = field(default_factory=set[Nonce])
+    reading: LogIndex | None = None
+
+    def probe_from(self, index: LogIndex) -> None:
+        """Find out where the logs agree, beginning at `index`."""
+        self.next = index
+        self.probing, self.waiting, self.reading = True, False, None
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+
+@dataclass(slots=True)
+class Held:
+    """A fence that waits: for a leader's lease, or for the log to be flushed."""
+
+    sender: ReplicaId
+    fence: Fence
+    since_ms: MonoMs
+
+
+@dataclass(slots=True)
+class Bid:
+    """A candidate's way to its epoch."""
+
+    under: Promise
+    moved_ms: MonoMs
+    """Something moved."""
+    send_at_ms: MonoMs
+    answers: dict[ReplicaId, FenceAnswer] = field(default_factory=dict[ReplicaId, FenceAnswer])
+    source: ReplicaId | None = None
+    prev: LogIndex = LogIndex(0)
+    """Of the fetch that is out."""
+    source_moved_ms: MonoMs = MonoMs(0)
+
+
+class Core:
+    """One replica. Only `step` changes it."""
+
+    def __init__(  # noqa: PLR0913 - what survived, as the shell found it
+        self,
+        *,
+        me: ReplicaId,
+        nonce: Nonce,
+        peers: Sequence[ReplicaId],
+        conf: ReplicationConfig,
+        promise: Promise,
+        unsure: bool,
+        shape: Shape,
+        commit_index: LogIndex,
+        now_ms: MonoMs,
+    ) -> None:
+        """Begin as a follower. `shape` is durable; `commit_index` is the manifest's index."""
+        assert me not in peers, (me, peers)
+        assert shape.base_index <= commit_index <= shape.last_index, (
+            f"log {shape.base_index}..{shape.last_index} without committed {commit_index}"
+        )
+        assert shape.last_epoch <= promise.epoch, (shape.last_epoch, promise)
+        self.me = me
+        self.nonce = nonce
+        self.peers = tuple(peers)
+        self.conf = conf
+        self.promise = promise
+        self.unsure = unsure
+        self.shape = shape
+        self.tail = Tail(LogIndex(shape.last_index + 1))
+        self.version = 0
+        """Truncations so far: what a thread did to the log before one says nothing after it."""
+        self.durable_index = shape.last_index
+        self.commit_index = commit_index
+        self.kept_from = LogIndex(0)
+        """Every voter has the log below this on its disk."""
+        self.leader: ReplicaId | None = None
+        self.highest_met = promise.epoch
+        """Epoch of the highest promise met, here or where this replica was refused."""
+        self.clock_samples: dict[ReplicaId, ClockSample] = {}
+        self.wake_at_ms: MonoMs | None = None
+        """Step again no later than this. None: nothing is pending."""
+
+        self._now = now_ms
+        self._role = Role.FOLLOWER
+        self._held: Held | None = None
+        self._bid: Bid | None = None
+        self._sets = self._sets_in_force()
+        # Follower. A leader from before this process started may still count on its answers;
+        # not if no promise was ever given, nor if the last was to an earlier process of our own.
+        self._guarded_until = now_ms
+        if promise.epoch and promise.leader != me:
+            self._guarded_until = MonoMs(now_ms + conf.guard_ms)
+        self._released = False
+        self._matched = commit_index
+        self._heard_commit = commit_index
+        self._sure_from: LogIndex | None = None
+        self._owed: tuple[ReplicaId, Append, MonoMs] | None = None
+        self._fetch: tuple[ReplicaId, Fetch] | None = None
+        # Leader.
+        self.serving = False
+        self.draining = False
+        self._progress: dict[ReplicaId, Progress] = {}
+        self._led_ms = now_ms
+        self._drain_ms = now_ms
+        self._start_index = LogIndex(0)
+
+    # ---------------------------------------------------------------- what it knows
+
+    @property
+    def role(self) -> Role:
+        """What this replica is doing."""
+        if self._role is Role.FOLLOWER and not self._is_voter():
+            return Role.LEARNER
+        return self._role
+
+    @property
+    def epoch(self) -> Epoch:
+        """Epoch of the leadership that this replica stands by."""
+        return self.promise.epoch
+
+    @property
+    def voters(self) -> Voters:
+        """The newest voter set in the log."""
+        return self.shape.voters
+
+    @property
+    def matched_index(self) -> LogIndex:
+        """The log up to here is the one of the leader that this replica follows."""
+        return self.shape.last_index if self._role is Role.LEADER else self._matched
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes appended and not committed."""
+        return self.tail.size(self.commit_index, self.shape.last_index)
+
+    @property
+    def bid_epoch(self) -> Epoch:
+        """The epoch this replica tries to lead; 0: none."""
+        return self._bid.under.epoch if self._bid else Epoch(0)
+
+    def lease_until_ms(self, now_ms: MonoMs) -> MonoMs | None:
+        """Return when the leader's lease ends unless renewed; None for others."""
+        if self._role is not Role.LEADER:
+            return None
+        values = {self.me: int(now_ms)}
+        for peer, progress in self._progress.items():
+            if progress.acked_ms is not None:
+                # 0 stands for "absent" in `reached`, and time may well start there.
+                values[peer] = max(progress.acked_ms, 1)
+        sent_ms = reached(self._sets, values)
+        return MonoMs(sent_ms + self.conf.lease_ms) if sent_ms else self._led_ms
+
+    def lease_held(self, now_ms: MonoMs) -> bool:
+        """Return whether nobody else can have been promised by `now_ms`."""
+        until_ms = self.lease_until_ms(now_ms)
+        return until_ms is not None and now_ms < until_ms
+
+    def _is_voter(self) -> bool:
+        return any(self.me in voters for voters in self._sets)
+
+    def _sets_in_force(self) -> tuple[Voters, ...]:
+        return tuple({start.voters for start in self.shape.sets_from(self.commit_index)})
+
+    # ---------------------------------------------------------------- steps
+
+    def step(self, now_ms: MonoMs, event: Event) -> Effects:
+        """Advance to `now_ms`, apply `event`, return what the shell must do."""
+        assert now_ms >= self._now, f"time went back: {self._now} -> {now_ms}"
+        self._now = now_ms
+        out = Effects()
+        if isinstance(event, Proposed):
+            # Hot, and comes in bursts: everything else waits for the tick at the burst's end.
+            self._on_proposed(event.sizes)
+            return out
+        match event:
+            case Received():
+                self._on_received(event, out)
+            case Durable(version, index):
+                self._on_durable(version, index)
+            case Loaded():
+                self._on_loaded(event, out)
+            case Appointed(epoch, leader):
+                self._on_appointed(epoch, leader)
+            case Handover():
+                self._drain()
+            case Reconnected(peer):
+                self._on_reconnected(peer)
+            case Tick():
+                pass
+        self._settle(out)
+        return out
+
+    def _settle(self, out: Effects) -> None:
+        """Do what has become possible or due."""
+        if self._held is not None:
+            self._consider_fence(self._held, out)
+        if self._bid is not None:
+            self._pursue(self._bid, out)
+        if self._role is Role.LEADER:
+            self._advance_commit(out)
+            self._lead(out)
+        else:
+            self._follow(out)
+        self.tail.trim(self.durable_index, self.conf.cache_bytes)
+        self.wake_at_ms = self._wake_at()
+        assert self.commit_index <= min(self.durable_index, self.matched_index), (
+            f"commit {self.commit_index}, durable {self.durable_index},"
+            f" matched {self.matched_index}"
+        )
+
+    def _wake_at(self) -> MonoMs | None:
+        at: list[int] = []
+        if self._bid is not None:
+            at.append(self._bid.send_at_ms)
+        if self._held is not None:
+            at.append(max(self._guarded(), self._now + 1))
+        if self._role is Role.LEADER:
+            sent_ms = min((p.sent_ms for p in self._progress.values()), default=self._now)
+            at.append(sent_ms + self.conf.heartbeat_ms)
+        return MonoMs(max(min(at), self._now)) if at else None
+
+    def _on_received(self, event: Received, out: Effects) -> None:
+        sender = event.sender
+        match event.message:
+            case Append() as message:
+                self._on_append(sender, message, event.sizes, out)
+            case AppendAnswer() as message:
+                self._on_append_answer(sender, message, event.wall_ms, out)
+            case Fence() as message:
+                self._on_fence(sender, message, out)
+            case FenceAnswer() as message:
+                self._on_fence_answer(sender, message, event.wall_ms)
+            case Fetch() as message:
+                self._on_fetch(sender, message, out)
+            case FetchAnswer() as message:
+                self._on_fetch_answer(sender, message, event.sizes, out)
+            case Release() as message:
+                if message.under == self.promise and message.under.leader == sender:
+                    self._released = True
+            case Refused() as message:
+                self._on_refused(message.under, message.promise, out)
+
+    def _on_durable(self, version: int, index: LogIndex) -> None:
+        if version == self.version:
+            assert self.durable_index <= index <= self.shape.last_index, (
+                f"durable {self.durable_index} -> {index} of {self.shape.last_index}"
+            )
+            self.durable_index = index
+
+    # ---------------------------------------------------------------- promises
+
+    def _admits(self, under: Promise) -> bool:
+        return under.epoch > self.promise.epoch or under == self.promise
+
+    def _refuse(self, to: ReplicaId, under: Promise, out: Effects) -> None:
+        out.send.append(Outgoing(to, Refused(under=under, promise=self.promise)))
+
+    def _adopt(self, under: Promise, out: Effects) -> None:
+        """Promise `under`; whatever this replica was, it is a follower now."""
+        assert under.epoch > self.promise.epoch, f"promise goes back: {self.promise} -> {under}"
+        self._cease(out)
+        self.promise = under
+        self.highest_met = max(self.highest_met, under.epoch)
+        out.persist = Persist(under, self.unsure)
+        self.leader = None
+        self._released = False
+        self._guarded_until = self._now
+        self._matched = self._heard_commit = self.commit_index
+        self._sure_from = None
+        self._owed = self._fetch = None
+        if self._bid is not None and not self._admits(self._bid.under):
+            self._drop_bid()
+
+    def _guarded(self) -> MonoMs:
+        """Return until when this replica promises nobody else."""
+        if self._role is Role.LEADER:
+            # It counts on its own answer as on the others'.
+            return self.lease_until_ms(self._now) or self._now
+        return self._now if self._released else self._guarded_until
+
+    def _on_fence(self, sender: ReplicaId, fence: Fence, out: Effects) -> None:
+        if not self._is_voter():
+            return  # a learner's promise is worth nothing
+        if not self._admits(fence.under):
+            self._refuse(sender, fence.under, out)
+            return
+        held = self._held
+        if held is None or held.fence.under.epoch < fence.under.epoch:
+            self._held = Held(sender, fence, self._now)
+        elif held.fence.under == fence.under:
+            held.fence, held.since_ms = fence, self._now
+
+    def _consider_fence(self, held: Held, out: Effects) -> None:
+        """Answer the fence that waits, if nothing stands against it any more."""
+        under = held.fence.under
+        if not self._admits(under):
+            self._held = None
+            self._refuse(held.sender, under, out)
+            return
+        if under != self.promise:
+            if self._role is Role.LEADER and self.lease_held(self._now):
+                self._drain()  # an appointment above ours, and its candidate is alive
+                return
+            if self._now < self._guarded():
+                return
+        if self.durable_index < self.shape.last_index:
+            return
+        self._held = None
+        if under != self.promise:
+            self._adopt(under, out)
+        answer = FenceAnswer(
+            under=under,
+            last_epoch=self.shape.last_epoch,
+            last_index=self.shape.last_index,
+            unsure=self.unsure,
+            sets=self.shape.sets_from(self.commit_index),
+            echo_ms=held.fence.sent_ms,
+            held_ms=self._now - held.since_ms,
+        )
+        if held.sender == self.me:
+            self._role = Role.CANDIDATE
+            self._count(self.me, answer)
+        else:
+            out.send.append(Outgoing(held.sender, answer))
+
+    def _on_refused(self, under: Promise, promise: Promise, out: Effects) -> None:
+        self.highest_met = max(self.highest_met, promise.epoch)
+        if self._bid is not None and self._bid.under == under:
+            self._drop_bid()
+        if self._role is Role.LEADER and under == self.promise and promise.epoch > under.epoch:
+            self._cease(out)
+
+    # ---------------------------------------------------------------- candidate
+
+    def _on_appointed(self, epoch: Epoch, leader: ReplicaId) -> None:
+        if leader != self.me or epoch <= max(self.promise.epoch, self.bid_epoch):
+            return
+        if not self._is_voter():
+            return
+        under = Promise(epoch, self.me, self.nonce)
+        self._bid = Bid(under, moved_ms=self._now, send_at_ms=self._now)
+        if self._held is not None and self._held.fence.under.epoch >= epoch:
+            return  # another candidate was first; the bid ends when that one is promised
+        # Our own vote waits for the same things as everybody's.
+        self._held = Held(self.me, Fence(under=under, sent_ms=self._now), self._now)
+
+    def _drop_bid(self) -> None:
+        self._bid = None
+        if self._role is Role.CANDIDATE:
+            self._role = Role.FOLLOWER
+        if self._held is not None and self._held.sender == self.me:
+            self._held = None
+
+    def _on_fence_answer(self, sender: ReplicaId, answer: FenceAnswer, wall_ms: UnixMs) -> None:
+        self._sample_clock(sender, wall_ms, answer.echo_ms, answer.held_ms)
+        if self._bid is not None and self._bid.under == answer.under:
+            self._count(sender, answer)
+
+    def _count(self, voter: ReplicaId, answer: FenceAnswer) -> None:
+        bid = self._bid
+        assert bid is not None, answer
+        assert answer.last_epoch < bid.under.epoch, f"entries of an epoch not led yet: {answer}"
+        if voter not in bid.answers:
+            bid.moved_ms = self._now
+        bid.answers[voter] = answer
+
+    def _bid_sets(self, bid: Bid) -> tuple[Voters, ...]:
+        """Return the last committed voter set and every later one that the answers know."""
+        met = [self.shape.sets_from(self.commit_index)]
+        met += [answer.sets for answer in bid.answers.values()]
+        committed = max((sets[0] for sets in met), key=lambda start: start.index)
+        later = {start.voters for sets in met for start in sets if start.index > committed.index}
+        return tuple({committed.voters, *later})
+
+    def _counted(self, bid: Bid, sets: tuple[Voters, ...]) -> set[ReplicaId]:
+        """Return the voters whose promise counts."""
+        if bid.answers.keys() >= frozenset().union(*sets):
+            return set(bid.answers)
+        # Who lost its tail may have helped to commit it: without everybody's word, leave it out.
+        return {voter for voter, answer in bid.answers.items() if not answer.unsure}
+
+    def _pursue(self, bid: Bid, out: Effects) -> None:
+        if self._now - bid.moved_ms >= self.conf.bid_ms:
+            self._drop_bid()
+            return
+        sets = self._bid_sets(bid)
+        if self.promise == bid.under:
+            who = self._counted(bid, sets)
+            if self.me in bid.answers and granted(sets, who):
+                goal, source = max(
+                    ((bid.answers[voter].last_epoch, bid.answers[voter].last_index), voter)
+                    for voter in who
+                )
+                if (self.shape.last_epoch, self.shape.last_index) >= goal:
+                    self._begin(bid, out)
+                    return
+                self._fetch_from(bid, source, out)
+        if self._now >= bid.send_at_ms:
+            self._ask(bid, sets, out)
+
+    def _ask(self, bid: Bid, sets: tuple[Voters, ...], out: Effects) -> None:
+        """Send, or send again, what the candidate waits for."""
+        bid.send_at_ms = MonoMs(self._now + self.conf.heartbeat_ms)
+        fence = Fence(under=bid.under, sent_ms=self._now)
+        for voter in sorted(frozenset().union(*sets) - bid.answers.keys() - {self.me}):
+            out.send.append(Outgoing(voter, fence))
+        if bid.source is not None:
+            prev = bid.prev
+            fetch = Fetch(under=bid.under, prev_epoch=self.shape.epoch_at(prev), prev_index=prev)
+            out.send.append(Outgoing(bid.source, fetch))
+
+    def _fetch_from(self, bid: Bid, source: ReplicaId, out: Effects) -> None:
+        """Get the entries of `source`; look for another majority if it has died."""
+        if bid.source == source:
+            if self._now - bid.source_moved_ms >= self.conf.source_ms:
+                # Its answer no longer counts; if it lives, it answers the next fence.
+                del bid.answers[source]
+                bid.source = None
+            return
+        answer = bid.answers[source]
+        bid.source = source
+        bid.source_moved_ms = self._now
+        bid.prev = min(self.shape.last_index, answer.last_index)
+        fetch = Fetch(
+            under=bid.under, prev_epoch=self.shape.epoch_at(bid.prev), prev_index=bid.prev
+        )
+        out.send.append(Outgoing(source, fetch))
+
+    def _on_fetch(self, sender: ReplicaId, fetch: Fetch, out: Effects) -> None:
+        if fetch.under != self.promise:
+            if not self._admits(fetch.under):
+                self._refuse(sender, fetch.under, out)
+            return
+        conflict = self._conflict(fetch.prev_epoch, fetch.prev_index)
+        if conflict is not None or fetch.prev_index == self.shape.last_index:
+            self._answer_fetch(sender, fetch, fetch.prev_index, conflict, out)
+            return
+        first = LogIndex(fetch.prev_index + 1)
+        if first >= self.tail.first_index:
+            last = self.tail.span(first, self.conf.message_bytes)
+            self._answer_fetch(sender, fetch, last, None, out)
+        elif self._fetch is None or self._fetch[1] != fetch:
+            self._fetch = (sender, fetch)
+            out.read.append(self._read(sender, first))
+
+    def _answer_fetch(
+        self,
+        to: ReplicaId,
+        fetch: Fetch,
+        last: LogIndex,
+        conflict: Conflict | None,
+        out: Effects,
+    ) -> None:
+        answer = FetchAnswer(
+            under=fetch.under,
+            prev_epoch=fetch.prev_epoch,
+            prev_index=fetch.prev_index,
+            last_index=last,
+            starts=self.shape.starts_in(fetch.prev_index, last),
+            conflict=conflict,
+        )
+        out.send.append(Outgoing(to, answer))
+
+    def _on_fetch_answer(
+        self, sender: ReplicaId, answer: FetchAnswer, sizes: Sequence[int], out: Effects
+    ) -> None:
+        bid = self._bid
+        if bid is None or bid.under != answer.under or bid.source != sender:
+            return
+        if answer.prev_index != bid.prev:
+            return  # the answer to an earlier fetch
+        bid.moved_ms = bid.source_moved_ms = self._now
+        bid.send_at_ms = self._now
+        if answer.conflict is not None:
+            bid.prev = self.shape.resume_at(answer.conflict)
+            assert self.commit_index <= bid.prev < answer.prev_index, (
+                f"{answer.conflict} contradicts what was committed up to {self.commit_index}"
+            )
+        elif answer.last_index > bid.prev:
+            self._splice(answer.prev_index, answer.last_index, answer.starts, sizes, out)
+            bid.prev = answer.last_index
+        else:
+            # It has less than it said, so it is not what answered the fence any more.
+            del bid.answers[sender]
+            bid.source = None
+
+    # ---------------------------------------------------------------- leader
+
+    def _begin(self, bid: Bid, out: Effects) -> None:
+        """Begin to lead: a majority promised, and this log holds whatever was committed."""
+        assert self.promise == bid.under, (self.promise, bid.under)
+        self._bid = None
+        self._role = Role.LEADER
+        self.leader = self.me
+        self.serving = self.draining = False
+        self._led_ms = self._now
+        prev = self.shape.last_index
+        start = Start(LogIndex(prev + 1), bid.under.epoch, self.shape.voters)
+        self.shape.extend(start.index, (start,))
+        self._start_index = start.index
+        out.start = start
+        self._sets = self._sets_in_force()
+        self._progress = {}
+        for peer in self.peers:
+            answer = bid.answers.get(peer)
+            index = min(prev, answer.last_index) if answer else prev
+            self._progress[peer] = Progress(next=LogIndex(max(index, self.shape.base_index) + 1))
+
+    def started(self, size: int) -> None:
+        """Take note of the size of the EPOCH entry that `start` ordered, before the next step."""
+        assert len(self.tail) == self.shape.last_index - self.tail.first_index, len(self.tail)
+        self.tail.extend((size,))
+
+    def _cease(self, out: Effects) -> None:
+        """Follow. A leadership that ends here ends for good: nobody needs to wait for it."""
+        if self._role is Role.LEADER:
+            out.send += [Outgoing(peer, Release(under=self.promise)) for peer in self.peers]
+            self._released = True
+            self._progress = {}
+            self._matched = self._heard_commit = self.commit_index
+            self.serving = self.draining = False
+            self.leader = None
+        self._role = Role.FOLLOWER
+
+    def _drain(self) -> None:
+        if self._role is Role.LEADER and not self.draining:
+            self.draining = True
+            self._drain_ms = self._now
+
+    def _on_proposed(self, sizes: Sequence[int]) -> None:
+        assert self._role is Role.LEADER, self._role
+        assert self.serving, "proposed before the EPOCH entry committed"
+        assert not self.draining, "proposed while handing over"
+        self.shape.extend(LogIndex(self.shape.last_index + len(sizes)), ())
+        self.tail.extend(sizes)
+
+    def _lead(self, out: Effects) -> None:
+        until_ms = self.lease_until_ms(self._now)
+        assert until_ms is not None
+        patience_ms = self.conf.stepdown_leases * self.conf.lease_ms
+        if self._now - max(until_ms, self._led_ms) >= patience_ms:
+            self._cease(out)
+            return
+        if self.draining:
+            waited_ms = self._now - self._drain_ms
+            if (
+                self.commit_index == self.shape.last_index
+                or waited_ms >= self.conf.drain_leases * self.conf.lease_ms
+            ):
+                self._cease(out)
+                return
+        if out.start is not None:
+            return  # its frame does not exist yet; the shell ticks when it does
+        for peer, progress in self._progress.items():
+            self._feed(peer, progress, out)
+            if self._now - progress.sent_ms >= self.conf.heartbeat_ms:
+                progress.waiting = False
+                if not self._feed(peer, progress, out):
+                    self._send_append(peer, progress, LogIndex(progress.next - 1), out)
+
+    def _feed(self, peer: ReplicaId, progress: Progress, out: Effects) -> bool:
+        """Send what the follower has not been sent, as far as its window goes."""
+        sent = False
+        while progress.next <= self.shape.last_index and progress.reading is None:
+            if progress.probing and progress.waiting:
+                break
+            if (
+                len(progress.inflight) >= self.conf.window_messages
+                or progress.inflight_bytes >= self.conf.window_bytes
+            ):
+                break
+            if progress.next < self.tail.first_index:
+                if progress.probing:
+                    break  # a heartbeat finds out more cheaply
+                progress.reading = progress.next
+                out.read.append(self._read(peer, progress.next))
+                break
+            limit = self.conf.probe_bytes if progress.probing else self.conf.message_bytes
+            last = self.tail.span(progress.next, limit)
+            size = self.tail.size(LogIndex(progress.next - 1), last)
+            self._send_entries(peer, progress, last, size, out)
+            sent = True
+        return sent
+
+    def _send_entries(
+        self, peer: ReplicaId, progress: Progress, last: LogIndex, size: int, out: Effects
+    ) -> None:
+        self._send_append(peer, progress, last, out)
+        if not progress.probing:
+            progress.inflight.append((last, size))
+            progress.inflight_bytes += size
+            progress.next = LogIndex(last + 1)
+
+    def _send_append(
+        self, peer: ReplicaId, progress: Progress, last: LogIndex, out: Effects
+    ) -> None:
+        """Send (next - 1, last], none if they are equal."""
+        prev = LogIndex(progress.next - 1)
+        progress.sent_ms = self._now
+        progress.waiting = True
+        message = Append(
+            under=self.promise,
+            sent_ms=self._now,
+            to_nonce=progress.nonce,
+            prev_epoch=self.shape.epoch_at(prev),
+            prev_index=prev,
+            last_index=last,
+            starts=self.shape.starts_in(prev, last),
+            commit_index=self.commit_index,
+            kept_from=self.kept_from,
+        )
+        out.send.append(Outgoing(peer, message))
+
+    def _read(self, peer: ReplicaId, first: LogIndex) -> Read:
+        # What is not in memory is durable, so the log has it.
+        last = min(self.durable_index, LogIndex(self.tail.first_index - 1))
+        assert first <= last, (first, self.durable_index, self.tail.first_index)
+        assert first > self.shape.base_index, (
+            f"entry {first} for replica {peer} was dropped; the log begins at"
+            f" {self.shape.base_index + 1}"
+        )
+        return Read(self.version, peer, first, last, self.conf.message_bytes)
+
+    def _on_loaded(self, event: Loaded, out: Effects) -> None:
+        if event.version != self.version:
+            return
+        if self._role is Role.LEADER:
+            progress = self._progress.get(event.peer)
+            if progress is None or progress.reading != event.first:
+                return
+            progress.reading = None
+            self._send_entries(event.peer, progress, event.last, event.size, out)
+        elif self._fetch is not None:
+            to, fetch = self._fetch
+            if to == event.peer and event.first == fetch.prev_index + 1:
+                self._fetch = None
+                self._answer_fetch(to, fetch, event.last, None, out)
+
+    def _on_append_answer(
+        self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs, out: Effects
+    ) -> None:
+        if self._role is not Role.LEADER or answer.under != self.promise:
+            return
+        progress = self._progress.get(sender)
+        if progress is None or answer.nonce in progress.retired:
+            return
+        if answer.nonce != progress.nonce:
+            # Another process: what the earlier one had on disk it may have lost (a torn tail).
+            if progress.nonce:
+                progress.retired.add(progress.nonce)
+                progress.match = LogIndex(0)
+                progress.probe_from(LogIndex(answer.prev_index + 1))
+            progress.nonce = answer.nonce
+        self._sample_clock(sender, wall_ms, answer.echo_ms, answer.held_ms)
+        progress.acked_ms = max(progress.acked_ms or answer.echo_ms, answer.echo_ms)
+        if answer.fenced_by > self.epoch:
+            self._drain()
+        if answer.conflict is not None:
+            self._on_conflict(progress, answer, answer.conflict)
+            return
+        assert answer.durable_index <= answer.matched_index <= self.shape.last_index, (
+            f"replica {sender} matched what was never sent: {answer},"
+            f" last index {self.shape.last_index}"
+        )
+        progress.match = max(progress.match, answer.durable_index)
+        if progress.probing and answer.matched_index >= progress.next - 1:
+            progress.probe_from(LogIndex(answer.matched_index + 1))
+            progress.probing = False
+        while progress.inflight and progress.inflight[0][0] <= progress.match:
+            progress.inflight_bytes -= progress.inflight.popleft()[1]
+
+    def _on_conflict(self, progress: Progress, answer: AppendAnswer, conflict: Conflict) -> None:
+        if answer.prev_index <= progress.match or answer.prev_index >= progress.next:
+            return  # late: it has matched further since, or another question is out
+        if progress.probing and answer.prev_index != progress.next - 1:
+            return
+        resume = max(self.shape.resume_at(conflict), progress.match)
+        assert resume < answer.prev_index, (resume, answer)
+        progress.probe_from(LogIndex(resume + 1))
+
+    def _on_reconnected(self, peer: ReplicaId) -> None:
+        progress = self._progress.get(peer)
+        if progress is not None:
+            progress.probe_from(LogIndex(max(progress.match, self.shape.base_index) + 1))
+            progress.sent_ms = MonoMs(min(progress.sent_ms, self._now - self.conf.heartbeat_ms))
+        if self._bid is not None:
+            self._bid.send_at_ms = self._now
+
+    def _advance_commit(self, out: Effects) -> None:
+        values: dict[ReplicaId, int] = {self.me: self.durable_index}
+        for peer, progress in self._progress.items():
+            values[peer] = progress.match
+        # Not beyond our own disk either: what is applied here can then be read back here.
+        index = min(reached(self._sets, values), self.durable_index)
+        if index > self.commit_index and self._may_commit(LogIndex(index)):
+            self._commit(LogIndex(index))
+            if not self.serving:
+                self.serving = True
+                if self.unsure:
+                    self.unsure = False
+                    out.persist = Persist(self.promise, self.unsure)
+        floor = min(values.get(voter, 0) for voters in self._sets for voter in voters)
+        self.kept_from = max(self.kept_from, LogIndex(min(floor, self.commit_index) + 1))
+
+    def _may_commit(self, index: LogIndex) -> bool:
+        """Older epochs' entries are committed by this epoch's: alone, they can still be lost."""
+        return index >= self._start_index
+
+    def _commit(self, index: LogIndex) -> None:
+        assert index > self.commit_index, f"commit goes back: {self.commit_index} -> {index}"
+        self.commit_index = index
+        if len(self._sets) > 1 or self.shape.last_start <= index:
+            self._sets = self._sets_in_force()
+
+    # ---------------------------------------------------------------- follower
+
+    def _on_append(
+        self, sender: ReplicaId, append: Append, sizes: Sequence[int], out: Effects
+    ) -> None:
+        if not self._admits(append.under):
+            self._refuse(sender, append.under, out)
+            return
+        if append.under != self.promise:
+            self._adopt(append.under, out)
+        assert self._role is not Role.LEADER, f"replica {sender} leads our own epoch: {append}"
+        assert append.under.leader == sender, (sender, append.under)
+        self.leader = sender
+        if not self._released:
+            self._guarded_until = MonoMs(self._now + self.conf.guard_ms)
+        conflict = self._conflict(append.prev_epoch, append.prev_index)
+        if conflict is None:
+            self._splice(append.prev_index, append.last_index, append.starts, sizes, out)
+            self._matched = max(self._matched, append.last_index)
+            self._heard_commit = max(self._heard_commit, append.commit_index)
+            self.kept_from = max(self.kept_from, append.kept_from)
+            if append.to_nonce == self.nonce:
+                self._sure_from = max(self._sure_from or append.commit_index, append.commit_index)
+            if append.last_index > max(self.durable_index, append.prev_index):
+                self._owed = (sender, append, self._now)
+                return
+        self._answer_append(sender, append, conflict, self._now, out)
+
+    def _answer_append(
+        self,
+        to: ReplicaId,
+        append: Append,
+        conflict: Conflict | None,
+        since_ms: MonoMs,
+        out: Effects,
+    ) -> None:
+        answer = AppendAnswer(
+            under=append.under,
+            nonce=self.nonce,
+            prev_index=append.prev_index,
+            matched_index=self._matched,
+            durable_index=self._acked(),
+            conflict=conflict,
+            fenced_by=self._held.fence.under.epoch if self._held else Epoch(0),
+            echo_ms=append.sent_ms,
+            held_ms=self._now - since_ms,
+        )
+        out.send.append(Outgoing(to, answer))
+
+    def _acked(self) -> LogIndex:
+        return min(self.durable_index, self._matched)
+
+    def _conflict(self, prev_epoch: Epoch, prev_index: LogIndex) -> Conflict | None:
+        """Return where this log parts from one with that entry. None: it has it, too."""
+        if prev_index <= self.commit_index:
+            return None  # committed: the same in every later leader's log
+        if prev_index <= self.shape.last_index and self.shape.epoch_at(prev_index) == prev_epoch:
+            return None
+        return self.shape.conflict_at(prev_index)
+
+    def _splice(
+        self,
+        prev: LogIndex,
+        last: LogIndex,
+        starts: Sequence[Start],
+        sizes: Sequence[int],
+        out: Effects,
+    ) -> None:
+        """Make (prev, last] of this log what came; `prev` is matched."""
+        assert len(sizes) == last - prev, (len(sizes), prev, last)
+        known = max(prev, min(self.commit_index, last))
+        parts_at = self.shape.parts_at(known, starts, last)
+        if parts_at is not None:
+            self._truncate(LogIndex(parts_at - 1), out)
+        first = LogIndex(max(self.shape.last_index, prev) + 1)
+        if last >= first:
+            assert first == self.shape.last_index + 1, (first, self.shape.last_index)
+            self.shape.extend(last, [start for start in starts if start.index >= first])
+            self.tail.extend(sizes[first - prev - 1 :])
+            self._sets = self._sets_in_force()
+            out.append = (first, last)
+
+    def _truncate(self, after: LogIndex, out: Effects) -> None:
+        assert after >= self.commit_index, (
+            f"truncating to {after}, below the committed {self.commit_index}"
+        )
+        assert after >= self._matched or self._bid is not None, (
+            f"truncating to {after}, below the matched {self._matched}"
+        )
+        self.shape.truncate_after(after)
+        self.tail.truncate_after(after)
+        self.durable_index = min(self.durable_index, after)
+        self.version += 1
+        self._fetch = None
+        self._sets = self._sets_in_force()
+        out.truncate_after = after
+
+    def _follow(self, out: Effects) -> None:
+        index = LogIndex(min(self._heard_commit, self._acked()))
+        if index > self.commit_index:
+            self._commit(index)
+        if self._owed is not None:
+            to, append, since_ms = self._owed
+            if self._acked() > append.prev_index or self._acked() >= append.last_index:
+                self._answer_append(to, append, None, since_ms, out)
+                if self._acked() >= append.last_index:
+                    self._owed = None
+        if (
+            self.unsure
+            and self._sure_from is not None
+            and self._sure_from <= self._acked()
+            and self.shape.epoch_at(self._sure_from) == self.promise.epoch
+        ):
+            # The leader knows this very process, so its commit index counts nothing that only
+            # an earlier one had on disk.
+            self.unsure = False
+            out.persist = Persist(self.promise, self.unsure)
+
+    def _sample_clock(
+        self, peer: ReplicaId, wall_ms: UnixMs, echo_ms: MonoMs, held_ms: int
+    ) -> None:
+        travelled_ms = max(self._now - echo_ms - held_ms, 0)
+        at_ms = MonoMs(self._now - travelled_ms // 2)
+        self.clock_samples[peer] = ClockSample(wall_ms, at_ms, (travelled_ms + 1) // 2)
+
+    # ---------------------------------------------------------------- upkeep
+
+    def drop_before(self, index: LogIndex) -> LogIndex:
+        """Forget the log below `index`, as far as every voter has it; return what is first now."""
+        index = min(index, self.kept_from, self.commit_index, self.tail.first_index)
+        if index > self.shape.base_index + 1:
+            self.shape.drop_before(index)
+        return LogIndex(self.shape.base_index + 1)
+
+    def known_matches(self) -> Mapping[ReplicaId, LogIndex]:
+        """Return what the leader knows to be on each follower's disk; empty for others."""
+        return {peer: progress.match for peer, progress in self._progress.items()}
+
+    def check_invariants(self) -> None:
+        """Crash if the state contradicts itself. O(log): for tests and the simulator."""
+        shape, tail = self.shape, self.tail
+        assert shape.base_index <= self.commit_index <= self.durable_index <= shape.last_index
+        assert tail.first_index - 1 + len(tail) == shape.last_index, (
+            tail.first_index,
+            len(tail),
+            shape.last_index,
+        )
+        assert tail.first_index - 1 <= self.durable_index, (tail.first_index, self.durable_index)
+        assert shape.last_epoch <= self.promise.epoch, (shape.last_epoch, self.promise)
+        if self._role is Role.LEADER:
+            assert self.promise == Promise(self.epoch, self.me, self.nonce), self.promise
+            for peer, progress in self._progress.items():
+                assert progress.match < progress.next <= shape.last_index + 1, (peer, progress)
+        if self._role is Role.CANDIDATE:
+            assert self._bid is not None
+            assert self._bid.under == self.promise, (self._bid.under, self.promise)
+
+    def __str__(self) -> str:
+        """Return one line for scenario texts and failure reports."""
+        words = [
+            f"{self.role.value} epoch={self.epoch}",
+            f"log={self.shape.last_epoch}:{self.shape.last_index}",
+            f"durable={self.durable_index}",
+            f"matched={self.matched_index}",
+            f"commit={self.commit_index}",
+        ]
+        words += [word for word in ("serving", "draining", "unsure") if getattr(self, word)]
+        words += [f"bid={self.bid_epoch}"] if self._bid else []
+        words += [f"held={self._held.fence.under.epoch}"] if self._held else []
+        return " ".join(words)

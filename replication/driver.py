@@ -1,0 +1,373 @@
+"""The core with its bytes: steps it, carries its effects out, tells the application.
+
+    messages, durability, time          Driver                       Io (a shell)
+    --------------------------> inbox -> core.step -> effects -----> persist, write, read,
+                                          |     cache of frames      send, wake_at
+                                          v
+                                       Listener: on_commit, on_role, on_lead, on_stepdown
+
+Two shells stand behind `Io`: asyncio with a writer thread (replication/replica.py), and the
+simulator (chaos/sim/), so all that is not the clock, the disk or the network is the same code.
+
+Everything runs on one thread. While a promise is on its way to the disk no event is taken:
+what arrives waits in the inbox.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from replication.core import (
+    Core,
+    Effects,
+    Event,
+    Loaded,
+    Persist,
+    Proposed,
+    Read,
+    Received,
+    Role,
+    Tick,
+)
+from replication.messages import Append, Entries, FetchAnswer, Message, Start
+from replication.writer import Drop, Order, Truncate, Write
+from timer.disk import Bytes
+from timer.entry import HEADER_SIZE, Damage, Entry, Kind, encode, frame_at
+from timer.errors import NotLeader, Overloaded
+from timer.payloads import EpochStart, encode_epoch
+from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
+
+OVERLOADED_RETRY_MS = 50
+"""About the time in which a loaded cluster commits what fills its window."""
+
+
+class Framed(NamedTuple):
+    """An entry with the bytes it was parsed from, or encoded to."""
+
+    frame: Bytes
+    entry: Entry
+
+
+class Io(Protocol):
+    """What a shell does for the driver. Nothing here blocks."""
+
+    def mono_ms(self) -> MonoMs:
+        """Return CLOCK_BOOTTIME."""
+
+    def persist(self, order: Persist) -> None:
+        """Make the promise durable, then call `Driver.persisted`."""
+
+    def write(self, order: Order) -> None:
+        """Queue for `write_batch`; after its sync step `Durable(its version, last index)`."""
+
+    def read(self, order: Read) -> None:
+        """Read from the log, then call `Driver.loaded` with what was found."""
+
+    def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
+        """Queue the message, stamped with the wall clock; it may get lost."""
+
+    def wake_at(self, at_ms: MonoMs | None) -> None:
+        """Call `Driver.tick` then; replaces what was asked before."""
+
+    def soon(self) -> None:
+        """Call `Driver.tick` as soon as this burst of proposals is over."""
+
+
+class Listener(Protocol):
+    """What the application hears. It may propose from inside of these."""
+
+    def on_commit(self, commit_index: LogIndex) -> None:
+        """Everything up to here is committed and on this disk: apply it."""
+
+    def on_role(self, role: Role, epoch: Epoch) -> None:
+        """The role or the epoch changed."""
+
+    def on_lead(self, epoch: Epoch) -> None:
+        """The EPOCH entry is committed: apply to the commit index, load, and serve."""
+
+    def on_stepdown(self, epoch: Epoch) -> None:
+        """Stop serving `epoch` at once; what is in flight has an unknown outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the controller wants to know of a replica."""
+
+    replica: ReplicaId
+    role: Role
+    epoch: Epoch
+    serving: bool
+    lease_ok: bool
+    last_epoch: Epoch
+    last_index: LogIndex
+    commit_index: LogIndex
+    highest_promise: Epoch
+    """The highest epoch promised here or where this replica was refused: appoint above it."""
+    bid_epoch: Epoch
+    """The epoch that this replica tries to lead; 0: none."""
+    unsure: bool
+
+
+class Driver:
+    """One replica without its clock, disk and network."""
+
+    def __init__(self, core: Core, io: Io, listener: Listener, last_time_ms: UnixMs) -> None:
+        self.core = core
+        self._io = io
+        self._listener = listener
+        self._cache: list[Framed] = []
+        self._cache_first = core.tail.first_index
+        self._loaded: dict[ReplicaId, tuple[LogIndex, Sequence[Bytes]]] = {}
+        self._last_time_ms = last_time_ms
+        self._inbox: deque[tuple[Event, Sequence[Framed]]] = deque()
+        self._blocked: tuple[Effects, Sequence[Framed]] | None = None
+        self._pumping = False
+        self._soon = False
+        self._told: tuple[Role, Epoch, bool] = (core.role, core.epoch, False)
+        self._told_commit = core.commit_index
+
+    # ---------------------------------------------------------------- events
+
+    def receive(
+        self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: memoryview
+    ) -> None:
+        """Take a message and the frames beside it.
+
+        Raises:
+            ValueError: the frames are damaged, or are not those the message names.
+        """
+        chunk: Sequence[Framed] = ()
+        sizes: Sequence[int] = ()
+        if isinstance(message, Append | FetchAnswer):
+            chunk = parse(message, data)
+            sizes = [len(framed.frame) for framed in chunk]
+        self.handle(Received(sender, message, wall_ms, sizes), chunk)
+
+    def handle(self, event: Event, chunk: Sequence[Framed] = ()) -> None:
+        """Step the core with `event` now, or as soon as a promise is durable."""
+        self._inbox.append((event, chunk))
+        self._pump()
+
+    def tick(self) -> None:
+        """Take note that time has passed."""
+        self._soon = False
+        self.handle(Tick())
+
+    def persisted(self) -> None:
+        """Go on: the promise is durable."""
+        assert self._blocked is not None, "nothing was to be persisted"
+        effects, chunk = self._blocked
+        self._blocked = None
+        pumping, self._pumping = self._pumping, True
+        self._carry_out(effects, chunk)
+        self._pumping = pumping
+        self._pump()
+
+    def loaded(self, order: Read, frames: Sequence[Bytes]) -> None:
+        """Take what a `Read` found."""
+        assert frames, order
+        self._loaded[order.peer] = (order.first, frames)
+        last = LogIndex(order.first + len(frames) - 1)
+        size = sum(map(len, frames))
+        self.handle(Loaded(order.version, order.peer, order.first, last, size))
+        if self._blocked is None:
+            self._loaded.pop(order.peer, None)
+
+    def _pump(self) -> None:
+        if self._pumping:
+            return
+        self._pumping = True
+        while self._inbox and self._blocked is None:
+            event, chunk = self._inbox.popleft()
+            effects = self.core.step(self._io.mono_ms(), event)
+            if effects.persist is not None:
+                self._blocked = (effects, chunk)
+                self._io.persist(effects.persist)
+            else:
+                self._carry_out(effects, chunk)
+        self._pumping = False
+
+    # ---------------------------------------------------------------- effects
+
+    def _carry_out(self, effects: Effects, chunk: Sequence[Framed]) -> None:
+        core, io = self.core, self._io
+        if effects.truncate_after is not None:
+            self._truncate_cache(effects.truncate_after)
+            io.write(Truncate(core.version, effects.truncate_after, core.commit_index))
+        if effects.append is not None:
+            first, last = effects.append
+            new = chunk[first - chunk[0].entry.index :]
+            assert new[-1].entry.index == last, (new[-1].entry.index, last)
+            self._append(new)
+        if effects.start is not None:
+            self._append([self._epoch_entry(effects.start)])
+            core.started(len(self._cache[-1].frame))
+            self._inbox.appendleft((Tick(), ()))
+        for order in effects.read:
+            io.read(order)
+        for to, message in effects.send:
+            io.send(to, message, self._frames(to, message))
+        excess = core.tail.first_index - self._cache_first
+        if excess > 0:
+            del self._cache[:excess]
+            self._cache_first = core.tail.first_index
+        io.wake_at(core.wake_at_ms)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the listener what has changed."""
+        core, listener = self.core, self._listener
+        role, epoch, serving = self._told
+        told = (core.role, core.epoch, core.serving)
+        if told != self._told:
+            self._told = told
+            if serving and (not core.serving or core.epoch != epoch):
+                listener.on_stepdown(epoch)
+            if (role, epoch) != told[:2]:
+                listener.on_role(core.role, core.epoch)
+        if core.commit_index > self._told_commit:
+            self._told_commit = core.commit_index
+            listener.on_commit(core.commit_index)
+        if core.serving and not serving:
+            listener.on_lead(core.epoch)
+
+    def _append(self, new: Sequence[Framed]) -> None:
+        self._cache.extend(new)
+        self._last_time_ms = new[-1].entry.time_ms
+        self._io.write(Write(self.core.version, [framed.frame for framed in new]))
+
+    def _truncate_cache(self, after: LogIndex) -> None:
+        keep = after - self._cache_first + 1
+        if keep >= 0:
+            del self._cache[keep:]
+        else:
+            self._cache.clear()
+            self._cache_first = LogIndex(after + 1)
+
+    def _epoch_entry(self, start: Start) -> Framed:
+        core = self.core
+        said = EpochStart(start.epoch, core.me, tuple(sorted(start.voters)))
+        # No clock is asked: this node's may be the one that is wrong.
+        return _framed(
+            Kind.EPOCH, start.epoch, start.index, self._last_time_ms, [encode_epoch(said)]
+        )
+
+    def _frames(self, to: ReplicaId, message: Message) -> Sequence[Bytes]:
+        if (
+            not isinstance(message, Append | FetchAnswer)
+            or message.last_index == message.prev_index
+        ):
+            return ()
+        first = LogIndex(message.prev_index + 1)
+        at = first - self._cache_first
+        if at >= 0:
+            end = message.last_index - self._cache_first + 1
+            return [framed.frame for framed in self._cache[at:end]]
+        loaded_first, frames = self._loaded.pop(to)
+        assert loaded_first == first, (loaded_first, message)
+        assert len(frames) == message.last_index - message.prev_index, (len(frames), message)
+        return frames
+
+    # ---------------------------------------------------------------- the application's side
+
+    def check_leading(self, size: int = 0) -> None:
+        """Return if `size` bytes may be proposed now.
+
+        Raises:
+            NotLeader: this replica does not lead, or is handing over.
+            Overloaded: too much waits for a majority already.
+        """
+        core = self.core
+        if not core.serving or core.draining or self._blocked is not None:
+            raise NotLeader(None)
+        if core.uncommitted_bytes + size > core.conf.uncommitted_bytes:
+            raise Overloaded("uncommitted log", retry_after_ms=OVERLOADED_RETRY_MS)
+
+    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """Append an entry and return its index; committed when `on_commit` says so.
+
+        Raises:
+            NotLeader: this replica does not lead, or is handing over.
+            Overloaded: too much waits for a majority already.
+        """
+        core = self.core
+        self.check_leading(sum(map(len, payload)) + HEADER_SIZE)
+        assert time_ms >= self._last_time_ms, f"time goes back: {self._last_time_ms}, {time_ms}"
+        index = LogIndex(core.shape.last_index + 1)
+        framed = _framed(kind, core.epoch, index, time_ms, payload)
+        core.step(self._io.mono_ms(), Proposed((len(framed.frame),)))
+        self._append([framed])
+        if not self._soon:
+            self._soon = True
+            self._io.soon()
+        return index
+
+    def drop_before(self, index: LogIndex) -> None:
+        """Forget the log below `index`, which a manifest covers, as far as every voter has it."""
+        self._io.write(Drop(self.core.version, self.core.drop_before(index)))
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        """Time of the last entry in the log: the next one's is not below it."""
+        return self._last_time_ms
+
+    def cached(self, first: LogIndex, last: LogIndex) -> list[Entry] | None:
+        """Return the entries [first, last]; None: they are not all in memory any more."""
+        at = first - self._cache_first
+        if at < 0:
+            return None
+        assert last <= self.core.shape.last_index, (first, last, self.core.shape.last_index)
+        return [framed.entry for framed in self._cache[at : last - self._cache_first + 1]]
+
+    def report(self) -> Report:
+        """Return what the controller wants to know."""
+        core = self.core
+        return Report(
+            replica=core.me,
+            role=core.role,
+            epoch=core.epoch,
+            serving=core.serving,
+            lease_ok=core.lease_held(self._io.mono_ms()),
+            last_epoch=core.shape.last_epoch,
+            last_index=core.shape.last_index,
+            commit_index=core.commit_index,
+            highest_promise=core.highest_met,
+            bid_epoch=core.bid_epoch,
+            unsure=core.unsure,
+        )
+
+
+def parse(message: Entries, data: memoryview) -> list[Framed]:
+    """Return the entries that travelled with `message`, checked.
+
+    Raises:
+        ValueError: they are damaged, or not those that the message names.
+    """
+    chunk: list[Framed] = []
+    position, epoch, index = 0, message.prev_epoch, message.prev_index
+    starts = iter(message.starts)
+    start = next(starts, None)
+    while (entry := frame_at(data, position)) is not None:
+        if isinstance(entry, Damage):
+            raise ValueError(f"damaged frame at byte {entry.position}: {entry.why}")
+        index = LogIndex(index + 1)
+        if start is not None and start.index == index:
+            if entry.kind is not Kind.EPOCH or start.epoch <= epoch:
+                raise ValueError(f"epoch {start.epoch} after {epoch} begins with {entry.kind}")
+            epoch, start = start.epoch, next(starts, None)
+        if (entry.epoch, entry.index) != (epoch, index):
+            raise ValueError(f"entry {entry.epoch}:{entry.index} where {epoch}:{index} belongs")
+        end = position + HEADER_SIZE + len(entry.payload)
+        chunk.append(Framed(data[position:end], entry))
+        position = end
+    if index != message.last_index or start is not None:
+        raise ValueError(f"entries up to {index}, the message says {message.last_index}")
+    return chunk
+
+
+def _framed(
+    kind: Kind, epoch: Epoch, index: LogIndex, time_ms: UnixMs, payload: list[bytes]
+) -> Framed:
+    frame = encode(kind, epoch, index, time_ms, payload)
+    return Framed(frame, Entry(kind, epoch, index, time_ms, memoryview(frame)[HEADER_SIZE:]))

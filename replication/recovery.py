@@ -1,0 +1,64 @@
+"""What the protocol needs to know of a log that was opened."""
+
+from replication.messages import Start
+from replication.quorum import Voters
+from replication.shape import Shape
+from timer.entry import Entry, Kind, frame_at
+from timer.errors import CorruptFile
+from timer.log import Log
+from timer.payloads import decode_epoch
+from timer.units import LogIndex, UnixMs
+
+
+def recover(log: Log, base_voters: Voters) -> tuple[Shape, UnixMs]:
+    """Return the log's shape and the time of its last entry, 0 if it has none.
+
+    `base_voters` are those in force before the first entry: the founding voters, or the ones
+    that the manifest names if the log was cut short below it.
+
+    Raises:
+        CorruptFile: an epoch does not begin with an EPOCH entry.
+    """
+    base = LogIndex(log.first_index - 1)
+    base_epoch = log.epoch_at(base)
+    assert base_epoch is not None, base
+    starts: list[Start] = []
+    last = log.last_index
+    while last > base:
+        first = _first_of_epoch(log, last)
+        if first is None:
+            break
+        entry = _read(log, first)
+        if entry.kind is not Kind.EPOCH:
+            raise CorruptFile(f"entry {first}", 0, f"epoch {entry.epoch} begins with {entry.kind}")
+        said = decode_epoch(entry.payload)
+        starts.append(Start(first, entry.epoch, frozenset(said.voters)))
+        last = LogIndex(first - 1)
+    shape = Shape(base, base_epoch, base_voters, base)
+    if log.last_index > base:
+        shape.extend(log.last_index, reversed(starts))
+    time_ms = _read(log, log.last_index).time_ms if log.last_index > base else UnixMs(0)
+    return shape, time_ms
+
+
+def _first_of_epoch(log: Log, last: LogIndex) -> LogIndex | None:
+    """Return where the epoch of `last` begins; None: below the log."""
+    epoch = log.epoch_at(last)
+    low, high = log.first_index - 1, int(last)  # low: of an earlier epoch; high: of this one
+    if log.epoch_at(LogIndex(low)) == epoch:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if log.epoch_at(LogIndex(middle)) == epoch:
+            high = middle
+        else:
+            low = middle
+    return LogIndex(high)
+
+
+def _read(log: Log, index: LogIndex) -> Entry:
+    frames = log.read(index, 1)
+    assert frames, index
+    entry = frame_at(frames[0], 0)
+    assert isinstance(entry, Entry), entry
+    return entry

@@ -1,0 +1,190 @@
+"""The shape of a log: which epoch every index is of, who votes, how large the last entries are.
+
+    index     1        41             97            120 = last_index
+              E epoch 1 | E epoch 3    | E epoch 4   |
+    starts    (1,1,{..})  (41,3,{..})    (97,4,{..})
+
+That is all that the protocol needs to know of a log, so the core decides on a `Shape` and never
+sees a payload. Below `base_index` the log was dropped.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+from replication.messages import Conflict, Start
+from replication.quorum import Voters
+from timer.units import Epoch, LogIndex
+
+
+class Shape:
+    """Epochs and voters of a log; only its owner changes it."""
+
+    def __init__(
+        self, base_index: LogIndex, base_epoch: Epoch, base_voters: Voters, last_index: LogIndex
+    ) -> None:
+        assert last_index >= base_index, (base_index, last_index)
+        self.base_index = base_index
+        self._base = Start(base_index, base_epoch, base_voters)
+        self._starts: list[Start] = []
+        self.last_index = last_index
+
+    @property
+    def last_epoch(self) -> Epoch:
+        """Epoch of the last entry."""
+        return (self._starts[-1] if self._starts else self._base).epoch
+
+    @property
+    def last_start(self) -> LogIndex:
+        """Index of the last EPOCH entry; the base if there is none above it."""
+        return (self._starts[-1] if self._starts else self._base).index
+
+    @property
+    def voters(self) -> Voters:
+        """The newest voter set, committed or not."""
+        return (self._starts[-1] if self._starts else self._base).voters
+
+    def epoch_at(self, index: LogIndex) -> Epoch:
+        """Return the epoch of the entry at `index`: of base_index .. last_index."""
+        return self._run(index).epoch
+
+    def _run(self, index: LogIndex) -> Start:
+        assert self.base_index <= index <= self.last_index, (
+            self.base_index,
+            index,
+            self.last_index,
+        )
+        if not self._starts or index >= self._starts[-1].index:
+            return self._starts[-1] if self._starts else self._base
+        at = bisect_right(self._starts, index, key=_index) - 1
+        return self._starts[at] if at >= 0 else self._base
+
+    def sets_from(self, commit_index: LogIndex) -> tuple[Start, ...]:
+        """Return the last start at or below `commit_index` and every later one."""
+        if not self._starts or self._starts[-1].index <= commit_index:
+            return (self._starts[-1] if self._starts else self._base,)
+        at = bisect_right(self._starts, commit_index, key=_index)
+        return ((self._starts[at - 1] if at else self._base), *self._starts[at:])
+
+    def starts_in(self, after: LogIndex, last: LogIndex) -> tuple[Start, ...]:
+        """Return the EPOCH entries in (after, last]."""
+        if not self._starts or self._starts[-1].index <= after:
+            return ()
+        low = bisect_right(self._starts, after, key=_index)
+        return tuple(self._starts[low : bisect_right(self._starts, last, key=_index)])
+
+    def extend(self, last_index: LogIndex, starts: Iterable[Start]) -> None:
+        """Append entries up to `last_index`, of which `starts` begin an epoch."""
+        for start in starts:
+            assert start.index > self.last_start or not self._starts, (start, self.last_start)
+            assert start.epoch > self.last_epoch, f"epoch goes back: {start}, {self.last_epoch}"
+            assert self.last_index < start.index <= last_index, (self.last_index, start)
+            self._starts.append(start)
+        assert last_index > self.last_index, (last_index, self.last_index)
+        self.last_index = last_index
+
+    def truncate_after(self, index: LogIndex) -> None:
+        """Forget the entries above `index`."""
+        assert self.base_index <= index < self.last_index, (index, self.last_index)
+        self.last_index = index
+        while self._starts and self._starts[-1].index > index:
+            self._starts.pop()
+
+    def drop_before(self, index: LogIndex) -> None:
+        """Forget the entries below `index`; what they said of epoch and voters stays."""
+        assert self.base_index < index <= self.last_index + 1, (self.base_index, index)
+        self._base = self._run(LogIndex(index - 1))
+        self.base_index = LogIndex(index - 1)
+        del self._starts[: bisect_left(self._starts, index, key=_index)]
+
+    def parts_at(
+        self, prev_index: LogIndex, starts: Sequence[Start], last: LogIndex
+    ) -> LogIndex | None:
+        """Return the first index in (prev_index, last] whose epoch is another in this log.
+
+        The other log's entries there are of the epoch at `prev_index`, in which the logs agree,
+        until one of `starts`. None: they agree as far as both go.
+        """
+        end = min(last, self.last_index)
+        ours = {start.index: start.epoch for start in self.starts_in(prev_index, end)}
+        theirs = {start.index: start.epoch for start in starts if prev_index < start.index <= end}
+        if ours == theirs:
+            return None
+        return min(index for index, _ in ours.items() ^ theirs.items())
+
+    def conflict_at(self, index: LogIndex) -> Conflict:
+        """Return what this log holds at or below `index`, where it is not what was asked for."""
+        last = min(index, self.last_index)
+        run = self._run(last)
+        return Conflict(run.epoch, max(run.index, self.base_index), last)
+
+    def resume_at(self, conflict: Conflict) -> LogIndex:
+        """Return the highest index at which this log may agree with the one that answered so."""
+        last = min(conflict.last_index, self.last_index)
+        if last <= self.base_index:
+            return self.base_index
+        run = self._run(last)
+        # Walk down our runs to the one of their epoch: both hold it as its leader wrote it.
+        while run.epoch > conflict.epoch and run.index > self.base_index:
+            last = LogIndex(run.index - 1)
+            run = self._run(last)
+        if run.epoch == conflict.epoch:
+            return last
+        return max(self.base_index, min(last, LogIndex(conflict.first_index - 1)))
+
+
+class Tail:
+    """Sizes in bytes of the last entries: those that the shell holds in memory."""
+
+    def __init__(self, first_index: LogIndex) -> None:
+        self.first_index = first_index
+        self._ends: list[int] = [0]
+        # _ends[i]: bytes from some fixed point to the end of entry first_index - 1 + i.
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @property
+    def bytes(self) -> int:
+        """Size of all of it."""
+        return self._ends[-1] - self._ends[0]
+
+    def extend(self, sizes: Iterable[int]) -> None:
+        """Append entries of these sizes."""
+        end = self._ends[-1]
+        for size in sizes:
+            end += size
+            self._ends.append(end)
+
+    def truncate_after(self, index: LogIndex) -> None:
+        """Forget the entries above `index`."""
+        keep = index - self.first_index + 1
+        if keep >= 0:
+            del self._ends[keep + 1 :]
+        else:
+            self.first_index = LogIndex(index + 1)
+            self._ends = [0]
+
+    def size(self, after: LogIndex, last: LogIndex) -> int:
+        """Return the bytes of the entries (after, last], as far as they are here."""
+        low = max(after - self.first_index + 1, 0)
+        return self._ends[last - self.first_index + 1] - self._ends[low]
+
+    def span(self, first: LogIndex, limit_bytes: int) -> LogIndex:
+        """Return the last index such that [first, it] has at most `limit_bytes`, or is one."""
+        at = first - self.first_index
+        assert 0 <= at < len(self), (first, self.first_index, len(self))
+        end = bisect_right(self._ends, self._ends[at] + limit_bytes, lo=at + 1) - 1
+        return LogIndex(self.first_index + max(end, at + 1) - 1)
+
+    def trim(self, durable_index: LogIndex, keep_bytes: int) -> None:
+        """Forget the oldest durable entries beyond `keep_bytes`, some at a time."""
+        excess = self.bytes - keep_bytes
+        if excess > keep_bytes >> 3:
+            count = bisect_left(self._ends, self._ends[0] + excess)
+            count = max(0, min(count, durable_index - self.first_index + 1))
+            del self._ends[:count]
+            self.first_index = LogIndex(self.first_index + count)
+
+
+def _index(start: Start) -> LogIndex:
+    return start.index

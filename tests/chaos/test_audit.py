@@ -1,0 +1,332 @@
+"""The audit against planted faults: every violation is found, and an honest run is not blamed."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.testing import assertDataFrameEqual
+
+from chaos import audit, history
+from chaos.history import Run
+from tests.chaos.world import SALT, Log, id_of, write_log
+from timer import timer_id
+from timer.entry import Kind
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    # Of pyspark's own making.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+DUE_MS = 1_000_000
+UNTIL_MS = 2_000_000
+FATE = (
+    "node STRING, seq BIGINT, topic STRING, end STRING, due_ms BIGINT, requested_ms BIGINT,"
+    " mark BIGINT, payload_size INT, schedule_index BIGINT, scheduled_at_ms BIGINT,"
+    " end_index BIGINT, end_epoch BIGINT, ended_at_ms BIGINT, queue_offset BIGINT"
+)
+
+
+class Planted:
+    """One timer per mark, all honest: asked, fired at its due time, given once, acked."""
+
+    def __init__(self, marks: Sequence[int]) -> None:
+        self.lines: list[dict[str, Any]] = [
+            {"op": "open", "client": "c", "topic": "t", "group": "g", "start_ms": 0}
+        ]
+        self.fates: list[dict[str, Any]] = []
+        self.acks: list[dict[str, Any]] = []
+        for mark in marks:
+            self.ask(mark)
+            for node in ("n1", "n2", "n3"):
+                self.fate(mark, node)
+            self.give(mark)
+            self.ack(mark)
+
+    def ask(self, mark: int, outcome: str = "ok") -> None:
+        ids = [id_of(DUE_MS + mark, mark)] if outcome == "ok" else None
+        self.lines.append(
+            {"op": "schedule", "outcome": outcome, "topic": "t", "start_ms": 1, "end_ms": 2}
+            | {"marks": [mark], "ids": ids, "due_ms": [DUE_MS + mark], "client": "c"}
+        )
+
+    def fate(self, mark: int, node: str, **other: Any) -> None:
+        fired = {"end": "fired", "end_index": 9, "end_epoch": 1, "ended_at_ms": DUE_MS + mark}
+        start = {"requested_ms": DUE_MS, "payload_size": 8, "schedule_index": 1}
+        row = {"node": node, "seq": mark, "topic": "t", "due_ms": DUE_MS + mark, "mark": mark}
+        row |= start | {"scheduled_at_ms": 2, "queue_offset": mark} | fired
+        self.fates.append(row | other)
+
+    def give(self, mark: int, **other: Any) -> None:
+        self.lines.append(
+            {"op": "deliver", "client": "c", "topic": "t", "group": "g", "epoch": 1, "lease_id": 1}
+            | {"offsets": [mark], "ids": [id_of(DUE_MS + mark, mark)], "marks": [mark]}
+            | {"attempts": [1], "fired_at_ms": [DUE_MS + mark], "due_ms": [DUE_MS + mark]}
+            | {"received_ms": DUE_MS + mark + 10}
+            | other
+        )
+
+    def ack(self, mark: int) -> None:
+        self.lines.append(
+            {"op": "ack", "client": "c", "topic": "t", "group": "g", "outcome": "ok", "epoch": 1}
+            | {"offsets": [mark], "results": ["ACKED"], "start_ms": 3, "end_ms": DUE_MS + mark + 20}
+        )
+        self.acks.append({"topic": "t", "group": "g", "queue_offset": mark, "ack_epoch": 1})
+
+    def cancel(self, mark: int, result: str | None, outcome: str = "ok") -> None:
+        self.lines.append(
+            {"op": "cancel", "client": "c", "outcome": outcome, "start_ms": 3, "end_ms": 4}
+            | {"ids": [id_of(DUE_MS + mark, mark)], "results": result and [result]}
+        )
+
+    def drop(self, mark: int, *ops: str, log: bool = False) -> None:
+        """Take out what one timer's witnesses say."""
+        self.lines = [
+            line
+            for line in self.lines
+            if not (line["op"] in ops and mark in (line.get("marks") or line.get("offsets", [])))
+        ]
+        self.acks = [a for a in self.acks if not ("ack" in ops and a["queue_offset"] == mark)]
+        if log:
+            self.fates = [fate for fate in self.fates if fate["mark"] != mark]
+
+    def change(self, mark: int, node: str | None = None, **other: Any) -> None:
+        """Change what one node's log, or every node's, says of a timer."""
+        for fate in self.fates:
+            if fate["mark"] == mark and node in (None, fate["node"]):
+                fate |= other
+
+    def cancelled(self, mark: int) -> None:
+        self.drop(mark, "deliver", "ack")
+        self.change(mark, end="cancelled", queue_offset=None)
+
+    def pending(self, mark: int, due_ms: int) -> None:
+        self.drop(mark, "deliver", "ack")
+        nothing = dict.fromkeys(("end_index", "end_epoch", "ended_at_ms", "queue_offset"))
+        self.change(mark, end="pending", due_ms=due_ms, **nothing)
+
+    def verdicts(self, spark: SparkSession) -> DataFrame:
+        lines = spark.createDataFrame(self.lines, history.SCHEMA)
+        log = audit.agreed_fates(spark.createDataFrame(self.fates, FATE))
+        acks = spark.createDataFrame(
+            self.acks, "topic STRING, `group` STRING, queue_offset BIGINT, ack_epoch BIGINT"
+        )
+        given = audit.judged_deliveries(
+            audit.deliveries(lines), audit.confirmed_acks(lines), audit.agreed_acks(acks)
+        )
+        groups = audit.consumed(lines).withColumn("start_offset", F.lit(0).cast("bigint"))
+        return audit.verdicts(
+            audit.asked(lines), log, given, audit.cancels(lines), groups, until_ms=UNTIL_MS
+        )
+
+
+def plant(spark: SparkSession, expected: dict[int, str], planted: Planted) -> None:
+    found = planted.verdicts(spark).select("mark", "verdict")
+    wanted = spark.createDataFrame([*expected.items()], "mark BIGINT, verdict STRING")
+    assertDataFrameEqual(found, wanted)
+
+
+def test_every_violation_is_found_and_nothing_else(spark: SparkSession) -> None:
+    p = Planted(range(1, 31))
+    expected = dict.fromkeys(range(1, 31), "ok")
+    # Lost: nowhere in the log; fired but never given; never fired; cancelled by nobody.
+    p.drop(1, "deliver", "ack", log=True)
+    p.drop(2, "deliver", "ack")
+    p.pending(3, DUE_MS + 3)
+    p.cancelled(4)
+    expected |= dict.fromkeys((1, 2, 3, 4), "lost")
+    # Duplicate: one ask became two timers; one timer got two queue offsets.
+    for node in ("n1", "n2", "n3"):
+        p.fate(5, node, seq=105, queue_offset=105)
+    p.give(6, offsets=[106], attempts=[2])
+    expected |= dict.fromkeys((5, 6), "duplicate_fire")
+    # Early: on the cluster's clock; and a due time before the one asked for.
+    p.change(7, ended_at_ms=DUE_MS + 6)
+    p.drop(7, "deliver", "ack")
+    p.give(7, fired_at_ms=[DUE_MS + 6])
+    p.change(8, due_ms=DUE_MS + 7)
+    p.lines = [l | {"ids": [id_of(DUE_MS + 7, 8)]} if l.get("marks") == [8] else l for l in p.lines]
+    expected |= dict.fromkeys((7, 8), "early")
+    # Phantom: nobody asked; asked and refused; given, but only pending in the log.
+    p.drop(9, "schedule")
+    p.drop(10, "schedule")
+    p.ask(10, "fail")
+    p.pending(11, DUE_MS + 11)
+    p.give(11)
+    expected |= dict.fromkeys((9, 10, 11), "phantom")
+    # Diverged: nodes disagree on the due time, on the end; what was given is not what the log says.
+    p.change(12, "n2", due_ms=DUE_MS)
+    p.change(13, "n3", end_index=8)
+    p.drop(14, "deliver")
+    p.give(14, marks=[999])
+    expected |= dict.fromkeys((12, 13, 14), "diverged")
+    # Given again: after the confirmed ack; by a later epoch than the ack's; unmarked.
+    p.give(15, received_ms=DUE_MS + 50, attempts=[2])
+    p.give(16, received_ms=DUE_MS, attempts=[2], epoch=2)
+    p.give(17)
+    expected |= {15: "acked_again", 16: "acked_again", 17: "unmarked_redelivery"}
+    # Cancels: given, or fired, although CANCELLED; an answer that the log contradicts.
+    p.cancel(18, "CANCELLED")
+    p.change(19, end="cancelled", queue_offset=None)
+    p.cancel(19, "CANCELLED")
+    p.cancelled(20)
+    p.cancel(20, "ALREADY_FIRED")
+    p.cancel(20, None, "unknown")
+    expected |= {18: "cancelled_delivered", 19: "cancelled_delivered", 20: "cancel_untrue"}
+    p.acks = [ack for ack in p.acks if ack["queue_offset"] != 21]
+    expected[21] = "ack_lost"
+    plant(spark, expected, p)
+    assert {*expected.values()} == {*audit.VIOLATIONS, "ok"}
+
+
+def test_what_only_looks_wrong_is_not_blamed(spark: SparkSession) -> None:
+    p = Planted(range(1, 12))
+    expected = dict.fromkeys(range(1, 12), "ok")
+    # Redelivered, and marked as such, before its ack was confirmed.
+    p.give(1, attempts=[2], received_ms=DUE_MS + 15, epoch=1)
+    # A node that is behind: it knows nothing of the timer, or not of its end.
+    p.fates = [f for f in p.fates if (f["mark"], f["node"]) != (2, "n3")]
+    nothing = dict.fromkeys(("end_index", "end_epoch", "ended_at_ms", "queue_offset"))
+    p.change(3, "n3", end="pending", **nothing)
+    # Cancels answered truly, or never answered.
+    p.cancelled(4)
+    p.cancel(4, "CANCELLED")
+    p.cancel(4, "ALREADY_CANCELLED")
+    p.cancel(5, "ALREADY_FIRED")
+    p.cancelled(6)
+    p.cancel(6, None, "unknown")
+    expected |= {4: "cancelled", 6: "cancelled"}
+    # Schedules whose answers were lost, or which were refused.
+    for mark, outcome, log in ((7, "unknown", False), (8, "unknown", True), (9, "fail", True)):
+        p.drop(mark, "schedule", *(("deliver", "ack") if log else ()), log=log)
+        p.ask(mark, outcome)
+    expected |= {7: "unknown_fired_once", 8: "unknown_not_fired", 9: "refused"}
+    # Due after the end of the run.
+    p.pending(10, UNTIL_MS)
+    p.lines = [l | {"ids": [id_of(UNTIL_MS, 10)]} if l.get("marks") == [10] else l for l in p.lines]
+    expected[10] = "pending"
+    # A late copy from a deposed leader, which a client could not know to be stale.
+    p.change(11, end_epoch=1)
+    p.acks = [a | {"ack_epoch": 2} if a["queue_offset"] == 11 else a for a in p.acks]
+    p.give(11, attempts=[2], received_ms=DUE_MS + 50, epoch=1)
+    plant(spark, expected, p)
+    assert {*expected.values()} == {*audit.FINE}
+
+
+def test_id_parts_are_those_that_timer_id_encodes(spark: SparkSession) -> None:
+    due = np.array([0, 1, 1_700_000_000_123, (1 << 48) - 1, 5], np.int64)
+    seq = np.array([1, (1 << 48) - 1, 123_456_789, 7, 1 << 46], np.uint64)
+    raw = timer_id.encode(due, seq, SALT)
+    ids = [timer_id.to_text(raw[at : at + 15]) for at in range(0, len(raw), 15)]
+    rows = spark.createDataFrame([(text,) for text in ids], "id STRING")
+    due_of, seq_of = audit._id_parts("id")
+    wanted = [Row(due=d, seq=s) for d, s in zip(due.tolist(), seq.tolist(), strict=True)]
+    assertDataFrameEqual(rows.select(due_of.alias("due"), seq_of.alias("seq")), wanted)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Run:
+    """Two epochs, three nodes, four timers: one cancelled, one late; n2 has a stale tail."""
+    run = Run(tmp_path)
+    log = Log()
+    log.epoch(1)
+    topic = log.topic("t")
+    producer = log.producer(b"p" * 16)
+    log.schedule(topic, [(100, 1), (300, 2), (300, 3)], producer=(producer, 1), at_ms=10)
+    log.schedule(topic, [(100, 1), (300, 2), (300, 3)], producer=(producer, 1), at_ms=11)  # a retry
+    group = log.group(topic, "g")
+    log.cancel([(300, 3)])
+    log.reserve(topic, group, 10)
+    log.fire(120)
+    deposed = Log(log)
+    deposed.schedule(topic, [(700, 9)], at_ms=125)
+    log.epoch(2, at_ms=200)
+    log.schedule(topic, [(90, 4)], at_ms=210)  # due already
+    log.fire(310)
+    log.ack(topic, group, [0, 1, 2], at_ms=320)
+    log.entry(Kind.CHECKPOINT, b"", at_ms=330)
+    for node, story in (("n1", log), ("n2", deposed), ("n3", log)):
+        write_log(run.root / node / "log", story.frames, frames_per_segment=4)
+    ids = {m: id_of(due, s) for m, due, s in ((1, 100, 1), (2, 300, 2), (3, 300, 3), (4, 90, 4))}
+    with history.History(run, "producer") as h:
+        h.schedule([1, 2, 3], ids=[ids[1], ids[2], ids[3]], due_ms=[100, 300, 300], topic="t",
+                   span_ms=(9, 12), outcome=history.Outcome.OK)  # fmt: skip
+        h.schedule([4], ids=[ids[4]], due_ms=[90], topic="t",
+                   span_ms=(209, 212), outcome=history.Outcome.OK)  # fmt: skip
+        h.schedule([9], ids=None, due_ms=[700], topic="t",
+                   span_ms=(124, 190), outcome=history.Outcome.UNKNOWN)  # fmt: skip
+        h.cancel([ids[3]], results=["CANCELLED"], span_ms=(20, 21), outcome=history.Outcome.OK)
+    with history.History(run, "consumer") as h:
+        h.open("t", "g", start_ms=0)
+        given = {"epoch": 1, "lease_id": 1, "offsets": [0], "ids": [ids[1]], "marks": [1]}
+        h.deliver("t", "g", received_ms=121, **given, attempts=[1], fired_at_ms=[120], due_ms=[100])
+        h.deliver("t", "g", received_ms=315, epoch=2, lease_id=2, offsets=[0, 1, 2],
+                  ids=[ids[1], ids[4], ids[2]], marks=[1, 4, 2], attempts=[2, 1, 1],
+                  fired_at_ms=[120, 210, 310], due_ms=[100, 90, 300])  # fmt: skip
+        h.ack("t", "g", [0, 1, 2], results=["ACKED"] * 3, span_ms=(316, 322),
+              outcome=history.Outcome.OK)  # fmt: skip
+    with history.Faults(run) as faults:
+        faults.record("kill", at_ms=130, node="n1", role="leader", epoch=1)
+    return run
+
+
+def test_honest_run_is_ok(spark: SparkSession, world: Run) -> None:
+    report = audit.audit(spark, world)
+    assert report.line() == (
+        "verdict: OK kills=1 failovers=1 scheduled=4 fired=3 delivered=3 cancelled=1"
+        " redelivered=1 lost=0 duplicated=0 early=0"
+    )
+    assert report.ok
+    summary = json.loads((world.audit / "summary.json").read_text())
+    assert summary == report.summary
+    assert summary["verdicts"] == {"ok": 3, "cancelled": 1, "unknown_not_fired": 1}
+    assert summary["stale_entries"] == 1
+    assert summary["fire_lateness_ms"]["max"] == 120
+    assert summary["gaps"] == [
+        {"node": "n1", "epoch": 2, "begun_after_ms": 70, "fired_after_ms": 180}
+    ]
+    assert {node["node"]: node["fired"] for node in summary["nodes"]} == {"n1": 3, "n2": 1, "n3": 3}
+    assert [*audit.describe(report)][-1] == report.line()
+
+
+def test_frame_that_one_node_holds_otherwise_is_a_divergence(
+    spark: SparkSession, world: Run
+) -> None:
+    path = sorted((world.root / "n3/log").iterdir())[0]
+    other = Log()
+    other.epoch(1)
+    topic = other.topic("t")
+    other.producer(b"q" * 16)
+    other.schedule(topic, [(101, 1), (300, 2), (300, 3)], producer=(1, 1), at_ms=10)
+    path.unlink()
+    write_log(path.parent, other.frames, frames_per_segment=4)
+    report = audit.audit(spark, world)
+    assert report.summary["violations"] == {"diverged_entries": 2}
+    assert report.line().startswith("verdict: VIOLATED kills=1 ")
+    assert report.line().endswith(" diverged_entries=2")
+
+
+def test_rows_of_the_log_are_those_that_were_appended(spark: SparkSession, world: Run) -> None:
+    rows = spark.read.format("timerlog").option("view", "rows").load(str(world.root))
+    found = rows.where("node = 'n2'").select("index", "position", "producer", "due_ms", "mark")
+    batch = [(0, 1, 100, 1), (1, 1, 300, 2), (2, 1, 300, 3)]
+    wanted = [(index, *row) for index in (4, 5) for row in batch] + [(10, 0, 0, 700, 9)]
+    schema = "index BIGINT, position INT, producer BIGINT, due_ms BIGINT, mark BIGINT"
+    assertDataFrameEqual(found, spark.createDataFrame(wanted, schema))
+
+
+def test_command_says_what_is_missing(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(audit, "spark_session", lambda _: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    assert audit.main([str(tmp_path)]) == 2
+    assert "no histories" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from chaos.history import MARK_NONE, Faults, History, Outcome, Run, mark_of, payload_of, read
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+@pytest.mark.parametrize("mark", [0, 1, 1 << 40, (1 << 63) - 1])
+@pytest.mark.parametrize("size", [8, 9, 100])
+def test_mark_comes_back_from_the_payload(mark: int, size: int) -> None:
+    payload = payload_of(mark, size)
+    assert len(payload) == size
+    assert mark_of(payload) == mark
+
+
+def test_short_payload_has_no_mark() -> None:
+    assert mark_of(b"1234567") == MARK_NONE
+
+
+def test_line_is_on_disk_when_the_call_returns(run: Run) -> None:
+    with History(run, "c1") as history:
+        history.schedule(
+            [7, 8], ids=["a", "b"], due_ms=None, topic="t", span_ms=(1, 2), outcome=Outcome.OK
+        )
+        (line,) = read(run.histories / "c1.jsonl")
+    assert line == {
+        "op": "schedule",
+        "client": "c1",
+        "start_ms": 1,
+        "end_ms": 2,
+        "outcome": "ok",
+        "topic": "t",
+        "marks": [7, 8],
+        "ids": ["a", "b"],
+        "due_ms": None,
+    }
+
+
+def test_ok_without_ids_is_refused(run: Run) -> None:
+    with History(run, "c1") as history, pytest.raises(AssertionError):
+        history.schedule([7], ids=None, due_ms=[1], topic="t", span_ms=(1, 2), outcome=Outcome.OK)
+
+
+def test_torn_last_line_is_left_out(run: Run) -> None:
+    with History(run, "c1") as history:
+        history.open("t", "g", start_ms=1)
+        history.deliver("t", "g", received_ms=2, offsets=[0])
+    path = run.histories / "c1.jsonl"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert [line["op"] for line in read(path)] == ["open"]
+
+
+def test_two_writers_append_whole_lines(run: Run) -> None:
+    with History(run, "c1") as one, History(run, "c1") as two:
+        for number in range(100):
+            (one if number % 2 else two).ack(
+                "t", "g", [number], results=["ACKED"], span_ms=(0, 1), outcome=Outcome.OK
+            )
+    lines = [*read(run.histories / "c1.jsonl")]
+    assert [line["offsets"] for line in lines] == [[n] for n in range(100)]
+
+
+def test_run_finds_nodes_by_its_cluster_file(run: Run) -> None:
+    with Faults(run) as faults:
+        faults.record("kill", at_ms=5, node="n1")
+    nodes = [{"name": "n1", "data": "n1"}, {"name": "n2", "data": "elsewhere/n2"}]
+    (run.root / "cluster.json").write_text(json.dumps({"nodes": nodes}))
+    found = run.nodes()
+    assert found == {"n1": run.root / "n1/log", "n2": run.root / "elsewhere/n2/log"}
+    assert [*read(run.faults)] == [{"event": "kill", "at_ms": 5, "node": "n1"}]
+
+
+def test_run_without_nodes_says_so(run: Run) -> None:
+    with pytest.raises(FileNotFoundError, match=r"neither cluster\.json nor"):
+        run.nodes()

@@ -1,0 +1,111 @@
+"""Logs written by hand, for tests of what reads them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from timer import entry, payloads, segment, timer_id
+from timer.columns import Binary, Part, encode_schedule
+from timer.entry import Kind
+from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
+from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
+
+SALT = 42
+
+
+def id_of(due_ms: int, seq: int) -> str:
+    """Return a timer id as text."""
+    raw = timer_id.encode(np.array([due_ms], np.int64), np.array([seq], np.uint64), SALT)
+    return timer_id.to_text(raw)
+
+
+class Log:
+    """Frames of one log, appended in order; time stands still unless told."""
+
+    def __init__(self, prefix: "Log | None" = None) -> None:
+        self.frames: list[bytes] = [*prefix.frames] if prefix else []
+        self.current = prefix.current if prefix else Epoch(0)
+        self.time_ms = prefix.time_ms if prefix else UnixMs(0)
+        self.topics = self.groups = self.producers = 0
+
+    def entry(self, kind: Kind, *payload: bytes, at_ms: int | None = None) -> None:
+        self.time_ms = UnixMs(max(self.time_ms, at_ms or 0))
+        index = LogIndex(len(self.frames) + 1)
+        self.frames.append(entry.encode(kind, self.current, index, self.time_ms, [*payload]))
+
+    def epoch(self, number: int, at_ms: int | None = None) -> None:
+        self.current = Epoch(number)
+        start = payloads.EpochStart(self.current, ReplicaId(1), (ReplicaId(1),))
+        self.entry(Kind.EPOCH, payloads.encode_epoch(start), at_ms=at_ms)
+
+    def topic(self, name: str) -> TopicId:
+        self.entry(Kind.TOPIC, payloads.encode_topic(name))
+        self.topics += 1
+        return TopicId(self.topics)
+
+    def producer(self, token: bytes) -> ProducerId:
+        self.entry(Kind.PRODUCER, payloads.encode_producer(token))
+        self.producers += 1
+        return ProducerId(self.producers)
+
+    def schedule(
+        self,
+        topic: TopicId,
+        rows: Sequence[tuple[int, int]],
+        *,
+        producer: tuple[int, int] = (0, 0),
+        at_ms: int | None = None,
+        size: int = 8,
+    ) -> None:
+        """Append timers, given as (due_ms, mark)."""
+        due_ms = np.array([due for due, _ in rows], np.int64)
+        part = Part(
+            producer_id=ProducerId(producer[0]),
+            sequence=producer[1],
+            due_ms=due_ms,
+            requested_ms=due_ms,
+            topic=np.full(len(rows), topic, np.uint32),
+            payload=Binary.of([mark.to_bytes(8, "little").ljust(size) for _, mark in rows]),
+        )
+        self.entry(Kind.SCHEDULE, *encode_schedule([part]), at_ms=at_ms)
+
+    def cancel(self, targets: Sequence[tuple[int, int]], at_ms: int | None = None) -> None:
+        """Append the cancel of timers, given as (due_ms, seq)."""
+        due_ms, seq = (np.array(column) for column in zip(*targets, strict=True))
+        payload = payloads.encode_cancel(due_ms.astype(np.int64), seq.astype(np.uint64))
+        self.entry(Kind.CANCEL, *payload, at_ms=at_ms)
+
+    def fire(self, read_time_ms: int, rows_max: int = 1000, bytes_max: int = 1 << 20) -> None:
+        """Append a FIRE at its own read time."""
+        fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max)
+        self.entry(Kind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
+
+    def group(self, topic: TopicId, name: str, start: Start = Start.EARLIEST) -> GroupId:
+        create = CreateGroup(topic, name, start, 1000)
+        self.entry(Kind.GROUP, *payloads.encode_group([create]))
+        self.groups += 1
+        return GroupId(self.groups)
+
+    def reserve(self, topic: TopicId, group: GroupId, below: int) -> None:
+        self.op(GroupOp(Op.RESERVE, topic, group, np.array([below], np.uint64)))
+
+    def ack(
+        self, topic: TopicId, group: GroupId, offsets: Sequence[int], at_ms: int | None = None
+    ) -> None:
+        self.op(GroupOp(Op.ACK, topic, group, np.array(offsets, np.uint64)), at_ms)
+
+    def op(self, op: GroupOp, at_ms: int | None = None) -> None:
+        self.entry(Kind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)
+
+
+def write_log(folder: Path, frames: Sequence[bytes], *, frames_per_segment: int = 1000) -> None:
+    """Write frames 1, 2, … as segment files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    epoch, before = Epoch(0), 0
+    for start in range(0, len(frames), frames_per_segment):
+        part = frames[start : start + frames_per_segment]
+        header = segment.Header(LogIndex(start + 1), epoch, LogIndex(before))
+        path = segment.path_of(folder, header.first)
+        path.write_bytes(header.encode() + b"".join(part))
+        epoch, before = segment.peek(memoryview(part[-1]))[0], start + 1

@@ -1,0 +1,164 @@
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.control import (
+    COMMAND_SIZE_MAX,
+    Applied,
+    Appoint,
+    CheckpointPage,
+    Command,
+    ControlState,
+    Init,
+    SharedCheckpoint,
+    apply,
+    dump,
+    encode_command,
+    load,
+    pages,
+)
+from timer.units import Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
+
+INIT = Init(cluster_id="test", voters={"a": ReplicaId(1), "b": ReplicaId(2)})
+NONCE = 77
+
+
+def appoint(epoch: int, leader: int, *, expected: int) -> Appoint:
+    return Appoint(
+        epoch=Epoch(epoch), leader=ReplicaId(leader), expected_epoch=Epoch(expected)
+    )
+
+
+def checkpoint(epoch: int, index: int, **offsets: int | None) -> SharedCheckpoint:
+    return SharedCheckpoint(
+        epoch=Epoch(epoch),
+        index=LogIndex(index),
+        last_read_time_ms=UnixMs(5),
+        queue_offsets={t: None if o is None else QueueOffset(o) for t, o in offsets.items()},
+        digest="ab" * 32,
+        published_at_ms=UnixMs(6),
+    )
+
+
+def after(*commands: Command, state: ControlState | None = None) -> ControlState:
+    state = state or ControlState()
+    for command in commands:
+        state, applied = apply(state, encode_command(command, nonce=NONCE))
+        assert applied is not None
+    return state
+
+
+def accepts(state: ControlState, command: Command) -> bool:
+    changed, applied = apply(state, encode_command(command, nonce=NONCE))
+    assert applied is not None
+    assert applied.nonce == NONCE
+    if not applied.accepted:
+        assert changed is state
+    return applied.accepted
+
+
+def test_cluster_is_founded_once() -> None:
+    state = after(INIT, Init(cluster_id="other", voters={}))
+    assert state.cluster_id == "test"
+    assert state.voters == INIT.voters
+    assert state.name_of(ReplicaId(2)) == "b"
+    assert state.name_of(None) is None
+
+
+def test_appointment_is_compare_and_set_on_the_epoch() -> None:
+    state = after(INIT, appoint(5, 2, expected=0))
+    assert (state.epoch, state.leader) == (5, 2)
+    assert not accepts(state, appoint(6, 1, expected=0))
+    assert not accepts(state, appoint(5, 1, expected=5))
+    assert not accepts(state, appoint(4, 1, expected=5))
+    assert accepts(state, appoint(9, 1, expected=5))
+
+
+def test_checkpoint_never_steps_back() -> None:
+    state = after(INIT, appoint(2, 1, expected=0), CheckpointPage(checkpoint=checkpoint(2, 10)))
+    assert not accepts(state, CheckpointPage(checkpoint=checkpoint(2, 9)))
+    assert not accepts(state, CheckpointPage(checkpoint=checkpoint(1, 99)))
+    assert accepts(state, CheckpointPage(checkpoint=checkpoint(2, 11)))
+    deposed = after(appoint(3, 2, expected=2), state=state)
+    assert not accepts(deposed, CheckpointPage(checkpoint=checkpoint(2, 11)))
+    assert accepts(deposed, CheckpointPage(checkpoint=checkpoint(3, 11)))
+
+
+def test_offsets_of_pages_are_merged_and_none_removes() -> None:
+    state = after(
+        CheckpointPage(checkpoint=checkpoint(1, 1, x=1, y=2)),
+        CheckpointPage(checkpoint=checkpoint(1, 2, y=None, z=3)),
+    )
+    assert state.checkpoint == checkpoint(1, 2, x=1, z=3)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [INIT, appoint(5, 2, expected=0), CheckpointPage(checkpoint=checkpoint(1, 1, x=1, y=None))],
+    ids=lambda command: command.op,
+)
+def test_command_applied_twice_changes_nothing_more(command: Command) -> None:
+    once = after(command)
+    assert once != ControlState()
+    assert after(command, state=once) == once
+
+
+def test_pages_are_small_and_hold_only_what_changed() -> None:
+    many = {f"a topic with a longer name {n:05}": n for n in range(1_000)}
+    published = checkpoint(1, 1, **many)
+    parts = pages(ControlState(), published)
+    assert len(parts) > 5
+    sizes = [len(encode_command(page, nonce=(1 << 63) - 1)) for page in parts]
+    assert max(sizes) <= COMMAND_SIZE_MAX
+    state = after(*parts)
+    assert state.checkpoint == published
+    (page,) = pages(state, checkpoint(1, 2, **{**many, "new": 4}))
+    assert page.checkpoint.queue_offsets == {"new": 4}
+
+
+def test_checkpoint_without_changed_offsets_is_one_page() -> None:
+    (page,) = pages(ControlState(), checkpoint(1, 1))
+    assert page.checkpoint.queue_offsets == {}
+
+
+def test_dumped_state_loads() -> None:
+    for state in (
+        ControlState(),
+        after(INIT, appoint(3, 1, expected=0), CheckpointPage(checkpoint=checkpoint(3, 4, x=1))),
+    ):
+        assert load(dump(state)) == state
+
+
+def test_unknown_version_and_op_are_ignored() -> None:
+    state = after(INIT)
+    for change in ({"v": 2}, {"op": "explode"}):
+        fields = msgpack.unpackb(encode_command(appoint(1, 1, expected=0), nonce=NONCE))
+        after_it = apply(state, msgpack.packb(fields | change))
+        assert after_it == (state, Applied(NONCE, accepted=False))
+
+
+@given(st.binary(max_size=64))
+def test_junk_is_ignored(junk: bytes) -> None:
+    state = ControlState()
+    assert apply(state, junk)[0] is state
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 1 << 40) | st.text(max_size=4) | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from([INIT, appoint(1, 1, expected=0), CheckpointPage(checkpoint=checkpoint(1, 1, x=1))]),
+    st.data(),
+)
+def test_command_with_one_field_of_another_type_never_raises(
+    command: Command, data: st.DataObject
+) -> None:
+    fields = msgpack.unpackb(encode_command(command, nonce=NONCE))
+    fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(JSON)
+    state, _ = apply(ControlState(), msgpack.packb(fields))
+    assert load(dump(state)) == state

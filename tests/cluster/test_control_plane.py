@@ -1,0 +1,325 @@
+"""Real control planes, three in one process, over loopback."""
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+import pytest
+
+from cluster.control import ControlState, SharedCheckpoint
+from cluster.control_plane import ControlPlane, Outcome
+from cluster.controller import ControllerConfig, Report, Role
+from cluster.raft import Exit
+from cluster.raft_link import CHANNEL_OPTIONS
+from timer.errors import WrongDirectory
+from timer.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId, UnixMs
+
+DEADLINE_S = 20.0
+VOTERS = {"a": ReplicaId(1), "b": ReplicaId(2), "c": ReplicaId(3)}
+
+
+def clock() -> MonoMs:
+    return MonoMs(time.monotonic_ns() // 1_000_000)
+
+
+class Node:
+    """A control plane, its server, and a replica that does as it is told at once."""
+
+    def __init__(self, cluster: "Cluster", name: str, *, allow_empty: bool) -> None:
+        self.failures: list[tuple[Exit, str]] = []
+        self.name = name
+        self.report = Report(
+            replica_id=VOTERS[name],
+            name=name,
+            role=Role.FOLLOWER,
+            epoch=Epoch(0),
+            serving=False,
+            lease_ok=False,
+            last_epoch=Epoch(0),
+            last_index=LogIndex(0),
+            highest_promise=cluster.promises.get(name, Epoch(0)),
+            unsure=False,
+        )
+        self.plane = ControlPlane(
+            name=name,
+            replica_id=VOTERS[name],
+            peers={peer: address for peer, address in cluster.addresses.items() if peer != name},
+            directory=cluster.directory / name,
+            founding=True,
+            cluster_id="test",
+            voters=VOTERS,
+            channel_for=cluster.channel_for,
+            clock=clock,
+            allow_empty=allow_empty,
+            config=cluster.config,
+            fail=self.fail,
+        )
+        self.plane.set_report_source(lambda: self.report)
+        self.plane.on_state(self.follow)
+        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self.server.add_generic_rpc_handlers(self.plane.handlers())
+        self.address = cluster.addresses.get(name, "127.0.0.1:0")
+
+    def fail(self, code: Exit, why: str) -> NoReturn:
+        self.failures.append((code, why))
+        raise SystemExit(code)
+
+    def follow(self, state: ControlState) -> None:
+        """Lead when appointed, unless a higher epoch was promised."""
+        if state.epoch <= self.report.highest_promise:
+            return
+        leads = state.leader == VOTERS[self.name]
+        self.report = replace(
+            self.report,
+            role=Role.LEADER if leads else Role.FOLLOWER,
+            epoch=state.epoch,
+            serving=leads,
+            lease_ok=leads,
+            highest_promise=state.epoch,
+            last_epoch=state.epoch,
+            last_index=LogIndex(self.report.last_index + 1),
+        )
+        self.plane.report_now()
+
+    async def stop(self) -> None:
+        await self.server.stop(None)
+        await self.plane.stop()
+
+
+class Cluster:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.addresses: dict[str, str] = {}
+        self.nodes: dict[str, Node] = {}
+        self.promises: dict[str, Epoch] = {}
+        self.config = ControllerConfig()
+
+    def channel_for(self, name: str) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.addresses[name], options=CHANNEL_OPTIONS)
+
+    def reserve(self) -> None:
+        """Choose free ports, all at once so that they differ."""
+        with contextlib.ExitStack() as stack:
+            for name in VOTERS:
+                probe = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                self.addresses[name] = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    async def start(self, *names: str, allow_empty: bool = False) -> None:
+        for name in names:
+            node = Node(self, name, allow_empty=allow_empty)
+            (self.directory / name).mkdir(exist_ok=True)
+            await node.plane.start()
+            node.server.add_insecure_port(node.address)
+            await node.server.start()
+            self.nodes[name] = node
+
+    async def stop(self, *names: str) -> None:
+        for name in names or tuple(self.nodes):
+            await self.nodes.pop(name).stop()
+
+    @property
+    def controllers(self) -> list[str]:
+        return [name for name, node in self.nodes.items() if node.plane.is_controller]
+
+    def serves(self, *, above: int = 0) -> bool:
+        """All nodes know one leader, of an epoch above `above`, and it serves in it."""
+        states = [node.plane.state for node in self.nodes.values()]
+        first = states[0]
+        return (
+            all((s.epoch, s.leader) == (first.epoch, first.leader) for s in states)
+            and first.epoch > above
+            and any(
+                node.report.serving
+                and node.report.epoch == first.epoch
+                and VOTERS[node.name] == first.leader
+                for node in self.nodes.values()
+            )
+        )
+
+    @property
+    def epoch(self) -> Epoch:
+        return max(node.plane.state.epoch for node in self.nodes.values())
+
+    @property
+    def leader(self) -> str:
+        state = next(iter(self.nodes.values())).plane.state
+        name = state.name_of(state.leader)
+        assert name is not None
+        return name
+
+
+async def until(condition: Callable[[], bool], what: str) -> float:
+    """Wait for the condition; return the seconds it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < DEADLINE_S, what
+        await asyncio.sleep(0.01)
+    return time.monotonic() - start
+
+
+@asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(directory)
+    cluster.reserve()
+    await cluster.start(*VOTERS)
+    try:
+        await until(cluster.serves, "first leader")
+        yield cluster
+        assert [node.failures for node in cluster.nodes.values()] == [[]] * len(cluster.nodes)
+    finally:
+        await cluster.stop()
+
+
+def run(scenario: Callable[[Cluster], object], directory: Path) -> None:
+    async def main() -> None:
+        async with running(directory) as cluster:
+            await scenario(cluster)  # type: ignore[misc]
+
+    asyncio.run(main())
+
+
+def checkpoint(epoch: Epoch, index: int, **offsets: int) -> SharedCheckpoint:
+    return SharedCheckpoint(
+        epoch=epoch,
+        index=LogIndex(index),
+        last_read_time_ms=UnixMs(1),
+        queue_offsets={topic: QueueOffset(offset) for topic, offset in offsets.items()},
+        digest="00",
+        published_at_ms=UnixMs(2),
+    )
+
+
+def test_founders_elect_a_controller_that_appoints_another_node(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        assert len(cluster.controllers) == 1
+        assert cluster.controllers != [cluster.leader]
+        assert cluster.nodes["a"].plane.state.voters == VOTERS
+        status = cluster.nodes[cluster.controllers[0]].plane.status()
+        assert status["leader"] == cluster.leader
+        assert status["is_controller"] is True
+
+    run(scenario, tmp_path)
+
+
+def test_checkpoint_is_published_from_any_node_to_all(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        wide = {f"topic-{n:04}": n for n in range(600)}  # several pages
+        for index, node in enumerate(cluster.nodes.values(), start=1):
+            published = checkpoint(cluster.epoch, index, **wide, own=index)
+            assert await node.plane.publish_checkpoint(published) is Outcome.OK
+            assert node.plane.state.checkpoint == published
+        last = published
+        await until(
+            lambda: all(n.plane.state.checkpoint == last for n in cluster.nodes.values()), "all"
+        )
+        stale = checkpoint(cluster.epoch, 1, own=9)
+        assert await cluster.nodes["a"].plane.publish_checkpoint(stale) is Outcome.FAILED
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("role", ["leader", "controller"])
+def test_cluster_survives_loss_of(role: str, tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        epoch, leader = cluster.epoch, cluster.leader
+        (controller,) = cluster.controllers
+        lost = leader if role == "leader" else controller
+        await cluster.stop(lost)
+        await until(lambda: len(cluster.controllers) == 1, "a controller")
+        if role == "leader":
+            await until(lambda: cluster.serves(above=epoch), "a leader")
+            assert cluster.leader != lost
+        else:
+            survivor = cluster.nodes[cluster.leader].plane
+            published = checkpoint(epoch, 1)
+            await until(lambda: survivor.controller_name != lost, "a known controller")
+            assert await survivor.publish_checkpoint(published) is Outcome.OK
+            assert cluster.epoch == epoch, "the leader lived, and must not be replaced"
+        await cluster.start(lost)
+        await until(lambda: cluster.serves(above=epoch - 1), "rejoined")
+
+    run(scenario, tmp_path)
+
+
+def test_transfer_asked_of_a_node_that_is_not_the_controller(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        epoch, leader = cluster.epoch, cluster.leader
+        answer = await cluster.nodes[leader].plane.request_transfer(None)
+        assert answer.outcome is Outcome.OK, answer
+        await until(lambda: cluster.serves(above=epoch), "transferred")
+        assert cluster.leader != leader
+        answer = await cluster.nodes[leader].plane.request_transfer(ReplicaId(99))
+        assert answer.outcome is Outcome.FAILED
+
+    run(scenario, tmp_path)
+
+
+def test_restart_of_all_keeps_the_state(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        epoch = cluster.epoch
+        published = checkpoint(epoch, 7, t=3)
+        assert await cluster.nodes["a"].plane.publish_checkpoint(published) is Outcome.OK
+        promise = cluster.nodes["a"].report.highest_promise
+        await cluster.stop()
+        cluster.promises = dict.fromkeys(VOTERS, promise)
+        await cluster.start(*VOTERS)
+        await until(lambda: cluster.serves(above=epoch), "restarted")
+        kept = cluster.nodes["c"].plane.state.checkpoint
+        assert kept is not None
+        assert (kept.index, dict(kept.queue_offsets)) == (7, {"t": 3})
+
+    run(scenario, tmp_path)
+
+
+def test_wiped_node_is_refused_then_votes_only_when_brought_up_to_date(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        (controller,) = cluster.controllers
+        wiped, other = (name for name in VOTERS if name != controller)
+        await cluster.stop(*VOTERS)
+        shutil.rmtree(tmp_path / wiped / "raft")
+        with pytest.raises(WrongDirectory, match="allow_empty"):
+            await cluster.start(wiped)
+
+        # Alone with one other, it may not help to elect: what it forgot may matter.
+        await cluster.start(other)
+        await cluster.start(wiped, allow_empty=True)
+        raft = cluster.nodes[other].plane._raft
+        assert raft is not None
+        term = raft.view.term
+        await until(lambda: raft.view.term >= term + 3, "the other stands for election in vain")
+        assert cluster.controllers == []
+        assert cluster.nodes[wiped].plane.status()["may_vote"] is False
+
+        await cluster.start(controller)
+        await until(
+            lambda: cluster.nodes[wiped].plane.status()["may_vote"] is True, "up to date"
+        )
+        await until(cluster.serves, "in service")
+        await cluster.stop(wiped)
+        await cluster.start(wiped)
+        assert cluster.nodes[wiped].plane.status()["may_vote"] is True
+        await until(cluster.serves, "in service")
+
+    run(scenario, tmp_path)
+
+
+def test_epoch_survives_loss_of_all_raft_files(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.stop()
+        for name in VOTERS:
+            shutil.rmtree(tmp_path / name / "raft")
+            (tmp_path / name / "raft-member").unlink()
+        cluster.promises = {"a": Epoch(40), "b": Epoch(41), "c": Epoch(7)}
+        await cluster.start(*VOTERS)
+        await until(cluster.serves, "founded anew")
+        assert cluster.epoch >= 42
+
+    run(scenario, tmp_path)

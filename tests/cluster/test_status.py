@@ -1,0 +1,121 @@
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from cluster.status import (
+    STATUSES,
+    TEXT_SIZE_MAX,
+    TRAILER,
+    abort,
+    code_of,
+    error_classes,
+    reason_of,
+    to_wire,
+)
+from timer import errors
+from timer.units import Epoch
+from timerclient.proto import timer_pb2
+
+PROTO = Path(timer_pb2.__file__).with_name("timer.proto")
+INSTANCES: list[errors.TimerError] = [
+    errors.InvalidRequest("due_ms", -1, "at least 0"),
+    errors.NotFound("topic", "bills"),
+    errors.AlreadyExists("topic", "bills", "another type"),
+    errors.NotLeader("node2:7100"),
+    errors.NotReady("no leader is known"),
+    errors.Fenced(ours=Epoch(3), seen=Epoch(4)),
+    errors.Overloaded("the log", retry_after_ms=250),
+    errors.CommitTimeout("no majority within 5000 ms"),
+    errors.LeadershipLost("deposed by epoch 4"),
+    errors.SequenceGap(expected=7, got=9),
+    errors.OutcomeForgotten(3),
+    errors.UnknownProducer(12),
+    errors.LeaseLost("leased to another consumer"),
+    errors.ShuttingDown("draining"),
+    errors.StorageError("disk"),
+    errors.CorruptFile("log/1", 40, "checksum"),
+    errors.UnknownVersion("manifest", 2, 1),
+    errors.WrongDirectory("another cluster's"),
+    errors.DiskFailed("fsync", errno=5),
+    errors.ConfigError("tick_ms", 0, "at least 1"),
+]
+
+
+def test_every_error_class_has_exactly_one_status() -> None:
+    ours = {each for each in error_classes() if each.__module__ == "timer.errors"}
+    assert set(STATUSES) == ours
+    assert {type(each) for each in INSTANCES} == ours
+
+
+def test_every_error_is_defined_in_the_one_tree() -> None:
+    assert [each for each in error_classes() if each.__module__ != "timer.errors"] == []
+
+
+def test_every_reason_stands_for_some_error() -> None:
+    reasons = {status.reason for status in STATUSES.values()}
+    assert reasons == set(timer_pb2.Reason.values()) - {timer_pb2.REASON_UNSPECIFIED}
+
+
+@pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
+def test_status_code_is_the_one_the_proto_promises(error: errors.TimerError) -> None:
+    promised = dict(re.findall(r"^  (\w+) = \d+; +// ([A-Z_]+)", PROTO.read_text(), re.MULTILINE))
+    assert code_of(error).name == promised[reason_of(error)]
+
+
+@pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
+def test_wire_error_says_what_the_class_says(error: errors.TimerError) -> None:
+    wire = to_wire(error)
+    assert wire.message == str(error)
+    assert (wire.retryable, wire.outcome_known) == (error.retryable, error.outcome_known)
+
+
+def test_details_of_an_error_reach_their_own_fields() -> None:
+    refused = to_wire(errors.InvalidRequest("due_ms", -1, "at least 0"))
+    assert (refused.field, refused.limit) == ("due_ms", "at least 0")
+    assert to_wire(errors.NotLeader("node2:7100")).leader == "node2:7100"
+    assert to_wire(errors.NotLeader(None)).leader == ""
+    assert to_wire(errors.Overloaded("x", retry_after_ms=250)).retry_after_ms == 250
+    assert to_wire(errors.Overloaded("x", retry_after_ms=1 << 40)).retry_after_ms == (1 << 32) - 1
+    assert to_wire(errors.SequenceGap(expected=7, got=9)).expected_sequence == 7
+
+
+def test_text_from_a_hostile_request_is_cut_and_escaped() -> None:
+    wire = to_wire(errors.InvalidRequest("f" * 9_000, "v\ud800" * 9_000, "\udfff" * 9_000))
+    assert len(wire.message) == len(wire.field) == TEXT_SIZE_MAX
+    assert wire.limit == "\\udfff" * TEXT_SIZE_MAX
+    assert timer_pb2.Error.FromString(wire.SerializeToString()) == wire
+
+
+@pytest.fixture
+async def failing() -> AsyncIterator[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]]:
+    """A method that fails with the error of INSTANCES at the index that its request names."""
+
+    async def fail(request: bytes, context: "grpc.aio.ServicerContext[object, object]") -> bytes:
+        await abort(context, INSTANCES[int(request)])
+
+    server = grpc.aio.server()
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Fail": grpc.unary_unary_rpc_method_handler(fail)
+    }
+    server.add_registered_method_handlers("test", handlers)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel.unary_unary("/test/Fail")
+    await server.stop(None)
+
+
+async def test_aborted_rpc_carries_code_details_and_the_whole_error(
+    failing: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes],
+) -> None:
+    for at, error in enumerate(INSTANCES):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await failing(str(at).encode())
+        assert failed.value.code() == code_of(error)
+        assert failed.value.details() == str(error)
+        trailers = dict(failed.value.trailing_metadata())
+        assert timer_pb2.Error.FromString(trailers[TRAILER]) == to_wire(error)

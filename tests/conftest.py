@@ -1,0 +1,62 @@
+"""What all tests share: scenario files that rewrite themselves, and one Spark session."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="rewrite scenario expectations")
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether scenario files take over what they got (then read git diff)."""
+    return bool(request.config.getoption("--rewrite"))
+
+
+@cache
+def why_no_spark() -> str | None:
+    """Return why Spark can't run here, None if it can."""
+    java = shutil.which("java")
+    if java is None:
+        return f"no java on the PATH; Spark needs Java {JAVA_MIN} or newer"
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', said)
+    if found is None or int(found[1]) < JAVA_MIN:
+        first = said.splitlines()[:1]
+        return f"java on the PATH is {first}; Spark needs Java {JAVA_MIN} or newer"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("spark") and (why := why_no_spark()):
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "spark" in r.keywords]
+    if skipped:
+        terminalreporter.write_sep("!", f"{len(skipped)} SPARK TESTS SKIPPED", red=True, bold=True)
+        terminalreporter.write_line(f"THE AUDIT WAS NOT TESTED: {why_no_spark()}", red=True)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """One Spark session for all tests that are marked `spark`."""
+    from chaos.audit import spark_session
+
+    session = spark_session("tests")
+    yield session
+    session.stop()

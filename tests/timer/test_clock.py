@@ -1,0 +1,286 @@
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from timer.clock import FORGET_MS, ClusterClock, Sample
+from timer.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
+
+A, B, C, D = (ReplicaId(each) for each in (1, 2, 3, 4))
+HOUR_MS = 3_600_000
+BOOT_MS = 50_000
+TRUE_MS = 1_700_000_000_000
+"""The true time at BOOT_MS."""
+
+
+def true_at(boot_ms: int) -> int:
+    return TRUE_MS + boot_ms - BOOT_MS
+
+
+def sample(voter: ReplicaId, off_ms: int, boot_ms: int, rtt_ms: int = 0) -> Sample:
+    """What a voter whose clock is `off_ms` ahead answers halfway through a round trip."""
+    return Sample(
+        voter=voter,
+        wall_ms=UnixMs(true_at(boot_ms - rtt_ms // 2) + off_ms),
+        sent_ms=MonoMs(boot_ms - rtt_ms),
+        received_ms=MonoMs(boot_ms),
+    )
+
+
+def clock_of(
+    offs: Mapping[ReplicaId, int],
+    *,
+    voters: Sequence[ReplicaId] = (A, B, C),
+    floor_ms: int = 0,
+    floor_age_ms: int = 0,
+) -> ClusterClock:
+    return ClusterClock(
+        voters,
+        [sample(voter, off, BOOT_MS) for voter, off in offs.items()],
+        floor_ms=UnixMs(floor_ms),
+        floor_at_ms=MonoMs(BOOT_MS - floor_age_ms),
+        boot_ms=MonoMs(BOOT_MS),
+    )
+
+
+def error_at(clock: ClusterClock, boot_ms: int) -> int:
+    return clock.now(MonoMs(boot_ms)) - true_at(boot_ms)
+
+
+# ---- the start
+
+
+def test_new_leader_starts_at_the_median_of_three() -> None:
+    assert error_at(clock_of({A: 7, B: HOUR_MS, C: -30}), BOOT_MS) == 7
+
+
+@pytest.mark.parametrize("off_ms", [HOUR_MS, -HOUR_MS])
+def test_of_two_clocks_far_apart_the_start_goes_by_the_old_leaders(off_ms: int) -> None:
+    clock = clock_of({A: 0, B: off_ms}, floor_ms=true_at(BOOT_MS) - 800, floor_age_ms=800)
+    assert error_at(clock, BOOT_MS) == 0
+    assert error_at(clock, BOOT_MS + HOUR_MS // 100) == 0
+
+
+def test_after_a_long_stop_two_clocks_start_at_the_earlier_one() -> None:
+    clock = clock_of({A: 0, B: HOUR_MS}, floor_ms=true_at(BOOT_MS) - 24 * HOUR_MS)
+    assert error_at(clock, BOOT_MS) == 0
+
+
+def test_floor_above_every_clock_holds_and_time_does_not_stop() -> None:
+    clock = clock_of({A: 0, B: 0, C: 0}, floor_ms=true_at(BOOT_MS) + 10_000)
+    assert error_at(clock, BOOT_MS) == 10_000
+    assert error_at(clock, BOOT_MS + 1_000) == 9_500
+    assert error_at(clock, BOOT_MS + 20_000) == 0
+
+
+def test_without_any_sample_it_runs_on_from_the_floor() -> None:
+    clock = clock_of({}, floor_ms=TRUE_MS, floor_age_ms=300)
+    assert error_at(clock, BOOT_MS + 50) == 300
+    assert clock.known(MonoMs(BOOT_MS)) == 0
+    assert clock.spread_ms(MonoMs(BOOT_MS)) == 0
+
+
+def test_single_voter_goes_by_its_own_clock() -> None:
+    clock = clock_of({A: 0}, voters=[A])
+    clock.observe(sample(A, 300, BOOT_MS + 1_000))
+    assert error_at(clock, BOOT_MS + 1_000) == 300
+
+
+# ---- samples
+
+
+def test_offset_is_taken_from_the_middle_of_the_round_trip() -> None:
+    clock = ClusterClock(
+        [A],
+        [sample(A, 0, BOOT_MS, rtt_ms=40)],
+        floor_ms=UnixMs(0),
+        floor_at_ms=MonoMs(BOOT_MS),
+        boot_ms=MonoMs(BOOT_MS),
+    )
+    assert error_at(clock, BOOT_MS) == 0
+
+
+def test_slow_answer_does_not_replace_a_fresh_better_one_but_an_aged_one() -> None:
+    slow = Sample(
+        voter=A,
+        wall_ms=UnixMs(true_at(BOOT_MS + 100)),
+        sent_ms=MonoMs(BOOT_MS - 100),
+        received_ms=MonoMs(BOOT_MS + 100),
+    )
+    clock = clock_of({A: 0}, voters=[A])
+    clock.observe(slow)
+    assert error_at(clock, BOOT_MS + 1_000) == 0
+    later = Sample(
+        voter=A,
+        wall_ms=UnixMs(true_at(BOOT_MS + 3_000)),
+        sent_ms=MonoMs(BOOT_MS + 2_800),
+        received_ms=MonoMs(BOOT_MS + 3_000),
+    )
+    clock.observe(later)
+    assert error_at(clock, BOOT_MS + 5_000) == 100
+
+
+@pytest.mark.parametrize("wall_ms", [-1, DUE_MS_MAX + 1])
+def test_nonsense_from_a_voter_is_ignored(wall_ms: int) -> None:
+    clock = clock_of({A: 0})
+    clock.observe(
+        Sample(voter=B, wall_ms=UnixMs(wall_ms), sent_ms=MonoMs(0), received_ms=MonoMs(0))
+    )
+    assert clock.known(MonoMs(BOOT_MS)) == 1
+
+
+def test_only_voters_count() -> None:
+    clock = clock_of({A: 0, B: 0, D: HOUR_MS})
+    assert clock.known(MonoMs(BOOT_MS)) == 2
+    clock.set_voters([A, B, C, D])
+    clock.observe(sample(D, HOUR_MS, BOOT_MS))
+    assert clock.spread_ms(MonoMs(BOOT_MS)) == HOUR_MS
+    clock.set_voters([A, B, C])
+    assert clock.spread_ms(MonoMs(BOOT_MS)) == 0
+
+
+def test_voter_that_fell_silent_is_forgotten_in_the_end() -> None:
+    clock = clock_of({A: 0, B: 0, C: 0})
+    end = BOOT_MS + FORGET_MS
+    for voter in (A, B):
+        clock.observe(sample(voter, 0, end))
+    assert clock.known(MonoMs(end)) == 3
+    assert clock.known(MonoMs(end + 1)) == 2
+
+
+# ---- running
+
+
+@pytest.mark.parametrize(("step_ms", "after_1_s"), [(HOUR_MS, 500), (-HOUR_MS, -500), (200, 200)])
+def test_median_that_steps_is_approached_at_half_the_rate(step_ms: int, after_1_s: int) -> None:
+    clock = clock_of({A: 0, B: 0, C: 0})
+    for voter in (A, B, C):
+        clock.observe(sample(voter, step_ms, BOOT_MS))
+    assert error_at(clock, BOOT_MS + 1_000) == after_1_s
+
+
+def test_correction_does_not_depend_on_how_often_the_clock_is_read() -> None:
+    clock = clock_of({A: 0, B: 0, C: 0})
+    for voter in (A, B, C):
+        clock.observe(sample(voter, 5_000, BOOT_MS))
+    assert [error_at(clock, BOOT_MS + each) for each in range(1_001)][-1] == 500
+
+
+def test_late_reading_of_an_earlier_instant_does_not_go_back() -> None:
+    clock = clock_of({A: 0, B: 0, C: 0})
+    now = clock.now(MonoMs(BOOT_MS + 100))
+    assert clock.now(MonoMs(BOOT_MS + 40)) == now
+
+
+def test_floor_raised_above_the_clock_moves_it() -> None:
+    clock = clock_of({A: 0, B: 0, C: 0})
+    clock.raise_floor(UnixMs(true_at(BOOT_MS) + 70))
+    assert error_at(clock, BOOT_MS) == 70
+    clock.raise_floor(UnixMs(0))
+    assert error_at(clock, BOOT_MS) == 70
+
+
+# ---- properties
+
+moments = st.lists(
+    st.tuples(
+        st.integers(1, 3_000),  # elapsed
+        st.sampled_from([A, B, C]),  # who answers
+        st.integers(-5 * HOUR_MS, 5 * HOUR_MS),  # where the wrong clock is by then
+        st.booleans(),  # does it jump?
+    ),
+    max_size=60,
+)
+honest = st.integers(-40, 40)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    offs=st.tuples(honest, honest, honest),
+    wrong=st.sampled_from([A, B, C]),
+    answered=st.sampled_from([(A, B), (A, C), (A, B, C)]),
+    silent=st.sampled_from([None, B, C]),
+    first=st.integers(-5 * HOUR_MS, 5 * HOUR_MS),
+    moments=moments,
+)
+def test_one_wrong_clock_of_three_stays_within_the_honest_spread(
+    offs: tuple[int, int, int],
+    wrong: ReplicaId,
+    answered: tuple[ReplicaId, ...],
+    silent: ReplicaId | None,
+    first: int,
+    moments: list[tuple[int, ReplicaId, int, bool]],
+) -> None:
+    """Whoever is wrong (A is the leader itself), whoever answers or has died."""
+    off = dict(zip((A, B, C), offs, strict=True))
+    honest_offs = [off[voter] for voter in off if voter != wrong]
+    low, high = min(honest_offs), max(honest_offs)
+    off[wrong] = first
+    # The old leader's clock was honest: it had three.
+    clock = clock_of(
+        {voter: off[voter] for voter in answered},
+        floor_ms=true_at(BOOT_MS) - 500 + low,
+        floor_age_ms=500,
+    )
+    boot_ms = BOOT_MS
+    for elapsed_ms, voter, wrong_off, jumps in moments:
+        assert low <= error_at(clock, boot_ms) <= high
+        before = clock.now(MonoMs(boot_ms))
+        boot_ms += elapsed_ms
+        if jumps:
+            off[wrong] = wrong_off
+        clock.observe(sample(A, off[A], boot_ms))
+        if voter != silent:
+            clock.observe(sample(voter, off[voter], boot_ms))
+        moved = clock.now(MonoMs(boot_ms)) - before
+        assert elapsed_ms // 2 <= moved <= (3 * elapsed_ms + 1) // 2
+    assert low <= error_at(clock, boot_ms) <= high
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    voters=st.integers(1, 5),
+    answers=st.integers(1, 80),
+)
+def test_clock_never_goes_back_whatever_the_voters_say(
+    seed: int, voters: int, answers: int
+) -> None:
+    chance = random.Random(seed)
+    ids = [ReplicaId(each) for each in range(1, voters + 1)]
+    clock = clock_of({}, voters=ids, floor_ms=chance.choice([0, TRUE_MS]))
+    boot_ms, floor, last = BOOT_MS, 0, clock.now(MonoMs(BOOT_MS))
+    for _ in range(answers):
+        elapsed_ms = chance.choice([0, 1, 2, 99, 5_000, FORGET_MS, FORGET_MS + 1])
+        boot_ms += elapsed_ms
+        wild = Sample(
+            voter=chance.choice(ids),
+            wall_ms=UnixMs(chance.choice([0, TRUE_MS, chance.randrange(DUE_MS_MAX), DUE_MS_MAX])),
+            sent_ms=MonoMs(boot_ms - chance.choice([-5, 0, 1, 700])),
+            received_ms=MonoMs(boot_ms),
+        )
+        clock.observe(wild)
+        floor = max(floor, last + chance.choice([-10, 0, 3]))
+        clock.raise_floor(UnixMs(floor))
+        now = clock.now(MonoMs(boot_ms))
+        assert now >= max(last, floor)
+        assert now - max(last, floor) <= (3 * elapsed_ms + 1) // 2
+        assert now - last >= elapsed_ms // 2
+        last = now
+
+
+@settings(max_examples=300, deadline=None)
+@given(off_ms=st.integers(-3_000, 3_000), ahead_ms=st.integers(-10, 9_000), odd=st.booleans())
+def test_wait_is_exactly_how_long_the_clock_takes(off_ms: int, ahead_ms: int, *, odd: bool) -> None:
+    clock = clock_of({A: 0, B: 0, C: 0})
+    for voter in (A, B, C):
+        clock.observe(sample(voter, off_ms, BOOT_MS))
+    boot_ms = BOOT_MS + (1 if odd else 0)
+    until_ms = UnixMs(clock.now(MonoMs(boot_ms)) + ahead_ms)
+    wait_ms = clock.wait_ms(until_ms, MonoMs(boot_ms))
+    assert (wait_ms == 0) == (ahead_ms <= 0)
+    if wait_ms:
+        assert clock.now(MonoMs(boot_ms + wait_ms - 1)) < until_ms
+        assert clock.now(MonoMs(boot_ms + wait_ms)) >= until_ms

@@ -1,0 +1,156 @@
+"""The real disk: whole writes, refusals that say why, names that stay."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from timer import disk as disk_module
+from timer.disk import Bytes, RealDisk
+from timer.errors import DiskFailed, WrongDirectory
+
+DISK = RealDisk()
+
+
+def test_append_writes_buffers_of_all_kinds_and_reopens_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    file = DISK.open_append(path)
+    file.write([b"one", bytearray(b"two"), memoryview(b"three")])
+    file.sync()
+    file.close()
+    again = DISK.open_append(path)
+    assert again.size == 11
+    again.write([b"!"])
+    assert DISK.read(path) == b"onetwothree!"
+    again.close()
+
+
+def test_append_of_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
+    buffers = [b"%06d" % number for number in range(2_500)]
+    file = DISK.open_append(tmp_path / "a")
+    file.write(buffers)
+    file.close()
+    assert DISK.read(tmp_path / "a") == b"".join(buffers)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 7])
+def test_short_writes_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    def short(fd: int, buffers: list[Bytes]) -> int:
+        return os.write(fd, b"".join(buffers)[:step])
+
+    monkeypatch.setattr(disk_module.os, "writev", short)
+    file = DISK.open_append(tmp_path / "a")
+    file.write([b"abc", b"", b"defg", b"h"])
+    file.close()
+    assert file.size == 8
+    assert DISK.read(tmp_path / "a") == b"abcdefgh"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize(
+    ("call", "action"), [("writev", "write"), ("fdatasync", "fdatasync"), ("ftruncate", "truncate")]
+)
+def test_after_a_failure_the_file_refuses_all_else_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, action: str, number: int
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(number, "planted")
+
+    file = DISK.open_append(tmp_path / "a")
+    actions = {
+        "writev": lambda: file.write([b"x"]),
+        "fdatasync": file.sync,
+        "ftruncate": lambda: file.truncate(0),
+    }
+    with monkeypatch.context() as planted, pytest.raises(DiskFailed) as failed:
+        planted.setattr(disk_module.os, call, fail)
+        actions[call]()
+    assert failed.value.errno == number
+    assert f"{action} failed: {errno.errorcode[number]}" in str(failed.value)
+    for refused in actions.values():
+        with pytest.raises(DiskFailed, match="refused") as second:
+            refused()
+        assert second.value.errno == number
+    file.close()
+    assert DISK.read(tmp_path / "a") == b""
+
+
+def test_read_of_a_range_ends_where_the_file_does(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    assert DISK.read(tmp_path / "a", 3, 4) == b"3456"
+    assert DISK.read(tmp_path / "a", 8, 4) == b"89"
+    assert DISK.read(tmp_path / "a", 12, 4) == b""
+    assert DISK.read(tmp_path / "a", 4) == b"456789"
+    assert DISK.size(tmp_path / "a") == 10
+
+
+def test_absent_files_are_file_not_found(tmp_path: Path) -> None:
+    for call in (DISK.read, DISK.size, DISK.remove, DISK.list_dir):
+        with pytest.raises(FileNotFoundError):
+            call(tmp_path / "absent")
+    assert not DISK.exists(tmp_path / "absent")
+
+
+def test_what_the_system_refuses_is_disk_failed(tmp_path: Path) -> None:
+    with pytest.raises(DiskFailed, match="EISDIR") as failed:
+        DISK.open_append(tmp_path)
+    assert failed.value.errno == errno.EISDIR
+
+
+def test_truncate_then_append(tmp_path: Path) -> None:
+    file = DISK.open_append(tmp_path / "a")
+    file.write([b"0123456789"])
+    file.truncate(4)
+    file.write([b"x"])
+    file.sync()
+    file.close()
+    file.close()
+    assert DISK.read(tmp_path / "a") == b"0123x"
+
+
+def test_write_atomic_replaces_and_leaves_no_other_name(tmp_path: Path) -> None:
+    DISK.write_atomic(tmp_path / "a", b"old and long")
+    DISK.write_atomic(tmp_path / "a", b"new")
+    assert DISK.read(tmp_path / "a") == b"new"
+    assert DISK.list_dir(tmp_path) == ["a"]
+
+
+def test_write_atomic_that_fails_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "planted")
+
+    DISK.write_atomic(tmp_path / "a", b"old")
+    monkeypatch.setattr(disk_module.os, "fsync", fail)
+    with pytest.raises(DiskFailed):
+        DISK.write_atomic(tmp_path / "a", b"new")
+    assert DISK.read(tmp_path / "a") == b"old"
+
+
+def test_mark_overwrites_in_place(tmp_path: Path) -> None:
+    mark = DISK.open_mark(tmp_path / "mark")
+    mark.put(b"11111111")
+    mark.put(b"22222222")
+    mark.sync()
+    mark.close()
+    assert DISK.read(tmp_path / "mark") == b"22222222"
+
+
+def test_make_dir_makes_parents_and_may_be_repeated(tmp_path: Path) -> None:
+    for _ in range(2):
+        DISK.make_dir(tmp_path / "a" / "b")
+    assert DISK.list_dir(tmp_path / "a") == ["b"]
+    assert DISK.free_bytes(tmp_path / "a") > 0
+
+
+def test_lock_is_exclusive_names_its_holder_and_ends_with_release(tmp_path: Path) -> None:
+    lock = DISK.lock(tmp_path / "LOCK")
+    with pytest.raises(WrongDirectory, match=f"in use by process {os.getpid()}$"):
+        DISK.lock(tmp_path / "LOCK")
+    lock.release()
+    lock.release()
+    DISK.lock(tmp_path / "LOCK").release()

@@ -1,0 +1,1 @@
+"""Timer engine: what one node knows, and its disk. Imports nothing of ours."""

@@ -1,0 +1,243 @@
+"""Columns of timers: the payload of a SCHEDULE entry, format version 1, and their row form.
+
+A SCHEDULE entry holds everything that waited when the leader appended it: the requests of
+many producers ("parts"), their rows one after the other. Little-endian:
+
+    0   4  parts           p >= 1
+    4   4  rows            n >= 1, the sum over the parts
+    8   4  flags           1: keys are present; 2: headers are present
+    12  4  reserved        0
+    16     parts           p x (producer_id u64, sequence u64, rows u32, reserved u32)
+           due_ms          n x i64   effective due, what counts; decided at append
+           requested_ms    n x i64   what was asked for (a delay is resolved at append)
+           topic           n x u32   TopicId
+           payload_size    n x u32
+           key_size        n x u32   only if present
+           headers_size    n x u32   only if present
+           payloads        bytes, one after the other
+           keys            bytes     only if present
+           headers         bytes     only if present; each in the form of `encode_headers`
+
+In memory a row is one element of a numpy structured array (`ROW`), which points at its bytes by
+(buf, start, size): arrays of rows are sorted, filtered and taken by one vectorised call, and a
+payload is sliced out only where it is delivered or written to a run.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.units import ProducerId
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+RowArray = npt.NDArray[np.void]
+"""A numpy array of dtype `ROW`."""
+
+ROW: Final = np.dtype(
+    [
+        ("due_ms", "<i8"),
+        ("seq", "<u8"),
+        ("requested_ms", "<i8"),
+        ("topic", "<u4"),
+        ("buf", "<u4"),  # which buffer of the owner's table the starts point into
+        ("payload_start", "<u4"),
+        ("payload_size", "<u4"),
+        ("key_start", "<u4"),
+        ("key_size", "<u4"),
+        ("headers_start", "<u4"),
+        ("headers_size", "<u4"),
+    ]
+)
+TOMBSTONE: Final = 0xFFFF_FFFF
+"""In `topic`: not a timer but the cancel of the one with the same (due_ms, seq)."""
+
+_PREFIX: Final = struct.Struct("<IIII")
+PART: Final = np.dtype(
+    [("producer_id", "<u8"), ("sequence", "<u8"), ("rows", "<u4"), ("reserved", "<u4")]
+)
+HAS_KEYS: Final = 1
+HAS_HEADERS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """A column of byte strings: `sizes` (n, uint32) and their bytes one after the other."""
+
+    sizes: U32
+    blob: bytes | memoryview
+
+    def __post_init__(self) -> None:
+        """Check that sizes and bytes agree."""
+        assert int(self.sizes.sum(dtype=np.int64)) == len(self.blob), (
+            int(self.sizes.sum(dtype=np.int64)),
+            len(self.blob),
+        )
+
+    @classmethod
+    def of(cls, values: Sequence[bytes]) -> "Binary":
+        """Return the column that holds `values`."""
+        sizes = np.fromiter(map(len, values), dtype=np.uint32, count=len(values))
+        return cls(sizes=sizes, blob=b"".join(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One producer's request inside a SCHEDULE entry: its rows as columns of equal length n."""
+
+    producer_id: ProducerId
+    sequence: int
+    """1, 2, 3, … per producer; 0 when producer_id is 0."""
+    due_ms: I64
+    requested_ms: I64
+    topic: U32
+    payload: Binary
+    key: Binary | None = None
+    headers: Binary | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that this part adds to an entry."""
+        extra = sum(len(c.blob) + 4 * len(c.sizes) for c in (self.key, self.headers) if c)
+        return PART.itemsize + 24 * len(self.due_ms) + len(self.payload.blob) + extra
+
+
+def encode_schedule(parts: Sequence[Part]) -> list[bytes]:
+    """Return the payload of one SCHEDULE entry, in pieces to be concatenated."""
+    rows = sum(len(part.due_ms) for part in parts)
+    keys = any(part.key for part in parts)
+    headers = any(part.headers for part in parts)
+    table = np.zeros(len(parts), PART)
+    table["producer_id"] = [part.producer_id for part in parts]
+    table["sequence"] = [part.sequence for part in parts]
+    table["rows"] = [len(part.due_ms) for part in parts]
+    flags = (HAS_KEYS if keys else 0) | (HAS_HEADERS if headers else 0)
+    pieces: list[bytes] = [_PREFIX.pack(len(parts), rows, flags, 0), table.tobytes()]
+    pieces += [part.due_ms.astype("<i8", copy=False).tobytes() for part in parts]
+    pieces += [part.requested_ms.astype("<i8", copy=False).tobytes() for part in parts]
+    pieces += [part.topic.astype("<u4", copy=False).tobytes() for part in parts]
+    binaries = [[part.payload for part in parts]]
+    for present, name in ((keys, "key"), (headers, "headers")):
+        if present:
+            binaries.append([getattr(part, name) or _empty(len(part.due_ms)) for part in parts])
+    for column in binaries:
+        pieces += [piece.sizes.astype("<u4", copy=False).tobytes() for piece in column]
+    for column in binaries:
+        pieces += [bytes(piece.blob) for piece in column]
+    return pieces
+
+
+def _empty(rows: int) -> Binary:
+    return Binary(sizes=np.zeros(rows, np.uint32), blob=b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A SCHEDULE entry's payload, parsed: `parts` (p, dtype PART) and `rows` (n, dtype ROW).
+
+    `rows["seq"]` is 0 until apply numbers the rows, `rows["buf"]` until a memtable takes them;
+    starts point into the entry's payload.
+    """
+
+    parts: npt.NDArray[np.void]
+    rows: RowArray
+
+
+def decode_schedule(payload: memoryview) -> Schedule:
+    """Return the columns of a SCHEDULE entry as an array of dtype ROW.
+
+    Raises:
+        ValueError: the payload is not a SCHEDULE of version 1, or its sizes disagree.
+    """
+    if len(payload) < _PREFIX.size:
+        raise ValueError(f"SCHEDULE of {len(payload)} bytes")
+    p, n, flags, _ = _PREFIX.unpack_from(payload)
+    columns = 1 + bool(flags & HAS_KEYS) + bool(flags & HAS_HEADERS)
+    position = _PREFIX.size + p * PART.itemsize
+    if position + n * (20 + 4 * columns) > len(payload) or flags & ~3:
+        raise ValueError(
+            f"SCHEDULE of {len(payload)} bytes with {p} parts, {n} rows, flags {flags}"
+        )
+    parts = np.frombuffer(payload, PART, p, _PREFIX.size)
+    rows = np.zeros(n, ROW)
+    for name, dtype in (("due_ms", "<i8"), ("requested_ms", "<i8"), ("topic", "<u4")):
+        rows[name] = np.frombuffer(payload, dtype, n, position)
+        position += n * np.dtype(dtype).itemsize
+    names = ["payload"]
+    names += ["key"] if flags & HAS_KEYS else []
+    names += ["headers"] if flags & HAS_HEADERS else []
+    start = position + 4 * n * len(names)
+    for name in names:
+        sizes = np.frombuffer(payload, "<u4", n, position)
+        position += 4 * n
+        ends = start + np.cumsum(sizes, dtype=np.int64)
+        rows[f"{name}_size"] = sizes
+        rows[f"{name}_start"] = ends - sizes
+        start = int(ends[-1]) if n else start
+    if start != len(payload) or int(parts["rows"].sum(dtype=np.int64)) != n:
+        raise ValueError(f"SCHEDULE of {len(payload)} bytes: columns end at {start}, {n} rows")
+    return Schedule(parts, rows)
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """Return headers as (u16 size, UTF-8 bytes) pairs: name, value, name, value, …"""
+    out = bytearray()
+    for text in (text for pair in headers.items() for text in pair):
+        data = text.encode()
+        out += len(data).to_bytes(2, "little") + data
+    return bytes(out)
+
+
+def decode_headers(data: bytes) -> dict[str, str]:
+    """Return what `encode_headers` was given.
+
+    Raises:
+        ValueError: the bytes are not in that form.
+    """
+    texts: list[str] = []
+    position = 0
+    while position < len(data):
+        size = int.from_bytes(data[position : position + 2], "little")
+        end = position + 2 + size
+        if end > len(data):
+            raise ValueError(f"headers end at byte {len(data)}, a text at {end}")
+        texts.append(data[position + 2 : end].decode())
+        position = end
+    if len(texts) % 2:
+        raise ValueError("a header without a value")
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+Buffers = Mapping[int, bytes | memoryview]
+"""What the `buf` of rows points into."""
+
+
+def gather(rows: RowArray, bufs: Buffers, name: str) -> Binary:
+    """Return column `name` (payload, key or headers) of `rows` as one Binary, copied once.
+
+    One slice when the rows lie side by side, as those of one batch do; one slice a row else.
+    """
+    sizes = rows[f"{name}_size"].astype(np.uint32)
+    starts, buf = rows[f"{name}_start"], rows["buf"]
+    n = len(rows)
+    if n == 0 or not sizes.any():
+        return Binary(sizes=sizes, blob=b"")
+    if (buf == buf[0]).all() and (starts[1:] == starts[:-1] + sizes[:-1]).all():
+        first, end = int(starts[0]), int(starts[-1]) + int(sizes[-1])
+        return Binary(sizes=sizes, blob=memoryview(bufs[int(buf[0])])[first:end])
+    ends = (starts + sizes).tolist()
+    pieces = zip(buf.tolist(), starts.tolist(), ends, strict=True)
+    return Binary(sizes=sizes, blob=b"".join([bufs[b][s:e] for b, s, e in pieces]))
+
+
+def row_bytes(rows: RowArray) -> I64:
+    """Return what each row's payload, key and headers weigh, in bytes (n, int64)."""
+    total = rows["payload_size"].astype(np.int64)
+    total += rows["key_size"]
+    total += rows["headers_size"]
+    return total

@@ -1,0 +1,188 @@
+"""A node's data directory: whose it is, and that one process at a time uses it.
+
+    identity.json   written once, by `timerd init` or when a learner joins; last of its format
+    LOCK            held (flock) while a process uses the directory; names its pid
+    promise         replication/promise.py
+    log/            timer/log.py
+    raft/           the control plane's journal
+    state/          manifests, runs, queues
+
+The directory *is* the replica: its replica id is made with it and never changes, so a disk that
+is lost or wiped comes back as another replica, which has promised nothing and holds nothing. Only
+the founding voters' ids are derived, from the cluster's id and their names: so that all of them
+know all of them without having talked.
+
+    identity.json   {"format": 1, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
+                     "sha256": of the JSON without it, keys sorted, no spaces}
+                    replica ids as 16 hex digits: 63 bits don't survive every JSON reader
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from timer.disk import Disk, FileLock
+from timer.errors import CorruptFile, UnknownVersion, WrongDirectory
+from timer.units import ReplicaId
+
+FORMAT: Final = 1
+REPLICA_ID_MAX: Final = (1 << 63) - 1
+
+IDENTITY_NAME: Final = "identity.json"
+LOCK_NAME: Final = "LOCK"
+
+_NOT_OURS: Final = frozenset({"lost+found", IDENTITY_NAME + ".tmp"})
+"""Names that an empty directory may hold: of a fresh file system, of a format cut short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whose directory it is. Never changes."""
+
+    cluster_id: str
+    name: str
+    """The node that uses it; a replacement under the same name has another replica id."""
+    replica_id: ReplicaId
+    founding_voters: Mapping[str, ReplicaId]
+    """By node name; this node's own is among them only if it is a founder."""
+
+
+class DataDirectory:
+    """A directory in use by this process, until `close`."""
+
+    def __init__(self, path: Path, identity: Identity, lock: FileLock) -> None:
+        self.identity: Final = identity
+        self.promise: Final = path / "promise"
+        self.log: Final = path / "log"
+        self.raft: Final = path / "raft"
+        self.state: Final = path / "state"
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let other processes use it."""
+        self._lock.release()
+
+
+def founding_replica_id(cluster_id: str, name: str) -> ReplicaId:
+    """Return the id of the founding voter `name`: 63 bits of a hash, never 0."""
+    text = json.dumps(["timer-cluster founding voter", cluster_id, name])
+    digest = hashlib.sha256(text.encode()).digest()
+    return ReplicaId((int.from_bytes(digest[:8], "little") & REPLICA_ID_MAX) or 1)
+
+
+def format_directory(
+    disk: Disk,
+    path: Path,
+    *,
+    cluster_id: str,
+    name: str,
+    replica_id: ReplicaId,
+    founding_voters: Mapping[str, ReplicaId],
+) -> Identity:
+    """Make an absent or empty directory this node's, durably; return whose it is now.
+
+    A founder's `replica_id` is the one that `founding_voters` gives it; a learner is not in there
+    and brings a random one.
+
+    Raises:
+        WrongDirectory: there is something in it already.
+    """
+    assert 1 <= replica_id <= REPLICA_ID_MAX, replica_id
+    assert founding_voters.get(name, replica_id) == replica_id, (name, replica_id, founding_voters)
+    disk.make_dir(path)
+    if found := _names(disk, path):
+        raise WrongDirectory(f"{path} is not empty ({', '.join(found[:5])}): refusing to format it")
+    identity = Identity(
+        cluster_id=cluster_id,
+        name=name,
+        replica_id=replica_id,
+        founding_voters=dict(founding_voters),
+    )
+    disk.write_atomic(path / IDENTITY_NAME, _encode(identity))
+    return identity
+
+
+def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> DataDirectory:
+    """Lock the directory for this process, check whose it is, make its subdirectories.
+
+    Raises:
+        WrongDirectory: it is empty, not ours, another cluster's, another node's, or in use.
+        CorruptFile: its identity is damaged.
+        UnknownVersion: its identity is of another format.
+    """
+    found = _names(disk, path) if disk.exists(path) else []
+    if not found:
+        raise WrongDirectory(f"{path} is empty: run `timerd init` first")
+    if IDENTITY_NAME not in found:
+        raise WrongDirectory(f"{path} has no {IDENTITY_NAME}: it is no timerd's data directory")
+    lock = disk.lock(path / LOCK_NAME)
+    try:
+        identity = read_identity(disk, path)
+        _check(path, identity, cluster_id=cluster_id, name=name)
+        directory = DataDirectory(path, identity, lock)
+        for child in (directory.log, directory.raft, directory.state):
+            disk.make_dir(child)
+    except BaseException:
+        lock.release()
+        raise
+    return directory
+
+
+def _check(path: Path, identity: Identity, *, cluster_id: str, name: str) -> None:
+    if identity.cluster_id != cluster_id:
+        raise WrongDirectory(f"{path} is cluster {identity.cluster_id}'s, not {cluster_id}'s")
+    if identity.name != name:
+        raise WrongDirectory(f"{path} is node {identity.name}'s, not {name}'s")
+
+
+def read_identity(disk: Disk, path: Path) -> Identity:
+    """Return whose directory it is, without locking it: for tools that only look.
+
+    Raises:
+        FileNotFoundError: it was never formatted.
+        CorruptFile: its identity is damaged.
+        UnknownVersion: its identity is of another format.
+    """
+    where = path / IDENTITY_NAME
+    try:
+        fields = json.loads(disk.read(where))
+        sha256 = fields.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptFile(where, 0, f"no identity: {error}") from error
+    if sha256 != _sha256(fields):
+        raise CorruptFile(where, 0, "checksum mismatch")
+    if fields["format"] != FORMAT:
+        raise UnknownVersion(where, fields["format"], FORMAT)
+    return Identity(
+        cluster_id=fields["cluster_id"],
+        name=fields["name"],
+        replica_id=ReplicaId(int(fields["replica_id"], 16)),
+        founding_voters={
+            voter: ReplicaId(int(each, 16)) for voter, each in fields["founding_voters"].items()
+        },
+    )
+
+
+def _encode(identity: Identity) -> bytes:
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "cluster_id": identity.cluster_id,
+        "name": identity.name,
+        "replica_id": f"{identity.replica_id:016x}",
+        "founding_voters": {
+            name: f"{each:016x}" for name, each in sorted(identity.founding_voters.items())
+        },
+    }
+    return json.dumps({**fields, "sha256": _sha256(fields)}, indent=2).encode() + b"\n"
+
+
+def _sha256(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _names(disk: Disk, path: Path) -> list[str]:
+    return [name for name in disk.list_dir(path) if name not in _NOT_OURS]

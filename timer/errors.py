@@ -1,0 +1,185 @@
+"""Expected failures, as one tree. Bugs are not here: they are AssertionErrors.
+
+TimerError
++-- InvalidRequest       the caller must change the request; names field, value and limit
++-- NotFound             the topic, group or timer does not exist
++-- AlreadyExists        it exists with other settings
++-- NotLeader            go to `leader`
++-- NotReady             this node can't serve yet (starting, no majority, no leader known)
++-- Fenced               a newer epoch exists; stop leading at once
++-- Overloaded           back off `retry_after_ms`, then send it again
++-- CommitTimeout        OUTCOME UNKNOWN; retry only as the same producer sequence
++-- LeadershipLost       OUTCOME UNKNOWN; the leader was deposed with the entry in flight
++-- SequenceGap          a producer's sequence is not the one after its last
++-- OutcomeForgotten     a producer's repeated sequence was applied, its answer is no longer kept
++-- UnknownProducer      the producer id was never issued or has expired; register again
++-- LeaseLost            the message is leased to somebody else, or acked
++-- ShuttingDown         the node drains; another will lead
++-- StorageError         this node's disk or files; the process stops
+    +-- CorruptFile      bytes that were once durable no longer verify; refetch from a replica
+    +-- UnknownVersion   a file of another format version
+    +-- WrongDirectory   the data directory is another cluster's, another node's, in use, or empty
+    +-- DiskFailed       a write or fsync failed; the page cache can't be trusted after it
++-- ConfigError          a setting is unknown or out of range; names it
+"""
+
+from typing import ClassVar
+
+from timer.units import Epoch
+
+
+class TimerError(Exception):
+    """Base of every failure a caller can act on."""
+
+    retryable: ClassVar[bool] = False
+    """The identical request may succeed later."""
+    outcome_known: ClassVar[bool] = True
+    """True: the request certainly had no effect. False: it may have been applied."""
+
+
+class InvalidRequest(TimerError):
+    """The request breaks a documented limit."""
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        super().__init__(f"{field} = {value!r}: {limit}")
+        self.field = field
+        self.value = value
+        self.limit = limit
+
+
+class NotFound(TimerError):
+    """The named thing does not exist."""
+
+    def __init__(self, kind: str, name: object) -> None:
+        super().__init__(f"no such {kind}: {name!r}")
+        self.kind = kind
+        self.name = name
+
+
+class AlreadyExists(TimerError):
+    """The named thing exists, with other settings."""
+
+    def __init__(self, kind: str, name: object, why: str) -> None:
+        super().__init__(f"{kind} {name!r} exists already: {why}")
+
+
+class NotLeader(TimerError):
+    """This node does not lead the cluster."""
+
+    retryable = True
+
+    def __init__(self, leader: str | None) -> None:
+        super().__init__(f"not the leader; try {leader or 'again in a moment: none is known'}")
+        self.leader = leader
+        """Address (host:port) of the leader. None: unknown at the moment."""
+
+
+class NotReady(TimerError):
+    """This node can't serve the request at the moment; it certainly had no effect."""
+
+    retryable = True
+
+
+class Fenced(TimerError):
+    """A message carried an epoch, leader or process older than the promise given."""
+
+    def __init__(self, *, ours: Epoch, seen: Epoch) -> None:
+        super().__init__(f"epoch {ours} is fenced by epoch {seen}")
+        self.ours = ours
+        self.seen = seen
+
+
+class Overloaded(TimerError):
+    """A bounded queue is full."""
+
+    retryable = True
+
+    def __init__(self, what: str, *, retry_after_ms: int) -> None:
+        super().__init__(f"{what} is full; retry after {retry_after_ms} ms")
+        self.retry_after_ms = retry_after_ms
+
+
+class CommitTimeout(TimerError):
+    """No majority acknowledged in time; the entry may still commit."""
+
+    retryable = True
+    outcome_known = False
+
+
+class LeadershipLost(TimerError):
+    """The leader was deposed or stopped with the entry in flight; it may still commit."""
+
+    retryable = True
+    outcome_known = False
+
+
+class SequenceGap(TimerError):
+    """A producer skipped a sequence number."""
+
+    def __init__(self, *, expected: int, got: int) -> None:
+        super().__init__(f"sequence = {got}: the next of this producer is {expected}")
+        self.expected = expected
+
+
+class OutcomeForgotten(TimerError):
+    """A repeated sequence was applied long ago; its ids are no longer kept."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(f"sequence = {sequence}: was applied, but its answer is no longer kept")
+
+
+class UnknownProducer(TimerError):
+    """The producer id was never issued, or it expired idle."""
+
+    def __init__(self, producer: int) -> None:
+        super().__init__(f"producer_id = {producer}: never issued or expired; register again")
+
+
+class LeaseLost(TimerError):
+    """The message was redelivered or acked meanwhile; drop the work."""
+
+
+class ShuttingDown(TimerError):
+    """The node drains and takes nothing new."""
+
+    retryable = True
+
+
+class StorageError(TimerError):
+    """This node's disk or files; the process stops."""
+
+
+class CorruptFile(StorageError):
+    """Bytes that were once durable no longer verify."""
+
+    def __init__(self, path: object, position: int, why: str) -> None:
+        super().__init__(f"{path}: corrupt at byte {position}: {why}")
+        self.position = position
+
+
+class UnknownVersion(StorageError):
+    """A file of a format version that this program does not know."""
+
+    def __init__(self, path: object, version: int, known: int) -> None:
+        super().__init__(f"{path}: format version {version}; this program knows {known}")
+
+
+class WrongDirectory(StorageError):
+    """The data directory can't be used by this node."""
+
+
+class DiskFailed(StorageError):
+    """A read, write or fsync failed."""
+
+    def __init__(self, message: str, *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+        """The system's reason, such as errno.ENOSPC. None: the failure was not a system call's."""
+
+
+class ConfigError(TimerError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+    def __init__(self, key: str, value: object, limit: str) -> None:
+        super().__init__(f"{key} = {value!r}: {limit}")
+        self.key = key

@@ -1,0 +1,582 @@
+"""The leader's part: turns requests and the passing of time into log entries, entries into answers.
+
+A pure core around the machine (timer/machine.py), alive for one epoch. Everything that it decides
+goes through the log: it appends, waits until the entry was committed and applied, then answers.
+
+    request --> waiting --append--> in flight --applied--> answer
+    clock   --> FIRE when something is due, CHECKPOINT every few seconds
+    fired   --> hand out to consumers, if the epoch's lease is held --> ack --> ACK in the log
+
+What waits is coalesced: while entries of a kind are in flight, requests gather and go together
+in the next one (group commit). The shell calls `step` after every batch of events and at
+`wake_at_ms`, and carries no decision of its own.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from timer import payloads
+from timer.columns import I64, U64, Part, encode_schedule
+from timer.entry import Entry, Kind
+from timer.errors import (
+    InvalidRequest,
+    LeadershipLost,
+    NotFound,
+    Overloaded,
+    SequenceGap,
+    TimerError,
+    UnknownProducer,
+)
+from timer.groups import Group
+from timer.leases import ACCEPT, Consumer, Lease, Leases
+from timer.leases import ALREADY_ACKED as LEASE_ALREADY_ACKED
+from timer.machine import (
+    AcksApplied,
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    FireApplied,
+    GroupApplied,
+    Machine,
+    ScheduleApplied,
+    Topic,
+)
+from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
+from timer.producers import Answer
+from timer.units import (
+    DUE_MS_MAX,
+    Epoch,
+    GroupId,
+    LeaseId,
+    LogIndex,
+    MonoMs,
+    ProducerId,
+    TopicId,
+    UnixMs,
+)
+
+ENTRY_ROWS_MAX: Final = 65_536
+ENTRY_BYTES_MAX: Final = 8 << 20
+DELIVERY_ROWS_MAX: Final = 2048
+OVERLOAD_RETRY_MS: Final = 50
+
+
+class Now(NamedTuple):
+    """One instant on both clocks."""
+
+    mono_ms: MonoMs
+    clock_ms: UnixMs
+    """The cluster's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderConfig:
+    """How the leader paces itself."""
+
+    tick_ms: int = 10
+    """Effective due times are rounded up to a multiple of this."""
+    checkpoint_interval_ms: int = 3000
+    waiting_bytes_max: int = 64 << 20
+    """Of schedules neither committed nor refused; beyond it they are refused as Overloaded."""
+    schedules_in_flight: int = 2
+    """SCHEDULE entries appended and not applied, beyond which small requests gather."""
+    gather_bytes: int = 256 << 10
+    """So much waiting is appended at once, whatever is in flight."""
+
+
+Append: TypeAlias = Callable[[Kind, list[bytes], UnixMs], LogIndex]
+"""Append to the log as its leader; raises NotLeader."""
+Done: TypeAlias = Callable[[object], None]
+"""Called once with the result, or with the TimerError that came instead."""
+
+
+@dataclass(slots=True)
+class _Acks:
+    """Accepted offsets of one ack request on their way through the log."""
+
+    verdict: npt.NDArray[np.uint8]
+    accepted: U64
+    done: Callable[[npt.NDArray[np.uint8] | TimerError], None]
+
+
+@dataclass(slots=True)
+class _GroupBatch:
+    """Ops gathered for the next GROUP entry."""
+
+    ops: list[CreateGroup | GroupOp] = field(default_factory=list)
+    created: list[Done] = field(default_factory=list)
+    """For the CREATE ops in `ops`, in order."""
+    acks: dict[GroupId, list[_Acks]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.ops or self.acks)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A lease and its consumer; the rows are in the topic's queue."""
+
+    topic: Topic
+    group: Group
+    lease: Lease
+    attempts: npt.NDArray[np.uint32]
+
+
+class Leader:
+    """One epoch of leadership: `step` after events, `applied` for each entry, `close` at its end."""
+
+    def __init__(
+        self, machine: Machine, epoch: Epoch, append: Append, config: LeaderConfig, now: Now
+    ) -> None:
+        self.machine = machine
+        self.epoch = epoch
+        self._append = append
+        self._config = config
+        self._time_ms = machine.applied_time_ms
+        """Header time of the last entry appended: never goes back."""
+        self._parts: list[tuple[Part, Done]] = []
+        self._parts_bytes = 0
+        self._admitted: dict[ProducerId, int] = {}
+        """The last sequence taken of each producer in this epoch."""
+        self._cancels: list[tuple[I64, U64, Done]] = []
+        self._group_batch = _GroupBatch()
+        self._in_flight: dict[LogIndex, Callable[[Applied | TimerError], None]] = {}
+        self._schedules_in_flight = 0
+        self._groups_in_flight = 0
+        self._cancels_in_flight = 0
+        self.bytes_in_flight = 0
+        """Bytes of schedules waiting or appended and not yet applied."""
+        self._firing = False
+        self._fire_again = False
+        self._checkpointing = False
+        self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
+        self._leases: dict[GroupId, Leases] = {}
+        self._hungry: set[GroupId] = set()
+        """Groups whose consumers may have something to get."""
+        self._topics_in_flight: dict[str, list[Done]] = {}
+        self.closed: TimerError | None = None
+        """Why the epoch is over. None: it is not."""
+        self._refusing: TimerError | None = None
+
+    # ---- requests
+
+    def effective_due(self, requested_ms: I64, now: Now) -> I64:
+        """Return the due times that count: rounded up to the tick, "at once" if in the past.
+
+        What is due already is due at the last read time, so that it is queued when it is applied.
+        """
+        tick = self._config.tick_ms
+        rounded = -(-requested_ms // tick) * tick
+        return np.where(requested_ms <= now.clock_ms, self.machine.last_read_time_ms, rounded)
+
+    def schedule(self, part: Part, done: Done) -> None:
+        """Take one request; `done` gets (Answer, duplicate) or a TimerError.
+
+        Raises:
+            Overloaded: too much is waiting already; nothing was taken.
+            UnknownProducer: the id was never issued, or has expired.
+            SequenceGap: a request of this producer is missing before this one.
+        """
+        self._check_open()
+        size = part.size
+        if self.bytes_in_flight + size > self._config.waiting_bytes_max and self.bytes_in_flight:
+            raise Overloaded("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
+        if part.producer_id:
+            self._admit(part.producer_id, part.sequence)
+        self._parts.append((part, done))
+        self._parts_bytes += size
+        self.bytes_in_flight += size
+
+    def _admit(self, producer_id: ProducerId, sequence: int) -> None:
+        """Refuse what apply would refuse, before it is written; apply stays the judge."""
+        last = self._admitted.get(producer_id)
+        if last is None:
+            last = self.machine.producers.last_sequence(producer_id)
+        if last is None:
+            raise UnknownProducer(producer_id)
+        if sequence > last + 1:
+            raise SequenceGap(expected=last + 1, got=sequence)
+        self._admitted[producer_id] = max(last, sequence)
+
+    def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
+        """Take one cancel request; `done` gets (n, uint8) of the machine's results."""
+        self._check_open()
+        self._cancels.append((due_ms, seq, done))
+
+    def register(self, token: bytes, now: Now, done: Done) -> None:
+        """Register a producer; `done` gets its ProducerId."""
+        self._check_open()
+        self._propose(Kind.PRODUCER, [payloads.encode_producer(token)], now, done)
+
+    def topic(self, name: str, now: Now, done: Done) -> None:
+        """Create a topic unless it exists; `done` gets the Topic."""
+        self._check_open()
+        known = self.machine.topic_by_name.get(name)
+        if known is not None:
+            done(known)
+        elif name in self._topics_in_flight:
+            self._topics_in_flight[name].append(done)
+        else:
+            waiters = self._topics_in_flight[name] = [done]
+
+            def answer(applied: object) -> None:
+                del self._topics_in_flight[name]
+                for waiter in waiters:
+                    waiter(applied)
+
+            self._propose(Kind.TOPIC, [payloads.encode_topic(name)], now, answer)
+
+    def create_group(self, create: CreateGroup, done: Done) -> None:
+        """Create a group unless it exists; `done` gets the Group."""
+        self._check_open()
+        known = self.machine.topics[create.topic].groups.get(create.name)
+        if known is not None:
+            done(known)
+            return
+        self._group_batch.ops.append(create)
+        self._group_batch.created.append(done)
+
+    # ---- consumers
+
+    def join(self, group: Group, consumer: Consumer) -> None:
+        """Serve a consumer; it gets messages while it has credit."""
+        self._check_open()
+        leases = self._leases.get(group.group_id)
+        if leases is None:
+            leases = self._leases[group.group_id] = Leases(group, self.epoch)
+        leases.join(consumer)
+        self._hungry.add(group.group_id)
+
+    def leave(self, group: Group, consumer: Consumer) -> None:
+        """A consumer is gone; what it held is handed out again at once."""
+        if self.closed is None:
+            self._add_op(self._leases[group.group_id].leave(consumer))
+
+    def credit(self, group: Group, consumer: Consumer, messages: int) -> None:
+        """A consumer takes so many messages more."""
+        consumer.credit += messages
+        self._hungry.add(group.group_id)
+
+    def ack(
+        self,
+        group: Group,
+        epoch: Epoch,
+        lease_id: LeaseId,
+        offsets: U64,
+        done: Callable[[npt.NDArray[np.uint8] | TimerError], None],
+    ) -> None:
+        """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
+
+        Raises:
+            NotFound: nobody consumes in this group on this leader.
+        """
+        self._check_open()
+        leases = self._leases.get(group.group_id)
+        if leases is None:
+            raise NotFound("consumer of group", group.name)
+        verdict = leases.ack(epoch, lease_id, offsets)
+        accepted = offsets[verdict == ACCEPT]
+        if not len(accepted):
+            done(verdict)
+            return
+        acks = self._group_batch.acks.setdefault(group.group_id, [])
+        acks.append(_Acks(verdict, accepted, done))
+
+    def leased(self, group: Group) -> tuple[int, int]:
+        """Return (messages leased now, consumers) of a group."""
+        leases = self._leases.get(group.group_id)
+        return (leases.leased(), len(leases.consumers)) if leases else (0, 0)
+
+    # ---- time
+
+    def step(self, now: Now) -> None:
+        """Append what waits and what time asks for."""
+        if self.closed is not None:
+            return
+        self._expire_leases(now)
+        self._step_fire(now)
+        self._flush_schedules(now)
+        self._flush_cancels(now)
+        self._flush_groups(now)
+        if now.mono_ms >= self._checkpoint_at_ms and not self._checkpointing:
+            self.checkpoint(now)
+
+    def checkpoint(self, now: Now) -> None:
+        """Append a CHECKPOINT, and before it a FIRE that brings the read time up to date."""
+        self._checkpointing = True
+        self._checkpoint_at_ms = MonoMs(now.mono_ms + self._config.checkpoint_interval_ms)
+        if not self._firing:
+            self._fire(now)
+        self._propose(Kind.CHECKPOINT, [], now, self._checkpointed)
+
+    def wake_at_ms(self, now: Now) -> MonoMs:
+        """When `step` must be called next, on the monotonic clock."""
+        wake = self._checkpoint_at_ms
+        due = None if self._firing else self.machine.store.next_due()
+        if due is not None:
+            wake = min(wake, MonoMs(now.mono_ms + max(0, due - now.clock_ms)))
+        for leases in self._leases.values():
+            deadline = leases.wake_at_ms()
+            if deadline is not None:
+                wake = min(wake, deadline)
+        return wake
+
+    def hand_out(self, now: Now) -> list[Delivery]:
+        """Lease what is ready to consumers with credit. Only while the epoch's lease is held."""
+        if self.closed is not None or not self._hungry:
+            return []
+        out: list[Delivery] = []
+        for group_id in self._hungry:
+            leases = self._leases[group_id]
+            group = leases.group
+            topic = self.machine.topics[group.topic]
+            while True:
+                lease = leases.hand_out(now.mono_ms, topic.queue, DELIVERY_ROWS_MAX)
+                if lease is None:
+                    break
+                out.append(Delivery(topic, group, lease, group.attempts(lease.offsets)))
+            self._add_op(leases.reserve())
+        self._hungry.clear()
+        return out
+
+    # ---- applied
+
+    def applied(self, entry: Entry, applied: Applied) -> None:
+        """An entry was committed and applied; answer whoever waits for it."""
+        if entry.epoch == self.epoch:
+            done = self._in_flight.pop(entry.index, None)
+            if done is not None:
+                done(applied)
+        if isinstance(applied, FireApplied):
+            self._feed(topic for topic, _ in applied.fired)
+        elif isinstance(applied, ScheduleApplied):
+            self._feed(applied.ready)
+
+    def refuse(self, why: TimerError) -> None:
+        """Take no new requests; what was taken goes on. The first step of a drain."""
+        self._refusing = why
+
+    def close(self, why: TimerError) -> None:
+        """The epoch is over: what is in flight has an unknown outcome, what waits had none."""
+        if self.closed is not None:
+            return
+        self.closed = why
+        lost = LeadershipLost("the leader lost its epoch with the request in flight")
+        in_flight, self._in_flight = self._in_flight, {}
+        for done in in_flight.values():
+            done(lost)
+        for _, waiter in self._parts:
+            waiter(why)
+        for _, _, waiter in self._cancels:
+            waiter(why)
+        for waiter in self._group_batch.created:
+            waiter(why)
+        for acks in self._group_batch.acks.values():
+            for ack in acks:
+                ack.done(why)
+        self._parts, self._cancels, self._group_batch = [], [], _GroupBatch()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is in flight."""
+        return not (self._in_flight or self._parts or self._cancels or self._group_batch)
+
+    def _check_open(self) -> None:
+        refused = self.closed or self._refusing
+        if refused is not None:
+            raise refused
+
+    def _propose(
+        self,
+        kind: Kind,
+        payload: list[bytes],
+        now: Now,
+        done: Callable[[Applied | TimerError], None],
+    ) -> None:
+        time_ms = max(self._time_ms, now.clock_ms)
+        try:
+            index = self._append(kind, payload, time_ms)
+        except TimerError as refused:
+            done(refused)
+            return
+        self._time_ms = time_ms
+        self._in_flight[index] = done
+
+    # ---- schedules
+
+    def _flush_schedules(self, now: Now) -> None:
+        while self._parts and (
+            self._schedules_in_flight < self._config.schedules_in_flight
+            or self._parts_bytes >= self._config.gather_bytes
+        ):
+            taken, rows, size = 0, 0, 0
+            for part, _ in self._parts:
+                rows += len(part.due_ms)
+                size += part.size
+                if taken and (rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX):
+                    break
+                taken += 1
+            batch = self._parts[:taken]
+            del self._parts[:taken]
+            self._append_schedules(batch, now)
+
+    def _append_schedules(self, batch: list[tuple[Part, Done]], now: Now) -> None:
+        size = sum(part.size for part, _ in batch)
+        self._parts_bytes -= size
+        self._schedules_in_flight += 1
+        waiters = [done for _, done in batch]
+
+        def answer(applied: Applied | TimerError) -> None:
+            self._schedules_in_flight -= 1
+            self.bytes_in_flight -= size
+            if isinstance(applied, TimerError):
+                for done in waiters:
+                    done(applied)
+                return
+            assert isinstance(applied, ScheduleApplied)
+            for done, result in zip(waiters, applied.parts, strict=True):
+                done(result)
+
+        self._propose(Kind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
+
+    def _flush_cancels(self, now: Now) -> None:
+        if not self._cancels or self._cancels_in_flight >= 2:
+            return
+        batch, self._cancels = self._cancels, []
+        self._cancels_in_flight += 1
+
+        def answer(applied: Applied | TimerError) -> None:
+            self._cancels_in_flight -= 1
+            start = 0
+            for due_ms, _, done in batch:
+                if isinstance(applied, CancelApplied):
+                    done(applied.results[start : start + len(due_ms)])
+                    start += len(due_ms)
+                else:
+                    done(applied)
+
+        due = np.concatenate([due_ms for due_ms, _, _ in batch])
+        seq = np.concatenate([seq for _, seq, _ in batch])
+        self._propose(Kind.CANCEL, payloads.encode_cancel(due, seq), now, answer)
+
+    # ---- firing
+
+    def _step_fire(self, now: Now) -> None:
+        if self._firing:
+            return
+        due = self.machine.store.next_due()
+        if self._fire_again or (due is not None and due <= now.clock_ms):
+            self._fire(now)
+
+    def _fire(self, now: Now) -> None:
+        self._firing = True
+        self._fire_again = False
+        read_time_ms = max(now.clock_ms, self.machine.last_read_time_ms)
+        fire = payloads.encode_fire(Fire(UnixMs(read_time_ms)))
+        self._propose(Kind.FIRE, [fire], now, self._fired)
+
+    def _fired(self, applied: Applied | TimerError) -> None:
+        self._firing = False
+        if isinstance(applied, FireApplied):
+            self._fire_again = applied.limited
+
+    def _checkpointed(self, applied: Applied | TimerError) -> None:
+        self._checkpointing = False
+        assert isinstance(applied, Checkpoint | TimerError), applied
+
+    # ---- groups
+
+    def _expire_leases(self, now: Now) -> None:
+        for leases in self._leases.values():
+            self._add_op(leases.expire(now.mono_ms))
+
+    def _add_op(self, op: GroupOp | None) -> None:
+        if op is not None:
+            self._group_batch.ops.append(op)
+
+    def _feed(self, topics: Iterable[TopicId]) -> None:
+        for topic_id in topics:
+            for group in self.machine.topics[topic_id].groups.values():
+                if group.group_id in self._leases:
+                    self._hungry.add(group.group_id)
+
+    def _flush_groups(self, now: Now) -> None:
+        if not self._group_batch or self._groups_in_flight >= 2:
+            return
+        batch, self._group_batch = self._group_batch, _GroupBatch()
+        self._groups_in_flight += 1
+        ops = list(batch.ops)
+        for group_id, acks in batch.acks.items():
+            group = self._leases[group_id].group
+            offsets = np.concatenate([ack.accepted for ack in acks])
+            ops.append(GroupOp(Op.ACK, group.topic, group_id, offsets))
+
+        def answer(applied: Applied | TimerError) -> None:
+            self._groups_in_flight -= 1
+            if isinstance(applied, GroupApplied):
+                self._group_applied(batch, applied)
+                return
+            assert isinstance(applied, TimerError)
+            if self.closed is None:
+                # Refused before it was appended: what time and the group need is tried again.
+                self._group_batch.ops += [op for op in batch.ops if isinstance(op, GroupOp)]
+            for done in batch.created:
+                done(applied)
+            for acks in batch.acks.values():
+                for ack in acks:
+                    ack.done(applied)
+
+        self._propose(Kind.GROUP, payloads.encode_group(ops), now, answer)
+
+    def _group_applied(self, batch: _GroupBatch, applied: GroupApplied) -> None:
+        created = iter(batch.created)
+        for result in applied.results:
+            if isinstance(result, Group):
+                next(created)(result)
+                continue
+            op = result.op if isinstance(result, AcksApplied) else result
+            leases = self._leases.get(op.group)
+            if leases is not None:
+                leases.applied(op)
+                self._hungry.add(op.group)
+            if isinstance(result, AcksApplied):
+                self._acked(batch.acks[op.group], result.new)
+
+    def _acked(self, acks: list[_Acks], new: npt.NDArray[np.bool_]) -> None:
+        start = 0
+        for ack in acks:
+            mine = new[start : start + len(ack.accepted)]
+            start += len(ack.accepted)
+            if not mine.all():
+                where = np.flatnonzero(ack.verdict == ACCEPT)
+                ack.verdict[where[~mine]] = LEASE_ALREADY_ACKED
+            ack.done(ack.verdict)
+
+
+def resolve_due(due_ms: I64 | None, delay_ms: I64 | None, rows: int, now: Now) -> I64:
+    """Return the requested due times of `rows` rows, (n, int64), on the cluster's clock.
+
+    Raises:
+        InvalidRequest: not exactly one of the two is given, in n values or one; or out of range.
+    """
+    if (due_ms is None) == (delay_ms is None):
+        raise InvalidRequest("due_ms, delay_ms", "both or none", "exactly one must be given")
+    name, values = ("due_ms", due_ms) if due_ms is not None else ("delay_ms", delay_ms)
+    assert values is not None
+    if len(values) not in (1, rows):
+        raise InvalidRequest(name, f"{len(values)} values", f"must have 1 or {rows} values")
+    low, high = int(values.min()), int(values.max())
+    high_max = DUE_MS_MAX - (0 if due_ms is not None else now.clock_ms)
+    if low < 0:
+        raise InvalidRequest(name, low, "must be 0 or more")
+    if high > high_max:
+        raise InvalidRequest(name, high, f"must be at most {high_max}")
+    requested = values if due_ms is not None else values + now.clock_ms
+    return np.broadcast_to(requested, rows) if len(requested) != rows else requested
+
+
+__all__ = ["Answer", "Delivery", "Leader", "LeaderConfig", "Now", "resolve_due"]

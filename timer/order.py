@@ -1,0 +1,167 @@
+"""The order in which timers fire: by due time, then by seq.
+
+A `Position` cuts that order in two. The fire position F of a store is one: what lies at or before
+it has fired (or was cancelled), what lies after it is pending. F only moves forward, so every
+cursor into sorted rows is found again from F by binary search, and none is state.
+
+Sorting and searching here is over two parallel arrays, `due` (int64, ms) and a second key that
+tells equal dues apart: a seq, or a number that rises with it.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.columns import I64, ROW, TOMBSTONE, U64, RowArray
+from timer.timer_id import SEQ_MAX
+
+RAW: Final = np.dtype(f"V{ROW.itemsize}")
+"""A row without its fields: numpy copies it as one piece, not field by field (8 times faster)."""
+
+_SMALL: Final = 512
+
+
+class Position(NamedTuple):
+    """A place in the firing order: just after the row with this (due, seq)."""
+
+    due_ms: int
+    seq: int
+
+
+START: Final = Position(0, SEQ_MAX)
+"""Nothing has fired; due times are 1 or later."""
+
+
+def after(due: I64, seq: U64, position: Position) -> npt.NDArray[np.bool_]:
+    """Return which pairs lie after `position` (n, bool)."""
+    same = (due == position.due_ms) & (seq > np.uint64(position.seq))
+    return np.asarray(same | (due > position.due_ms))
+
+
+def rank(due: I64, key: I64 | U64, position: tuple[int, int]) -> int:
+    """Return how many of the sorted pairs lie at or before `position`."""
+    start = int(due.searchsorted(position[0], "left"))
+    stop = int(due.searchsorted(position[0], "right"))
+    if start == stop:
+        return start
+    return start + int(key[start:stop].searchsorted(key.dtype.type(position[1]), "right"))
+
+
+def lower_bound(
+    due: I64, key: I64 | U64, want_due: I64, want_key: I64 | U64
+) -> npt.NDArray[np.intp]:
+    """Return how many of the sorted pairs lie before each wanted one (n,)."""
+    low = due.searchsorted(want_due, "left")
+    high = due.searchsorted(want_due, "right")
+    while (open_ := low < high).any():  # bisect all equal-due stretches at once
+        middle = (low + high) >> 1
+        less = key.take(middle, mode="clip") < want_key
+        low = np.where(open_ & less, middle + 1, low)
+        high = np.where(open_ & ~less, middle, high)
+    return low
+
+
+def find(
+    due: I64, key: I64 | U64, want_due: I64, want_key: I64 | U64
+) -> npt.NDArray[np.intp]:
+    """Return where the wanted pairs lie in the sorted ones (n,), -1 where they don't."""
+    if not len(due):
+        return np.full(len(want_due), -1, np.intp)
+    place = lower_bound(due, key, want_due, want_key)
+    same = key.take(place, mode="clip") == want_key
+    same &= due.take(place, mode="clip") == want_due
+    return np.where(same, place, -1)
+
+
+def stable_order(values: I64) -> npt.NDArray[np.intp]:
+    """Return the order that sorts `values` (n, int64), equal ones as they came.
+
+    Value and place packed into one integer sort 30 times faster than a stable argsort.
+    """
+    n = len(values)
+    if n < _SMALL:
+        return np.argsort(values, kind="stable")
+    low = int(values.min())
+    bits = (n - 1).bit_length()
+    if (int(values.max()) - low).bit_length() + bits > 63:
+        return np.argsort(values, kind="stable")
+    packed = (values - low) << bits
+    packed |= np.arange(n)
+    packed.sort()
+    packed &= (1 << bits) - 1
+    return packed
+
+
+def sort_pairs(due: I64, key: I64) -> tuple[I64, I64]:
+    """Return the pairs sorted by (due, key); keys are 0 or more."""
+    if len(due) < 2:
+        return due, key
+    packing = _pack(due, key)
+    if packing is None:
+        order = np.lexsort((key, due))
+        return due.take(order), key.take(order)
+    packed, low_due, low_key, bits = packing
+    packed.sort()
+    due = packed >> bits
+    due += low_due
+    packed &= (1 << bits) - 1
+    packed += low_key
+    return due, packed
+
+
+def fire_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
+    """Return the order that sorts pairs by (due, seq); a row and its tombstone become neighbours."""
+    packing = _pack(due, seq.view(np.int64)) if len(due) else None
+    if packing is None:
+        return np.lexsort((seq, due))
+    return np.argsort(packing[0])
+
+
+def _pack(due: I64, key: I64) -> tuple[I64, int, int, int] | None:
+    """Return (packed, least due, least key, bits of the key), None if 63 bits are too few."""
+    low_due, low_key = int(due.min()), int(key.min())
+    bits = (int(key.max()) - low_key).bit_length()
+    if (int(due.max()) - low_due).bit_length() + bits > 63:
+        return None
+    packed = due - low_due
+    packed <<= bits
+    packed |= key - low_key
+    return packed, low_due, low_key, bits
+
+
+def concat(parts: Sequence[RowArray]) -> RowArray:
+    """Return the rows of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return np.empty(0, ROW)
+    return np.concatenate([raw(part) for part in parts]).view(ROW)
+
+
+def raw(rows: RowArray) -> npt.NDArray[np.void]:
+    """Return the rows as pieces that are copied whole; writing to it writes to them."""
+    return rows.view(RAW) if rows.flags.c_contiguous else np.ascontiguousarray(rows).view(RAW)
+
+
+def tombstones(due: I64, seq: U64) -> RowArray:
+    """Return the rows that say: the timers at these (due, seq) were cancelled."""
+    rows = np.zeros(len(due), ROW)
+    rows["due_ms"] = due
+    rows["seq"] = seq
+    rows["topic"] = TOMBSTONE
+    return rows
+
+
+def annihilate(rows: RowArray) -> npt.NDArray[np.bool_]:
+    """Return which of the sorted rows are left (n, bool) when each tombstone takes its target.
+
+    A tombstone without a target in `rows` stays.
+    """
+    due, seq = rows["due_ms"], rows["seq"]
+    pair = (seq[1:] == seq[:-1]) & (due[1:] == due[:-1])
+    left = np.ones(len(rows), np.bool_)
+    left[1:] &= ~pair
+    left[:-1] &= ~pair
+    return left

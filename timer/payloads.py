@@ -1,0 +1,222 @@
+"""Payloads of the log's entries other than SCHEDULE, format version 1.
+
+What is frequent is fixed and little-endian; what is rare (TOPIC, PRODUCER, creation of a
+group) is a msgpack map with exactly the keys of its dataclass.
+
+    EPOCH       epoch u64, leader u64, apply_version u32, v u32, voters v x u64
+    CANCEL      n u32, reserved u32, due_ms n x i64, seq n x u64
+    FIRE        read_time_ms i64, rows_max u32, bytes_max u32
+    GROUP       ops, each: op u8, 3 x 0, topic u32, group u32, n u32, then by op:
+                  CREATE    n bytes of msgpack {name, start, lease_ms}, padded to 8 with zeros
+                  ACK       n x u64 queue offsets: done, never delivered again
+                  ENDED     n x u64 queue offsets: their lease ended unacked; attempts rise
+                  RESERVE   1 x u64: the leader may hand out offsets below this one
+    TOPIC       msgpack {name}
+    PRODUCER    msgpack {token}
+    CHECKPOINT  nothing
+"""
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from timer.columns import I64, U64
+from timer.units import Epoch, GroupId, QueueOffset, ReplicaId, TopicId, UnixMs
+
+_EPOCH: Final = struct.Struct("<QQII")
+_CANCEL: Final = struct.Struct("<II")
+_FIRE: Final = struct.Struct("<qII")
+_OP: Final = struct.Struct("<B3xIII")
+
+FIRE_ROWS_MAX: Final = 65_536
+FIRE_BYTES_MAX: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """The first entry of an epoch: who leads it, who votes in it, how entries are applied."""
+
+    epoch: Epoch
+    leader: ReplicaId
+    voters: tuple[ReplicaId, ...]
+    apply_version: int = 1
+
+
+def encode_epoch(start: EpochStart) -> bytes:
+    """Return the payload of an EPOCH entry."""
+    head = _EPOCH.pack(start.epoch, start.leader, start.apply_version, len(start.voters))
+    return head + struct.pack(f"<{len(start.voters)}Q", *start.voters)
+
+
+def decode_epoch(payload: memoryview) -> EpochStart:
+    """Return what an EPOCH entry says.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    if len(payload) < _EPOCH.size:
+        raise ValueError(f"EPOCH of {len(payload)} bytes")
+    epoch, leader, apply_version, n = _EPOCH.unpack_from(payload)
+    if len(payload) != _EPOCH.size + 8 * n or n == 0:
+        raise ValueError(f"EPOCH of {len(payload)} bytes with {n} voters")
+    voters = struct.unpack_from(f"<{n}Q", payload, _EPOCH.size)
+    return EpochStart(
+        Epoch(epoch), ReplicaId(leader), tuple(ReplicaId(v) for v in voters), apply_version
+    )
+
+
+def encode_cancel(due_ms: I64, seq: U64) -> list[bytes]:
+    """Return the payload of a CANCEL entry for n timers."""
+    head = _CANCEL.pack(len(due_ms), 0)
+    return [head, due_ms.astype("<i8", copy=False).tobytes(), seq.astype("<u8").tobytes()]
+
+
+def decode_cancel(payload: memoryview) -> tuple[I64, U64]:
+    """Return (due_ms, seq) of the timers to cancel.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    n, _ = _CANCEL.unpack_from(payload)
+    if len(payload) != _CANCEL.size + 16 * n:
+        raise ValueError(f"CANCEL of {len(payload)} bytes with {n} rows")
+    due = np.frombuffer(payload, "<i8", n, _CANCEL.size)
+    return due, np.frombuffer(payload, "<u8", n, _CANCEL.size + 8 * n)
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    """What is due by `read_time_ms` fires, in (due, seq) order, up to the limits."""
+
+    read_time_ms: UnixMs
+    rows_max: int = FIRE_ROWS_MAX
+    bytes_max: int = FIRE_BYTES_MAX
+
+
+def encode_fire(fire: Fire) -> bytes:
+    """Return the payload of a FIRE entry."""
+    return _FIRE.pack(fire.read_time_ms, fire.rows_max, fire.bytes_max)
+
+
+def decode_fire(payload: memoryview) -> Fire:
+    """Return what a FIRE entry says.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    if len(payload) != _FIRE.size:
+        raise ValueError(f"FIRE of {len(payload)} bytes")
+    read_time_ms, rows_max, bytes_max = _FIRE.unpack(payload)
+    return Fire(UnixMs(read_time_ms), rows_max, bytes_max)
+
+
+class Op(enum.IntEnum):
+    """What one op of a GROUP entry does."""
+
+    CREATE = 1
+    ACK = 2
+    ENDED = 3
+    RESERVE = 4
+
+
+class Start(enum.StrEnum):
+    """Where a new group begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateGroup:
+    """A group of a topic comes into being; its id is issued at apply."""
+
+    topic: TopicId
+    name: str
+    start: Start
+    lease_ms: int
+    """Default time that a consumer holds a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOp:
+    """ACK, ENDED or RESERVE: `offsets` is (n, uint64)."""
+
+    op: Op
+    topic: TopicId
+    group: GroupId
+    offsets: U64
+
+
+def encode_group(ops: Sequence[CreateGroup | GroupOp]) -> list[bytes]:
+    """Return the payload of a GROUP entry, in pieces to be concatenated."""
+    pieces: list[bytes] = []
+    for op in ops:
+        if isinstance(op, CreateGroup):
+            body: bytes = msgpack.packb(
+                {"name": op.name, "start": str(op.start), "lease_ms": op.lease_ms}
+            )
+            pieces += [_OP.pack(Op.CREATE, op.topic, 0, len(body)), body, bytes(-len(body) % 8)]
+        else:
+            assert op.op is not Op.CREATE
+            pieces.append(_OP.pack(op.op, op.topic, op.group, len(op.offsets)))
+            pieces.append(op.offsets.astype("<u8", copy=False).tobytes())
+    return pieces
+
+
+def decode_group(payload: memoryview) -> Iterator[CreateGroup | GroupOp]:
+    """Yield the ops of a GROUP entry, in order.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    position = 0
+    while position < len(payload):
+        code, topic, group, n = _OP.unpack_from(payload, position)
+        position += _OP.size
+        op = Op(code)
+        if op is Op.CREATE:
+            fields = _unpack(payload[position : position + n], {"name", "start", "lease_ms"})
+            position += n + -n % 8
+            start = Start(fields["start"])
+            yield CreateGroup(TopicId(topic), fields["name"], start, fields["lease_ms"])
+        else:
+            offsets = np.frombuffer(payload, "<u8", n, position)
+            position += 8 * n
+            yield GroupOp(op, TopicId(topic), GroupId(group), offsets)
+
+
+def encode_topic(name: str) -> bytes:
+    """Return the payload of a TOPIC entry that creates `name`."""
+    return bytes(msgpack.packb({"name": name}))
+
+
+def decode_topic(payload: memoryview) -> str:
+    """Return the name of the topic to create."""
+    return str(_unpack(payload, {"name"})["name"])
+
+
+def encode_producer(token: bytes) -> bytes:
+    """Return the payload of a PRODUCER entry; a repeated token gets the id issued before."""
+    return bytes(msgpack.packb({"token": token}))
+
+
+def decode_producer(payload: memoryview) -> bytes:
+    """Return the token of the producer to register."""
+    return bytes(_unpack(payload, {"token"})["token"])
+
+
+def _unpack(payload: memoryview, keys: set[str]) -> dict[str, Any]:
+    fields = msgpack.unpackb(payload)
+    if not isinstance(fields, dict) or fields.keys() != keys:
+        raise ValueError(f"expected a map with {sorted(keys)}, got {fields!r}")
+    return fields
+
+
+def offsets_of(values: Sequence[QueueOffset] | U64) -> U64:
+    """Return queue offsets as the column that a GroupOp carries."""
+    return np.asarray(values, dtype=np.uint64)

@@ -1,0 +1,117 @@
+"""Idempotent producers: one retried request is one set of timers.
+
+A producer numbers its requests 1, 2, 3, … Apply accepts the number after the last one, repeats
+the stored answer for a recent one, and refuses gaps, older ones and unknown ids. All of it goes
+by the log, so that every replica decides the same, also after a failover.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from timer.columns import I64
+from timer.errors import OutcomeForgotten, SequenceGap, UnknownProducer
+from timer.units import ProducerId, Seq, UnixMs
+
+ANSWERS_MAX: Final = 1024
+ANSWER_ROWS_MAX: Final = 262_144
+"""Rows in all kept answers of one producer: two megabytes of due times."""
+IDLE_MS_MAX: Final = 7 * 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an applied request is answered: its rows are first_seq, first_seq + 1, …"""
+
+    sequence: int
+    first_seq: Seq
+    due_ms: I64
+    """Effective due times, (n, int64)."""
+
+
+@dataclass(slots=True)
+class Producer:
+    """One producer's recent past."""
+
+    token: bytes
+    used_at_ms: UnixMs
+    last_sequence: int = 0
+    answers: deque[Answer] = field(default_factory=deque[Answer])
+    """The answers to the requests up to last_sequence, without gaps; the oldest may be gone."""
+    answer_rows: int = 0
+
+
+@dataclass(slots=True)
+class Producers:
+    """All producers that were issued an id and have not expired."""
+
+    next_id: ProducerId = ProducerId(1)
+    _by_id: dict[ProducerId, Producer] = field(default_factory=dict)
+    _by_token: dict[bytes, ProducerId] = field(default_factory=dict)
+
+    def register(self, token: bytes, now_ms: UnixMs) -> ProducerId:
+        """Return the id of the producer with that token, issued now or before."""
+        known = self._by_token.get(token)
+        if known is not None:
+            return known
+        producer_id = self.next_id
+        self.next_id = ProducerId(producer_id + 1)
+        self.restore(producer_id, Producer(token, now_ms))
+        return producer_id
+
+    def restore(self, producer_id: ProducerId, producer: Producer) -> None:
+        """Put back a producer that a manifest holds."""
+        self._by_id[producer_id] = producer
+        self._by_token[producer.token] = producer_id
+
+    def repeated(self, producer_id: ProducerId, sequence: int) -> Answer | None:
+        """Return the stored answer of a repeated request; None: it is the next one.
+
+        Raises:
+            UnknownProducer: the id was never issued or has expired.
+            SequenceGap: a request before this one is missing.
+            OutcomeForgotten: it was applied so long ago that its answer is gone.
+        """
+        producer = self._by_id.get(producer_id)
+        if producer is None:
+            raise UnknownProducer(producer_id)
+        if sequence == producer.last_sequence + 1:
+            return None
+        if sequence > producer.last_sequence:
+            raise SequenceGap(expected=producer.last_sequence + 1, got=sequence)
+        back = producer.last_sequence - sequence
+        if sequence < 1 or back >= len(producer.answers):
+            raise OutcomeForgotten(sequence)
+        return producer.answers[-1 - back]
+
+    def accept(self, producer_id: ProducerId, answer: Answer, now_ms: UnixMs) -> None:
+        """Store the answer of the next request."""
+        producer = self._by_id[producer_id]
+        assert answer.sequence == producer.last_sequence + 1, (answer.sequence, producer)
+        producer.last_sequence = answer.sequence
+        producer.used_at_ms = now_ms
+        producer.answers.append(answer)
+        producer.answer_rows += len(answer.due_ms)
+        while len(producer.answers) > 1 and (
+            len(producer.answers) > ANSWERS_MAX or producer.answer_rows > ANSWER_ROWS_MAX
+        ):
+            producer.answer_rows -= len(producer.answers.popleft().due_ms)
+
+    def expire(self, now_ms: UnixMs) -> None:
+        """Forget producers idle for more than IDLE_MS_MAX on the log's clock."""
+        idle = [i for i, p in self._by_id.items() if now_ms - p.used_at_ms > IDLE_MS_MAX]
+        for producer_id in idle:
+            del self._by_token[self._by_id.pop(producer_id).token]
+
+    def last_sequence(self, producer_id: ProducerId) -> int | None:
+        """Return the last applied sequence of a producer. None: unknown."""
+        producer = self._by_id.get(producer_id)
+        return None if producer is None else producer.last_sequence
+
+    def __iter__(self) -> Iterator[tuple[ProducerId, Producer]]:
+        """Yield (id, producer) in the order of ids."""
+        return iter(sorted(self._by_id.items()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)

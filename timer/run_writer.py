@@ -1,0 +1,313 @@
+"""Writes a run: sorted rows in, one Arrow IPC file and its `RunMeta` out (format: timer/run.py).
+
+    rows --> pending --(65,536 rows or 8 MB)--> batch --> file, in steps of 1 MB, each synced
+
+It is made for a thread beside the event loop: what is long (gathering payloads, checksums, writes)
+runs outside the interpreter's lock, and after each step it calls `pace`, which may sleep.
+"""
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from timer.columns import Buffers, RowArray, gather
+from timer.disk import AppendFile, Disk
+from timer.order import Position, concat, stable_order
+from timer.run import (
+    BATCH,
+    BATCH_ROWS_MAX,
+    BATCH_SIZE_MAX,
+    OFFSET_MAX,
+    SUFFIX,
+    RunMeta,
+    head_size,
+    is_tombstone,
+    padded,
+)
+
+STEP_SIZE: Final = 1 << 20
+
+Pace = Callable[[int], None]
+"""Called after each step with the bytes that it wrote and synced."""
+
+_BINARIES: Final = ("payload", "key", "headers")
+_SCHEMA: Final = pa.schema(
+    [
+        pa.field("due_ms", pa.int64(), nullable=False),
+        pa.field("seq", pa.uint64(), nullable=False),
+        pa.field("requested_ms", pa.int64(), nullable=False),
+        pa.field("topic", pa.uint32(), nullable=False),
+        *(pa.field(name, pa.binary(), nullable=False) for name in _BINARIES),
+    ]
+)
+_ROW_SIZE: Final = 8 + 8 + 8 + 4 + 3 * 4
+
+
+def unpaced(_: int) -> None:
+    """Don't wait between steps."""
+
+
+class Blobs:
+    """The buffers of some rows as one, from which Arrow gathers byte strings in any order.
+
+    Arrow's take wants strings that lie one after the other in one buffer. Rows leave gaps between
+    them, and come in another order; so every gap becomes a string of its own, never taken.
+    """
+
+    def __init__(self, bufs: Buffers) -> None:
+        self._bufs = bufs
+        self._numbers = np.array(sorted(bufs), np.uint32)
+        sizes = [len(bufs[number]) for number in self._numbers.tolist()]
+        self._starts = np.cumsum([0, *sizes])[:-1]
+        parts = [bufs[number] for number in self._numbers.tolist()]
+        self._data = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def column(self, rows: RowArray, name: str) -> pa.BinaryArray:
+        """Return payload, key or headers of `rows`, in their order."""
+        n = len(rows)
+        size = rows[f"{name}_size"].astype(np.int64)
+        if not size.any():
+            return _binary(np.zeros(n + 1, np.int32), b"")
+        start = self._starts.take(self._numbers.searchsorted(rows["buf"]), mode="clip")
+        start += rows[f"{name}_start"]
+        start[size == 0] = 0
+        order = stable_order(start)
+        sorted_start, end = start.take(order), start.take(order) + size.take(order)
+        apart = bool((sorted_start[1:] >= end[:-1]).all())
+        if not apart or int(end[-1]) > OFFSET_MAX or int(size.sum()) > OFFSET_MAX:
+            return pa.array(_slices(rows, self._bufs, name), pa.binary())
+        offsets = np.empty(2 * n + 1, np.int32)
+        offsets[0:-1:2] = sorted_start
+        offsets[1::2] = end
+        offsets[-1] = end[-1]
+        place = np.empty(n, np.int64)
+        place[order] = np.arange(0, 2 * n, 2)
+        return _binary(offsets, self._data).take(pa.array(place))
+
+
+class RunWriter:
+    """Writes one run. Rows come in (due, seq) order; `finish` must follow, or `abandon`."""
+
+    def __init__(self, disk: Disk, directory: Path, number: int, pace: Pace = unpaced) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._number = number
+        self._pace = pace
+        self._file: AppendFile | None = None
+        self._sink = _Sink()
+        self._arrow = None
+        self._pending: list[RowArray] = []
+        self._bufs: dict[int, bytes | memoryview] = {}
+        self._pending_rows = 0
+        self._pending_size = 0
+        self._unsynced = 0
+        self._crc32 = 0
+        self._batches: list[npt.NDArray[np.void]] = []
+        self._tombstones = 0
+        self._seqs: tuple[int, int] = ((1 << 64) - 1, 0)
+
+    def add(self, rows: RowArray, bufs: Buffers) -> None:
+        """Append rows; `bufs` holds at least the buffers that they point into."""
+        if not len(rows):
+            return
+        self._pending.append(rows)
+        self._bufs.update(bufs)
+        self._pending_rows += len(rows)
+        self._pending_size += int(row_sizes(rows).sum())
+        if self._pending_rows >= BATCH_ROWS_MAX or self._pending_size >= BATCH_SIZE_MAX:
+            self._write_pending(everything=False)
+
+    def finish(self) -> RunMeta | None:
+        """Make the file durable and return what the manifest needs; None if there were no rows."""
+        if self._pending_rows:
+            self._write_pending(everything=True)
+        if self._file is None or self._arrow is None:
+            return None
+        self._arrow.close()
+        footer = self._sink.taken()
+        self._write(footer)
+        self._file.sync()
+        self._file.close()
+        self._disk.sync_dir(self._directory)
+        batches = np.concatenate(self._batches)
+        first, last = batches[0], batches[-1]
+        return RunMeta(
+            number=self._number,
+            size=self._file.size,
+            crc32=self._crc32,
+            footer_crc32=_crc32(footer),
+            rows=int(batches["rows"].sum()),
+            tombstones=self._tombstones,
+            first=Position(int(first["first_due"]), int(first["first_seq"])),
+            last=Position(int(last["last_due"]), int(last["last_seq"])),
+            seq_min=self._seqs[0],
+            seq_max=self._seqs[1],
+            batches=batches.tobytes(),
+        )
+
+    def abandon(self) -> None:
+        """Close the unfinished file; the next recovery removes it."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write_pending(self, *, everything: bool) -> None:
+        """Write full batches of what is pending, and the last, smaller one too if `everything`."""
+        rows = concat(self._pending)
+        sizes = np.cumsum(row_sizes(rows))
+        blobs = Blobs(self._bufs)
+        start = 0
+        while start < len(rows):
+            before = int(sizes[start - 1]) if start else 0
+            stop = int(sizes.searchsorted(before + BATCH_SIZE_MAX, "right"))
+            stop = min(max(stop, start + 1), start + BATCH_ROWS_MAX, len(rows))
+            if stop == len(rows) and not everything:
+                break
+            self._write_batch(rows[start:stop], blobs)
+            start = stop
+        rows = rows[start:]
+        self._pending = [rows] if len(rows) else []
+        self._pending_rows = len(rows)
+        self._pending_size = int(sizes[-1]) - (int(sizes[start - 1]) if start else 0)
+        wanted = np.unique(rows["buf"][~is_tombstone(rows)]).tolist()
+        self._bufs = {number: self._bufs[number] for number in wanted}
+
+    def _write_batch(self, rows: RowArray, blobs: Blobs) -> None:
+        file = self._open()
+        n = len(rows)
+        columns = [np.ascontiguousarray(rows[name]) for name in _SCHEMA.names[:4]]
+        binaries = [blobs.column(rows, name) for name in _BINARIES]
+        batch = pa.record_batch([*map(pa.array, columns), *binaries], schema=_SCHEMA)
+        assert self._arrow is not None
+        self._arrow.write_batch(batch)
+        data = self._sink.taken()
+        size = pa.ipc.get_record_batch_size(batch)
+        extra = sum(map(len, data)) - size  # the first batch comes with the schema before it
+        entry = np.zeros(1, BATCH)
+        entry["position"] = file.size + extra
+        entry["size"] = size
+        entry["rows"] = n
+        # Metadata come first, then the buffers, one after the other: count from the end.
+        blob_sizes = [padded(_size(binary)) for binary in binaries]
+        offsets_size = padded(4 * (n + 1))
+        entry["headers_at"] = headers_at = size - blob_sizes[2] - offsets_size
+        entry["key_at"] = key_at = headers_at - blob_sizes[1] - offsets_size
+        entry["payload_at"] = payload_at = key_at - blob_sizes[0]
+        entry["due_at"] = due_at = payload_at - head_size(n)
+        whole = _without(data, extra)
+        entry["crc32"] = _crc32(whole)
+        entry["head_crc32"] = _crc32(_within(whole, due_at, payload_at))
+        for name, place in (("first", 0), ("last", -1)):
+            entry[f"{name}_due"] = columns[0][place]
+            entry[f"{name}_seq"] = columns[1][place]
+        self._batches.append(entry)
+        timers = columns[1][~is_tombstone(rows)]
+        self._tombstones += n - len(timers)
+        if len(timers):
+            least, greatest = self._seqs
+            self._seqs = min(least, int(timers.min())), max(greatest, int(timers.max()))
+        self._write(data)
+
+    def _open(self) -> AppendFile:
+        if self._file is None:
+            path = self._directory / f"{self._number:010d}{SUFFIX}"
+            assert not self._disk.exists(path), path
+            self._file = self._disk.open_append(path)
+            self._arrow = pa.ipc.new_file(self._sink, _SCHEMA)
+        return self._file
+
+    def _write(self, data: list[memoryview]) -> None:
+        """Append to the file; sync each time that a step's worth of bytes was written."""
+        file = self._file
+        assert file is not None
+        for chunk in data:
+            for start in range(0, len(chunk), STEP_SIZE):
+                part = chunk[start : start + STEP_SIZE]
+                self._crc32 = zlib.crc32(part, self._crc32)
+                file.write([part])
+                self._unsynced += len(part)
+                if self._unsynced >= STEP_SIZE:
+                    file.sync()
+                    self._pace(self._unsynced)
+                    self._unsynced = 0
+
+
+def row_sizes(rows: RowArray) -> npt.NDArray[np.int64]:
+    """Return the bytes that each row takes in a batch (n,), about."""
+    size = rows["payload_size"].astype(np.int64)
+    size += rows["key_size"]
+    size += rows["headers_size"]
+    size += _ROW_SIZE
+    return size
+
+
+class _Sink:
+    """What Arrow writes to: it only collects."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._chunks: list[memoryview] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> int:
+        self._chunks.append(memoryview(data))
+        self._size += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def taken(self) -> list[memoryview]:
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+
+def _binary(offsets: npt.NDArray[np.int32], data: bytes | memoryview) -> pa.BinaryArray:
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _slices(rows: RowArray, bufs: Buffers, name: str) -> list[bytes]:
+    column = gather(rows, bufs, name)
+    ends = np.cumsum(column.sizes, dtype=np.int64).tolist()
+    blob = memoryview(column.blob)
+    return [bytes(blob[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _size(binary: pa.BinaryArray) -> int:
+    """Return the bytes that Arrow writes of the strings."""
+    offsets = np.frombuffer(binary.buffers()[1], np.int32, len(binary) + 1, 4 * binary.offset)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def _without(chunks: list[memoryview], size: int) -> list[memoryview]:
+    return _within(chunks, size, sum(map(len, chunks)))
+
+
+def _within(chunks: list[memoryview], start: int, stop: int) -> list[memoryview]:
+    """Return bytes [start, stop) of the concatenated chunks."""
+    found, position = [], 0
+    for chunk in chunks:
+        part = chunk[max(0, start - position) : max(0, stop - position)]
+        position += len(chunk)
+        if len(part):
+            found.append(part)
+    return found
+
+
+def _crc32(chunks: list[memoryview]) -> int:
+    crc32 = 0
+    for chunk in chunks:
+        crc32 = zlib.crc32(chunk, crc32)
+    return crc32

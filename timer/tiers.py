@@ -1,0 +1,176 @@
+"""Sorted tiers: pairs (due, ref), added in any order, taken in order.
+
+A ref is a number that rises with the seq: the place of a row in a memtable, or the seq itself.
+
+    add --> fresh, as it came --> sorted tiers, 8 of a level become 1 of the next
+                                     |  what is due
+                                     v
+                                   ready, one sorted array --> peek, drop
+
+Each pair is sorted log8(n) times, always with many others in one call. Nothing is taken out of
+`ready` by looking at it: `drop` does that, once it is decided what fired.
+"""
+
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.columns import I64
+from timer.order import find, rank, sort_pairs
+
+FAN: Final = 8
+FRESH_MAX: Final = 8_192
+NEVER: Final = 1 << 62
+
+_NONE: Final = np.empty(0, np.int64)
+
+
+class Index(Protocol):
+    """What a memtable needs to know which of its rows is due next: Tiers or a Wheel."""
+
+    def add(self, due: I64, ref: I64, due_min: int) -> None:
+        """Take n pairs; `due_min` is the least due. The arrays are kept: don't change them."""
+
+    def ready(self, until_ms: int) -> None:
+        """Bring every pair with due <= `until_ms` to where `peek` sees it."""
+
+    def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
+        """Return the first ready pairs after `after`, up to `count`, sorted; True: there are more.
+
+        Only those with due <= `until_ms`.
+        """
+
+    def drop(self, through: tuple[int, int]) -> None:
+        """Forget the ready pairs at or before `through`."""
+
+    def next_due(self, alive: npt.NDArray[np.bool_]) -> int | None:
+        """Return the least due of a pair whose ref is alive, None if there is none."""
+
+
+class _Tier:
+    """Sorted pairs; those before `head` are gone."""
+
+    __slots__ = ("due", "head", "level", "ref")
+
+    def __init__(self, due: I64, ref: I64, level: int) -> None:
+        self.due = due
+        self.ref = ref
+        self.level = level
+        self.head = 0
+
+    def rest(self) -> tuple[I64, I64]:
+        return self.due[self.head :], self.ref[self.head :]
+
+    def next_due(self, alive: npt.NDArray[np.bool_]) -> int:
+        """Return the due of the first live pair, NEVER if none is left; dead ones are gone."""
+        while self.head < len(self.ref):
+            if alive[self.ref[self.head]]:
+                return int(self.due[self.head])
+            live = alive.take(self.ref[self.head : self.head + FRESH_MAX])
+            step = int(live.argmax())
+            self.head += step if live[step] else len(live)
+        return NEVER
+
+
+class Tiers:
+    """See the module and Index."""
+
+    def __init__(self) -> None:
+        self._fresh: list[tuple[I64, I64]] = []
+        self._fresh_rows = 0
+        self._fresh_min = NEVER
+        self._tiers: list[_Tier] = []  # levels fall from left to right; none is empty
+        self._ready = _Tier(_NONE, _NONE, 0)
+
+    def add(self, due: I64, ref: I64, due_min: int) -> None:
+        """See Index."""
+        self._fresh.append((due, ref))
+        self._fresh_rows += len(due)
+        self._fresh_min = min(self._fresh_min, due_min)
+        if self._fresh_rows >= FRESH_MAX:
+            self._seal()
+
+    def ready(self, until_ms: int) -> None:
+        """See Index."""
+        if self._fresh_min <= until_ms:
+            self._seal()
+        moved: list[tuple[I64, I64]] = []
+        for tier in self._tiers:
+            if tier.due[tier.head] <= until_ms:
+                stop = int(tier.due.searchsorted(until_ms, "right"))
+                moved.append((tier.due[tier.head : stop], tier.ref[tier.head : stop]))
+                tier.head = stop
+        if not moved:
+            return
+        self._tiers = [tier for tier in self._tiers if tier.head < len(tier.due)]
+        if self._ready.head < len(self._ready.due):
+            moved.append(self._ready.rest())
+        self._ready = _Tier(*_joined(moved), 0)
+
+    def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
+        """See Index."""
+        due, ref = self._ready.rest()
+        if not len(due):
+            return due, ref, False
+        start = rank(due, ref, after) if due[0] <= after[0] else 0
+        end = len(due) if due[-1] <= until_ms else int(due.searchsorted(until_ms, "right"))
+        stop = min(end, start + count)
+        return due[start:stop], ref[start:stop], stop < end
+
+    def drop(self, through: tuple[int, int]) -> None:
+        """See Index."""
+        due, ref = self._ready.rest()
+        if not len(due):
+            return
+        gone = len(due) if due[-1] < through[0] else rank(due, ref, through)
+        self._ready.head += gone
+        if gone == len(due):
+            self._ready = _Tier(_NONE, _NONE, 0)
+
+    def next_due(self, alive: npt.NDArray[np.bool_]) -> int | None:
+        """See Index."""
+        least = self._ready.next_due(alive)
+        for tier in self._tiers:
+            least = min(least, tier.next_due(alive))
+        self._tiers = [tier for tier in self._tiers if tier.head < len(tier.due)]
+        if self._fresh_min < least:
+            for due, ref in self._fresh:
+                live = due[alive.take(ref)]
+                least = min(least, int(live.min()) if len(live) else NEVER)
+        return None if least == NEVER else least
+
+    def contains(self, due: I64, ref: I64) -> npt.NDArray[np.bool_]:
+        """Return which of the pairs are here (n, bool)."""
+        if self._fresh:
+            self._seal()
+        found = np.zeros(len(due), np.bool_)
+        for tier in (self._ready, *self._tiers):
+            found |= find(*tier.rest(), due, ref) >= 0
+        return found
+
+    def pairs(self) -> tuple[I64, I64]:
+        """Return every pair, sorted."""
+        return _joined([self._ready.rest(), *(tier.rest() for tier in self._tiers), *self._fresh])
+
+    def _seal(self) -> None:
+        """Make a tier of what is fresh; merge 8 tiers of a level into one of the next."""
+        self._tiers.append(_Tier(*_joined(self._fresh), level=_level(self._fresh_rows)))
+        self._fresh, self._fresh_rows, self._fresh_min = [], 0, NEVER
+        while len(self._tiers) >= FAN and self._tiers[-FAN].level <= self._tiers[-1].level:
+            merged = _joined([tier.rest() for tier in self._tiers[-FAN:]])
+            level = self._tiers[-1].level + 1
+            self._tiers[-FAN:] = [_Tier(*merged, level=level)]
+
+
+def _level(rows: int) -> int:
+    """Return the level of a tier that is made of so many fresh rows: 8 times as many, one more."""
+    return max(0, rows // FRESH_MAX).bit_length() // 3
+
+
+def _joined(parts: list[tuple[I64, I64]]) -> tuple[I64, I64]:
+    if len(parts) == 1:
+        return sort_pairs(*parts[0])
+    due = np.concatenate([due for due, _ in parts])
+    ref = np.concatenate([ref for _, ref in parts])
+    return sort_pairs(due, ref)

@@ -1,0 +1,151 @@
+"""The leader's hierarchical wheel: which rows of a memtable are due, near ones sorted, far ones not.
+
+    now       near_end
+     |  near    |16 s |16 s | ... 64 of them | 17 min | ... 64 of them | 18 h | ...
+     |  Tiers   |slot |slot |                |  slot  |                |      |
+
+A slot holds column chunks as they came. Its width grows with its distance: the narrowest of
+16 s x 64^level that is within 64 slots of its width from `near_end`. When the near window moves,
+the slots that it reaches are emptied into it and into narrower slots. So a row whose time is far
+is never sorted: it moves a few times at most, always with all of its slot in a few numpy calls,
+and usually leaves for a run before its time comes.
+
+A wheel is disposable: `Memtable.lead` makes one from the live rows. Rows of runs come from the
+windows (timer/window.py), which copy the next two seconds ahead.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from sortedcontainers import SortedDict
+
+from timer.columns import I64
+from timer.order import stable_order
+from timer.tiers import NEVER, Tiers
+
+NEAR_BITS: Final = 14
+"""The near window moves in steps of 2 ** 14 ms, and reaches one to two of them ahead."""
+LEVEL_BITS: Final = 6
+LEVELS: Final = 7
+FAR_MAX: Final = 16_384
+"""Far rows wait for company before they are spread over the slots."""
+
+
+class Wheel:
+    """See the module and timer.tiers.Index."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._near = Tiers()
+        self._near_end = _near_end(now_ms)
+        self._far: list[tuple[I64, I64]] = []
+        self._far_rows = 0
+        self._far_min = NEVER
+        self._slots: SortedDict = SortedDict()
+        """Start of the slot -> [(due, ref), ...]: every pair's due is at or after the start."""
+
+    def add(self, due: I64, ref: I64, due_min: int) -> None:
+        """See Index."""
+        if due_min < self._near_end:
+            near = due < self._near_end
+            if near.all():
+                self._near.add(due, ref, due_min)
+                return
+            self._near.add(due[near], ref[near], due_min)
+            due, ref = due[~near], ref[~near]
+            due_min = int(due.min())
+        self._far.append((due, ref))
+        self._far_rows += len(due)
+        self._far_min = min(self._far_min, due_min)
+        if self._far_rows >= FAR_MAX:
+            self._spread()
+
+    def ready(self, until_ms: int) -> None:
+        """See Index."""
+        if until_ms >= self._near_end:
+            self._advance(until_ms)
+        self._near.ready(until_ms)
+
+    def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
+        """See Index."""
+        return self._near.peek(after, until_ms, count)
+
+    def drop(self, through: tuple[int, int]) -> None:
+        """See Index."""
+        self._near.drop(through)
+
+    def next_due(self, alive: npt.NDArray[np.bool_]) -> int | None:
+        """See Index."""
+        near = self._near.next_due(alive)
+        if near is not None:
+            return near
+        least = NEVER
+        if self._far_min < least:
+            least = _least(self._far, alive)
+        for start, chunks in self._slots.items():
+            if start >= least:
+                break
+            least = min(least, _least(chunks, alive))
+        return None if least == NEVER else least
+
+    def _advance(self, now_ms: int) -> None:
+        """Move the near window to `now_ms`; empty the slots that it reaches."""
+        self._near_end = _near_end(now_ms)
+        if self._far_min < self._near_end:
+            self._spread()
+        reached: list[tuple[I64, I64]] = []
+        while self._slots and self._slots.peekitem(0)[0] < self._near_end:
+            reached += self._slots.popitem(0)[1]
+        if reached:
+            self._place(reached)
+
+    def _spread(self) -> None:
+        """Move the far rows that wait into slots, or into the near window if it came to them."""
+        far, self._far = self._far, []
+        self._far_rows, self._far_min = 0, NEVER
+        self._place(far)
+
+    def _place(self, chunks: list[tuple[I64, I64]]) -> None:
+        due = np.concatenate([due for due, _ in chunks])
+        ref = np.concatenate([ref for _, ref in chunks])
+        near = due < self._near_end
+        if near.any():
+            mine = due[near]
+            self._near.add(mine, ref[near], int(mine.min()))
+            due, ref = due[~near], ref[~near]
+            if not len(due):
+                return
+        start = self._slot_starts(due)
+        order = stable_order(start)
+        start, due, ref = start.take(order), due.take(order), ref.take(order)
+        cuts = [0, *(np.flatnonzero(start[1:] != start[:-1]) + 1).tolist(), len(start)]
+        for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+            self._slots.setdefault(int(start[low]), []).append((due[low:high], ref[low:high]))
+
+    def _slot_starts(self, due: I64) -> I64:
+        """Return the start of each far row's slot (n, ms)."""
+        start = np.empty_like(due)
+        left = np.ones(len(due), np.bool_)
+        for level in range(LEVELS):
+            bits = NEAR_BITS + LEVEL_BITS * level
+            slot = due >> bits
+            mine = left & (slot - (self._near_end >> bits) < 1 << LEVEL_BITS)
+            np.copyto(start, slot << bits, where=mine)
+            left &= ~mine
+            if not left.any():
+                return start
+        raise AssertionError(int(due[left][0]))
+
+
+def _near_end(now_ms: int) -> int:
+    return ((now_ms >> NEAR_BITS) + 2) << NEAR_BITS
+
+
+def _least(chunks: list[tuple[I64, I64]], alive: npt.NDArray[np.bool_]) -> int:
+    """Return the least due of a live pair, NEVER if there is none."""
+    least = NEVER
+    for due, ref in chunks:
+        live = due[alive.take(ref)]
+        if len(live):
+            least = min(least, int(live.min()))
+    return least

@@ -1,0 +1,277 @@
+"""Everything that a call of this package can raise, as one tree.
+
+TimerError
++-- InvalidRequest         change the request; names field and limit (a ValueError, too)
++-- NotFound               the topic, group or timer does not exist
++-- AlreadyExists          it exists with other settings
++-- Unavailable            nobody took it in time; it certainly had no effect
+|   +-- NotLeader          (followed by the client itself)
+|   +-- NotReady           no leader, no majority, starting
+|   +-- ShuttingDown       the node drains
+|   +-- Unreachable        no node answers, or none leads
++-- Overloaded             the cluster asked for a pause; the client's own patience ended first
++-- OutcomeUnknown         IT MAY HAVE HAPPENED: the answer did not come
+|   +-- CommitTimeout      no majority in time
+|   +-- LeadershipLost     the leader was deposed, or stopped answering, with it in flight
+|   +-- ConnectionLost     the connection broke with it in flight
++-- SequenceGap            (handled by the client itself)
++-- UnknownProducer        (handled by the client itself)
++-- OutcomeForgotten       IT HAPPENED, long ago; its ids are no longer kept
++-- LeaseLost              an ack came too late: the message is somebody else's
++-- NotDelivered           an ack of a message that was never handed out
++-- StorageFailed          a node's disk
++-- Fenced                 between nodes
++-- BadConfig              between operator and node
++-- RpcFailed              the transport or a proxy refused it, without a reason of the cluster's
++-- Closed                 you closed the client or the consumer
+
+Two flags decide what to do: `retryable` (the identical call may succeed later) and
+`outcome_known` (True: it certainly had no effect). The client itself already retries, as the
+same producer sequence, until the call's time is up; what it raises is what is left after that.
+"""
+
+from typing import ClassVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.reasons import Reason
+
+TRAILER = "timer-error-bin"
+"""The trailing metadata in which an RPC that failed carries its `timer.v1.Error`."""
+
+
+class TimerError(Exception):
+    """Base of every failure that a caller can act on."""
+
+    reason: ClassVar[Reason] = Reason.REASON_UNSPECIFIED
+    retryable: bool = False
+    """The identical call may succeed later."""
+    outcome_known: bool = True
+    """True: it certainly had no effect. False: it may have been applied."""
+    retry_after_ms: int = 0
+    """How long the cluster asks to wait before it is sent again."""
+
+
+class InvalidRequest(TimerError, ValueError):
+    """The request breaks a documented limit."""
+
+    reason = Reason.INVALID_REQUEST
+    field: str = ""
+    limit: str = ""
+
+    @classmethod
+    def of(cls, field: str, value: object, limit: str) -> "InvalidRequest":
+        """Return the refusal of a value, before anything was sent."""
+        error = cls(f"{field} = {value!r}: {limit}")
+        error.field, error.limit = field, limit
+        return error
+
+
+class NotFound(TimerError):
+    """The named thing does not exist."""
+
+    reason = Reason.NOT_FOUND
+
+
+class AlreadyExists(TimerError):
+    """The named thing exists, with other settings."""
+
+    reason = Reason.ALREADY_EXISTS
+
+
+class Unavailable(TimerError):
+    """No node took the request; it certainly had no effect."""
+
+    retryable = True
+
+
+class NotLeader(Unavailable):
+    """The node that was asked does not lead the cluster."""
+
+    reason = Reason.NOT_LEADER
+    leader: str = ""
+    """Address (host:port) of the leader; empty: unknown at the moment."""
+
+
+class NotReady(Unavailable):
+    """The node can't serve at the moment: it starts, or has no majority or leader."""
+
+    reason = Reason.NOT_READY
+
+
+class ShuttingDown(Unavailable):
+    """The node drains and takes nothing new."""
+
+    reason = Reason.SHUTTING_DOWN
+
+
+class Unreachable(Unavailable):
+    """No node of the cluster answers, or none of them leads."""
+
+
+class Overloaded(TimerError):
+    """A bounded queue of the cluster is full."""
+
+    reason = Reason.OVERLOADED
+    retryable = True
+
+
+class OutcomeUnknown(TimerError):
+    """The answer did not come; the request may have been applied."""
+
+    retryable = True
+    outcome_known = False
+
+
+class CommitTimeout(OutcomeUnknown):
+    """No majority acknowledged in time; it may still commit."""
+
+    reason = Reason.COMMIT_TIMEOUT
+
+
+class LeadershipLost(OutcomeUnknown):
+    """The leader was deposed or stopped answering with the request in flight."""
+
+    reason = Reason.LEADERSHIP_LOST
+
+
+class ConnectionLost(OutcomeUnknown):
+    """The connection broke with the request in flight."""
+
+
+class SequenceGap(TimerError):
+    """A producer's sequence was not the one after its last."""
+
+    reason = Reason.SEQUENCE_GAP
+    expected_sequence: int = 0
+
+
+class OutcomeForgotten(TimerError):
+    """A repeated sequence was applied long ago: its timers exist, their ids are no longer kept."""
+
+    reason = Reason.OUTCOME_FORGOTTEN
+    outcome_known = False
+
+
+class UnknownProducer(TimerError):
+    """The producer id was never issued by this cluster, or it expired idle."""
+
+    reason = Reason.UNKNOWN_PRODUCER
+
+
+class LeaseLost(TimerError):
+    """The message was redelivered or acked meanwhile; drop the work."""
+
+    reason = Reason.LEASE_LOST
+    offsets: tuple[int, ...] = ()
+    """Queue offsets of the messages whose lease was lost."""
+
+
+class NotDelivered(TimerError):
+    """The acked message was never handed out to this group."""
+
+
+class StorageFailed(TimerError):
+    """A node's disk failed; the node stops."""
+
+    reason = Reason.STORAGE_FAILED
+
+
+class Fenced(TimerError):
+    """A newer epoch exists."""
+
+    reason = Reason.FENCED
+
+
+class BadConfig(TimerError):
+    """A setting is unknown or out of range."""
+
+    reason = Reason.CONFIG
+
+
+class RpcFailed(TimerError):
+    """The call failed without one of the cluster's reasons: a proxy, another version, a bug."""
+
+
+class Closed(TimerError):
+    """The client or the consumer was closed."""
+
+
+def _family(base: type[TimerError]) -> list[type[TimerError]]:
+    return [base, *(c for child in base.__subclasses__() for c in _family(child))]
+
+
+BY_REASON = {c.reason: c for c in _family(TimerError) if c.reason != Reason.REASON_UNSPECIFIED}
+"""The class of each reason on the wire."""
+
+_MOVE = (Unavailable, LeadershipLost, ConnectionLost, StorageFailed, Fenced)
+_WAIT = (Overloaded, CommitTimeout)
+
+
+def means_move(error: TimerError) -> bool:
+    """Return whether this node is of no use at the moment: look for the leader again."""
+    return isinstance(error, _MOVE)
+
+
+def means_wait(error: TimerError) -> bool:
+    """Return whether the same node may take the same request after a pause."""
+    return isinstance(error, _WAIT) or (error.retryable and not isinstance(error, _MOVE))
+
+
+def from_wire(wire: pb.Error) -> TimerError:
+    """Return the exception that an error of the contract stands for."""
+    error = BY_REASON.get(Reason(wire.reason), RpcFailed)(wire.message)
+    error.retryable = wire.retryable
+    error.outcome_known = wire.outcome_known
+    error.retry_after_ms = wire.retry_after_ms
+    if isinstance(error, InvalidRequest):
+        error.field, error.limit = wire.field, wire.limit
+    elif isinstance(error, NotLeader):
+        error.leader = wire.leader
+    elif isinstance(error, SequenceGap):
+        error.expected_sequence = wire.expected_sequence
+    return error
+
+
+_NOT_DONE = frozenset(
+    {
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    }
+)
+_LOST = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.ABORTED,
+    }
+)
+
+
+def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
+    """Return the exception for an RPC that failed, by its trailer, else by its status."""
+    for name, value in failed.trailing_metadata() or ():
+        if name == TRAILER and isinstance(value, bytes):
+            try:
+                return from_wire(pb.Error.FromString(value))
+            except DecodeError:
+                break
+    code = failed.code()
+    text = f"{code.name}: {failed.details() or 'no details'}"
+    if code in _LOST:
+        return ConnectionLost(text)
+    error = RpcFailed(text)
+    error.outcome_known = code in _NOT_DONE
+    return error
+
+
+def as_unknown(error: TimerError) -> TimerError:
+    """Return `error`, marked: an earlier sending of the same request may have been applied."""
+    error.outcome_known = False
+    return error

@@ -1,0 +1,329 @@
+"""The order of a producer's requests: a pure core that makes a retried request one request.
+
+A producer numbers its requests 1, 2, 3, … The cluster applies the number after the last, repeats
+its answer for a recent one, and refuses gaps. Requests are pipelined on one stream:
+
+    add ──► queue ──next──► wire ──answer──► settled
+              ▲              │
+              │              ├─ not applied: refused ──(wire empty)──┐
+              │              └─ stream broken: in doubt ─────────────┤
+              └──────────────────────────────────────────────────────┘
+
+Why nothing is scheduled twice, and nothing is lost behind a refusal:
+
+- A number is given when a request is first sent, so that one that times out unsent leaves no gap.
+- After a refusal nothing new is sent until everything on the wire is answered: what lay behind
+  it is refused as a gap. Then all go out again, in order.
+- A request that failed for good leaves a *hole*: those behind it are numbered anew. That is safe
+  only if no copy with the old number can still arrive. One may, from an earlier stream; then
+  the producer is *replaced* by a new one, to whom the old numbers mean nothing, as soon as all
+  that carry a number of the old one are settled.
+- What was on a stream that broke is *in doubt*: it keeps its number, whatever comes.
+
+No clock, no socket: times, streams and futures are the shell's (timerclient/producer.py).
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from timerclient.errors import (
+    Closed,
+    OutcomeForgotten,
+    OutcomeUnknown,
+    SequenceGap,
+    TimerError,
+    UnknownProducer,
+    as_unknown,
+    means_move,
+    means_wait,
+)
+
+
+class Request:
+    """One ScheduleRequest, and where it stands. The shell subclasses it."""
+
+    __slots__ = ("abandoned", "in_doubt", "sent_on", "sequence", "stale_copy")
+
+    size: int
+    """Bytes that it will have on the wire, about."""
+    held: bool = False
+    """It is still being collected and may wait while others of its kind are on the wire."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        """0: not numbered yet."""
+        self.sent_on = 0
+        """The stream that it was last sent on. 0: never sent."""
+        self.stale_copy = False
+        """It was sent on an earlier stream, too."""
+        self.in_doubt = False
+        """An earlier sending may have been applied."""
+        self.abandoned = False
+        """Nobody waits for it any more."""
+
+    @property
+    def certainly_not_applied(self) -> bool:
+        """Whether no sending of it can have been applied."""
+        return self.sent_on == 0
+
+    def split(self) -> "list[Request]":
+        """Return the requests that it was put together from; empty: it is one of its own."""
+        return []
+
+
+@dataclass(slots=True)
+class Step:
+    """What an event leads to, carried out in field order."""
+
+    settled: list[tuple[Request, TimerError | None]] = field(default_factory=list)
+    """These are over; None: applied, and its answer is the one just given."""
+    pause_ms: int | None = None
+    """Send nothing for so long. None: no pause."""
+    move: TimerError | None = None
+    """Leave this stream, call `broken`, and look for the leader."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pipeline:
+    """All unsettled requests of one client. Only its methods change it."""
+
+    wire_requests_max: int
+    wire_bytes_max: int
+    held_on_wire_max: int = 2
+    """So many collected requests may be on the wire before the next one waits to fill up."""
+    producer_id: int = 0
+    """0: register (again, with a new token) before the next request."""
+    queue: deque[Request] = field(default_factory=deque[Request])
+    wire: dict[int, Request] = field(default_factory=dict[int, Request])
+    """Sent on this stream and not answered, by request_no."""
+    _last: int = 0
+    _stream: int = 1
+    _request_no: int = 0
+    _wire_bytes: int = 0
+    _held_on_wire: int = 0
+    _refused: list[Request] = field(default_factory=list[Request])
+    """Not applied; sent again when the wire is empty."""
+    _draining: bool = False
+    _hole: int = 0
+    """The lowest number that will never be used. 0: none."""
+    _hole_in_doubt: bool = False
+    _replace: bool = False
+    """A new producer numbers the requests that have no number."""
+
+    # ---- events
+
+    def add(self, request: Request) -> None:
+        """Queue a request behind all others."""
+        self.queue.append(request)
+
+    def registered(self, producer_id: int) -> None:
+        """Number from 1 as this producer."""
+        assert producer_id > 0, producer_id
+        assert not self.wire, len(self.wire)
+        self.producer_id = producer_id
+        self._last = 0
+        self._replace = False
+
+    def next(self) -> tuple[int, Request] | None:
+        """Return (request_no, the request to send now). None: nothing may be sent at the moment."""
+        if self._draining or not self.queue or not self._window_open(self.queue[0]):
+            return None
+        request = self.queue[0]
+        if request.sequence == 0:
+            if self._replace and not self.wire:
+                self.producer_id = 0
+            if self._replace or not self.producer_id:
+                return None
+            self._last += 1
+            request.sequence = self._last
+        self.queue.popleft()
+        if request.sent_on not in (0, self._stream):
+            request.stale_copy = True
+        request.sent_on = self._stream
+        self._request_no += 1
+        self.wire[self._request_no] = request
+        self._wire_bytes += request.size
+        self._held_on_wire += request.held
+        return self._request_no, request
+
+    def answer(self, request_no: int, error: TimerError | None) -> Step:
+        """Take the answer to what was sent as `request_no` on this stream."""
+        step = Step()
+        request = self.wire.pop(request_no, None)
+        if request is None:
+            return step
+        self._wire_bytes -= request.size
+        self._held_on_wire -= request.held
+        if error is None or isinstance(error, OutcomeForgotten):
+            step.settled.append((request, error))
+        elif isinstance(error, SequenceGap):
+            self._gap(request, step, error)
+        elif isinstance(error, UnknownProducer):
+            self._unknown_producer(request, step, error)
+        elif means_move(error) or means_wait(error):
+            request.in_doubt |= not error.outcome_known
+            self._refuse(request)
+            if means_move(error):
+                step.move = error
+            else:
+                step.pause_ms = error.retry_after_ms
+        else:
+            self._failed(request, step, error)
+        self._drained(step)
+        return step
+
+    def broken(self, *, taken: bool) -> Step:
+        """Take back what is on the wire: the stream is gone.
+
+        `taken`: False if the node certainly took none of it.
+        """
+        step = Step()
+        unanswered = list(self.wire.values())
+        self.wire.clear()
+        self._wire_bytes = self._held_on_wire = 0
+        self._stream += 1
+        for request in unanswered:
+            # Behind a hole nothing can be applied: the number before it never was.
+            if self._hole and request.sequence > self._hole and not self._hole_in_doubt:
+                self._replace = True
+            elif taken:
+                request.in_doubt = True
+        self._refused += unanswered
+        self._draining = bool(self._refused)
+        self._drained(step)
+        return step
+
+    def withdraw(self, request: Request) -> bool:
+        """Forget a request that nobody waits for; return whether it was certainly not applied.
+
+        One that carries a number is still sent: those behind it need theirs.
+        """
+        if request.sequence == 0 and not request.in_doubt:
+            self.queue.remove(request)
+            return True
+        request.abandoned = True
+        return request in self._refused_or_queued() and not request.in_doubt
+
+    def close(self) -> Step:
+        """Give up everything that is not settled."""
+        waiting = [*self._refused_or_queued(), *self.wire.values()]
+        doubtful = set(map(id, self.wire.values()))
+        step = Step()
+        for request in waiting:
+            if request.in_doubt or id(request) in doubtful:
+                error: TimerError = OutcomeUnknown("the client was closed before the answer came")
+            else:
+                error = Closed("the client was closed before it was sent")
+            step.settled.append((request, error))
+        self.queue.clear()
+        self.wire.clear()
+        self._refused.clear()
+        return step
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be sent or answered."""
+        return not (self.queue or self.wire or self._refused)
+
+    @property
+    def needs_producer(self) -> bool:
+        """Whether the next request waits for a producer id."""
+        return not self.producer_id and not self.wire and not self._draining
+
+    # ---- rules
+
+    def _window_open(self, request: Request) -> bool:
+        if not self.wire:
+            return True
+        if request.held and len(self.queue) == 1 and self._held_on_wire >= self.held_on_wire_max:
+            return False
+        room = self._wire_bytes + request.size <= self.wire_bytes_max
+        return room and len(self.wire) < self.wire_requests_max
+
+    def _refused_or_queued(self) -> list[Request]:
+        return [*self._refused, *self.queue]
+
+    def _refuse(self, request: Request) -> None:
+        self._refused.append(request)
+        self._draining = True
+
+    def _gap(self, request: Request, step: Step, error: SequenceGap) -> None:
+        # "Certainly no effect", and the number before it is not applied: nor is any earlier copy.
+        before = any(other.sequence < request.sequence for other in self.wire.values())
+        if self._draining or before:
+            request.in_doubt = False
+            self._refuse(request)
+        else:
+            # The cluster does not know numbers that it has answered: it lost its state, or is
+            # another one. Start over with a new producer.
+            self._unknown_producer(request, step, error)
+
+    def _unknown_producer(self, request: Request, step: Step, error: TimerError) -> None:
+        self._open_hole(request)
+        self._replace = True
+        if request.in_doubt:
+            step.settled.append((request, as_unknown(error)))
+        else:
+            self._refuse(request)
+
+    def _failed(self, request: Request, step: Step, error: TimerError) -> None:
+        self._open_hole(request)
+        if not error.outcome_known:
+            # Its number may be taken or not.
+            self._replace = True
+        parts = [] if request.in_doubt or not error.outcome_known else request.split()
+        if parts:
+            # One bad row has failed the others: let each stand for itself.
+            for part in parts:
+                part.sequence = request.sequence
+            self._refused += parts
+        else:
+            step.settled.append((request, as_unknown(error) if request.in_doubt else error))
+
+    def _open_hole(self, request: Request) -> None:
+        self._draining = True
+        if not self._hole or request.sequence < self._hole:
+            self._hole = request.sequence
+            self._hole_in_doubt = request.in_doubt
+
+    def _drained(self, step: Step) -> None:
+        """Put the refused back into the queue once nothing is on the wire."""
+        if not self._draining or self.wire:
+            return
+        numbered = self._refused
+        while self.queue and self.queue[0].sequence:
+            numbered.append(self.queue.popleft())
+        numbered.sort(key=lambda request: request.sequence)
+        self._refused = []
+        for request in _dropped(numbered):
+            self._open_hole(request)
+            step.settled.append((request, OutcomeUnknown("given up")))
+        numbered = [request for request in numbered if not _is_dropped(request)]
+        if self._hole:
+            self._renumber(numbered, step)
+        self.queue.extendleft(reversed([r for r in numbered if not _settled(r, step)]))
+        self._draining, self._hole, self._hole_in_doubt = False, 0, False
+
+    def _renumber(self, numbered: list[Request], step: Step) -> None:
+        behind = [request for request in numbered if request.sequence >= self._hole]
+        for request in behind:
+            if request.in_doubt:
+                unknown = OutcomeUnknown("its sequence can't be repeated behind one that failed")
+                step.settled.append((request, unknown))
+            self._replace |= request.stale_copy
+            request.sequence, request.sent_on, request.stale_copy = 0, 0, False
+        if not self._replace:
+            self._last = self._hole - 1
+
+
+def _is_dropped(request: Request) -> bool:
+    return request.abandoned and not request.in_doubt
+
+
+def _dropped(requests: Iterable[Request]) -> list[Request]:
+    return [request for request in requests if _is_dropped(request)]
+
+
+def _settled(request: Request, step: Step) -> bool:
+    return any(request is other for other, _ in step.settled)

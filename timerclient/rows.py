@@ -1,0 +1,290 @@
+"""From what an application passes to the columns of the contract.
+
+A caller says *when* in one of three ways, for one row or for many:
+
+    delay    timedelta, or seconds as int or float; from the moment the leader takes the request
+    due      an aware datetime
+    due_ms   Unix milliseconds
+
+None of them means at once. In a batch of n rows each may be one value for all or n values, as a
+list, a tuple, or anything with `tolist()` (array.array, a numpy array). Headers travel per row as
+(u16 size, UTF-8) of name, value, name, value, …; little-endian.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple, TypedDict
+
+from timerclient.errors import InvalidRequest
+from timerclient.proto import timer_pb2 as pb
+
+DUE_MS_MAX: Final = (1 << 48) - 1
+TEXT_SIZE_MAX: Final = (1 << 16) - 1
+REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
+"""Bytes of one request's rows: a message is 64 MiB at most, its head is small."""
+
+Headers = Mapping[str, str]
+_MS: Final = timedelta(milliseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class When(TypedDict, total=False):
+    """When one timer fires: at most one of these; none is at once."""
+
+    delay: timedelta | float | None
+    due: datetime | None
+    due_ms: int | None
+
+
+class WhenMany(TypedDict, total=False):
+    """When the timers of a batch fire: at most one of these, one value for all or one each."""
+
+    delay: timedelta | float | Iterable[timedelta | float] | None
+    due: datetime | Iterable[datetime] | None
+    due_ms: int | Iterable[int] | None
+
+
+class Moment(NamedTuple):
+    """When the rows of a request fire."""
+
+    is_delay: bool
+    ms: Sequence[int]
+    """One value for all rows, or one each."""
+
+
+def moment(when: Mapping[str, Any]) -> Moment:
+    """Return what `delay`, `due` or `due_ms` says, in milliseconds.
+
+    Raises:
+        InvalidRequest: more than one is given, a datetime is naive, or a value is out of range.
+        TypeError: an argument of another name.
+    """
+    given = {name: value for name, value in when.items() if value is not None}
+    unknown = when.keys() - _CONVERT.keys()
+    if unknown:
+        msg = f"unexpected keyword argument {min(unknown)!r}: when is delay, due or due_ms"
+        raise TypeError(msg)
+    if not given:
+        return Moment(is_delay=True, ms=(0,))
+    if len(given) > 1:
+        raise InvalidRequest.of("when", sorted(given), "give only one of delay, due and due_ms")
+    [(name, value)] = given.items()
+    convert = _CONVERT[name]
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, Iterable):
+        return Moment(is_delay=name == "delay", ms=(convert(value),))
+    if name == "due_ms" and _all_in_range(value):
+        return Moment(is_delay=False, ms=value)
+    return Moment(is_delay=name == "delay", ms=[convert(one) for one in value])
+
+
+def _all_in_range(values: Any) -> bool:
+    """Return whether `values` is a list of due_ms that needs no conversion: the fast way."""
+    return (
+        isinstance(values, list)
+        and set(map(type, values)) == {int}
+        and min(values) >= 0
+        and max(values) <= DUE_MS_MAX
+    )
+
+
+def _of_delay(value: Any) -> int:
+    if isinstance(value, timedelta):
+        ms = -(-value // _MS)
+    elif isinstance(value, int | float) and math.isfinite(value):
+        ms = round(value * 1000)
+    else:
+        raise InvalidRequest.of("delay", value, "must be a timedelta or a number of seconds")
+    if not 0 <= ms <= DUE_MS_MAX:
+        raise InvalidRequest.of("delay", value, "must not be negative, nor beyond the year 10889")
+    return ms
+
+
+def _of_due(value: Any) -> int:
+    if not isinstance(value, datetime):
+        raise InvalidRequest.of("due", value, "must be an aware datetime")
+    if value.utcoffset() is None:
+        limit = "a naive datetime names no instant; give it a tzinfo, such as datetime.UTC"
+        raise InvalidRequest.of("due", value, limit)
+    return _of_due_ms(-(-(value - _EPOCH) // _MS))
+
+
+def _of_due_ms(value: Any) -> int:
+    try:
+        ms = operator.index(value)
+    except TypeError:
+        raise InvalidRequest.of("due_ms", value, "must be a whole number") from None
+    if not 0 <= ms <= DUE_MS_MAX:
+        raise InvalidRequest.of("due_ms", value, f"must be in 0 .. {DUE_MS_MAX}")
+    return ms
+
+
+_CONVERT: Final[dict[str, Callable[[Any], int]]] = {
+    "delay": _of_delay,
+    "due": _of_due,
+    "due_ms": _of_due_ms,
+}
+
+
+def encode_headers(headers: Headers | None) -> bytes:
+    """Return one row's headers as they travel; none is empty.
+
+    Raises:
+        InvalidRequest: a name or value is no str, or its UTF-8 is longer than 65,535 bytes.
+    """
+    if not headers:
+        return b""
+    out = bytearray()
+    for text in (text for pair in headers.items() for text in pair):
+        if not isinstance(text, str):
+            raise InvalidRequest.of("headers", text, "names and values must be str")
+        encoded = text.encode()
+        if len(encoded) > TEXT_SIZE_MAX:
+            limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"
+            raise InvalidRequest.of("headers", text[:32] + "…", limit)
+        out += len(encoded).to_bytes(2, "little") + encoded
+    return bytes(out)
+
+
+def decode_headers(encoded: bytes) -> dict[str, str]:
+    """Return what `encode_headers` was given."""
+    texts: list[str] = []
+    position = 0
+    while position < len(encoded):
+        end = position + 2 + int.from_bytes(encoded[position : position + 2], "little")
+        texts.append(encoded[position + 2 : end].decode())
+        position = end
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+class Columns:
+    """Rows of one topic that are still being collected, one call of `schedule` each."""
+
+    __slots__ = ("headers", "is_delay", "keys", "ms", "payloads", "topic")
+
+    def __init__(self, topic: str, *, is_delay: bool) -> None:
+        self.topic = topic
+        self.is_delay = is_delay
+        self.ms: list[int] = []
+        self.payloads: list[bytes] = []
+        self.keys: list[bytes] = []
+        self.headers: list[bytes] = []
+
+    def write(self, to: pb.TimerColumns) -> None:
+        """Put the rows into a message of the contract."""
+        to.topic = self.topic
+        (to.delay_ms if self.is_delay else to.due_ms).extend(self.ms)
+        to.payload_sizes.extend(map(len, self.payloads))
+        to.payloads = b"".join(self.payloads)
+        _write_optional(to, self.keys, self.headers)
+
+
+def encode_batch(
+    topic: str,
+    payloads: Iterable[bytes],
+    when: Mapping[str, Any],
+    keys: Iterable[str | None] | None,
+    headers: Headers | Iterable[Headers | None] | None,
+) -> tuple[bytes, int]:
+    """Return (a ScheduleRequest without its head, its rows n >= 1).
+
+    Raises:
+        InvalidRequest: a column has neither one value nor n, or holds what it can't.
+    """
+    request = pb.ScheduleRequest()
+    to = request.timers.add()
+    to.topic = topic
+    n = _write_payloads(to, payloads)
+    is_delay, ms = moment(when)
+    if len(ms) not in (1, n):
+        raise InvalidRequest.of("when", f"{len(ms)} values", f"give one, or one for each of {n}")
+    (to.delay_ms if is_delay else to.due_ms).extend(ms)
+    key_list = [] if keys is None else [(key or "").encode() for key in _listed(keys)]
+    if isinstance(headers, Mapping):
+        header_list = [encode_headers(headers)] * n
+    else:
+        header_list = [] if headers is None else [encode_headers(row) for row in headers]
+    for name, column in (("keys", key_list), ("headers", header_list)):
+        if len(column) not in (0, n):
+            raise InvalidRequest.of(name, f"{len(column)} values", f"give none, or {n}")
+    _write_optional(to, key_list, header_list)
+    return checked(request.SerializeToString()), n
+
+
+def checked(body: bytes) -> bytes:
+    """Return `body`, if it fits into one message.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    if len(body) > REQUEST_SIZE_MAX:
+        raise InvalidRequest.of("request", f"{len(body)} bytes", f"at most {REQUEST_SIZE_MAX}")
+    return body
+
+
+def payload_bytes(payload: Any) -> bytes:
+    """Return one payload as bytes.
+
+    Raises:
+        InvalidRequest: it is not bytes-like.
+    """
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    raise InvalidRequest.of("payload", payload, "must be bytes; encode text first")
+
+
+def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
+    """Put the payloads into `to`; return how many they are."""
+    if isinstance(payloads, bytes | bytearray | str):
+        raise InvalidRequest.of("payloads", payloads[:32], "must be a sequence of bytes")
+    table = _table(payloads)
+    if table is not None:
+        n, width = table.shape or (0, 0)
+        to.payload_sizes.extend([width] * n)
+        to.payloads = table.tobytes()
+    else:
+        rows = _listed(payloads)
+        n = len(rows)
+        try:
+            to.payloads = b"".join(rows)
+            to.payload_sizes.extend(map(len, rows))
+        except TypeError:
+            for row in rows:
+                payload_bytes(row)
+            raise
+        if sum(to.payload_sizes) != len(to.payloads):  # views of wider items
+            to.payload_sizes[:] = [memoryview(row).nbytes for row in rows]
+    if not n:
+        raise InvalidRequest.of("payloads", [], "a batch has at least one row")
+    return n
+
+
+def _table(payloads: Any) -> memoryview | None:
+    """Return a two-dimensional buffer of bytes (n, width) as one; None: it is none."""
+    if isinstance(payloads, list | tuple):
+        return None
+    try:
+        view = memoryview(payloads)
+    except (TypeError, ValueError):
+        return None
+    return view if view.ndim == 2 and view.itemsize == 1 else None
+
+
+def _listed(values: Any) -> Sequence[Any]:
+    if isinstance(values, list | tuple):
+        return values
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def _write_optional(to: pb.TimerColumns, keys: list[bytes], headers: list[bytes]) -> None:
+    if any(keys):
+        to.key_sizes.extend(map(len, keys))
+        to.keys = b"".join(keys)
+    if any(headers):
+        to.headers_sizes.extend(map(len, headers))
+        to.headers = b"".join(headers)
