@@ -1,20 +1,16 @@
 """AdminService: what operators ask. Any node answers; each is asked for its own part."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
-
-import grpc
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from cluster import wire
-from cluster.rpc import Context, answered, within
+from cluster.peers import Peers, ask_all, checkpoint_of, status_of
+from cluster.rpc import Context, Service, answered, within
 from cluster.timer_service import TimerService
 from timer.errors import NotFound
 from timer.machine import Topic
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
-
-PEER_TIMEOUT_S: Final = 1.5
 
 
 class View(Protocol):
@@ -35,7 +31,7 @@ class View(Protocol):
     def leadership(self) -> tuple[int, str, str]:
         """Return (epoch, leader's name, controller's name); empty: none known."""
 
-    def peers(self) -> dict[str, tuple[str, rpc.AdminServiceAsyncStub]]:
+    def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""
 
     def topics(self) -> list[pb.TopicStatus]:
@@ -45,7 +41,7 @@ class View(Protocol):
         """Hand leadership to a node, or to any if `target` is empty."""
 
 
-class AdminService(rpc.AdminServiceServicer):
+class AdminService(Service, rpc.AdminServiceServicer):
     """Status, checkpoints, topics, leadership."""
 
     def __init__(self, view: View, timers: TimerService, require_leader: Callable[[], Any]) -> None:
@@ -61,9 +57,7 @@ class AdminService(rpc.AdminServiceServicer):
         del context
         nodes = [self._view.node_status()]
         if not request.local:
-            nodes += await asyncio.gather(
-                *(self._peer_status(n, a, s) for n, (a, s) in self._view.peers().items())
-            )
+            nodes += await ask_all(self._view.peers(), status_of)
         epoch, leader, controller = self._view.leadership()
         return pb.GetStatusResponse(
             cluster_id=self._view.cluster_id,
@@ -73,16 +67,6 @@ class AdminService(rpc.AdminServiceServicer):
             nodes=sorted(nodes, key=lambda node: node.name),
         )
 
-    async def _peer_status(
-        self, name: str, address: str, stub: rpc.AdminServiceAsyncStub
-    ) -> pb.NodeStatus:
-        asked = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PEER_TIMEOUT_S)
-        answer, why = await _ask(asked)
-        if answer is None:
-            return pb.NodeStatus(name=name, address=address, error=why)
-        assert isinstance(answer, pb.GetStatusResponse)
-        return answer.nodes[0]
-
     @answered
     async def GetCheckpoint(  # noqa: N802
         self, request: pb.GetCheckpointRequest, context: Context
@@ -91,23 +75,11 @@ class AdminService(rpc.AdminServiceServicer):
         del context
         nodes = [self._view.node_checkpoint()]
         if not request.local:
-            nodes += await asyncio.gather(
-                *(self._peer_checkpoint(n, s) for n, (_, s) in self._view.peers().items())
-            )
+            nodes += await ask_all(self._view.peers(), checkpoint_of)
         return pb.GetCheckpointResponse(
             nodes=sorted(nodes, key=lambda node: node.node),
             shared=self._view.shared_checkpoint(),
         )
-
-    async def _peer_checkpoint(
-        self, name: str, stub: rpc.AdminServiceAsyncStub
-    ) -> pb.NodeCheckpoint:
-        asked = stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=PEER_TIMEOUT_S)
-        answer, why = await _ask(asked)
-        if answer is None:
-            return pb.NodeCheckpoint(node=name, role="unreachable", error=why)
-        assert isinstance(answer, pb.GetCheckpointResponse)
-        return answer.nodes[0]
 
     @answered
     async def ListTopics(  # noqa: N802
@@ -140,10 +112,3 @@ class AdminService(rpc.AdminServiceServicer):
             raise NotFound("node", request.target)
         await self._view.transfer(request.target)
         return pb.TransferLeadershipResponse()
-
-
-async def _ask(asked: Awaitable[object]) -> tuple[object | None, str]:
-    try:
-        return await asked, ""
-    except grpc.aio.AioRpcError as error:
-        return None, f"{error.code().name}: {error.details()}"

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from replication.config import ReplicationConfig
 from timer.columns import ROW
@@ -135,8 +135,9 @@ class Limits(_Part):
     """How far ahead a timer may be scheduled; by default as far as its id can tell."""
     request_rows_max: int = _int(65_536, 1, 65_536)
     """Timers in one request."""
-    request_bytes_max: int = _int(16 * MIB, 1 * KIB, 24 * MIB)
-    """Payloads, keys and headers of one request; it becomes one entry of the log."""
+    request_bytes_max: int = _int(16 * MIB, 1 * KIB, PAYLOAD_SIZE_MAX)
+    """Payloads, keys and headers of one request; with its rows it must fit into one entry of the
+    log."""
     inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
     """What the leader holds that no majority has yet, queued or sent; more is refused with
     RESOURCE_EXHAUSTED."""
@@ -280,6 +281,9 @@ class NodeConfig(_Part):
             heartbeat_ms=self.leadership.heartbeat_ms,
             uncommitted_bytes=self.limits.inflight_bytes_max,
         )
+
+
+_P = TypeVar("_P", bound=_Part)
 
 
 # ---- addresses
@@ -427,21 +431,21 @@ def build_config(*sources: Mapping[str, object]) -> NodeConfig:
             elif key != "peers":
                 settings[key] = _read_as(key, value)
     settings["peers"] = peers
+    for needed in ("name", "cluster_id", "data"):
+        if needed not in settings:
+            raise ConfigError(needed, None, "must be set")
     return _assemble(NodeConfig, settings)
 
 
-def _assemble(part: type[Any], settings: Mapping[str, object]) -> Any:  # noqa: ANN401
+def _assemble(part: type[_P], settings: Mapping[str, object]) -> _P:
     prefix = f"{part.section}." if part.section else ""
-    arguments: dict[str, object] = {}
+    arguments: dict[str, Any] = {}
     for each in fields(part):
         key = f"{prefix}{each.name}"
         if isinstance(each.type, type) and issubclass(each.type, _Part):
             arguments[each.name] = _assemble(each.type, settings)
         elif key in settings:
             arguments[each.name] = settings[key]
-    for needed in ("name", "cluster_id", "data"):
-        if part is NodeConfig and needed not in arguments:
-            raise ConfigError(needed, None, "must be set")
     return part(**arguments)
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from cluster import status, wire
 from cluster.host import Host
-from cluster.rpc import Context
+from cluster.rpc import Context, Service
 from cluster.timer_service import TimerService
 from timer.errors import InvalidRequest, NotLeader, TimerError
 from timer.groups import Group
@@ -46,7 +46,7 @@ _RESULTS: Final = np.array(
 """timer.leases' verdicts to AckResult."""
 
 
-class ConsumeService(rpc.ConsumeServiceServicer):
+class ConsumeService(Service, rpc.ConsumeServiceServicer):
     """Hands messages out and takes acks, on the leader."""
 
     def __init__(
@@ -70,6 +70,7 @@ class ConsumeService(rpc.ConsumeServiceServicer):
         try:
             stream = await self._open(requests)
         except TimerError as error:
+            self.on_error("Consume", error)
             await status.abort(context, error)
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(requests))
@@ -81,6 +82,7 @@ class ConsumeService(rpc.ConsumeServiceServicer):
             reader.cancel()
             stream.close()
         if stream.ended is not None:
+            self.on_error("Consume", stream.ended)
             await status.abort(context, stream.ended)
 
     async def _open(self, requests: AsyncIterator[pb.ConsumeRequest]) -> "_Stream":

@@ -23,7 +23,7 @@ import enum
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -248,7 +248,7 @@ class ControlPlane:
             del self._asked[ask_id]
 
     def status(self) -> dict[str, object]:
-        """Return what operators are shown."""
+        """Return what operators are shown; plain values."""
         return {
             "name": self.name,
             "replica_id": self.replica_id,
@@ -258,7 +258,7 @@ class ControlPlane:
             "may_vote": self._view.may_vote,
             "epoch": self._state.epoch,
             "leader": self._state.name_of(self._state.leader),
-            "checkpoint": self._state.checkpoint,
+            "checkpoint": _plain(self._state.checkpoint),
             "links": {
                 peer: {"address": address, "up": self._link.is_up(peer)}
                 for peer, address in self._peers.items()
@@ -298,7 +298,10 @@ class ControlPlane:
             self._link.send(controller, Kind.REPORT, astuple(report), lazily=not urgent)
 
     def _step(self, event: Event) -> None:
-        effects = self._controller.step(self._clock(), event)
+        try:
+            effects = self._controller.step(self._clock(), event)
+        except Exception as error:  # noqa: BLE001
+            self._fail(Exit.SHELL_FAILED, repr(error))
         self._log(effects)
         if effects.propose is not None:
             self._spawn(self._propose(effects.propose))
@@ -368,8 +371,7 @@ class ControlPlane:
             if state.cluster_id not in {None, self._cluster_id}:
                 self._fail(Exit.DIVERGED, f"Raft is of cluster {state.cluster_id!r}")
             self._step(StateApplied(state))
-            for watcher in self._watchers:
-                watcher(state)
+            self._tell_watchers(state)
         if self._view.leads != view_before.leads:
             logger.info("%s the controller", "became" if self._view.leads else "is no longer")
             self._step(RaftLeadership(self._view.leads))
@@ -378,6 +380,14 @@ class ControlPlane:
             self._make_report()
         for entry in applied:
             self._settle(entry.nonce, Outcome.OK if entry.accepted else Outcome.FAILED)
+
+    def _tell_watchers(self, state: ControlState) -> None:
+        try:
+            for watcher in self._watchers:
+                watcher(state)
+        # The node would act on half of what was decided.
+        except Exception as error:  # noqa: BLE001
+            self._fail(Exit.SHELL_FAILED, repr(error))
 
     # What comes from the link
 
@@ -480,8 +490,15 @@ class _Register:
             return self._state, applied
 
 
-def _parse_report(fields: tuple[object, ...]) -> Report | None:
-    match fields:
+def _plain(checkpoint: SharedCheckpoint | None) -> dict[str, object] | None:
+    if checkpoint is None:
+        return None
+    plain = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
+    return plain | {"queue_offsets": dict(checkpoint.queue_offsets)}
+
+
+def _parse_report(packed: tuple[object, ...]) -> Report | None:
+    match packed:
         case (
             int(replica_id),
             str(name),

@@ -21,7 +21,7 @@ Time arrives as `now_ms`; no clock, socket or random source is read here.
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias, assert_never
 
 from cluster.control import Appoint, ControlState, Init
@@ -250,13 +250,13 @@ class Controller:
         return self._leads
 
     def describe(self, now_ms: MonoMs) -> list[dict[str, object]]:
-        """Return one row per voter, for operators; reports are known on the controller only."""
+        """Return one row of plain values per voter; reports are known on the controller only."""
         return [
             {
                 "name": node.name,
                 "replica_id": node.replica_id,
                 "linked": node.linked,
-                "report": node.report,
+                "report": asdict(node.report) if node.report else None,
                 "report_age_ms": now_ms - node.reported_at_ms if node.report else None,
             }
             for node in self._nodes.values()

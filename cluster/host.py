@@ -10,10 +10,10 @@ All methods are for the event loop, and none holds it for long: what is large is
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from timer.clock import ClusterClock
+from timer.clock import ClusterClock, Sample
 from timer.engine import Engine
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader, NotReady, ShuttingDown, StorageError, TimerError
@@ -23,6 +23,8 @@ from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 logger = logging.getLogger(__name__)
 
 WAKE_MS_MAX: Final = 1000
+SAMPLE_MS: Final = 100
+"""How often the leader looks at what its voters said of their clocks."""
 
 
 class Log(Protocol):
@@ -48,16 +50,6 @@ class Log(Protocol):
         """This node's restart does not need entries below `index`."""
 
 
-class Observer(Protocol):
-    """What telemetry hears; everything per batch."""
-
-    def folded(self, engine: Engine, entries: Sequence[Entry]) -> None:
-        """Entries were applied."""
-
-    def handed_out(self, delivery: Delivery) -> None:
-        """A lease goes to its consumer."""
-
-
 class Host:
     """Runs one engine."""
 
@@ -65,25 +57,31 @@ class Host:
         self,
         engine: Engine,
         log: Log,
-        clock: ClusterClock,
         *,
+        make_clock: Callable[[UnixMs], ClusterClock],
+        samples: Callable[[], Iterable[Sample]],
         mono_ms: Callable[[], MonoMs],
+        wall_ms: Callable[[], UnixMs],
         fold_interval_ms: int,
         memtable_bytes_flush: int,
         log_bytes_flush: int,
         flush_interval_ms: int,
-        observer: Observer,
+        handed_out: Callable[[Delivery], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.engine = engine
         self._log = log
-        self._clock = clock
+        self._make_clock = make_clock
+        self._samples = samples
+        self._clock: ClusterClock | None = None
+        self._sampled_at_ms = MonoMs(0)
         self._mono_ms = mono_ms
+        self._wall_ms = wall_ms
         self._fold_interval_s = fold_interval_ms / 1000
         self._memtable_bytes_flush = memtable_bytes_flush
         self._log_bytes_flush = log_bytes_flush
         self._flush_interval_ms = flush_interval_ms
-        self._observer = observer
+        self._handed_out = handed_out
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._kicked = False
@@ -121,10 +119,19 @@ class Host:
         return self.engine.leader
 
     def now(self) -> Now:
-        """Return this instant on both clocks; the cluster's never runs behind the log."""
+        """Return this instant on both clocks; the cluster's never runs behind the log.
+
+        Only a leader knows the cluster's clock; elsewhere it is this node's own.
+        """
         mono_ms = self._mono_ms()
-        clock_ms = max(self._clock.now(mono_ms), self._log.last_time_ms)
-        return Now(mono_ms, UnixMs(clock_ms))
+        clock_ms = self._clock.now(mono_ms) if self._clock is not None else self._wall_ms()
+        return Now(mono_ms, max(clock_ms, self._log.last_time_ms))
+
+    def _sample(self, mono_ms: MonoMs) -> None:
+        if self._clock is not None and mono_ms - self._sampled_at_ms >= SAMPLE_MS:
+            self._sampled_at_ms = mono_ms
+            for sample in self._samples():
+                self._clock.observe(sample)
 
     def kick(self) -> None:
         """Let the leader step once everything of this turn of the loop has come in."""
@@ -173,6 +180,7 @@ class Host:
         logger.info("leadership of epoch %d is over", epoch)
         self._promoting = None
         self.engine.step_down(NotLeader(self.leader_address()))
+        self._clock = None
         self.on_leading()
 
     # ---- folding
@@ -191,7 +199,7 @@ class Host:
                 self._folding = True
                 self.spawn(self._fold_from_disk(first, last))
                 return
-            self._apply(entries)
+            self.engine.fold(entries)
         if self.engine.behind:
             self._loop.call_soon(self._fold)
         elif self._promoting is not None:
@@ -201,17 +209,14 @@ class Host:
     async def _fold_from_disk(self, first: LogIndex, last: LogIndex) -> None:
         entries = await self._log.entries(first, last)
         self._folding = False
-        self._apply(entries)
+        self.engine.fold(entries)
         self._fold()
-
-    def _apply(self, entries: Sequence[Entry]) -> None:
-        count = self.engine.fold(entries)
-        self._observer.folded(self.engine, entries[:count])
 
     def _serve(self, epoch: Epoch) -> None:
         self._promoting = None
-        leader = self.engine.lead(epoch, self._log, self.now())
         machine = self.engine.machine
+        self._clock = self._make_clock(max(self._log.last_time_ms, machine.last_read_time_ms))
+        leader = self.engine.lead(epoch, self._log, self.now())
         logger.info(
             "serving: epoch %d, %d pending, next due %s",
             epoch,
@@ -229,12 +234,13 @@ class Host:
             self._wake.cancel()
             self._wake = None
         leader = self.engine.leader
+        self._sample(self._mono_ms())
         now = self.now()
         if leader is not None:
             leader.step(now)
             if self._log.lease_held():
                 for delivery in leader.hand_out(now):
-                    self._observer.handed_out(delivery)
+                    self._handed_out(delivery)
                     delivery.lease.consumer.sink(delivery)
                 leader.step(now)
             wait_ms = min(WAKE_MS_MAX, max(0, leader.wake_at_ms(now) - now.mono_ms))
@@ -265,7 +271,15 @@ class Host:
         await asyncio.to_thread(flush.write)
         self.engine.end_flush(flush)
         self._log.drop_before(LogIndex(flush.index + 1))
+        await self._merge()
         logger.info("manifest at %d: %d runs", flush.index, len(self.engine.machine.store.runs))
+
+    async def _merge(self) -> None:
+        """Bound the number of runs."""
+        store = self.engine.machine.store
+        while (merge := store.begin_merge()) is not None:
+            merged = await asyncio.to_thread(store.write_merge, merge)
+            store.install_merge(merge, merged)
 
     # ---- ending
 

@@ -184,6 +184,8 @@ class RaftLink(grpc.GenericRpcHandler):
             except (_Broken, BadMessage, grpc.aio.AioRpcError, TimeoutError) as error:
                 if peer.up:
                     logger.info("link to %s broke: %s", peer.name, _brief(error))
+            except Exception:  # `channel_for` is the node's: resolving a name may fail in any way
+                logger.exception("link to %s", peer.name)
             if peer.up:
                 self._set_up(peer, up=False)
                 lost_at_s = loop.time()
@@ -279,6 +281,10 @@ class RaftLink(grpc.GenericRpcHandler):
         except BadMessage as error:
             logger.error("broke off the link from %s: %s", peer.name, error)  # noqa: TRY400
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except asyncio.CancelledError:
+            if self._inbound.get(peer.name) is task and self._running:
+                raise  # the peer went; else it was us, and the peer has to hear of it
+            await context.abort(grpc.StatusCode.ABORTED, "superseded, or stopping")
         finally:
             if self._inbound.get(peer.name) is task:
                 del self._inbound[peer.name]

@@ -14,7 +14,16 @@ COMMIT_TIMEOUT_S: Final = 10.0
 """What a request without a deadline of its own gets."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_Service = TypeVar("_Service")
+
+
+class Service:
+    """What our servicers have in common."""
+
+    on_error: Callable[[str, TimerError], None] = staticmethod(lambda method, error: None)
+    """Hears of each RPC that fails: its method, and why."""
+
+
+_Service = TypeVar("_Service", bound=Service)
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
@@ -29,6 +38,7 @@ def answered(
         try:
             return await handler(service, request, context)
         except TimerError as error:
+            service.on_error(handler.__name__, error)
             await status.abort(context, error)
 
     return answer

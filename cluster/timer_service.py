@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Final
 
 import numpy as np
 
 from cluster import status, wire
 from cluster.host import Host
-from cluster.rpc import Context, answered, within
+from cluster.rpc import Context, Service, answered, within
 from cluster.wire import RequestLimits
 from timer.errors import InvalidRequest, NotFound, TimerError
 from timer.leader import Leader
@@ -18,7 +19,17 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
 
-class TimerService(rpc.TimerServiceServicer):
+_RESULTS: Final = (
+    pb.CANCEL_RESULT_UNSPECIFIED,
+    pb.CANCELLED,
+    pb.ALREADY_CANCELLED,
+    pb.ALREADY_FIRED,
+    pb.TIMER_NOT_FOUND,
+)
+"""timer.machine's results to CancelResult."""
+
+
+class TimerService(Service, rpc.TimerServiceServicer):
     """Schedules and cancels, on the leader."""
 
     def __init__(
@@ -50,7 +61,8 @@ class TimerService(rpc.TimerServiceServicer):
     ) -> pb.ScheduleResponse:
         """Take one request; answer when it is committed and applied."""
         future = await self._take(request)
-        return await within(future, context)
+        response: pb.ScheduleResponse = await within(future, context)
+        return response
 
     async def ScheduleStream(  # noqa: N802
         self, requests: AsyncIterator[pb.ScheduleRequest], context: Context
@@ -65,6 +77,7 @@ class TimerService(rpc.TimerServiceServicer):
                     try:
                         answers.put_nowait(await self._take(request))
                     except TimerError as error:
+                        self.on_error("ScheduleStream", error)
                         answers.put_nowait(_failed(request.request_no, error))
             finally:
                 answers.put_nowait(None)
@@ -152,7 +165,7 @@ class TimerService(rpc.TimerServiceServicer):
         if genuine.any():
             asked = self._host.ask(lambda done: leader.cancel(due_ms[genuine], seq[genuine], done))
             results[genuine] = await within(asked, context)
-        return pb.CancelResponse(results=results.tolist())
+        return pb.CancelResponse(results=[_RESULTS[result] for result in results.tolist()])
 
 
 class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):

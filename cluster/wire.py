@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
 GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 TOKEN_SIZE_MAX: Final = 64
 
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
@@ -35,6 +37,7 @@ class RequestLimits:
     headers_bytes_max: int
     request_rows_max: int
     request_bytes_max: int
+    delay_ms_max: int
 
 
 def id_salt(cluster_id: str) -> int:
@@ -130,7 +133,7 @@ class _Columns:
         key = _binary("key", timers.key_sizes, timers.keys, rows)
         _limit_sizes("key", key, limits.key_bytes_max)
         _check_keys(key)
-        return cls(resolve_due(due, delay, rows, now), payload, key, headers)
+        return cls(resolve_due(due, delay, rows, now, limits.delay_ms_max), payload, key, headers)
 
 
 def _binary(name: str, sizes: object, blob: bytes, rows: int) -> Binary:
@@ -178,7 +181,7 @@ def _check_headers(column: Binary) -> None:
         position += size
 
 
-def _join(columns: "list[npt.NDArray[np.generic]]") -> npt.NDArray[np.generic]:
+def _join(columns: list[npt.NDArray[_Scalar]]) -> npt.NDArray[_Scalar]:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 

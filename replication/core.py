@@ -199,6 +199,9 @@ class Progress:
     nonce: Nonce = Nonce(0)
     retired: set[Nonce] = field(default_factory=set[Nonce])
     reading: LogIndex | None = None
+    stranded: bool = False
+    """It lost entries that every voter once had and that were dropped here: only a snapshot
+    would help it."""
 
     def probe_from(self, index: LogIndex) -> None:
         """Find out where the logs agree, beginning at `index`."""
@@ -271,6 +274,9 @@ class Core:
         self.leader: ReplicaId | None = None
         self.highest_met = promise.epoch
         """Epoch of the highest promise met, here or where this replica was refused."""
+        self.refused_epoch = Epoch(0)
+        """Epoch of the highest promise that refused this leadership; at its own epoch, a voter
+        promised another candidate of it, and follows again only from the next epoch on."""
         self.clock_samples: dict[ReplicaId, ClockSample] = {}
         self.wake_at_ms: MonoMs | None = None
         """Step again no later than this. None: nothing is pending."""
@@ -455,6 +461,7 @@ class Core:
         assert under.epoch > self.promise.epoch, f"promise goes back: {self.promise} -> {under}"
         self._cease(out)
         self.promise = under
+        self.refused_epoch = Epoch(0)
         self.highest_met = max(self.highest_met, under.epoch)
         out.persist = Persist(under, self.unsure)
         self.leader = None
@@ -522,8 +529,10 @@ class Core:
         self.highest_met = max(self.highest_met, promise.epoch)
         if self._bid is not None and self._bid.under == under:
             self._drop_bid()
-        if self._role is Role.LEADER and under == self.promise and promise.epoch > under.epoch:
-            self._cease(out)
+        if self._role is Role.LEADER and under == self.promise:
+            self.refused_epoch = max(self.refused_epoch, promise.epoch)
+            if promise.epoch > under.epoch:
+                self._cease(out)
 
     # ---------------------------------------------------------------- candidate
 
@@ -574,6 +583,13 @@ class Core:
         # Who lost its tail may have helped to commit it: without everybody's word, leave it out.
         return {voter for voter, answer in bid.answers.items() if not answer.unsure}
 
+    def _greatest(
+        self, bid: Bid, who: set[ReplicaId]
+    ) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
+        """Return the greatest log end of those counted, and who has it."""
+        ends = {voter: bid.answers[voter] for voter in who}
+        return max(((end.last_epoch, end.last_index), voter) for voter, end in ends.items())
+
     def _pursue(self, bid: Bid, out: Effects) -> None:
         if self._now - bid.moved_ms >= self.conf.bid_ms:
             self._drop_bid()
@@ -582,10 +598,7 @@ class Core:
         if self.promise == bid.under:
             who = self._counted(bid, sets)
             if self.me in bid.answers and granted(sets, who):
-                goal, source = max(
-                    ((bid.answers[voter].last_epoch, bid.answers[voter].last_index), voter)
-                    for voter in who
-                )
+                goal, source = self._greatest(bid, who)
                 if (self.shape.last_epoch, self.shape.last_index) >= goal:
                     self._begin(bid, out)
                     return
@@ -626,8 +639,12 @@ class Core:
             if not self._admits(fetch.under):
                 self._refuse(sender, fetch.under, out)
             return
-        conflict = self._conflict(fetch.prev_epoch, fetch.prev_index)
-        if conflict is not None or fetch.prev_index == self.shape.last_index:
+        prev, shape = fetch.prev_index, self.shape
+        conflict = None
+        if prev >= shape.base_index:
+            # What is committed here may still be another entry in a candidate's log.
+            conflict = self._conflict(fetch.prev_epoch, prev, settled=shape.base_index)
+        if conflict is not None or prev < shape.base_index or prev == shape.last_index:
             self._answer_fetch(sender, fetch, fetch.prev_index, conflict, out)
             return
         first = LogIndex(fetch.prev_index + 1)
@@ -756,6 +773,8 @@ class Core:
     def _feed(self, peer: ReplicaId, progress: Progress, out: Effects) -> bool:
         """Send what the follower has not been sent, as far as its window goes."""
         sent = False
+        if progress.stranded:
+            return sent
         while progress.next <= self.shape.last_index and progress.reading is None:
             if progress.probing and progress.waiting:
                 break
@@ -844,7 +863,10 @@ class Core:
             if progress.nonce:
                 progress.retired.add(progress.nonce)
                 progress.match = LogIndex(0)
-                progress.probe_from(LogIndex(answer.prev_index + 1))
+                progress.stranded = False
+                progress.probe_from(
+                    LogIndex(max(answer.prev_index, self.shape.base_index) + 1)
+                )
             progress.nonce = answer.nonce
         self._sample_clock(sender, wall_ms, answer.echo_ms, answer.held_ms)
         progress.acked_ms = max(progress.acked_ms or answer.echo_ms, answer.echo_ms)
@@ -870,8 +892,10 @@ class Core:
         if progress.probing and answer.prev_index != progress.next - 1:
             return
         resume = max(self.shape.resume_at(conflict), progress.match)
-        assert resume < answer.prev_index, (resume, answer)
-        progress.probe_from(LogIndex(resume + 1))
+        if resume >= answer.prev_index:
+            progress.stranded = True
+        else:
+            progress.probe_from(LogIndex(resume + 1))
 
     def _on_reconnected(self, peer: ReplicaId) -> None:
         progress = self._progress.get(peer)
@@ -922,7 +946,9 @@ class Core:
         self.leader = sender
         if not self._released:
             self._guarded_until = MonoMs(self._now + self.conf.guard_ms)
-        conflict = self._conflict(append.prev_epoch, append.prev_index)
+        conflict = self._conflict(
+            append.prev_epoch, append.prev_index, settled=self.commit_index
+        )
         if conflict is None:
             self._splice(append.prev_index, append.last_index, append.starts, sizes, out)
             self._matched = max(self._matched, append.last_index)
@@ -959,10 +985,15 @@ class Core:
     def _acked(self) -> LogIndex:
         return min(self.durable_index, self._matched)
 
-    def _conflict(self, prev_epoch: Epoch, prev_index: LogIndex) -> Conflict | None:
-        """Return where this log parts from one with that entry. None: it has it, too."""
-        if prev_index <= self.commit_index:
-            return None  # committed: the same in every later leader's log
+    def _conflict(
+        self, prev_epoch: Epoch, prev_index: LogIndex, *, settled: LogIndex
+    ) -> Conflict | None:
+        """Return where this log parts from one with that entry. None: it has it, too.
+
+        Up to `settled` the logs are known to be the same: a leader's holds all that is committed.
+        """
+        if prev_index <= settled:
+            return None
         if prev_index <= self.shape.last_index and self.shape.epoch_at(prev_index) == prev_epoch:
             return None
         return self.shape.conflict_at(prev_index)
@@ -1018,7 +1049,8 @@ class Core:
             self.unsure
             and self._sure_from is not None
             and self._sure_from <= self._acked()
-            and self.shape.epoch_at(self._sure_from) == self.promise.epoch
+            and self.shape.last_epoch == self.promise.epoch
+            and self._sure_from >= self.shape.last_start
         ):
             # The leader knows this very process, so its commit index counts nothing that only
             # an earlier one had on disk.
@@ -1039,11 +1071,19 @@ class Core:
         index = min(index, self.kept_from, self.commit_index, self.tail.first_index)
         if index > self.shape.base_index + 1:
             self.shape.drop_before(index)
+            for progress in self._progress.values():
+                if progress.next < index:  # lost since every voter had it: see `stranded`
+                    progress.probe_from(index)
         return LogIndex(self.shape.base_index + 1)
 
     def known_matches(self) -> Mapping[ReplicaId, LogIndex]:
         """Return what the leader knows to be on each follower's disk; empty for others."""
         return {peer: progress.match for peer, progress in self._progress.items()}
+
+    @property
+    def stranded(self) -> tuple[ReplicaId, ...]:
+        """Followers that this leader can't bring up to date from its log."""
+        return tuple(peer for peer, progress in self._progress.items() if progress.stranded)
 
     def check_invariants(self) -> None:
         """Crash if the state contradicts itself. O(log): for tests and the simulator."""

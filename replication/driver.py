@@ -104,9 +104,14 @@ class Report:
     commit_index: LogIndex
     highest_promise: Epoch
     """The highest epoch promised here or where this replica was refused: appoint above it."""
+    refused_epoch: Epoch
+    """At or above `epoch`: a voter promised somebody else, and follows again from the next epoch
+    on; appoint once more, this replica if nothing else is wrong with it. 0: nobody refuses."""
     bid_epoch: Epoch
     """The epoch that this replica tries to lead; 0: none."""
     unsure: bool
+    stranded: tuple[ReplicaId, ...]
+    """Followers that lost what was dropped from the leader's log: they need to be replaced."""
 
 
 class Driver:
@@ -333,8 +338,10 @@ class Driver:
             last_index=core.shape.last_index,
             commit_index=core.commit_index,
             highest_promise=core.highest_met,
+            refused_epoch=core.refused_epoch,
             bid_epoch=core.bid_epoch,
             unsure=core.unsure,
+            stranded=core.stranded,
         )
 
 

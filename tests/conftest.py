@@ -57,6 +57,6 @@ def spark() -> Iterator["SparkSession"]:
     """One Spark session for all tests that are marked `spark`."""
     from chaos.audit import spark_session
 
-    session = spark_session("tests")
+    session = spark_session("tests", quick=True)
     yield session
     session.stop()

@@ -25,7 +25,7 @@ old leader's clock would be now, which is the last thing that the old majority a
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from timer.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
 
@@ -47,6 +47,12 @@ class Sample:
     sent_ms: MonoMs
     """Our boottime at sending, plus how long the voter held its answer back. Our own: now."""
     received_ms: MonoMs
+
+    @classmethod
+    def at(cls, voter: ReplicaId, wall_ms: UnixMs, at_ms: MonoMs, error_ms: int) -> Self:
+        """Return the sample that says: it showed `wall_ms` at our `at_ms`, give or take."""
+        sent_ms, received_ms = MonoMs(at_ms - error_ms), MonoMs(at_ms + error_ms)
+        return cls(voter=voter, wall_ms=wall_ms, sent_ms=sent_ms, received_ms=received_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ shell says when the commit index moved, when the time has come, and runs `Flush.
 slow part, in a thread of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ from timer.disk import Disk
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader, TimerError
 from timer.leader import Leader, LeaderConfig, Now
-from timer.machine import Checkpoint, Machine
+from timer.machine import Applied, Checkpoint, Machine
 from timer.manifest import State
 from timer.queues import Block
 from timer.run import RunMeta
@@ -29,6 +29,8 @@ from timer.units import Epoch, LogIndex, TopicId, UnixMs
 
 FOLD_BYTES: Final = 2 << 20
 """Payload applied in one go: a few milliseconds."""
+CHECKPOINTS_KEPT: Final = 64
+"""Three minutes of them, by default."""
 _ENTRY_BYTES: Final = 4096
 """What an entry counts for besides its payload: a FIRE is small and moves a lot."""
 
@@ -58,6 +60,8 @@ class Flush:
     disk: Disk
     directory: Path
     store: Store
+    retired: list[RunMeta]
+    """Runs that this manifest does not name any more."""
     run: RunMeta | None = None
 
     def write(self) -> None:
@@ -75,7 +79,7 @@ class Flush:
             for (_, block), ref in zip(self.fresh, refs, strict=True):
                 block.spill = ref
         if self.run is not None:
-            self.state["runs"].append(self.run.to_state())
+            self.state["runs"].append(self.run.pack())
         manifest.write(self.disk, self.directory, self.state)
 
 
@@ -83,20 +87,26 @@ class Engine:
     """State plane of one replica."""
 
     def __init__(
-        self, disk: Disk, directory: Path, config: LeaderConfig, *, keep_checkpoints: int = 64
+        self,
+        disk: Disk,
+        directory: Path,
+        config: LeaderConfig,
+        observe: Callable[[Entry, Applied], None] | None = None,
     ) -> None:
         """Recover from the manifest in `directory`, or begin empty.
+
+        `observe` hears of each entry as it was applied.
 
         Raises:
             CorruptFile: the manifest or a file that it names is damaged.
             UnknownVersion: they were written by another version.
         """
         self._disk, self._directory, self._config = disk, directory, config
+        self._observe = observe
         disk.make_dir(directory)
         disk.make_dir(directory / manifest.SPILL_DIRECTORY)
         state = manifest.read(disk, directory)
-        store = Store.recover(disk, directory, state)
-        self.machine = Machine(store)
+        self.machine = Machine(manifest.recover_store(state, disk, directory))
         self.manifest_index = LogIndex(0)
         """Restart begins after this one; the log before it is not needed here."""
         if state is not None:
@@ -107,7 +117,6 @@ class Engine:
         self.leader: Leader | None = None
         self.checkpoints: dict[LogIndex, Checkpoint] = {}
         """The last ones recorded, by index: what other replicas are compared with."""
-        self._keep_checkpoints = keep_checkpoints
         self._flushing = False
         self.log_bytes_since_flush = 0
 
@@ -137,6 +146,8 @@ class Engine:
             size += len(entry.payload) + _ENTRY_BYTES
             if isinstance(applied, Checkpoint):
                 self._record(applied)
+            if self._observe is not None:
+                self._observe(entry, applied)
             if self.leader is not None:
                 self.leader.applied(entry, applied)
         self.log_bytes_since_flush += size
@@ -144,7 +155,7 @@ class Engine:
 
     def _record(self, checkpoint: Checkpoint) -> None:
         self.checkpoints[checkpoint.index] = checkpoint
-        while len(self.checkpoints) > self._keep_checkpoints:
+        while len(self.checkpoints) > CHECKPOINTS_KEPT:
             del self.checkpoints[next(iter(self.checkpoints))]
 
     # ---- leading
@@ -180,12 +191,14 @@ class Engine:
         self.log_bytes_since_flush = 0
         state, fresh = manifest.capture(self.machine)
         store = self.machine.store
-        state["runs"] = [run.to_state() for run in store.runs]
-        return Flush(index, state, store.freeze(), fresh, self._disk, self._directory, store)
+        state["runs"] = [run.pack() for run in store.runs]
+        disk, directory, retired = self._disk, self._directory, store.retired
+        return Flush(index, state, store.freeze(), fresh, disk, directory, store, retired)
 
     def end_flush(self, flush: Flush) -> None:
         """The manifest is durable: use the new run, forget what it replaces."""
         self.machine.store.install(flush.frozen, flush.run)
+        self.machine.store.remove(flush.retired)
         self.manifest_index = flush.index
         self._flushing = False
         self._drop_spills(manifest.spill_files(flush.state))

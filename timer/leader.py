@@ -63,6 +63,8 @@ ENTRY_ROWS_MAX: Final = 65_536
 ENTRY_BYTES_MAX: Final = 8 << 20
 DELIVERY_ROWS_MAX: Final = 2048
 OVERLOAD_RETRY_MS: Final = 50
+PRELOAD_MS: Final = 500
+"""How often the store copies ahead what its runs hold for the next seconds."""
 
 
 class Now(NamedTuple):
@@ -154,6 +156,7 @@ class Leader:
         self._fire_again = False
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
+        self._preload_at_ms = now.mono_ms
         self._leases: dict[GroupId, Leases] = {}
         self._hungry: set[GroupId] = set()
         """Groups whose consumers may have something to get."""
@@ -298,6 +301,9 @@ class Leader:
         if self.closed is not None:
             return
         self._expire_leases(now)
+        if now.mono_ms >= self._preload_at_ms:
+            self._preload_at_ms = MonoMs(now.mono_ms + PRELOAD_MS)
+            self.machine.store.preload(now.clock_ms)
         self._step_fire(now)
         self._flush_schedules(now)
         self._flush_cancels(now)
@@ -557,7 +563,9 @@ class Leader:
             ack.done(ack.verdict)
 
 
-def resolve_due(due_ms: I64 | None, delay_ms: I64 | None, rows: int, now: Now) -> I64:
+def resolve_due(
+    due_ms: I64 | None, delay_ms: I64 | None, rows: int, now: Now, delay_ms_max: int = DUE_MS_MAX
+) -> I64:
     """Return the requested due times of `rows` rows, (n, int64), on the cluster's clock.
 
     Raises:
@@ -570,7 +578,8 @@ def resolve_due(due_ms: I64 | None, delay_ms: I64 | None, rows: int, now: Now) -
     if len(values) not in (1, rows):
         raise InvalidRequest(name, f"{len(values)} values", f"must have 1 or {rows} values")
     low, high = int(values.min()), int(values.max())
-    high_max = DUE_MS_MAX - (0 if due_ms is not None else now.clock_ms)
+    latest_ms = min(DUE_MS_MAX, now.clock_ms + delay_ms_max)
+    high_max = latest_ms if due_ms is not None else latest_ms - now.clock_ms
     if low < 0:
         raise InvalidRequest(name, low, "must be 0 or more")
     if high > high_max:

@@ -143,7 +143,7 @@ class Leases:
 
     def _take(self, queue_end: QueueOffset, limit: int) -> U64:
         while self._back:
-            offsets = self._back.popleft()
+            offsets: U64 = self._back.popleft()
             free = ~self.group.is_acked(offsets) & (self._marks_of(offsets) == FREE)
             offsets = offsets[free]
             if len(offsets) > limit:

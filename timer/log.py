@@ -153,7 +153,9 @@ class Log:
         if not segments:
             if floor:
                 raise CorruptFile(directory, 0, f"no segments, but entry {floor} was durable")
-            segments = [_create(disk, directory, Header(LogIndex(1), Epoch(0), LogIndex(0)))]
+            born, file = _create(disk, directory, Header(LogIndex(1), Epoch(0), LogIndex(0)))
+            file.close()
+            segments = [born]
         view, end = _recover(disk, segments, committed_floor=committed_floor, floor=floor)
         file, mark = disk.open_append(segments[-1].path), disk.open_mark(mark_path)
         disk.sync_dir(directory)
@@ -265,7 +267,7 @@ class Log:
                 if found and max_bytes < 0:
                     break
                 found.append(data)
-            if found and max_bytes <= 0 or index == last:  # what follows may be half written
+            if (found and max_bytes <= 0) or index == last:  # what follows may be half written
                 break
         if not found:
             raise CorruptFile(each.path, position, f"entry {first} is missing")
@@ -334,9 +336,9 @@ class Log:
         self._mark.sync()
         view = self._view
         header = Header(LogIndex(view.last + 1), view.epochs[-1], view.segments[-1].header.first)
-        active = _create(self._disk, self._directory, header)
+        active, file = _create(self._disk, self._directory, header)
         self._file.close()
-        self._file = self._disk.open_append(active.path)
+        self._file = file
         self._view = replace(view, segments=(*view.segments, active))
 
     def sync(self) -> None:
@@ -371,7 +373,7 @@ class Log:
             self._mark.sync()
 
     def truncate_after(self, index: LogIndex) -> None:
-        """Remove every entry after `index`, durably; what remains is durable.
+        """Remove every entry after `index`, durably; if there were any, the rest is durable too.
 
         Raises:
             CorruptFile: the frames before the cut can't be read.
@@ -496,16 +498,15 @@ def _read_mark(disk: Disk, path: Path) -> _Mark:
     return _Mark(LogIndex(durable), bool(was_cut))
 
 
-def _create(disk: Disk, directory: Path, header: Header) -> _Segment:
+def _create(disk: Disk, directory: Path, header: Header) -> tuple[_Segment, AppendFile]:
     """Make an empty segment, durably: before a frame is written to it, all of it is there."""
     path = segment.path_of(directory, header.first)
     file = disk.open_append(path)
     file.truncate(0)
     file.write([header.encode()])
     file.sync()
-    file.close()
     disk.sync_dir(directory)
-    return _Segment(path, header, Positions(), segment.HEADER_SIZE)
+    return _Segment(path, header, Positions(), segment.HEADER_SIZE), file
 
 
 def _read_headers(disk: Disk, paths: list[Path], floor: LogIndex) -> list[_Segment]:

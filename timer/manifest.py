@@ -25,10 +25,13 @@ from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.groups import Group
 from timer.machine import Checkpoint, Counts, Machine, Topic
+from timer.order import START, Position
 from timer.outcomes import BUCKET_MS
 from timer.producers import Answer, Producer
 from timer.queues import Block, SpillRef
+from timer.run import RunMeta
 from timer.spill import read_spill
+from timer.store import Store
 from timer.units import (
     Epoch,
     GroupId,
@@ -69,7 +72,7 @@ def capture(machine: Machine) -> tuple[State, list[tuple[TopicId, Block]]]:
         "time_ms": machine.applied_time_ms,
         "voters": list(machine.voters),
         "last_read_time_ms": machine.last_read_time_ms,
-        "fire_position": list(machine.store.fire_position),
+        "fire_position": list(machine.store.position),
         "next": [machine.next_seq, machine.next_topic_id, machine.next_group_id],
         "counts": _counts_state(machine.counts),
         "topics": topics,
@@ -91,6 +94,19 @@ def add_spills(state: State, fresh: list[tuple[TopicId, Block]], refs: list[Spil
     by_topic = {topic["id"]: topic for topic in state["topics"]}
     for (topic_id, _), ref in zip(fresh, refs, strict=True):
         by_topic[topic_id]["blocks"].append([ref.file, ref.position, ref.size])
+
+
+def recover_store(state: State | None, disk: Disk, directory: Path) -> Store:
+    """Return the store that a manifest describes; an empty one without a manifest.
+
+    Raises:
+        CorruptFile: a run is missing, or its length or footer is wrong.
+    """
+    if state is None:
+        return Store.recover(disk, directory, [], START, 0)
+    runs = [RunMeta.unpack(fields) for fields in state["runs"]]
+    position = Position(*state["fire_position"])
+    return Store.recover(disk, directory, runs, position, Counts(*state["counts"]).pending)
 
 
 def spill_files(state: State) -> set[str]:

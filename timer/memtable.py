@@ -1,6 +1,6 @@
 """The memtable: rows since the last flush, in the order of their seqs, where they came in.
 
-    rows     | ROW  | ROW  | ROW  | ...      seqs ascend, with gaps: what was due already is not here
+    rows     | ROW  | ROW  | ROW  | ...      seqs ascend, with gaps: rows due at once aren't here
     alive    |  1   |  0   |  1   | ...      0: cancelled
     bufs     {number: the entry's payload}   what the rows point into
     index    (due, place) of the rows: Tiers; on the leader a Wheel
@@ -10,7 +10,7 @@ A row that has fired stays where it is: the fire position says so. Everything le
 the memtable has been flushed.
 """
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ CAPACITY: Final = 1 << 20
 """Rows that there is room for at first; the system gives memory only to what is used."""
 GRAVE_SIZE: Final = 64
 """Bytes that a tombstone is counted as."""
+
+_Item = TypeVar("_Item", bound=np.generic)
 
 
 class Peek(NamedTuple):
@@ -59,7 +61,7 @@ class Memtable:
         return self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
 
     def insert(self, rows: RowArray, number: int, buf: bytes | memoryview) -> None:
-        """Take n rows whose seqs ascend and lie above all others, and the buffer they point into."""
+        """Take n rows with ascending seqs above all others, and the buffer they point into."""
         start, stop = self.count, self.count + len(rows)
         if stop > len(self.rows):
             self._grow(stop)
@@ -109,7 +111,6 @@ class Memtable:
 
     def peek(self, after: Position, until_ms: int, count: int) -> Peek:
         """Return the live rows after `after` with due <= `until_ms`, up to `count`."""
-        self._index.ready(until_ms)
         due, place, more = self._index.peek(self._place_of(after), until_ms, count)
         last = None
         if more:
@@ -121,7 +122,6 @@ class Memtable:
 
     def peek_graves(self, after: Position, until_ms: int, count: int) -> Peek:
         """Return the tombstones after `after` with due <= `until_ms`, up to `count`."""
-        self.graves.ready(until_ms)
         due, seq, more = self.graves.peek(after, until_ms, count)
         last = Position(int(due[-1]), int(seq[-1])) if more else None
         return Peek(tombstones(due, seq.astype(np.uint64)), last)
@@ -191,7 +191,7 @@ class Memtable:
         self.alive = _longer(self.alive, self.count, capacity)
 
 
-def _longer(array: npt.NDArray[np.generic], count: int, capacity: int) -> npt.NDArray[np.generic]:
+def _longer(array: npt.NDArray[_Item], count: int, capacity: int) -> npt.NDArray[_Item]:
     longer = np.empty(capacity, array.dtype)
     longer[:count] = array[:count]
     return longer

@@ -63,9 +63,7 @@ def lower_bound(
     return low
 
 
-def find(
-    due: I64, key: I64 | U64, want_due: I64, want_key: I64 | U64
-) -> npt.NDArray[np.intp]:
+def find(due: I64, key: I64 | U64, want_due: I64, want_key: I64 | U64) -> npt.NDArray[np.intp]:
     """Return where the wanted pairs lie in the sorted ones (n,), -1 where they don't."""
     if not len(due):
         return np.full(len(want_due), -1, np.intp)
@@ -95,40 +93,46 @@ def stable_order(values: I64) -> npt.NDArray[np.intp]:
 
 
 def sort_pairs(due: I64, key: I64) -> tuple[I64, I64]:
-    """Return the pairs sorted by (due, key); keys are 0 or more."""
+    """Return the pairs sorted by (due, key); keys are 0 or more.
+
+    In place where it can: both arrays are the caller's to give away, and hold anything after it.
+    """
     if len(due) < 2:
         return due, key
-    packing = _pack(due, key)
+    packing = _packing(due, key)
     if packing is None:
         order = np.lexsort((key, due))
         return due.take(order), key.take(order)
-    packed, low_due, low_key, bits = packing
-    packed.sort()
-    due = packed >> bits
+    low_due, low_key, bits = packing
+    due -= low_due
+    due <<= bits
+    key -= low_key
+    due |= key
+    due.sort()
+    np.bitwise_and(due, (1 << bits) - 1, out=key)
+    key += low_key
+    due >>= bits
     due += low_due
-    packed &= (1 << bits) - 1
-    packed += low_key
-    return due, packed
+    return due, key
 
 
 def fire_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
-    """Return the order that sorts pairs by (due, seq); a row and its tombstone become neighbours."""
-    packing = _pack(due, seq.view(np.int64)) if len(due) else None
+    """Return the order that sorts by (due, seq); a row and its tombstone become neighbours."""
+    key = seq.view(np.int64)
+    packing = _packing(due, key) if len(due) else None
     if packing is None:
         return np.lexsort((seq, due))
-    return np.argsort(packing[0])
+    low_due, low_key, bits = packing
+    return np.argsort(((due - low_due) << bits) | (key - low_key))
 
 
-def _pack(due: I64, key: I64) -> tuple[I64, int, int, int] | None:
-    """Return (packed, least due, least key, bits of the key), None if 63 bits are too few."""
+def _packing(due: I64, key: I64) -> tuple[int, int, int] | None:
+    """Return (least due, least key, bits of the key) if due and key fit into 63 bits."""
     low_due, low_key = int(due.min()), int(key.min())
     bits = (int(key.max()) - low_key).bit_length()
     if (int(due.max()) - low_due).bit_length() + bits > 63:
         return None
-    packed = due - low_due
-    packed <<= bits
-    packed |= key - low_key
-    return packed, low_due, low_key, bits
+    return low_due, low_key, bits
 
 
 def concat(parts: Sequence[RowArray]) -> RowArray:

@@ -9,7 +9,7 @@ runs outside the interpreter's lock, and after each step it calls `pace`, which 
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -60,12 +60,16 @@ class Blobs:
     """
 
     def __init__(self, bufs: Buffers) -> None:
-        self._bufs = bufs
+        self._bufs = dict(bufs)
         self._numbers = np.array(sorted(bufs), np.uint32)
         sizes = [len(bufs[number]) for number in self._numbers.tolist()]
         self._starts = np.cumsum([0, *sizes])[:-1]
         parts = [bufs[number] for number in self._numbers.tolist()]
         self._data = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def cover(self, bufs: Buffers) -> bool:
+        """Return whether all of `bufs` are in here."""
+        return bufs.keys() <= self._bufs.keys()
 
     def column(self, rows: RowArray, name: str) -> pa.BinaryArray:
         """Return payload, key or headers of `rows`, in their order."""
@@ -91,7 +95,7 @@ class Blobs:
 
 
 class RunWriter:
-    """Writes one run. Rows come in (due, seq) order; `finish` must follow, or `abandon`."""
+    """Writes one run. Rows come in (due, seq) order; `finish` follows, then `close`."""
 
     def __init__(self, disk: Disk, directory: Path, number: int, pace: Pace = unpaced) -> None:
         self._disk = disk
@@ -100,9 +104,10 @@ class RunWriter:
         self._pace = pace
         self._file: AppendFile | None = None
         self._sink = _Sink()
-        self._arrow = None
+        self._arrow: Any = None
         self._pending: list[RowArray] = []
         self._bufs: dict[int, bytes | memoryview] = {}
+        self._blobs: Blobs | None = None
         self._pending_rows = 0
         self._pending_size = 0
         self._unsynced = 0
@@ -132,7 +137,6 @@ class RunWriter:
         footer = self._sink.taken()
         self._write(footer)
         self._file.sync()
-        self._file.close()
         self._disk.sync_dir(self._directory)
         batches = np.concatenate(self._batches)
         first, last = batches[0], batches[-1]
@@ -150,8 +154,8 @@ class RunWriter:
             batches=batches.tobytes(),
         )
 
-    def abandon(self) -> None:
-        """Close the unfinished file; the next recovery removes it."""
+    def close(self) -> None:
+        """Let go of the file; one that is not finished is removed by the next recovery."""
         if self._file is not None:
             self._file.close()
 
@@ -159,7 +163,9 @@ class RunWriter:
         """Write full batches of what is pending, and the last, smaller one too if `everything`."""
         rows = concat(self._pending)
         sizes = np.cumsum(row_sizes(rows))
-        blobs = Blobs(self._bufs)
+        if self._blobs is None or not self._blobs.cover(self._bufs):
+            self._blobs = None  # before the next: one at a time
+            self._blobs = Blobs(self._bufs)
         start = 0
         while start < len(rows):
             before = int(sizes[start - 1]) if start else 0
@@ -167,7 +173,7 @@ class RunWriter:
             stop = min(max(stop, start + 1), start + BATCH_ROWS_MAX, len(rows))
             if stop == len(rows) and not everything:
                 break
-            self._write_batch(rows[start:stop], blobs)
+            self._write_batch(rows[start:stop], self._blobs)
             start = stop
         rows = rows[start:]
         self._pending = [rows] if len(rows) else []

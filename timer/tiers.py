@@ -3,7 +3,7 @@
 A ref is a number that rises with the seq: the place of a row in a memtable, or the seq itself.
 
     add --> fresh, as it came --> sorted tiers, 8 of a level become 1 of the next
-                                     |  what is due
+                                     |  what is due, first pairs first
                                      v
                                    ready, one sorted array --> peek, drop
 
@@ -21,6 +21,8 @@ from timer.order import find, rank, sort_pairs
 
 FAN: Final = 8
 FRESH_MAX: Final = 8_192
+CHUNK: Final = 16_384
+"""Of many due pairs so many of a tier become ready at a time: it bounds the longest step."""
 NEVER: Final = 1 << 62
 
 _NONE: Final = np.empty(0, np.int64)
@@ -32,17 +34,14 @@ class Index(Protocol):
     def add(self, due: I64, ref: I64, due_min: int) -> None:
         """Take n pairs; `due_min` is the least due. The arrays are kept: don't change them."""
 
-    def ready(self, until_ms: int) -> None:
-        """Bring every pair with due <= `until_ms` to where `peek` sees it."""
-
     def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
-        """Return the first ready pairs after `after`, up to `count`, sorted; True: there are more.
+        """Return the first pairs after `after` with due <= `until_ms`, sorted; True: there are more.
 
-        Only those with due <= `until_ms`.
+        Up to `count`, or fewer, but at least one if there is one.
         """
 
     def drop(self, through: tuple[int, int]) -> None:
-        """Forget the ready pairs at or before `through`."""
+        """Forget the pairs at or before `through`, all of which `peek` has shown."""
 
     def next_due(self, alive: npt.NDArray[np.bool_]) -> int | None:
         """Return the least due of a pair whose ref is alive, None if there is none."""
@@ -82,6 +81,8 @@ class Tiers:
         self._fresh_min = NEVER
         self._tiers: list[_Tier] = []  # levels fall from left to right; none is empty
         self._ready = _Tier(_NONE, _NONE, 0)
+        self._held = False
+        """Pairs that were due at the last peek are still in tiers, all after those that are ready."""
 
     def add(self, due: I64, ref: I64, due_min: int) -> None:
         """See Index."""
@@ -91,32 +92,16 @@ class Tiers:
         if self._fresh_rows >= FRESH_MAX:
             self._seal()
 
-    def ready(self, until_ms: int) -> None:
-        """See Index."""
-        if self._fresh_min <= until_ms:
-            self._seal()
-        moved: list[tuple[I64, I64]] = []
-        for tier in self._tiers:
-            if tier.due[tier.head] <= until_ms:
-                stop = int(tier.due.searchsorted(until_ms, "right"))
-                moved.append((tier.due[tier.head : stop], tier.ref[tier.head : stop]))
-                tier.head = stop
-        if not moved:
-            return
-        self._tiers = [tier for tier in self._tiers if tier.head < len(tier.due)]
-        if self._ready.head < len(self._ready.due):
-            moved.append(self._ready.rest())
-        self._ready = _Tier(*_joined(moved), 0)
-
     def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
         """See Index."""
+        self._fill(after, until_ms, count)
         due, ref = self._ready.rest()
         if not len(due):
             return due, ref, False
         start = rank(due, ref, after) if due[0] <= after[0] else 0
         end = len(due) if due[-1] <= until_ms else int(due.searchsorted(until_ms, "right"))
         stop = min(end, start + count)
-        return due[start:stop], ref[start:stop], stop < end
+        return due[start:stop], ref[start:stop], stop < end or self._held
 
     def drop(self, through: tuple[int, int]) -> None:
         """See Index."""
@@ -139,6 +124,46 @@ class Tiers:
                 live = due[alive.take(ref)]
                 least = min(least, int(live.min()) if len(live) else NEVER)
         return None if least == NEVER else least
+
+    def _fill(self, after: tuple[int, int], until_ms: int, count: int) -> None:
+        """Move into `ready` what is due; if that is much, only as much as is asked for."""
+        if self._fresh_min <= until_ms:
+            self._seal()
+        tiers = [tier for tier in self._tiers if tier.due[tier.head] <= until_ms]
+        self._held = False
+        if not tiers:
+            return
+        stops = [int(tier.due.searchsorted(until_ms, "right")) for tier in tiers]
+        if sum(stops) - sum(tier.head for tier in tiers) > 4 * CHUNK:
+            bound = self._bound(tiers, after, count)
+            bounded = [
+                min(stop, rank(t.due, t.ref, bound)) for t, stop in zip(tiers, stops, strict=True)
+            ]
+            self._held = bounded != stops
+            stops = bounded
+        moved = []
+        for tier, stop in zip(tiers, stops, strict=True):
+            if tier.head < stop:
+                moved.append((tier.due[tier.head : stop], tier.ref[tier.head : stop]))
+                tier.head = stop
+        if not moved:
+            return
+        self._tiers = [tier for tier in self._tiers if tier.head < len(tier.due)]
+        if self._ready.head < len(self._ready.due):
+            moved.append(self._ready.rest())
+        self._ready = _Tier(*(_joined(moved) if len(moved) > 1 else moved[0]), 0)
+
+    def _bound(self, tiers: list[_Tier], after: tuple[int, int], count: int) -> tuple[int, int]:
+        """Return up to where pairs move: at least to the end of `ready`, so that it stays a prefix.
+
+        If less than `count` pairs after `after` are in it, CHUNK pairs of some tier come too.
+        """
+        due, ref = self._ready.rest()
+        end = (int(due[-1]), int(ref[-1])) if len(due) else (-1, -1)
+        if len(due) and len(due) - rank(due, ref, after) >= count:
+            return end
+        places = [(tier, min(tier.head + CHUNK, len(tier.due)) - 1) for tier in tiers]
+        return max(end, min((int(t.due[place]), int(t.ref[place])) for t, place in places))
 
     def contains(self, due: I64, ref: I64) -> npt.NDArray[np.bool_]:
         """Return which of the pairs are here (n, bool)."""
@@ -169,8 +194,6 @@ def _level(rows: int) -> int:
 
 
 def _joined(parts: list[tuple[I64, I64]]) -> tuple[I64, I64]:
-    if len(parts) == 1:
-        return sort_pairs(*parts[0])
     due = np.concatenate([due for due, _ in parts])
     ref = np.concatenate([ref for _, ref in parts])
     return sort_pairs(due, ref)

@@ -1,4 +1,4 @@
-"""The leader's hierarchical wheel: which rows of a memtable are due, near ones sorted, far ones not.
+"""The leader's hierarchical wheel over a memtable: near rows sorted, far ones in coarse slots.
 
     now       near_end
      |  near    |16 s |16 s | ... 64 of them | 17 min | ... 64 of them | 18 h | ...
@@ -14,6 +14,7 @@ A wheel is disposable: `Memtable.lead` makes one from the live rows. Rows of run
 windows (timer/window.py), which copy the next two seconds ahead.
 """
 
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -60,14 +61,10 @@ class Wheel:
         if self._far_rows >= FAR_MAX:
             self._spread()
 
-    def ready(self, until_ms: int) -> None:
+    def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
         """See Index."""
         if until_ms >= self._near_end:
             self._advance(until_ms)
-        self._near.ready(until_ms)
-
-    def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
-        """See Index."""
         return self._near.peek(after, until_ms, count)
 
     def drop(self, through: tuple[int, int]) -> None:
@@ -109,17 +106,18 @@ class Wheel:
         due = np.concatenate([due for due, _ in chunks])
         ref = np.concatenate([ref for _, ref in chunks])
         near = due < self._near_end
+        if near.all():
+            self._near.add(due, ref, int(due.min()))
+            return
         if near.any():
             mine = due[near]
             self._near.add(mine, ref[near], int(mine.min()))
             due, ref = due[~near], ref[~near]
-            if not len(due):
-                return
         start = self._slot_starts(due)
         order = stable_order(start)
         start, due, ref = start.take(order), due.take(order), ref.take(order)
         cuts = [0, *(np.flatnonzero(start[1:] != start[:-1]) + 1).tolist(), len(start)]
-        for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+        for low, high in pairwise(cuts):
             self._slots.setdefault(int(start[low]), []).append((due[low:high], ref[low:high]))
 
     def _slot_starts(self, due: I64) -> I64:

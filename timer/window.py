@@ -72,22 +72,18 @@ class Window:
         if self._wants(until_ms) and (not self._slices or self._slices[-1].last <= after):
             self._load_slice(until_ms)
         parts: list[RowArray] = []
-        last: Position | None = None
+        last = after
         for piece in self._slices:
-            start = 0
-            if piece.due[0] <= after.due_ms:
-                start = rank(piece.due, piece.seq, after)
+            start = rank(piece.due, piece.seq, after) if piece.due[0] <= after.due_ms else 0
             end = int(piece.due.searchsorted(until_ms, "right"))
             stop = min(end, start + count)
             if start < stop:
                 parts.append(piece.rows[start:stop])
-                count -= stop - start
-            if stop < end:  # `count` rows are here, more are due
                 last = Position(int(piece.due[stop - 1]), int(piece.seq[stop - 1]))
-                return Peek(concat(parts), last if parts else after)
-        if self._wants(until_ms):
-            last = self._slices[-1].last
-        return Peek(concat(parts), last)
+                count -= stop - start
+            if stop < end:
+                return Peek(concat(parts), last)
+        return Peek(concat(parts), last if self._wants(until_ms) else None)
 
     def drop(self, through: Position) -> None:
         """Let go of the slices that lie at or before `through`."""

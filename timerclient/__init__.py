@@ -1,0 +1,55 @@
+"""Client of the timer cluster: schedule messages for later, cancel them, consume them when due.
+
+    from datetime import timedelta
+    from timerclient import TimerClient
+
+    with TimerClient("127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403") as client:
+        timer = client.schedule("orders", b"cancel 4711", delay=timedelta(minutes=30))
+        client.cancel(timer)
+        with client.consumer("orders", group="billing") as consumer:
+            for message in consumer:
+                message.ack()
+
+`TimerClient` is for threads, `AsyncTimerClient` for asyncio; their methods are the same. Errors
+are in `timerclient.errors`, as one tree.
+"""
+
+from timerclient.aio import AsyncConsumer, AsyncTimerClient
+from timerclient.errors import (
+    InvalidRequest,
+    LeaseLost,
+    OutcomeUnknown,
+    Overloaded,
+    TimerError,
+    Unavailable,
+    Unreachable,
+)
+from timerclient.messages import Acking, Batch, Message
+from timerclient.reasons import Reason
+from timerclient.results import AckResult, CancelResult
+from timerclient.settings import Settings
+from timerclient.sync import Consumer, TimerClient
+from timerclient.timers import Timer, Timers
+
+__all__ = [
+    "AckResult",
+    "Acking",
+    "AsyncConsumer",
+    "AsyncTimerClient",
+    "Batch",
+    "CancelResult",
+    "Consumer",
+    "InvalidRequest",
+    "LeaseLost",
+    "Message",
+    "OutcomeUnknown",
+    "Overloaded",
+    "Reason",
+    "Settings",
+    "Timer",
+    "TimerClient",
+    "TimerError",
+    "Timers",
+    "Unavailable",
+    "Unreachable",
+]

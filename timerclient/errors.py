@@ -203,7 +203,9 @@ def _family(base: type[TimerError]) -> list[type[TimerError]]:
     return [base, *(c for child in base.__subclasses__() for c in _family(child))]
 
 
-BY_REASON = {c.reason: c for c in _family(TimerError) if c.reason != Reason.REASON_UNSPECIFIED}
+BY_REASON: dict[Reason, type[TimerError]] = {
+    c.reason: c for c in _family(TimerError) if c.reason != Reason.REASON_UNSPECIFIED
+}
 """The class of each reason on the wire."""
 
 _MOVE = (Unavailable, LeadershipLost, ConnectionLost, StorageFailed, Fenced)

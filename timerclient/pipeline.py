@@ -24,8 +24,8 @@ No clock, no socket: times, streams and futures are the shell's (timerclient/pro
 """
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Generic, Self, TypeVar
 
 from timerclient.errors import (
     Closed,
@@ -62,21 +62,19 @@ class Request:
         self.abandoned = False
         """Nobody waits for it any more."""
 
-    @property
-    def certainly_not_applied(self) -> bool:
-        """Whether no sending of it can have been applied."""
-        return self.sent_on == 0
-
-    def split(self) -> "list[Request]":
+    def split(self) -> list[Self]:
         """Return the requests that it was put together from; empty: it is one of its own."""
         return []
 
 
+R = TypeVar("R", bound=Request)
+
+
 @dataclass(slots=True)
-class Step:
+class Step(Generic[R]):
     """What an event leads to, carried out in field order."""
 
-    settled: list[tuple[Request, TimerError | None]] = field(default_factory=list)
+    settled: list[tuple[R, TimerError | None]] = field(default_factory=list)
     """These are over; None: applied, and its answer is the one just given."""
     pause_ms: int | None = None
     """Send nothing for so long. None: no pause."""
@@ -85,7 +83,7 @@ class Step:
 
 
 @dataclass(slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(Generic[R]):
     """All unsettled requests of one client. Only its methods change it."""
 
     wire_requests_max: int
@@ -94,15 +92,15 @@ class Pipeline:
     """So many collected requests may be on the wire before the next one waits to fill up."""
     producer_id: int = 0
     """0: register (again, with a new token) before the next request."""
-    queue: deque[Request] = field(default_factory=deque[Request])
-    wire: dict[int, Request] = field(default_factory=dict[int, Request])
+    queue: deque[R] = field(default_factory=deque)
+    wire: dict[int, R] = field(default_factory=dict)
     """Sent on this stream and not answered, by request_no."""
     _last: int = 0
     _stream: int = 1
     _request_no: int = 0
     _wire_bytes: int = 0
     _held_on_wire: int = 0
-    _refused: list[Request] = field(default_factory=list[Request])
+    _refused: list[R] = field(default_factory=list)
     """Not applied; sent again when the wire is empty."""
     _draining: bool = False
     _hole: int = 0
@@ -113,7 +111,7 @@ class Pipeline:
 
     # ---- events
 
-    def add(self, request: Request) -> None:
+    def add(self, request: R) -> None:
         """Queue a request behind all others."""
         self.queue.append(request)
 
@@ -125,7 +123,7 @@ class Pipeline:
         self._last = 0
         self._replace = False
 
-    def next(self) -> tuple[int, Request] | None:
+    def next(self) -> tuple[int, R] | None:
         """Return (request_no, the request to send now). None: nothing may be sent at the moment."""
         if self._draining or not self.queue or not self._window_open(self.queue[0]):
             return None
@@ -147,9 +145,9 @@ class Pipeline:
         self._held_on_wire += request.held
         return self._request_no, request
 
-    def answer(self, request_no: int, error: TimerError | None) -> Step:
+    def answer(self, request_no: int, error: TimerError | None) -> Step[R]:
         """Take the answer to what was sent as `request_no` on this stream."""
-        step = Step()
+        step: Step[R] = Step()
         request = self.wire.pop(request_no, None)
         if request is None:
             return step
@@ -173,12 +171,12 @@ class Pipeline:
         self._drained(step)
         return step
 
-    def broken(self, *, taken: bool) -> Step:
+    def broken(self, *, taken: bool) -> Step[R]:
         """Take back what is on the wire: the stream is gone.
 
         `taken`: False if the node certainly took none of it.
         """
-        step = Step()
+        step: Step[R] = Step()
         unanswered = list(self.wire.values())
         self.wire.clear()
         self._wire_bytes = self._held_on_wire = 0
@@ -194,22 +192,26 @@ class Pipeline:
         self._drained(step)
         return step
 
-    def withdraw(self, request: Request) -> bool:
+    def withdraw(self, request: R) -> bool:
         """Forget a request that nobody waits for; return whether it was certainly not applied.
 
         One that carries a number is still sent: those behind it need theirs.
         """
-        if request.sequence == 0 and not request.in_doubt:
+        if request.sequence == 0 and request in self.queue:
             self.queue.remove(request)
             return True
         request.abandoned = True
-        return request in self._refused_or_queued() and not request.in_doubt
+        return not self.may_be_applied(request)
 
-    def close(self) -> Step:
+    def may_be_applied(self, request: R) -> bool:
+        """Return whether an unsettled request may have been applied, or be yet."""
+        return request.in_doubt or any(request is other for other in self.wire.values())
+
+    def close(self) -> Step[R]:
         """Give up everything that is not settled."""
         waiting = [*self._refused_or_queued(), *self.wire.values()]
         doubtful = set(map(id, self.wire.values()))
-        step = Step()
+        step: Step[R] = Step()
         for request in waiting:
             if request.in_doubt or id(request) in doubtful:
                 error: TimerError = OutcomeUnknown("the client was closed before the answer came")
@@ -233,7 +235,7 @@ class Pipeline:
 
     # ---- rules
 
-    def _window_open(self, request: Request) -> bool:
+    def _window_open(self, request: R) -> bool:
         if not self.wire:
             return True
         if request.held and len(self.queue) == 1 and self._held_on_wire >= self.held_on_wire_max:
@@ -241,14 +243,14 @@ class Pipeline:
         room = self._wire_bytes + request.size <= self.wire_bytes_max
         return room and len(self.wire) < self.wire_requests_max
 
-    def _refused_or_queued(self) -> list[Request]:
+    def _refused_or_queued(self) -> list[R]:
         return [*self._refused, *self.queue]
 
-    def _refuse(self, request: Request) -> None:
+    def _refuse(self, request: R) -> None:
         self._refused.append(request)
         self._draining = True
 
-    def _gap(self, request: Request, step: Step, error: SequenceGap) -> None:
+    def _gap(self, request: R, step: Step[R], error: SequenceGap) -> None:
         # "Certainly no effect", and the number before it is not applied: nor is any earlier copy.
         before = any(other.sequence < request.sequence for other in self.wire.values())
         if self._draining or before:
@@ -259,7 +261,7 @@ class Pipeline:
             # another one. Start over with a new producer.
             self._unknown_producer(request, step, error)
 
-    def _unknown_producer(self, request: Request, step: Step, error: TimerError) -> None:
+    def _unknown_producer(self, request: R, step: Step[R], error: TimerError) -> None:
         self._open_hole(request)
         self._replace = True
         if request.in_doubt:
@@ -267,11 +269,8 @@ class Pipeline:
         else:
             self._refuse(request)
 
-    def _failed(self, request: Request, step: Step, error: TimerError) -> None:
-        self._open_hole(request)
-        if not error.outcome_known:
-            # Its number may be taken or not.
-            self._replace = True
+    def _failed(self, request: R, step: Step[R], error: TimerError) -> None:
+        self._open_hole(request, taken=not error.outcome_known)
         parts = [] if request.in_doubt or not error.outcome_known else request.split()
         if parts:
             # One bad row has failed the others: let each stand for itself.
@@ -281,13 +280,16 @@ class Pipeline:
         else:
             step.settled.append((request, as_unknown(error) if request.in_doubt else error))
 
-    def _open_hole(self, request: Request) -> None:
+    def _open_hole(self, request: R, *, taken: bool = False) -> None:
+        """Never send `request` again. `taken`: its number may be in use all the same."""
         self._draining = True
+        # An old copy must not arrive as the number's new owner.
+        self._replace |= taken or request.stale_copy or request.sent_on != self._stream
         if not self._hole or request.sequence < self._hole:
             self._hole = request.sequence
-            self._hole_in_doubt = request.in_doubt
+            self._hole_in_doubt = request.in_doubt or taken
 
-    def _drained(self, step: Step) -> None:
+    def _drained(self, step: Step[R]) -> None:
         """Put the refused back into the queue once nothing is on the wire."""
         if not self._draining or self.wire:
             return
@@ -295,35 +297,31 @@ class Pipeline:
         while self.queue and self.queue[0].sequence:
             numbered.append(self.queue.popleft())
         numbered.sort(key=lambda request: request.sequence)
-        self._refused = []
-        for request in _dropped(numbered):
-            self._open_hole(request)
-            step.settled.append((request, OutcomeUnknown("given up")))
-        numbered = [request for request in numbered if not _is_dropped(request)]
+        for request in numbered:
+            if request.abandoned and not request.in_doubt:
+                self._open_hole(request)
+        numbered = [request for request in numbered if request.in_doubt or not request.abandoned]
+        if all(request.abandoned for request in numbered):
+            # Nobody waits for any of them: their numbers die with the producer.
+            self._replace |= bool(numbered)
+            numbered = []
         if self._hole:
-            self._renumber(numbered, step)
-        self.queue.extendleft(reversed([r for r in numbered if not _settled(r, step)]))
+            numbered = self._renumbered(numbered, step)
+        self.queue.extendleft(reversed(numbered))
+        self._refused = []
         self._draining, self._hole, self._hole_in_doubt = False, 0, False
 
-    def _renumber(self, numbered: list[Request], step: Step) -> None:
-        behind = [request for request in numbered if request.sequence >= self._hole]
-        for request in behind:
+    def _renumbered(self, numbered: list[R], step: Step[R]) -> list[R]:
+        """Take the numbers from what lies behind the hole; settle what can't go without its own."""
+        kept = [request for request in numbered if request.sequence < self._hole]
+        for request in numbered[len(kept) :]:
             if request.in_doubt:
                 unknown = OutcomeUnknown("its sequence can't be repeated behind one that failed")
                 step.settled.append((request, unknown))
+                continue
             self._replace |= request.stale_copy
             request.sequence, request.sent_on, request.stale_copy = 0, 0, False
+            kept.append(request)
         if not self._replace:
             self._last = self._hole - 1
-
-
-def _is_dropped(request: Request) -> bool:
-    return request.abandoned and not request.in_doubt
-
-
-def _dropped(requests: Iterable[Request]) -> list[Request]:
-    return [request for request in requests if _is_dropped(request)]
-
-
-def _settled(request: Request, step: Step) -> bool:
-    return any(request is other for other, _ in step.settled)
+        return kept

@@ -9,7 +9,7 @@ class CancelResult(IntEnum):
     CANCELLED = 1
     """It was pending and will never fire."""
     ALREADY_CANCELLED = 2
-    """An earlier cancel did it: perhaps this very one, if its answer was lost and it was retried."""
+    """An earlier cancel did it: perhaps this one, if its answer was lost and it was retried."""
     ALREADY_FIRED = 3
     NOT_FOUND = 4
     """It never existed, or ended longer ago than the cluster remembers."""

@@ -77,7 +77,7 @@ def moment(when: Mapping[str, Any]) -> Moment:
     if not isinstance(value, Iterable):
         return Moment(is_delay=name == "delay", ms=(convert(value),))
     if name == "due_ms" and _all_in_range(value):
-        return Moment(is_delay=False, ms=value)
+        return Moment(is_delay=False, ms=list(value))
     return Moment(is_delay=name == "delay", ms=[convert(one) for one in value])
 
 

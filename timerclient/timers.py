@@ -38,7 +38,7 @@ class Timer:
 
 
 class Timers(Sequence[Timer]):
-    """The timers of one batch, in the order of its payloads. A Timer is made only when asked for."""
+    """The timers of one batch, in the order of its payloads; each is made when asked for."""
 
     __slots__ = ("duplicate", "raw")
 

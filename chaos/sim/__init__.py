@@ -3,7 +3,7 @@
     seed ─► Options (what kind of world) ─► World
                                              ├─ Timeline    virtual clock, one queue of events
                                              ├─ Network     delay, loss, duplicates, partitions
-                                             ├─ SimNode × n  real core, driver, log, promise file
+                                             ├─ n SimNodes   real core, driver, log, promise file
                                              │    └─ App     a state machine fed with commits
                                              ├─ Control     the control plane, at its worst
                                              ├─ Faults      what the seed does to all of them

@@ -66,7 +66,7 @@ class Ledger:
         """Answer clients; save a manifest and drop the log below it now and then."""
         for entry in entries:
             pending = self._pending.pop(entry.index, None)
-            if pending == (entry.epoch, entry.payload):
+            if pending is not None and pending == (entry.epoch, bytes(entry.payload)):
                 self._node.world.referee.on_ack(self._node, entry.index, pending[1])
         self.applied_index = entries[-1].index
         if self.applied_index >= self._saved + self._node.world.options.manifest_every:

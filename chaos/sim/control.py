@@ -80,7 +80,7 @@ class Control:
         report = reports.get(self.leader) if self.leader is not None else None
         if report is None or report.epoch != self.epoch or report.role is not Role.LEADER:
             return False
-        if report.highest_promise > self.epoch or not report.lease_ok:
+        if report.highest_promise > self.epoch or report.refused_epoch or not report.lease_ok:
             return False
         if any(each.highest_promise > self.epoch for each in reports.values()):
             # Somebody promised more than was ever appointed, as far as this one remembers.

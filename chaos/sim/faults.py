@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from chaos.sim.node import LOG_PATH
 from chaos.sim.options import FAULTS_MIN
+from timer.entry import HEADER_SIZE, Entry, frame_at
+from timer.log import MARK_NAME
+from timer.segment import HEADER_SIZE as SEGMENT_HEADER_SIZE
 
 if TYPE_CHECKING:
     from chaos.sim.node import SimNode
@@ -113,9 +116,7 @@ class Faults:
         node = self._node()
         others = [each for each in self._world.nodes if each is not node]
         deaf = self._rng.random() < 0.5
-        self._for_a_while(
-            self._cut([(each, node) if deaf else (node, each) for each in others])
-        )
+        self._for_a_while(self._cut([(each, node) if deaf else (node, each) for each in others]))
 
     def _split(self) -> None:
         one, other = self._rng.sample(self._world.nodes, 2)
@@ -160,10 +161,8 @@ class Faults:
         node = self._node()
         if any(each.lied for each in self._world.nodes) or not node.alive:
             return
-        applied = node.app.applied_index
         node.stop(power=True)
         node.lied = lose_tail(node, self._rng)
-        del applied
         self._for_a_while(node.start)
 
     def _handover(self) -> None:
@@ -171,15 +170,26 @@ class Faults:
 
 
 def lose_tail(node: "SimNode", rng: random.Random) -> bool:
-    """Cut some synced bytes off a dead node's log; return whether any were."""
-    disk = node.disk
-    names = [name for name in disk.list_dir(LOG_PATH) if name.endswith(".log")]
-    path = LOG_PATH / names[-1]
+    """Cut synced entries off a dead node's log, none that its manifest covers.
+
+    Returns:
+        Whether there were any.
+    """
+    disk, floor = node.disk, node.saved_index()
+    path = LOG_PATH / [name for name in disk.list_dir(LOG_PATH) if name.endswith(".log")][-1]
+    data = memoryview(disk.read(path))
+    position, cuts = SEGMENT_HEADER_SIZE, list[int]()
+    while isinstance(entry := frame_at(data, position), Entry):
+        if entry.index > floor:
+            cuts.append(position + rng.randrange(HEADER_SIZE))
+        position += HEADER_SIZE + len(entry.payload)
+    if not cuts:
+        return False
     file = disk.open_append(path)
-    lost = min(rng.randint(1, 400), max(file.size - 48, 0))
-    file.truncate(file.size - lost)
+    file.truncate(rng.choice(cuts[-5:]))
     file.sync()
     file.close()
-    if disk.exists(LOG_PATH / "durable"):
-        disk.flip(LOG_PATH / "durable", 16)  # else the log would know, and refuse to start
-    return lost > 0
+    if disk.exists(LOG_PATH / MARK_NAME):
+        # Else the log would know what is missing, and refuse to start.
+        disk.flip(LOG_PATH / MARK_NAME, 16)
+    return True

@@ -60,9 +60,7 @@ class Network:
         for _ in range(copies):
             delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))
             if not options.reorder:
-                arrival_us = max(
-                    self._timeline.now_us + delay_us, self._arrival_us.get(link, 0)
-                )
+                arrival_us = max(self._timeline.now_us + delay_us, self._arrival_us.get(link, 0))
                 self._arrival_us[link] = arrival_us
                 delay_us = arrival_us - self._timeline.now_us
             self._timeline.after(delay_us, self._deliver, link, message, wall_ms, data)

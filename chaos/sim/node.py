@@ -69,7 +69,7 @@ class SimNode:
         self._mono_base_ms = self._rng.randrange(1_000_000)
         self._life = 0
         self._paused = False
-        self._backlog: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._backlog: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._orders: list[Order] = []
         self._writing = False
         self._wake_ms: MonoMs | None = None
@@ -117,9 +117,7 @@ class SimNode:
             committed_floor=floor,
             segment_size=world.options.segment_bytes,
         )
-        self._promise = PromiseFile.load(
-            self.disk, PROMISE_PATH, last_epoch=self.log.last_epoch
-        )
+        self._promise = PromiseFile.load(self.disk, PROMISE_PATH, last_epoch=self.log.last_epoch)
         if self.log.tail_was_cut:
             self._promise.set_unsure(unsure=True)
         shape, time_ms = recover(self.log, self.app.voters or self.founding)
@@ -149,6 +147,15 @@ class SimNode:
         else:
             self.disk.die()
 
+    def saved_index(self) -> LogIndex:
+        """Return up to where the state on this disk needs no log."""
+        return self._make_app(self).applied_index
+
+    @property
+    def paused(self) -> bool:
+        """Whether the process is stopped for now."""
+        return self._paused
+
     def pause(self) -> None:
         """Stop the process as SIGSTOP does: everything goes on around it."""
         self._paused = True
@@ -166,7 +173,11 @@ class SimNode:
         """Call it in this process, unless that dies first."""
         self.world.timeline.after(delay_us, self._run, self._life, call, *args)
 
-    def _run(self, life: int, call: Callable[..., None], *args: object) -> None:
+    def call(self, call: Callable[..., object], *args: object) -> None:
+        """Call it in this process now, or when it goes on."""
+        self._run(self._life, call, *args)
+
+    def _run(self, life: int, call: Callable[..., object], *args: object) -> None:
         if life != self._life or not self.alive:
             return
         if self._paused:
@@ -191,7 +202,10 @@ class SimNode:
 
     def _receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
         self.world.timeline.note(f"{sender} -> {self.replica}", message)
-        self.driver.receive(sender, message, wall_ms, memoryview(data))
+        try:
+            self.driver.receive(sender, message, wall_ms, memoryview(data))
+        except ValueError as error:
+            raise Broken("frames", f"{sender} -> {self}: {error}") from error
 
     def reconnected(self, peer: ReplicaId) -> None:
         """Hear that a peer can be reached again, as a stream's rebuilding says."""
@@ -219,20 +233,14 @@ class SimNode:
 
     def mono_ms(self) -> MonoMs:
         """See Io."""
-        return MonoMs(
-            self.world.timeline.now_us * self._ppm // 1_000_000_000 + self._mono_base_ms
-        )
+        return MonoMs(self.world.timeline.now_us * self._ppm // 1_000_000_000 + self._mono_base_ms)
 
     def wall_ms(self) -> UnixMs:
         """Return what this node takes for Unix time."""
-        return UnixMs(
-            WALL_START_MS + self.world.timeline.now_us // 1_000 + self.wall_offset_ms
-        )
+        return UnixMs(WALL_START_MS + self.world.timeline.now_us // 1_000 + self.wall_offset_ms)
 
     def _sync_us(self) -> int:
-        return int(
-            self.world.options.sync_us * self.slow_disk * (0.5 + self._rng.expovariate(2.0))
-        )
+        return int(self.world.options.sync_us * self.slow_disk * (0.5 + self._rng.expovariate(2.0)))
 
     def persist(self, order: Persist) -> None:
         """See Io."""

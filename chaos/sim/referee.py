@@ -1,6 +1,6 @@
 """The promises of replication, checked while a world runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from replication.core import Role
@@ -32,6 +32,7 @@ class Referee:
     promise      a replica answers no older or other leadership than it did before, ever
     lease        at no instant do two replicas hold a lease
     liveness     a healed cluster makes progress within a bound
+    frames       a message holds the entries that it says
     storage      what was durable can be read after a restart
     """
 
@@ -40,9 +41,13 @@ class Referee:
         self.committed: list[tuple[Epoch, bytes]] = []
         """Of entry i + 1, by whoever committed it first."""
         self.acked: dict[LogIndex, bytes] = {}
-        self.commit_listeners: list[Callable[[LogIndex], None]] = []
         self._spoken: dict[ReplicaId, Promise] = {}
         self._leaders: dict[Epoch, tuple[ReplicaId, Nonce]] = {}
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs were served."""
+        return len(self._leaders)
 
     def on_commit(self, node: "SimNode", entries: Sequence[Entry]) -> None:
         """Compare what `node` has just committed with what was committed before."""

@@ -25,8 +25,8 @@ class Log:
 
     def __init__(self, prefix: "Log | None" = None) -> None:
         self.frames: list[bytes] = [*prefix.frames] if prefix else []
-        self.current = prefix.current if prefix else Epoch(0)
-        self.time_ms = prefix.time_ms if prefix else UnixMs(0)
+        self.current: Epoch = prefix.current if prefix else Epoch(0)
+        self.time_ms: UnixMs = prefix.time_ms if prefix else UnixMs(0)
         self.topics = self.groups = self.producers = 0
 
     def entry(self, kind: Kind, *payload: bytes, at_ms: int | None = None) -> None:

@@ -25,9 +25,7 @@ NONCE = 77
 
 
 def appoint(epoch: int, leader: int, *, expected: int) -> Appoint:
-    return Appoint(
-        epoch=Epoch(epoch), leader=ReplicaId(leader), expected_epoch=Epoch(expected)
-    )
+    return Appoint(epoch=Epoch(epoch), leader=ReplicaId(leader), expected_epoch=Epoch(expected))
 
 
 def checkpoint(epoch: int, index: int, **offsets: int | None) -> SharedCheckpoint:
@@ -145,14 +143,20 @@ def test_junk_is_ignored(junk: bytes) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 1 << 40) | st.text(max_size=4) | st.binary(max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 1 << 40)
+    | st.text(max_size=4)
+    | st.binary(max_size=4),
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=8,
 )
 
 
 @given(
-    st.sampled_from([INIT, appoint(1, 1, expected=0), CheckpointPage(checkpoint=checkpoint(1, 1, x=1))]),
+    st.sampled_from(
+        [INIT, appoint(1, 1, expected=0), CheckpointPage(checkpoint=checkpoint(1, 1, x=1))]
+    ),
     st.data(),
 )
 def test_command_with_one_field_of_another_type_never_raises(

@@ -191,7 +191,9 @@ def test_journal_that_contradicts_its_snapshot_raises_corrupt(
         fitted(Path("j"), records, snapshot)
 
 
-def opened(path: Path, *, founding: bool = True, allow_empty: bool = False, name: str = "a") -> bool:
+def opened(
+    path: Path, *, founding: bool = True, allow_empty: bool = False, name: str = "a"
+) -> bool:
     """Open the files; return whether the node may vote."""
     files = open_files(
         path, cluster_id="test", name=name, founding=founding, allow_empty=allow_empty

@@ -1,3 +1,5 @@
+"""Every error reaches the wire with its code, reason and details."""
+
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The cluster's clock stays among the honest ones and never goes back."""
+
 import random
 from collections.abc import Mapping, Sequence
 
@@ -100,6 +102,11 @@ def test_offset_is_taken_from_the_middle_of_the_round_trip() -> None:
         boot_ms=MonoMs(BOOT_MS),
     )
     assert error_at(clock, BOOT_MS) == 0
+
+
+def test_sample_may_be_given_as_an_instant_and_its_error() -> None:
+    given_so = Sample.at(A, UnixMs(true_at(BOOT_MS - 20)), MonoMs(BOOT_MS - 20), 20)
+    assert given_so == sample(A, 0, BOOT_MS, rtt_ms=40)
 
 
 def test_slow_answer_does_not_replace_a_fresh_better_one_but_an_aged_one() -> None:

@@ -2,11 +2,11 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from timer import disk as disk_module
 from timer.disk import Bytes, RealDisk
 from timer.errors import DiskFailed, WrongDirectory
 
@@ -41,7 +41,7 @@ def test_short_writes_are_continued(
     def short(fd: int, buffers: list[Bytes]) -> int:
         return os.write(fd, b"".join(buffers)[:step])
 
-    monkeypatch.setattr(disk_module.os, "writev", short)
+    monkeypatch.setattr(os, "writev", short)
     file = DISK.open_append(tmp_path / "a")
     file.write([b"abc", b"", b"defg", b"h"])
     file.close()
@@ -60,14 +60,15 @@ def test_after_a_failure_the_file_refuses_all_else_and_says_why(
         raise OSError(number, "planted")
 
     file = DISK.open_append(tmp_path / "a")
-    actions = {
+    actions: dict[str, Callable[[], None]] = {
         "writev": lambda: file.write([b"x"]),
         "fdatasync": file.sync,
         "ftruncate": lambda: file.truncate(0),
     }
-    with monkeypatch.context() as planted, pytest.raises(DiskFailed) as failed:
-        planted.setattr(disk_module.os, call, fail)
-        actions[call]()
+    with monkeypatch.context() as planted:
+        planted.setattr(os, call, fail)
+        with pytest.raises(DiskFailed) as failed:
+            actions[call]()
     assert failed.value.errno == number
     assert f"{action} failed: {errno.errorcode[number]}" in str(failed.value)
     for refused in actions.values():
@@ -125,7 +126,7 @@ def test_write_atomic_that_fails_leaves_the_old_content(
         raise OSError(errno.EIO, "planted")
 
     DISK.write_atomic(tmp_path / "a", b"old")
-    monkeypatch.setattr(disk_module.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(DiskFailed):
         DISK.write_atomic(tmp_path / "a", b"new")
     assert DISK.read(tmp_path / "a") == b"old"

@@ -1,0 +1,234 @@
+"""Micro-benchmarks of the store: `pytest bench/test_store.py`.
+
+Rounds are measured one call each, on state like that of a busy node: 100-byte payloads, 1,000 rows
+an entry.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from timer.columns import ROW, RowArray
+from timer.disk import RealDisk
+from timer.order import START, Position
+from timer.run import RunMeta
+from timer.store import Fired, Store
+from timer.tiers import Tiers
+from timer.units import UnixMs
+from timer.wheel import Wheel
+
+NOW = 1_700_000_000_000
+BATCH = 1_000
+PAYLOAD = 100
+DAY_MS = 86_400_000
+
+
+class Entries:
+    """Makes batches of rows with ascending seqs."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(7)
+        self.seq = 1
+        self.buf = bytes(BATCH * PAYLOAD)
+
+    def next(self, low_ms: int, high_ms: int, rows: int = BATCH) -> RowArray:
+        batch = np.zeros(rows, ROW)
+        batch["due_ms"] = self.random.integers(NOW + low_ms, NOW + high_ms, rows)
+        batch["seq"] = np.arange(self.seq, self.seq + rows)
+        batch["topic"] = 1
+        batch["payload_size"] = PAYLOAD
+        batch["payload_start"] = np.arange(rows) * PAYLOAD
+        self.seq += rows
+        return batch
+
+
+def filled(path: Path, entries: Entries, rows: int, low_ms: int, high_ms: int) -> Store:
+    """Return a leader's store with so many rows in its memtable."""
+    store = Store(RealDisk(), path)
+    store.lead()
+    store.fire(UnixMs(NOW), 1, 1)
+    for _ in range(rows // BATCH):
+        store.insert(entries.next(low_ms, high_ms), entries.buf)
+    return store
+
+
+def flush(store: Store) -> RunMeta | None:
+    frozen = store.freeze()
+    meta = store.write_run(frozen)
+    store.install(frozen, meta)
+    return meta
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_insert_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str) -> None:
+    entries = Entries()
+    store = filled(tmp_path, entries, 100_000, 1, DAY_MS)
+    if role == "follower":
+        store.follow()
+    batches = [entries.next(1, DAY_MS) for _ in range(300)]
+    todo = iter(batches)
+    benchmark.pedantic(lambda: store.insert(next(todo), entries.buf), rounds=len(batches))
+
+
+@pytest.mark.parametrize("runs", [0, 6])
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_fire_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str, runs: int) -> None:
+    """A thousand rows due in each tick, half a million pending; then six runs beside them."""
+    entries = Entries()
+    store = filled(tmp_path, entries, 0, 1, 2)
+    for _ in range(runs):
+        for _ in range(50):
+            store.insert(entries.next(1, 60_000), entries.buf)
+        flush(store)
+    for _ in range(300):
+        store.insert(entries.next(1, 3_000), entries.buf)
+    for _ in range(200):
+        store.insert(entries.next(3_000, DAY_MS), entries.buf)
+    if role == "follower":
+        store.follow()
+    else:
+        store.preload(UnixMs(NOW))
+    ticks = iter(range(NOW + 10, NOW + 3_000, 10))
+
+    def fire() -> Fired:
+        return store.fire(UnixMs(next(ticks)), 65_536, 16 << 20)
+
+    benchmark.pedantic(fire, rounds=150, warmup_rounds=10)
+    assert 800 < len(fire().rows) < 1_300
+
+
+def test_fire_a_million_due_at_once(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """One FIRE of 65,536 rows out of them."""
+    entries = Entries()
+    store = filled(tmp_path, entries, 1_000_000, 1_000, 1_001)
+
+    def fire() -> Fired:
+        return store.fire(UnixMs(NOW + 2_000), 65_536, 16 << 20)
+
+    benchmark.pedantic(fire, rounds=12)
+
+
+@pytest.mark.parametrize("where", ["memtable", "run"])
+def test_cancel_1000(benchmark: BenchmarkFixture, tmp_path: Path, where: str) -> None:
+    entries = Entries()
+    store = filled(tmp_path, entries, 0, 1, 2)
+    batches = [entries.next(1, DAY_MS) for _ in range(300)]
+    for batch in batches:
+        store.insert(batch, entries.buf)
+    if where == "run":
+        flush(store)
+    rows = np.concatenate(batches)
+    targets = iter(entries.random.permutation(rows).reshape(-1, BATCH))
+
+    def cancel() -> int:
+        mine = next(targets)
+        hit, _ = store.cancel(mine["due_ms"].copy(), mine["seq"].copy())
+        return int(hit.sum())
+
+    assert benchmark.pedantic(cancel, rounds=100) == BATCH
+
+
+def test_flush_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """Sorting, gathering, checksums, writing and syncing of 84 MB; with rows/s."""
+    entries = Entries()
+    rounds: Iterator[int] = iter(range(100))
+
+    def fresh() -> tuple[tuple[Store], dict[str, object]]:
+        return (filled(tmp_path / str(next(rounds)), entries, 600_000, 1, DAY_MS),), {}
+
+    benchmark.pedantic(lambda store: flush(store), setup=fresh, rounds=5)
+    benchmark.extra_info["rows_per_s"] = 600_000 / benchmark.stats.stats.median
+
+
+def test_freeze_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    entries = Entries()
+    rounds = iter(range(100))
+
+    def fresh() -> tuple[tuple[Store], dict[str, object]]:
+        return (filled(tmp_path / str(next(rounds)), entries, 600_000, 1, DAY_MS),), {}
+
+    benchmark.pedantic(lambda store: store.freeze(), setup=fresh, rounds=5)
+
+
+def test_merge_four_runs_of_150000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    entries = Entries()
+    store = filled(tmp_path, entries, 0, 1, 2)
+    for _ in range(8):
+        for _ in range(150):
+            store.insert(entries.next(1, DAY_MS), entries.buf)
+        flush(store)
+    merge = store.begin_merge()
+    assert merge is not None
+    path = tmp_path / "runs"
+
+    def write() -> RunMeta | None:
+        return store.write_merge(merge)
+
+    def clear() -> None:
+        for meta in path.glob(f"*{merge.number}.arrow"):
+            meta.unlink()
+
+    benchmark.pedantic(write, setup=clear, rounds=3)
+    benchmark.extra_info["rows_per_s"] = 600_000 / benchmark.stats.stats.median
+
+
+def test_lead_over_600000_rows(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    entries = Entries()
+    store = filled(tmp_path, entries, 600_000, 1, DAY_MS)
+    benchmark.pedantic(store.lead, setup=store.follow, rounds=10)
+
+
+def test_window_load_of_the_next_second(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """About 10,000 rows out of one run of a minute."""
+    entries = Entries()
+    store = filled(tmp_path, entries, 600_000, 1, 60_000)
+    flush(store)
+    times = iter(range(NOW, NOW + 60_000, 1_000))
+
+    def load() -> None:
+        store.preload(UnixMs(next(times)))
+
+    def fire() -> None:
+        store.fire(UnixMs(max(store.position.due_ms, NOW + 1) + 1_000), 1 << 20, 1 << 30)
+
+    benchmark.pedantic(load, setup=fire, rounds=40)
+
+
+@pytest.mark.parametrize("spread_ms", [16_000, 3_600_000, 30 * DAY_MS])
+def test_wheel_advances_over_600000_rows(benchmark: BenchmarkFixture, spread_ms: int) -> None:
+    """The longest step: everything lies in the slots that the near window reaches next."""
+    due = np.random.default_rng(3).integers(40_000_000, 40_000_000 + spread_ms, 600_000)
+    places = np.arange(len(due))
+
+    def fresh() -> tuple[tuple[Wheel], dict[str, object]]:
+        wheel = Wheel(0)
+        for start in range(0, len(due), BATCH):
+            mine = due[start : start + BATCH]
+            wheel.add(mine, places[start : start + BATCH], int(mine.min()))
+        return (wheel,), {}
+
+    benchmark.pedantic(lambda wheel: wheel.peek((0, 0), 40_000_000, 1), setup=fresh, rounds=5)
+
+
+def test_tiers_add_and_take(benchmark: BenchmarkFixture) -> None:
+    """A thousand pairs in, a thousand out, half a million inside."""
+    random = np.random.default_rng(3)
+    tiers = Tiers()
+    now, ref = 0, 0
+
+    def turn() -> int:
+        nonlocal now, ref
+        due = now + 1 + random.integers(0, 5_000, BATCH)
+        tiers.add(due, np.arange(ref, ref + BATCH), now + 1)
+        ref += BATCH
+        now += 10
+        taken = len(tiers.peek((START.due_ms, 0), now, 1 << 20)[0])
+        tiers.drop(Position(now, 1 << 40))
+        return taken
+
+    for _ in range(1_000):
+        turn()
+    benchmark.pedantic(turn, rounds=500)

@@ -1,0 +1,62 @@
+"""Logs: one line per record on stderr, as key=value (logfmt).
+
+    time=2026-01-31T12:00:00.123Z level=info node=n1 logger=cluster.node msg="leader" epoch=4
+
+What a caller gives as `extra` follows the message, so that a line can be searched for a field.
+A value with anything but plain characters is quoted as in JSON; a traceback is one such value.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import Final, TextIO
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.:/@+,\[\]-]+", re.ASCII)
+_STANDARD: Final = frozenset(
+    [*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"]
+)
+
+
+class LineFormatter(logging.Formatter):
+    """Makes one line of a record."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as key=value, without a line break."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        values: dict[str, object] = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "node": self._node,
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        values |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
+        if record.exc_info and record.exc_info[0] is not None:
+            values["exc"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            values["stack"] = record.stack_info
+        return " ".join(f"{key}={_quoted(str(value))}" for key, value in values.items())
+
+
+def _quoted(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def setup_logs(*, level: str, node: str, stream: TextIO | None = None) -> logging.Handler:
+    """Log all of the process as lines, from `level` (a name) on, in place of what was set before.
+
+    Returns the handler, for a test to take away.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter(node))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.captureWarnings(capture=True)
+    return handler

@@ -1,0 +1,244 @@
+"""What a node measures of itself, for Prometheus.
+
+    levels       read when somebody scrapes, from one snapshot of the state: they agree with each
+                 other (scheduled = pending + fired + cancelled + dropped), and cost nothing else
+    flows        counters that a batch moves once
+    histograms   filled by a batch at once, from a column
+
+Units are Prometheus's: seconds and bytes on the page, milliseconds in our own code. Every node
+has its own registry; nothing is global.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+ROLES: Final = ("leader", "follower", "candidate", "learner", "stopping")
+_PAGE_SIZE: Final = os.sysconf("SC_PAGE_SIZE")
+
+_LATENESS_S: Final = (
+    *(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+_LATENCY_S: Final = (
+    *(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+_HOLD_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_ROWS: Final = tuple(float(4**power) for power in range(9))  # 1 .. 65,536
+
+
+class BatchHistogram(Collector):
+    """A histogram that takes a column in one call. Any thread may feed it."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float], *, scale: float = 1) -> None:
+        """Values are multiplied by `scale` on the page; `bounds` are the page's, ascending."""
+        self._name, self._text, self._scale = name, text, scale
+        self._labels = [str(bound) for bound in bounds] + ["+Inf"]
+        # Rounded: 30 ms must be in the bucket "<= 0.03 s".
+        self._bounds = np.round(np.asarray(bounds, np.float64) / scale, 9)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._sum = 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        at = int(np.searchsorted(self._bounds, value))
+        with self._lock:
+            self._counts[at] += 1
+            self._sum += value
+
+    def observe_column(self, values: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> None:
+        """Count all values of a column, (n,)."""
+        if not len(values):
+            return
+        at = np.searchsorted(self._bounds, values)
+        counts = np.bincount(at, minlength=len(self._counts))
+        total = float(values.sum(dtype=np.float64))
+        with self._lock:
+            self._counts += counts
+            self._sum += total
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the histogram as Prometheus wants it: each bucket counts those before it too."""
+        with self._lock:
+            counts, total = np.cumsum(self._counts).tolist(), self._sum * self._scale
+        buckets = list(zip(self._labels, counts, strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """One consistent look at a node; every field has a value also while it starts."""
+
+    role: str = "follower"
+    """One of ROLES."""
+    serving: bool = False
+    epoch: int = 0
+    raft_term: int = 0
+    log_end: int = 0
+    commit_index: int = 0
+    applied_index: int = 0
+    scheduled: int = 0
+    fired: int = 0
+    cancelled: int = 0
+    dropped: int = 0
+    pending: int = 0
+    ready: int = 0
+    """Fired and not yet acked by every group."""
+    leased: int = 0
+    consumers: int = 0
+    inflight_bytes: int = 0
+    """What the leader holds that no majority has."""
+    memtable_bytes: int = 0
+    read_time_lag_ms: int = 0
+    """How long the earliest pending timer is overdue on the cluster's clock; 0: none is."""
+    clock_spread_ms: int = 0
+    """By how much the voters' clocks differ at most, as the leader sees it."""
+
+
+_GAUGES: Final = {
+    "epoch": "Leadership of the data plane that this node is in",
+    "raft_term": "Term of the control plane's Raft",
+    "log_end": "Index of the last entry of this node's log",
+    "commit_index": "Index up to which a majority has the log",
+    "applied_index": "Index up to which this node's state is applied",
+    "pending": "Timers that wait for their time",
+    "ready": "Messages that fired and are not yet acked by every group",
+    "leased": "Messages that a consumer holds",
+    "consumers": "Open consumer streams",
+    "inflight_bytes": "Bytes that the leader holds and no majority has yet",
+    "memtable_bytes": "Bytes of timers since the last flush",
+}
+_COUNTERS: Final = {
+    "scheduled": "Timers scheduled",
+    "fired": "Timers fired",
+    "cancelled": "Timers cancelled",
+    "dropped": "Timers dropped by a policy",
+}
+
+
+class _LevelsCollector(Collector):
+    """Reads the levels at each scrape."""
+
+    def __init__(self, read: Callable[[], Levels]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        """Yield the metrics' names, without reading: the node may not be there yet."""
+        return self._metrics(Levels())
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics of one look at the node."""
+        return self._metrics(self._read())
+
+    @staticmethod
+    def _metrics(levels: Levels) -> Iterator[Metric]:
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
+        role = StateSetMetricFamily("timer_role", "What this node does in the log")
+        role.add_metric([], {each: each == levels.role for each in ROLES})
+        yield role
+        yield GaugeMetricFamily(
+            "timer_serving", "1: this node leads and holds its lease", value=int(levels.serving)
+        )
+        yield GaugeMetricFamily(
+            "timer_read_time_lag_seconds",
+            "How long the earliest pending timer is overdue",
+            value=levels.read_time_lag_ms / 1000,
+        )
+        yield GaugeMetricFamily(
+            "timer_clock_spread_seconds",
+            "By how much the voters' clocks differ at most",
+            value=levels.clock_spread_ms / 1000,
+        )
+
+
+class _Build(Collector):
+    """The constants of this process."""
+
+    def __init__(self, **labels: str) -> None:
+        self._labels = labels
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield them as labels of one metric."""
+        yield InfoMetricFamily("timer_build", "This node and its program", value=self._labels)
+
+
+class Telemetry:
+    """The metrics of one node. What has several callers a second is called once per batch."""
+
+    def __init__(self, *, node: str, version: str, read_levels: Callable[[], Levels]) -> None:
+        """`read_levels` is called at each scrape, on the scraper's thread."""
+        self.registry = CollectorRegistry()
+        self.delivered = self._counter("delivered", "Messages handed to a consumer")
+        self.redelivered = self._counter("redelivered", "Those of them delivered before")
+        self.acked = self._counter("acked", "Messages acked")
+        self.leases_ended = self._counter("leases_ended", "Messages whose lease ended unacked")
+        self.promotions = self._counter("promotions", "Times that this node became the leader")
+        self.errors = Counter(
+            "timer_grpc_errors",
+            "RPCs that failed, by method and reason",
+            ["method", "reason"],
+            registry=self.registry,
+        )
+        self._lateness = self._histogram(
+            "lateness_seconds", "Firing after the effective due time", _LATENESS_S, scale=0.001
+        )
+        self.commit_seconds = self._histogram(
+            "commit_seconds", "From append to commit, per entry", _LATENCY_S
+        )
+        self.append_rows = self._histogram(
+            "append_rows", "Timers per entry of the log (group commit)", _ROWS
+        )
+        self.fsync_seconds = self._histogram("fsync_seconds", "fdatasync of the log", _LATENCY_S)
+        self.promotion_seconds = self._histogram(
+            "promotion_seconds", "From appointment to serving", _LATENCY_S
+        )
+        self.loop_held_seconds = self._histogram(
+            "loop_held_seconds", "How long one step held the event loop", _HOLD_S
+        )
+        self.registry.register(_LevelsCollector(read_levels))
+        self.registry.register(_Build(node=node, version=version))
+        ProcessCollector(registry=self.registry)  # resident memory, CPU, open files, start time
+
+    def observe_lateness(self, late_ms: npt.NDArray[np.int64]) -> None:
+        """Count a fired batch, (n, int64): fired_at_ms minus effective due_ms."""
+        self._lateness.observe_column(late_ms)
+
+    def error(self, method: str, reason: str) -> None:
+        """Count an RPC that failed; `method` is one of ours, never what a caller sent."""
+        self.errors.labels(method, reason).inc()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"timer_{name}", text, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, bounds: Sequence[float], *, scale: float = 1
+    ) -> BatchHistogram:
+        histogram = BatchHistogram(f"timer_{name}", text, bounds, scale=scale)
+        self.registry.register(histogram)
+        return histogram
+
+
+def rss_bytes() -> int:
+    """Return the resident memory of this process."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * _PAGE_SIZE

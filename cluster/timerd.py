@@ -1,0 +1,160 @@
+"""`timerd`: one node of the cluster.
+
+    timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3     format a data directory
+    timerd --config n1.toml                                             run the node
+    timerd --config n1.toml --print-config                              show the settings in force
+
+Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
+files; 67 the disk failed; 68 the state diverged from the leader's; 70-75 the control plane (see
+cluster/raft.py); 1 anything else.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from cluster.config import NodeConfig, add_flags, flags_of, load_config, print_config
+from cluster.logs import setup_logs
+from cluster.node import Diverged, Node
+from timer.directory import format_directory, founding_replica_id
+from timer.disk import RealDisk
+from timer.errors import (
+    ConfigError,
+    CorruptFile,
+    StorageError,
+    TimerError,
+    UnknownVersion,
+    WrongDirectory,
+)
+from timer.units import ReplicaId
+
+logger = logging.getLogger(__name__)
+
+EXIT_OTHER: Final = 1
+EXIT_CONFIG: Final = 64
+EXIT_DIRECTORY: Final = 65
+EXIT_CORRUPT: Final = 66
+EXIT_DISK: Final = 67
+EXIT_DIVERGED: Final = 68
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `timerd`; return its exit code."""
+    if not __debug__:
+        sys.exit("timerd: refusing to run under -O: assertions guard the data")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["init"]:
+            return init(arguments[1:])
+        return run(arguments)
+    except TimerError as error:
+        print(f"timerd: {error}", file=sys.stderr)  # noqa: T201
+        return exit_code(error)
+
+
+def exit_code(error: BaseException) -> int:
+    """Return what the process exits with because of `error`."""
+    match error:
+        case ConfigError():
+            return EXIT_CONFIG
+        case WrongDirectory():
+            return EXIT_DIRECTORY
+        case CorruptFile() | UnknownVersion():
+            return EXIT_CORRUPT
+        case StorageError():
+            return EXIT_DISK
+        case Diverged():
+            return EXIT_DIVERGED
+        case _:
+            return EXIT_OTHER
+
+
+def init(argv: list[str]) -> int:
+    """Format a data directory."""
+    parser = argparse.ArgumentParser(
+        prog="timerd init",
+        description="Format a data directory, once: as a founding voter if --voters names this "
+        "node, else as a learner, which an existing cluster brings up to date.",
+    )
+    parser.add_argument("--data", type=Path, required=True, help="an absent or empty directory")
+    parser.add_argument("--name", required=True, help="this node's name")
+    parser.add_argument("--cluster-id", required=True, help="the same on all nodes")
+    parser.add_argument("--voters", required=True, help="all founding voters, comma-separated")
+    parser.add_argument("--learner", action="store_true", help="replace a founding voter's disk")
+    arguments = parser.parse_args(argv)
+    names = [name.strip() for name in arguments.voters.split(",") if name.strip()]
+    if not 1 <= len(names) <= 7 or len(set(names)) != len(names):
+        raise ConfigError("--voters", arguments.voters, "1 to 7 different names")
+    voters = {name: founding_replica_id(arguments.cluster_id, name) for name in names}
+    if arguments.learner or arguments.name not in voters:
+        voters.pop(arguments.name, None)
+        replica_id, role = ReplicaId(secrets.randbits(62) + 1), "learner"
+    else:
+        replica_id, role = voters[arguments.name], "founding voter"
+    format_directory(
+        RealDisk(),
+        arguments.data,
+        cluster_id=arguments.cluster_id,
+        name=arguments.name,
+        replica_id=replica_id,
+        founding_voters=voters,
+    )
+    print(f"{arguments.data}: {role} {arguments.name} of {arguments.cluster_id}")  # noqa: T201
+    return 0
+
+
+def run(argv: list[str]) -> int:
+    """Run a node until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="timerd", description=__doc__.split("\n")[0])
+    add_flags(parser)
+    parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
+    arguments = parser.parse_args(argv)
+    path = arguments.config or os.environ.get("TIMERD_CONFIG")
+    config = load_config(Path(path) if path else None, os.environ, flags_of(arguments))
+    if arguments.print_config:
+        sys.stdout.write(print_config(config))
+        return 0
+    setup_logs(level=config.log_level, node=config.name)
+    return uvloop.run(_run(config))
+
+
+async def _run(config: NodeConfig) -> int:
+    def fatal(error: BaseException) -> None:
+        """What is on disk is whole, what is in memory can't be trusted: end at once."""
+        logger.critical("fatal: %s", error, exc_info=error)
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        os._exit(exit_code(error))
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        del loop
+        error = context.get("exception")
+        if isinstance(error, AssertionError | StorageError):
+            fatal(error)
+        cause = error if isinstance(error, BaseException) else None
+        logger.error("%s", context.get("message"), exc_info=cause)
+
+    loop.set_exception_handler(on_exception)
+    node = Node(config, fatal)
+    await node.start()
+    await stop.wait()
+    logger.info("stopping")
+    await node.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

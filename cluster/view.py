@@ -1,0 +1,291 @@
+"""What a node says about itself: to operators, over gRPC and HTTP, in one place."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from replication.replica import Replica
+
+from cluster.config import NodeConfig
+from cluster.control_plane import ControlPlane, Outcome
+from cluster.host import Host
+from cluster.http import LocalState
+from cluster.peers import Peers, ask_all, checkpoint_of, status_of
+from cluster.telemetry import Levels, rss_bytes
+from timer.errors import NotReady
+from timer.groups import Group
+from timer.machine import Topic
+from timer.units import MonoMs, ReplicaId
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+
+VERSION = "0.1.0"
+
+
+class NodeState:
+    """A node's view of itself and of the cluster."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        replica: Replica,
+        host: Host,
+        control: ControlPlane,
+        stubs: Mapping[str, rpc.AdminServiceAsyncStub],
+        mono_ms: Callable[[], MonoMs],
+    ) -> None:
+        self.name = config.name
+        self.cluster_id = config.cluster_id
+        self._config = config
+        self._replica = replica
+        self._host = host
+        self._control = control
+        self._stubs = stubs
+        self._mono_ms = mono_ms
+        self._started_at_ms = mono_ms()
+
+    # ---- leadership
+
+    def leadership(self) -> tuple[int, str, str]:
+        """Return (epoch, leader's name, controller's name); empty: none known.
+
+        The leader is the one whose stream this node follows; before that, who was appointed.
+        """
+        state = self._control.state
+        leader = self._replica.leader_id or state.leader
+        epoch = max(self._replica.epoch, state.epoch)
+        return epoch, self._name_of(leader) or "", self._control.controller_name or ""
+
+    def leader_address(self) -> str | None:
+        """Return host:port of the leader, if it is another node and known."""
+        name = self._name_of(self._replica.leader_id)
+        return self._config.peers.get(name) if name not in (None, self.name) else None
+
+    def _name_of(self, replica_id: ReplicaId | None) -> str | None:
+        if replica_id == self._replica.replica_id:
+            return self.name
+        return self._control.state.name_of(replica_id) if replica_id else None
+
+    def peers(self) -> Peers:
+        """Return the other nodes: name -> (address, stub)."""
+        return {name: (self._config.peers[name], stub) for name, stub in self._stubs.items()}
+
+    async def transfer(self, target: str) -> None:
+        """Hand leadership over.
+
+        Raises:
+            NotReady: nobody could be appointed.
+        """
+        replica_id = self._control.state.voters.get(target) if target else None
+        if target and replica_id is None:
+            raise NotReady(f"{target} is no voter yet")
+        answer = await self._control.request_transfer(replica_id)
+        if answer.outcome is not Outcome.OK:
+            raise NotReady(f"no transfer: {answer.why}")
+
+    def local(self) -> LocalState:
+        """Return what probes ask about."""
+        replica = self._replica
+        return LocalState(
+            role=replica.role.value,
+            serving=self._host.leader is not None,
+            leader=self._name_of(replica.leader_id) or "",
+            silent_ms=replica.silent_ms,
+            silent_ms_max=self._config.replication().guard_ms,
+        )
+
+    def levels(self) -> Levels:
+        """Return what a scrape shows."""
+        replica, engine, leader = self._replica, self._host.engine, self._host.leader
+        machine = engine.machine
+        now = self._host.now()
+        due = machine.store.next_due() if leader is not None else None
+        held = [
+            self._group(topic, group)
+            for topic in machine.topics.values()
+            for group in topic.groups.values()
+        ]
+        return Levels(
+            role=replica.role.value,
+            serving=leader is not None,
+            epoch=replica.epoch,
+            log_end=replica.last_index,
+            commit_index=replica.commit_index,
+            applied_index=machine.applied_index,
+            scheduled=machine.counts.scheduled,
+            fired=machine.counts.fired,
+            cancelled=machine.counts.cancelled,
+            dropped=machine.counts.dropped,
+            pending=machine.counts.pending,
+            ready=sum(t.queue.end - t.queue.begin for t in machine.topics.values()),
+            leased=sum(group.leased for group in held),
+            consumers=sum(group.consumers for group in held),
+            inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
+            memtable_bytes=machine.store.memtable_bytes,
+            read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
+        )
+
+    # ---- status
+
+    def node_status(self) -> pb.NodeStatus:
+        """Return this node's part of the status."""
+        machine = self._host.engine.machine
+        replica, counts = self._replica, machine.counts
+        ready = sum(topic.queue.end - topic.queue.begin for topic in machine.topics.values())
+        return pb.NodeStatus(
+            name=self.name,
+            address=self._config.peers[self.name],
+            reachable=True,
+            replica_id=replica.replica_id,
+            role=replica.role.value,
+            serving=self._host.leader is not None,
+            epoch=replica.epoch,
+            log_end=replica.last_index,
+            commit_index=replica.commit_index,
+            applied_index=machine.applied_index,
+            pending=counts.pending,
+            ready=ready,
+            scheduled=counts.scheduled,
+            fired=counts.fired,
+            cancelled=counts.cancelled,
+            dropped=counts.dropped,
+            clock_ms=self._host.now().clock_ms,
+            version=VERSION,
+            uptime_ms=self._mono_ms() - self._started_at_ms,
+            unsure=replica.unsure,
+            rss_bytes=rss_bytes(),
+            disk_bytes=_disk_bytes(self._config.data),
+        )
+
+    def node_checkpoint(self) -> pb.NodeCheckpoint:
+        """Return this node's part of the checkpoints."""
+        engine, replica = self._host.engine, self._replica
+        machine = engine.machine
+        checkpoint = machine.checkpoint
+        known_end = max(replica.last_index, replica.commit_index)
+        return pb.NodeCheckpoint(
+            node=self.name,
+            role=replica.role.value,
+            epoch=replica.epoch,
+            log_end=replica.last_index,
+            commit_index=replica.commit_index,
+            applied_index=machine.applied_index,
+            last_read_time_ms=machine.last_read_time_ms,
+            queue_offsets={t.name: int(t.queue.end) for t in machine.topics.values()},
+            digest=checkpoint.digest if checkpoint else "",
+            checkpoint_index=checkpoint.index if checkpoint else 0,
+            age_ms=max(0, self._host.now().clock_ms - checkpoint.time_ms) if checkpoint else 0,
+            lag_entries=known_end - machine.applied_index,
+            manifest_index=engine.manifest_index,
+            runs=len(machine.store.runs),
+            reachable=True,
+        )
+
+    def shared_checkpoint(self) -> pb.SharedCheckpoint | None:
+        """Return the shared checkpoint as this node's control plane knows it."""
+        shared = self._control.state.checkpoint
+        if shared is None:
+            return None
+        offsets = {k: int(v) for k, v in shared.queue_offsets.items() if v is not None}
+        return pb.SharedCheckpoint(
+            epoch=shared.epoch,
+            index=shared.index,
+            last_read_time_ms=shared.last_read_time_ms,
+            queue_offsets=offsets,
+            digest=shared.digest,
+            published_at_ms=shared.published_at_ms,
+            age_ms=max(0, self._host.now().clock_ms - shared.published_at_ms),
+        )
+
+    def topics(self) -> list[pb.TopicStatus]:
+        """Return every topic, as this node has applied it."""
+        machine = self._host.engine.machine
+        return [self._topic(topic) for _, topic in sorted(machine.topic_by_name.items())]
+
+    def _topic(self, topic: Topic) -> pb.TopicStatus:
+        counts, queue = topic.counts, topic.queue
+        return pb.TopicStatus(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            pending=counts.pending,
+            scheduled=counts.scheduled,
+            fired=counts.fired,
+            cancelled=counts.cancelled,
+            queue_end=queue.end,
+            queue_begin=queue.begin,
+            groups=[self._group(topic, group) for group in topic.groups.values()],
+        )
+
+    def _group(self, topic: Topic, group: Group) -> pb.GroupStatus:
+        leader = self._host.leader
+        leased, consumers = leader.leased(group) if leader is not None else (0, 0)
+        return pb.GroupStatus(
+            name=group.name,
+            group_id=group.group_id,
+            type="shared",
+            cursor=group.cursor,
+            unacked=group.unacked(topic.queue.end),
+            leased=leased,
+            consumers=consumers,
+            lease_ms=group.lease_ms,
+        )
+
+    # ---- JSON
+
+    async def status(self, *, cluster: bool) -> dict[str, Any]:
+        """Return the status for HTTP, of this node or of all."""
+        epoch, leader, controller = self.leadership()
+        nodes = [self.node_status()]
+        if cluster:
+            nodes += await ask_all(self.peers(), status_of)
+        return {
+            "cluster_id": self.cluster_id,
+            "epoch": epoch,
+            "leader": leader,
+            "controller": controller,
+            "nodes": [_as_dict(node) for node in nodes],
+        }
+
+    async def checkpoint(self, *, cluster: bool) -> dict[str, Any]:
+        """Return the checkpoints for HTTP: this node's or all, and the shared one."""
+        nodes = [self.node_checkpoint()]
+        if cluster:
+            nodes += await ask_all(self.peers(), checkpoint_of)
+        shared = self.shared_checkpoint()
+        return {
+            "nodes": [_as_dict(node) for node in nodes],
+            "shared": _as_dict(shared) if shared is not None else None,
+        }
+
+
+def _as_dict(message: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = _numbers(
+        MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    )
+    return fields
+
+
+def _numbers(value: Any) -> Any:
+    """Turn protobuf JSON's 64-bit integers, which are strings, back into numbers."""
+    if isinstance(value, dict):
+        return {key: v if key == "digest" else _numbers(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_numbers(v) for v in value]
+    if isinstance(value, str) and value.lstrip("-").isdigit():
+        return int(value)
+    return value
+
+
+def _disk_bytes(directory: Path) -> int:
+    total = 0
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            try:
+                total += (Path(folder) / name).stat().st_size
+            except FileNotFoundError:
+                continue  # dropped while we looked
+    return total

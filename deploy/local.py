@@ -1,0 +1,460 @@
+"""A whole cluster on this machine: plain processes on loopback, kept in one directory.
+
+    D/cluster.json   {"nodes": [{"name", "pid", "grpc", "http", "data"}, ...]}; data relative to D
+    D/n1.toml        the node's configuration
+    D/n1/            its data directory
+    D/logs/n1.log    what it printed
+    D/LOCK           held (flock) while somebody starts or stops nodes
+
+The processes are detached: they outlive who started them, and `timerctl local down` in another
+terminal ends them. A node keeps its ports for good, so that a restarted one is found again. No
+process is ever signalled by name or by a remembered pid alone: /proc has to say that the pid
+still runs this very node, and the signal goes through a pidfd, which no other process can inherit.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc
+
+PROGRAM: Final = (sys.executable, "-m", "cluster.timerd")
+READY_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 20.0
+"""Twice what a node takes to hand over and finish what it has in flight."""
+POLL_S: Final = 0.05
+PROBE_S: Final = 1.0
+LOG_TAIL_LINES: Final = 15
+_PORTS_FROM: Final = 10_000
+_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+_CHILDREN: Final[dict[int, subprocess.Popen[bytes]]] = {}
+"""Nodes that this process started, by pid: it has to reap them when they end, if it still lives."""
+
+
+class LaunchError(RuntimeError):
+    """The nodes could not be brought where they were wanted; says why, with their last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of a local cluster, as cluster.json has it."""
+
+    name: str
+    pid: int
+    """Of the process that was started last; 0: none was. It may have ended since."""
+    grpc: str
+    http: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What a running node says of itself."""
+
+    role: str
+    serving: bool
+    epoch: int
+
+
+class LocalCluster:
+    """The nodes of one directory. Everything may be called again: it does what is left to do."""
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        *,
+        base_port: int | None = None,
+        settings: Sequence[str] = (),
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        """Use the cluster in `directory`, or one that `start` will make there.
+
+        Args:
+            directory: where everything of this cluster lies.
+            nodes: how many, if it is new.
+            base_port: the first gRPC port if it is new, the first HTTP port ten above; None: any.
+            settings: more lines for the nodes' TOML files, before their tables.
+            program: what runs as a node.
+        """
+        self.directory = directory.resolve()
+        self._count = nodes
+        self._base_port = base_port
+        self._settings = settings
+        self._program = program
+
+    # ---- what there is
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """The nodes by name; none before the first `start`."""
+        path = self.directory / "cluster.json"
+        if not path.exists():
+            return {}
+        return {each["name"]: Node(**each) for each in json.loads(path.read_text())["nodes"]}
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The gRPC addresses of all nodes, running or not."""
+        return [node.grpc for node in self.nodes.values()]
+
+    def is_running(self, name: str) -> bool:
+        """Return whether the node's process runs."""
+        return self._runs(self._node(name))
+
+    def state(self, name: str) -> NodeState | None:
+        """Return what a node says of itself; None if it does not answer."""
+        with grpc.insecure_channel(self._node(name).grpc) as channel:
+            stub = timer_pb2_grpc.AdminServiceStub(channel)
+            try:
+                answer = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PROBE_S)
+            except grpc.RpcError:
+                return None
+        if not answer.nodes:
+            return None
+        status = answer.nodes[0]
+        return NodeState(status.role, status.serving, status.epoch)
+
+    def leader(self) -> str | None:
+        """Return the name of the node that leads and serves, by its own word; None: nobody."""
+        states = {name: self.state(name) for name in self.nodes if self.is_running(name)}
+        leading = {n: s.epoch for n, s in states.items() if s and s.role == "leader" and s.serving}
+        return max(leading, key=lambda name: leading[name], default=None)
+
+    def wait_for_leader(self, timeout_s: float = READY_TIMEOUT_S) -> str:
+        """Return the name of the leader as soon as there is one.
+
+        Raises:
+            LaunchError: there is none in time.
+        """
+        found: list[str] = []
+
+        def has_leader() -> bool:
+            found.extend(filter(None, [self.leader()]))
+            return bool(found)
+
+        if not _wait(has_leader, timeout_s):
+            raise LaunchError(f"no leader within {timeout_s:g} s\n{self._last_words(self.nodes)}")
+        return found[0]
+
+    # ---- up
+
+    def start(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Bring the named nodes up, or all; they are ready for clients if a majority runs.
+
+        Raises:
+            LaunchError: a node ended, or is not ready in time.
+        """
+        with self._lock():
+            if not self.nodes:
+                self._found()
+            wanted = [*names] or [*self.nodes]
+            running = {name for name in self.nodes if self.is_running(name)}
+            for name in wanted:
+                if name not in running:
+                    self._spawn(self._node(name))
+        # Counted as started even if it has ended since: that is for the wait to report.
+        if 2 * len(running.union(wanted)) > len(self.nodes):
+            self._wait_ready(wanted, timeout_s)
+
+    def restart(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Bring one node up again, on its ports; see `start`."""
+        self.start(name, timeout_s=timeout_s)
+
+    def _found(self) -> None:
+        """Choose names and ports and write them down."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self._base_port is None:
+            ports = free_ports(2 * self._count)
+        else:
+            ports = [self._base_port + i for i in range(self._count)]
+            ports += [self._base_port + 10 + i for i in range(self._count)]
+        names = [f"n{number}" for number in range(1, self._count + 1)]
+        grpc_ports, http_ports = ports[: self._count], ports[self._count :]
+        nodes = [
+            Node(name, 0, f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", name)
+            for name, grpc_port, http_port in zip(names, grpc_ports, http_ports, strict=True)
+        ]
+        for node in nodes:
+            self._config_path(node).write_text(self._config(node, nodes))
+        self._write(nodes)
+
+    def _config(self, node: Node, nodes: Sequence[Node]) -> str:
+        lines = [
+            f"name = {json.dumps(node.name)}",
+            f"cluster_id = {json.dumps('local')}",
+            f"data = {json.dumps(str(self.directory / node.data))}",
+            f"grpc = {json.dumps(node.grpc)}",
+            f"http = {json.dumps(node.http)}",
+            *self._settings,
+            "\n[peers]",
+            *(f"{peer.name} = {json.dumps(peer.grpc)}" for peer in nodes),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _spawn(self, node: Node) -> None:
+        log = self._log_path(node.name)
+        log.parent.mkdir(exist_ok=True)
+        data = self.directory / node.data
+        if not (data / "identity.json").exists():
+            self._format(node, data)
+        with log.open("ab") as out:
+            child = subprocess.Popen(
+                [*self._program, "--config", str(self._config_path(node))],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # it survives this terminal, and its Ctrl-C
+            )
+        _CHILDREN[child.pid] = child
+        started = replace(node, pid=child.pid)
+        self._write([started if each.name == node.name else each for each in self.nodes.values()])
+
+    def _format(self, node: Node, data: Path) -> None:
+        """Make a data directory: once in a node's life."""
+        command = [*self._program, "init", "--data", str(data), "--name", node.name]
+        command += ["--cluster-id", "local", "--voters", ",".join(self.nodes)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LaunchError(f"timerd init of {node.name} failed:\n{done.stdout}{done.stderr}")
+
+    def _wait_ready(self, names: Sequence[str], timeout_s: float) -> None:
+        waiting = [*names]
+
+        def all_ready() -> bool:
+            for name in [*waiting]:
+                node = self._node(name)
+                if _is_ready(node.http):
+                    waiting.remove(name)
+                elif not self._runs(node):
+                    raise LaunchError(f"{name} ended at its start\n{self._last_words([name])}")
+            return not waiting
+
+        if not _wait(all_ready, timeout_s):
+            who = ", ".join(waiting)
+            raise LaunchError(
+                f"{who} not ready within {timeout_s:g} s\n{self._last_words(waiting)}"
+            )
+
+    # ---- down
+
+    def kill(self, name: str, with_signal: int = signal.SIGKILL) -> None:
+        """Send one node a signal; after SIGKILL or SIGTERM it has ended when this returns.
+
+        Raises:
+            LaunchError: it does not run, or does not end.
+        """
+        node = self._node(name)
+        if not self._signal(node, with_signal):
+            raise LaunchError(f"{name} does not run")
+        if with_signal in (signal.SIGKILL, signal.SIGTERM):
+            self._wait_ended([node], STOP_TIMEOUT_S)
+
+    def stop(self, *names: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Let the named nodes, or all, finish and end.
+
+        Raises:
+            LaunchError: one does not end in time; it is left as it is.
+        """
+        if not self.nodes:
+            return
+        with self._lock():
+            wanted = [self._node(name) for name in names] or [*self.nodes.values()]
+            for node in wanted:
+                self._signal(node, signal.SIGTERM)
+            self._wait_ended(wanted, timeout_s)
+
+    def _wait_ended(self, nodes: Sequence[Node], timeout_s: float) -> None:
+        if not _wait(lambda: not any(map(self._runs, nodes)), timeout_s):
+            left = [node.name for node in nodes if self._runs(node)]
+            who = ", ".join(f"{name} (pid {self._node(name).pid})" for name in left)
+            raise LaunchError(f"{who} still runs after {timeout_s:g} s\n{self._last_words(left)}")
+
+    def _signal(self, node: Node, number: int) -> bool:
+        """Send a signal to a node's process, and to no other; return whether it runs."""
+        try:
+            pidfd = os.pidfd_open(node.pid) if node.pid else -1
+        except ProcessLookupError:
+            return False
+        if pidfd < 0:
+            return False
+        try:
+            # The pid can't be another's from here on: so look at whose it is only now.
+            if not self._runs(node):
+                return False
+            signal.pidfd_send_signal(pidfd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
+        return True
+
+    def _runs(self, node: Node) -> bool:
+        """Return whether the remembered pid runs this very node. A zombie does not run."""
+        child = _CHILDREN.get(node.pid)
+        if child is not None and child.poll() is not None:
+            del _CHILDREN[node.pid]
+        try:
+            arguments = Path(f"/proc/{node.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return node.pid > 0 and os.fsencode(self._config_path(node)) in arguments
+
+    # ---- files
+
+    def _node(self, name: str) -> Node:
+        nodes = self.nodes
+        if name not in nodes:
+            known = ", ".join(nodes) or "none: nothing was started there yet"
+            raise LaunchError(f"{self.directory} has no node {name!r}; it has {known}")
+        return nodes[name]
+
+    def _config_path(self, node: Node) -> Path:
+        return self.directory / f"{node.name}.toml"
+
+    def _log_path(self, name: str) -> Path:
+        return self.directory / "logs" / f"{name}.log"
+
+    def _last_words(self, names: Sequence[str] | dict[str, Node]) -> str:
+        texts = []
+        for name in names:
+            path = self._log_path(name)
+            said = path.read_text(errors="replace").splitlines() if path.exists() else []
+            texts.append("\n".join([f"--- {path}", *said[-LOG_TAIL_LINES:]]))
+        return "\n".join(texts)
+
+    def _write(self, nodes: Sequence[Node]) -> None:
+        """Replace cluster.json: whoever reads it finds the old one or the new one."""
+        path = self.directory / "cluster.json"
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w") as file:
+            json.dump({"nodes": [asdict(node) for node in nodes]}, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / "LOCK").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens at.
+
+    They lie below those that the system gives to outgoing connections: a node that is down must
+    not find its port taken by a client when it comes back.
+    """
+    end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        for port in random.sample(range(_PORTS_FROM, end), 100 + count):
+            taken = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                taken.bind(("127.0.0.1", port))
+                ports.append(port)
+            if len(ports) == count:
+                return ports
+    raise LaunchError(f"no {count} free ports below {end}")
+
+
+def _is_ready(address: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=PROBE_S)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Return True as soon as the condition holds, False if it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+# ---- timerctl local
+
+
+def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl local`; its parser sets `run`, called with the parsed arguments."""
+    local = subparsers.add_parser("local", help="a whole cluster on this machine")
+    actions = local.add_subparsers(metavar="ACTION", required=True)
+    for name, run, text in (
+        ("up", _up, "start all nodes, or the named ones; those that run already are left alone"),
+        ("down", _down, "stop all nodes, or the named ones; their data stays"),
+        ("status", _status, "show the nodes"),
+    ):
+        parser = actions.add_parser(name, help=text)
+        parser.add_argument("--dir", type=Path, default=Path("run/local"), help="where it lies")
+        if name == "status":
+            parser.set_defaults(run=_reporting(run), names=[], nodes=3, base_port=None)
+            continue
+        parser.add_argument("names", nargs="*", metavar="NODE")
+        parser.set_defaults(run=_reporting(run), nodes=3, base_port=None)
+        if name == "up":
+            parser.add_argument("--nodes", type=int, default=3, help="how many, if it is new")
+            parser.add_argument("--base-port", type=int, help="first port, if it is new")
+
+
+def _reporting(run: Callable[[LocalCluster, Sequence[str]], None]) -> Callable[..., int]:
+    """Return the command around `run`: errors become a message and exit status 1."""
+
+    def command(args: argparse.Namespace) -> int:
+        cluster = LocalCluster(args.dir, args.nodes, base_port=args.base_port)
+        try:
+            run(cluster, args.names)
+        except LaunchError as error:
+            print(error, file=sys.stderr)
+            return 1
+        return 0
+
+    return command
+
+
+def _up(cluster: LocalCluster, names: Sequence[str]) -> None:
+    cluster.start(*names)
+    _status(cluster, names)
+
+
+def _down(cluster: LocalCluster, names: Sequence[str]) -> None:
+    cluster.stop(*names)
+    _status(cluster, names)
+
+
+def _status(cluster: LocalCluster, _: Sequence[str]) -> None:
+    if not cluster.nodes:
+        raise LaunchError(f"{cluster.directory}: nothing was started there yet")
+    print(f"{'NODE':6}{'PID':>9}  {'GRPC':22}{'HTTP':22}STATE")
+    for name, node in cluster.nodes.items():
+        text, pid = "down", "-"
+        if cluster.is_running(name):
+            state, pid = cluster.state(name), str(node.pid)
+            text = f"{state.role}, epoch {state.epoch}" if state else "does not answer"
+        print(f"{name:6}{pid:>9}  {node.grpc:22}{node.http:22}{text}")

@@ -1,0 +1,403 @@
+"""Scenarios of the controller: three nodes, a clock, and one controller on node a."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from cluster.control import Appoint, ControlState, Init
+from cluster.controller import (
+    Controller,
+    ControllerConfig,
+    Effects,
+    Event,
+    LinkChanged,
+    ProposalEnded,
+    RaftLeadership,
+    Report,
+    Reported,
+    Role,
+    StateApplied,
+    Tick,
+    TransferAsked,
+)
+from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
+
+VOTERS = {"a": ReplicaId(1), "b": ReplicaId(2), "c": ReplicaId(3)}
+CONFIG = ControllerConfig()
+FOUNDED = ControlState(cluster_id="test", voters=VOTERS)
+STEP_MS = 50
+
+
+def follower(name: str, *, epoch: int = 0, index: int = 100, promise: int | None = None) -> Report:
+    return Report(
+        replica_id=VOTERS[name],
+        name=name,
+        role=Role.FOLLOWER,
+        epoch=Epoch(epoch),
+        serving=False,
+        lease_ok=False,
+        last_epoch=Epoch(epoch),
+        last_index=LogIndex(index),
+        highest_promise=Epoch(epoch if promise is None else promise),
+        unsure=False,
+    )
+
+
+def serving(name: str, *, epoch: int) -> Report:
+    report = follower(name, epoch=epoch)
+    return replace(report, role=Role.LEADER, serving=True, lease_ok=True)
+
+
+@dataclass
+class Play:
+    """The controller of node a, and nodes that report what `reports` says while it runs."""
+
+    reports: dict[str, Report] = field(default_factory=dict)
+    state: ControlState = FOUNDED
+    commits: bool = True
+    """Whether Raft applies what is proposed, at once."""
+
+    def __post_init__(self) -> None:
+        self.now_ms = MonoMs(1_000_000)
+        self.core = Controller(name="a", cluster_id="test", founders=VOTERS)
+        self.appointed: list[tuple[Epoch, str]] = []
+        self.proposed: list[Init | Appoint] = []
+        self.handed_over: list[str] = []
+        self.refusal: str | None = None
+        self.reason = ""
+
+    def do(self, event: Event) -> None:
+        self.carry_out(self.core.step(self.now_ms, event))
+
+    def carry_out(self, effects: Effects) -> None:
+        if effects.hand_over_to:
+            self.handed_over.append(effects.hand_over_to)
+        self.refusal = effects.refusal
+        command = effects.propose
+        if command is None:
+            return
+        self.reason = effects.reason
+        self.proposed.append(command)
+        if not self.commits:
+            return
+        match command:
+            case Init(cluster_id=cluster_id, voters=voters):
+                self.state = replace(self.state, cluster_id=cluster_id, voters=voters)
+            case Appoint(epoch=epoch, leader=leader):
+                self.state = replace(self.state, epoch=epoch, leader=leader)
+                name = self.state.name_of(leader)
+                assert name is not None
+                self.appointed.append((epoch, name))
+        self.do(StateApplied(self.state))
+        self.do(ProposalEnded())
+
+    def run(self, ms: int) -> None:
+        """Let time pass; every node in `reports` reports at each step."""
+        for _ in range(0, ms, STEP_MS):
+            self.now_ms = MonoMs(self.now_ms + STEP_MS)
+            for report in list(self.reports.values()):
+                self.do(Reported(report))
+            self.do(Tick())
+
+    def lead(self) -> None:
+        for name in ("b", "c"):
+            self.do(LinkChanged(name, up=name in self.reports))
+        self.do(StateApplied(self.state))
+        self.do(RaftLeadership(leads=True))
+
+    def lose(self, name: str) -> None:
+        """The node's process dies."""
+        del self.reports[name]
+        self.do(LinkChanged(name, up=False))
+
+
+def in_service(leader: str = "b", *, epoch: int = 5) -> Play:
+    """The appointed leader serves, and everybody follows."""
+    play = Play(reports={name: follower(name, epoch=epoch) for name in VOTERS})
+    play.reports[leader] = serving(leader, epoch=epoch)
+    play.state = replace(play.state, epoch=Epoch(epoch), leader=VOTERS[leader])
+    play.lead()
+    play.run(1_000)
+    assert play.appointed == []
+    return play
+
+
+def test_empty_control_plane_is_founded_then_another_node_appointed() -> None:
+    play = Play(state=ControlState(), reports={name: follower(name) for name in VOTERS})
+    play.lead()
+    play.run(STEP_MS)
+    assert play.proposed[0] == Init(cluster_id="test", voters=VOTERS)
+    assert play.appointed == [(1, "b")]
+
+
+def test_first_appointment_waits_for_the_last_node_but_not_for_ever() -> None:
+    play = Play(reports={name: follower(name) for name in "ab"})
+    play.lead()
+    play.run(CONFIG.gather_first_ms - STEP_MS)
+    assert play.appointed == []
+    play.run(2 * STEP_MS)
+    assert play.appointed == [(1, "b")]
+
+
+def test_healthy_leader_is_left_alone() -> None:
+    play = in_service()
+    play.run(60_000)
+    assert (play.appointed, play.handed_over) == ([], [])
+
+
+def test_node_that_does_not_lead_raft_decides_nothing() -> None:
+    play = in_service()
+    play.do(RaftLeadership(leads=False))
+    play.lose("b")
+    play.run(10_000)
+    assert play.proposed == []
+
+
+def test_dead_leader_is_replaced_by_the_node_that_is_not_the_controller() -> None:
+    play = in_service()
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms - STEP_MS)
+    assert play.appointed == []
+    play.run(2 * STEP_MS)
+    assert play.appointed == [(6, "c")]
+    assert "link broke" in play.reason
+
+
+def test_link_rebuilt_at_once_is_no_death() -> None:
+    play = in_service()
+    play.do(LinkChanged("b", up=False))
+    play.run(CONFIG.link_grace_ms - STEP_MS)
+    play.do(LinkChanged("b", up=True))
+    play.run(1_000)
+    assert play.appointed == []
+
+
+def test_leader_that_reports_nothing_is_replaced() -> None:
+    play = in_service()
+    del play.reports["b"]
+    play.run(CONFIG.report_timeout_ms - STEP_MS)
+    assert play.appointed == []
+    play.run(CONFIG.gather_ms + 2 * STEP_MS)
+    assert play.appointed == [(6, "c")]
+
+
+def test_leader_without_a_lease_for_a_second_is_replaced_by_another() -> None:
+    play = in_service()
+    play.reports["b"] = replace(play.reports["b"], lease_ok=False, last_index=LogIndex(900))
+    play.run(CONFIG.lease_grace_ms - STEP_MS)
+    play.reports["b"] = serving("b", epoch=5)
+    play.run(STEP_MS)
+    play.reports["b"] = replace(play.reports["b"], lease_ok=False, last_index=LogIndex(900))
+    play.run(CONFIG.lease_grace_ms)
+    assert play.appointed == []
+    play.run(2 * STEP_MS)
+    assert play.appointed == [(6, "c")]
+
+
+def test_leader_that_restarted_is_replaced_at_once() -> None:
+    play = in_service()
+    play.reports["b"] = follower("b", epoch=5)
+    play.run(STEP_MS)
+    assert play.appointed[0][0] == 6
+
+
+def test_new_controller_replaces_a_leader_that_died_with_the_old_one() -> None:
+    play = Play(reports={name: follower(name, epoch=5) for name in "ac"})
+    play.state = replace(play.state, epoch=Epoch(5), leader=VOTERS["b"])
+    play.now_ms = MonoMs(play.now_ms + 10_000)
+    play.lead()
+    play.run(CONFIG.gather_ms)
+    assert play.appointed == [(6, "c")]
+
+
+def test_new_controller_gives_the_leader_time_to_report_to_it() -> None:
+    play = Play(reports={name: follower(name, epoch=5) for name in VOTERS})
+    play.state = replace(play.state, epoch=Epoch(5), leader=VOTERS["b"])
+    del play.reports["b"]
+    play.lead()
+    play.do(LinkChanged("b", up=True))
+    play.run(CONFIG.report_timeout_ms - STEP_MS)
+    play.reports["b"] = serving("b", epoch=5)
+    play.run(5_000)
+    assert play.appointed == []
+
+
+def test_appointee_that_dies_before_serving_is_followed_by_the_next_quickly() -> None:
+    play = in_service()
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + STEP_MS)
+    assert play.appointed == [(6, "c")]
+    play.lose("c")
+    play.reports["b"] = follower("b", epoch=5)
+    play.do(LinkChanged("b", up=True))
+    play.run(CONFIG.link_grace_ms + CONFIG.gather_ms)
+    assert play.appointed[1:] == [(7, "b")]
+
+
+def test_appointee_that_stalls_is_followed_by_another_and_given_longer_each_time() -> None:
+    play = in_service()
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + STEP_MS)
+    play.reports["c"] = replace(follower("c", epoch=6), role=Role.PROMOTING)
+    play.run(CONFIG.stall_timeout_ms - 2 * STEP_MS)
+    assert play.appointed == [(6, "c")]
+    play.run(2 * STEP_MS)
+    assert play.appointed[1:] == [(7, "a")]
+    play.reports["a"] = replace(follower("a", epoch=7), role=Role.PROMOTING)
+    play.run(2 * CONFIG.stall_timeout_ms - 2 * STEP_MS)
+    assert len(play.appointed) == 2
+    play.run(3 * STEP_MS)
+    assert len(play.appointed) == 3
+
+
+def test_appointee_that_never_begins_is_replaced() -> None:
+    play = in_service()
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + STEP_MS)
+    play.run(CONFIG.idle_grace_ms + STEP_MS)
+    assert play.appointed == [(6, "c"), (7, "a")]
+
+
+def test_refused_appointee_is_followed_by_an_epoch_above_the_promise_it_met() -> None:
+    play = in_service()
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + STEP_MS)
+    play.reports["c"] = replace(follower("c", epoch=6, promise=40), role=Role.PROMOTING)
+    play.run(STEP_MS)
+    assert [epoch for epoch, _ in play.appointed] == [6, 41]
+
+
+def test_voter_that_promised_above_the_leader_gets_an_epoch_above_its_promise() -> None:
+    play = in_service()
+    play.reports["c"] = replace(follower("c", epoch=5, promise=9))
+    play.run(CONFIG.promise_grace_ms)
+    assert play.appointed == []
+    play.run(2 * STEP_MS)
+    assert [epoch for epoch, _ in play.appointed] == [10]
+
+
+def test_lost_control_plane_starts_above_the_highest_promise_reported() -> None:
+    play = Play(state=ControlState())
+    play.reports = {
+        "a": follower("a", epoch=3),
+        "b": follower("b", epoch=4, promise=17),
+        "c": follower("c", epoch=5),
+    }
+    play.lead()
+    play.run(STEP_MS)
+    assert play.appointed == [(18, "c")]
+
+
+def test_lost_control_plane_adopts_a_leader_that_serves() -> None:
+    play = Play(state=ControlState())
+    play.reports = {name: follower(name, epoch=8) for name in VOTERS}
+    play.reports["c"] = serving("c", epoch=8)
+    play.lead()
+    play.run(10_000)
+    assert play.appointed == [(8, "c")]
+
+
+def test_without_a_majority_nobody_is_appointed() -> None:
+    play = in_service()
+    play.lose("b")
+    play.lose("c")
+    play.run(10_000)
+    assert play.appointed == []
+    play.reports["c"] = follower("c", epoch=5)
+    play.do(LinkChanged("c", up=True))
+    play.run(CONFIG.gather_ms)
+    assert play.appointed == [(6, "c")]
+
+
+@pytest.mark.parametrize(
+    ("a", "c", "chosen"),
+    [
+        (follower("a", epoch=5, index=100), follower("c", epoch=4, index=900), "a"),
+        (follower("a", epoch=5, index=100), follower("c", epoch=5, index=90), "c"),
+        (
+            follower("a", epoch=5, index=100 + CONFIG.close_entries),
+            follower("c", epoch=5, index=100),
+            "a",
+        ),
+        (
+            follower("a", epoch=5, index=99 + CONFIG.close_entries),
+            follower("c", epoch=5, index=100),
+            "c",
+        ),
+        (follower("a", epoch=5), replace(follower("c", epoch=5), unsure=True), "a"),
+    ],
+    ids=["higher last epoch", "close", "much longer", "just close", "unsure"],
+)
+def test_successor_has_the_longest_log_then_is_not_the_controller(
+    a: Report, c: Report, chosen: str
+) -> None:
+    play = in_service()
+    play.reports |= {"a": a, "c": c}
+    play.run(STEP_MS)
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + STEP_MS)
+    assert play.appointed == [(6, chosen)]
+
+
+def test_report_under_a_voters_name_from_another_directory_counts_for_nothing() -> None:
+    play = in_service()
+    play.reports["c"] = replace(play.reports["c"], replica_id=ReplicaId(9))
+    play.run(CONFIG.report_timeout_ms)
+    play.lose("b")
+    play.run(5_000)
+    assert play.appointed == []
+
+
+def test_lost_proposal_is_made_again() -> None:
+    play = in_service()
+    play.commits = False
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + STEP_MS)
+    assert len(play.proposed) == 1
+    play.run(CONFIG.propose_timeout_ms)
+    assert len(play.proposed) == 2
+    assert play.proposed[0] == play.proposed[1]
+    play.do(ProposalEnded())
+    assert len(play.proposed) == 3
+
+
+def test_transfer_goes_to_the_target_or_to_the_best() -> None:
+    play = in_service()
+    play.do(TransferAsked(VOTERS["a"]))
+    assert play.appointed == [(6, "a")]
+    play = in_service()
+    play.do(TransferAsked(None))
+    assert play.appointed == [(6, "c")]
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [(ReplicaId(99), "no such voter"), (VOTERS["b"], "leads already"), (VOTERS["c"], "matched")],
+)
+def test_transfer_that_makes_no_sense_is_refused(target: ReplicaId, why: str) -> None:
+    play = in_service()
+    play.reports["c"] = replace(play.reports["c"], unsure=True)
+    play.run(STEP_MS)
+    play.do(TransferAsked(target))
+    assert play.appointed == []
+    assert why in (play.refusal or "")
+
+
+def test_transfer_is_refused_by_a_node_that_is_not_the_controller() -> None:
+    play = in_service()
+    play.do(RaftLeadership(leads=False))
+    play.do(TransferAsked(None))
+    assert play.refusal == "this node is not the controller"
+
+
+def test_controller_that_leads_the_log_too_hands_over_seldom() -> None:
+    play = in_service(leader="a")
+    play.run(CONFIG.hand_over_after_ms - 1_000 - STEP_MS)
+    assert play.handed_over == []
+    play.run(2 * STEP_MS)
+    assert play.handed_over == ["b"]
+    play.run(CONFIG.hand_over_every_ms - STEP_MS)
+    assert play.handed_over == ["b"]
+    play.run(2 * STEP_MS)
+    assert play.handed_over == ["b", "b"]
+    assert play.appointed == []

@@ -1,0 +1,81 @@
+"""Whatever is logged is one line that a program can take apart."""
+
+import io
+import logging
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.logs import LineFormatter, setup_logs
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """What the process logs, set up at level info; undone afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    written = io.StringIO()
+    setup_logs(level="info", node="n1", stream=written)
+    yield written
+    logging.captureWarnings(capture=False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_line_has_time_level_node_logger_message_and_fields(stream: io.StringIO) -> None:
+    logging.getLogger("cluster.node").info("leader since %d ms", 4, extra={"epoch": 7, "why": ""})
+    fields = dict(each.split("=", 1) for each in shlex.split(stream.getvalue()))
+    assert fields.pop("time")[10:11] == "T"
+    assert fields == {
+        "level": "info",
+        "node": "n1",
+        "logger": "cluster.node",
+        "msg": "leader since 4 ms",
+        "epoch": "7",
+        "why": "",
+    }
+
+
+def test_time_is_utc_with_milliseconds() -> None:
+    record = logging.LogRecord("a", logging.INFO, "", 0, "m", None, None)
+    record.created, record.msecs = 1_700_000_000.0429, 42.9
+    line = LineFormatter("n1").format(record)
+    assert line.startswith("time=2023-11-14T22:13:20.042Z level=info ")
+
+
+def test_whatever_is_logged_stays_one_line(stream: io.StringIO) -> None:
+    logger = logging.getLogger("a")
+    try:
+        int("first\nsecond")
+    except ValueError:
+        logger.exception("caught\nhere", extra={"name_": 'x" level=error\r\n'})
+    logger.info("with stack\u2028", stack_info=True)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].isascii()
+    assert r'name_="x\" level=error\r\n" exc="Traceback' in lines[0]
+    assert lines[0].index("Traceback") < lines[0].index("second")
+    assert "stack=" in lines[1]
+
+
+def test_level_is_the_least_that_is_logged(stream: io.StringIO) -> None:
+    logging.getLogger("a").debug("hidden")
+    assert stream.getvalue() == ""
+
+
+def test_warnings_of_python_are_logged(stream: io.StringIO) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert "logger=py.warnings" in stream.getvalue()
+
+
+def test_logs_go_to_stderr_unless_told(stream: io.StringIO) -> None:
+    handler = setup_logs(level="error", node="n2")
+    assert isinstance(handler, logging.StreamHandler)
+    assert handler.stream is sys.stderr
+    assert logging.getLogger().handlers == [handler]
+    assert stream.getvalue() == ""

@@ -1,0 +1,228 @@
+"""The wrapper around pysyncobj: its settings, its fail-stops, and a cluster of one."""
+
+import importlib.metadata
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from cluster import raft
+from cluster.raft import STALL_MS_MAX, Exit, Raft, checked_conf
+from cluster.raft_codec import RaftMessage
+from cluster.raft_files import RaftFiles, open_files
+from timer.errors import ConfigError
+
+DEADLINE_S = 10.0
+
+
+class Machine:
+    def __init__(self) -> None:
+        self.applied: list[bytes] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def apply(self, command: bytes) -> None:
+        self.gate.wait(DEADLINE_S)
+        if command == b"raise":
+            raise ValueError("a bug")
+        self.applied.append(command)
+
+    def dump(self) -> bytes:
+        return b"\n".join(self.applied)
+
+    def load(self, state: bytes) -> None:
+        self.applied = state.split(b"\n")
+
+
+class Wire:
+    def send_raft(self, peer: str, data: bytes) -> None:
+        raise AssertionError("a cluster of one sends nothing")
+
+
+def files_in(path: Path) -> RaftFiles:
+    return open_files(path, cluster_id="test", name="a", founding=True, allow_empty=False)
+
+
+@contextmanager
+def running(path: Path) -> Iterator[tuple[Raft, Machine, list[Exit]]]:
+    failures: list[Exit] = []
+
+    def fail(code: Exit, _why: str) -> NoReturn:
+        failures.append(code)
+        raise SystemExit(code)
+
+    machine = Machine()
+    node = Raft(
+        name="a",
+        peers=frozenset(),
+        files=files_in(path),
+        machine=machine,
+        on_change=lambda: None,
+        fail=fail,
+    )
+    node.start(Wire())
+    try:
+        until(lambda: node.view.leads or bool(failures))
+        yield node, machine, failures
+    finally:
+        machine.gate.set()
+        node.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def no_failure(_certain: bool) -> None:
+    raise AssertionError("certain failure of a command")
+
+
+def test_commands_survive_a_restart_with_and_without_compaction(tmp_path: Path) -> None:
+    commands = [b"one", b"two", b"three"]
+    with running(tmp_path) as (node, machine, _):
+        for command in commands:
+            node.submit(command, no_failure)
+        until(lambda: machine.applied == commands)
+    for _ in range(2):
+        with running(tmp_path) as (node, machine, _):
+            until(lambda machine=machine: machine.applied == commands)  # type: ignore[misc]
+            assert node._core is not None
+            node._core.forceLogCompaction()
+            until((tmp_path / "raft" / "snapshot").exists)
+
+
+# The stand-in for the end of the process ends the thread.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_exception_in_apply_ends_the_process(tmp_path: Path) -> None:
+    with running(tmp_path) as (node, _, failures):
+        node.submit(b"raise", no_failure)
+        until(lambda: bool(failures))
+        assert failures[0] is Exit.APPLY_FAILED
+
+
+def test_stalled_tick_thread_ends_the_process(tmp_path: Path) -> None:
+    with running(tmp_path) as (node, machine, failures):
+        machine.gate.clear()
+        node.submit(b"slow", no_failure)
+        ticks = -1
+        while ticks != node._ticks:  # until the thread hangs in apply
+            ticks = node._ticks
+            time.sleep(5 * raft.TICK_S)
+        node.check_ticking(100)
+        for _ in range(STALL_MS_MAX // 1_000 - 1):
+            node.check_ticking(1_000_000)  # one long pause counts little
+        assert failures == []
+        with pytest.raises(SystemExit):
+            node.check_ticking(1_000)
+        assert failures == [Exit.TICK_STALLED]
+        machine.gate.set()
+        until(lambda: machine.applied == [b"slow"])
+
+
+def test_misspelt_setting_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_in(tmp_path)
+    conf = checked_conf(files)
+    assert (conf.raftMinTimeout, conf.raftMaxTimeout, conf.leaderFallbackTimeout) == (0.4, 0.8, 1.0)
+    assert (conf.useFork, conf.appendEntriesUseBatch) == (False, False)
+    assert conf.journalFile == str(tmp_path / "raft" / "journal")
+    monkeypatch.setitem(raft.SETTINGS, "raftMinTimeuot", 0.4)
+    with pytest.raises(AssertionError, match="raftMinTimeuot"):
+        checked_conf(files)
+
+
+def test_another_version_of_pysyncobj_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_in(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.3.18")
+    with pytest.raises(ConfigError, match=r"0\.3\.17"):
+        checked_conf(files)
+
+
+class Silence:
+    def send_raft(self, peer: str, data: bytes) -> None:
+        """Nobody hears it."""
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Iterator[tuple[raft._Core, list[Exit]]]:
+    """A node without peers in reach, whose journal ends with records of term 4."""
+    files = files_in(tmp_path)
+    for record in ((b"\1", 1, 0), (b"\1", 2, 4), (b"\0x", 3, 4), (b"\0y", 4, 4)):
+        files.journal.add(*record)
+    failures: list[Exit] = []
+
+    def fail(code: Exit, _why: str) -> NoReturn:
+        failures.append(code)
+        raise SystemExit(code)
+
+    core = raft._Core("a", frozenset({"b", "c"}), files, Machine(), fail, Silence())
+    yield core, failures
+    core.close()
+
+
+def append(term: int, previous: tuple[int, int], *entries: tuple[bytes, int, int]) -> RaftMessage:
+    return {
+        "type": "append_entries",
+        "term": term,
+        "commit_index": 1,
+        "prevLogIdx": previous[0],
+        "prevLogTerm": previous[1],
+        "entries": entries,
+    }
+
+
+X, Y, Z = (b"\0x", 3, 4), (b"\0y", 4, 4), (b"\0z", 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("message", "seen"),
+    [
+        (append(4, (2, 4), X, Y), append(4, (4, 4))),
+        (append(4, (2, 4)), append(4, (4, 4))),
+        (append(4, (2, 4), X, Y, Z), append(4, (4, 4), Z)),
+        (append(4, (4, 4), Z), append(4, (4, 4), Z)),
+        (append(5, (2, 4), (b"\1", 3, 5)), append(5, (2, 4), (b"\1", 3, 5))),
+    ],
+    ids=["all held", "old heartbeat", "some held", "new", "of a later leader"],
+)
+def test_records_held_from_the_same_leader_are_not_written_again(
+    follower: tuple[raft._Core, list[Exit]], message: RaftMessage, seen: RaftMessage
+) -> None:
+    core, _ = follower
+    assert core.filtered(message) == seen
+
+
+def test_node_that_forgot_stands_for_nothing(
+    follower: tuple[raft._Core, list[Exit]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, _ = follower
+    said: list[RaftMessage] = [
+        {"type": "request_vote", "term": 5, "last_log_index": 4, "last_log_term": 4},
+        {"type": "response_vote", "term": 5},
+        {"type": "next_node_idx", "next_node_idx": 5, "reset": False, "success": True},
+        {"type": "next_node_idx", "next_node_idx": 5, "reset": True, "success": False},
+        {"type": "apply_command", "command": b"\0"},
+    ]
+    assert [core.may_send(message) for message in said] == [True] * 5
+    monkeypatch.setattr(core._journal, "_may_vote", False)
+    assert [core.may_send(message) for message in said] == [False, False, False, True, True]
+    assert core.filtered({"type": "timeout_now", "term": 5}) is None
+
+
+def test_command_that_was_applied_is_never_replaced(
+    follower: tuple[raft._Core, list[Exit]],
+) -> None:
+    core, failures = follower
+    core._SyncObj__raftLastApplied = 3
+    core.filtered(append(5, (3, 4), (b"\1", 4, 5)))
+    with pytest.raises(SystemExit):
+        core.filtered(append(5, (2, 4), (b"\1", 3, 5)))
+    assert failures == [Exit.DIVERGED]

@@ -1,0 +1,269 @@
+"""The wire: what the codec refuses, and links between two nodes over loopback."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import grpc
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.raft_codec import MESSAGE_SIZE_MAX, BadMessage, RaftMessage, decode, encode
+from cluster.raft_link import CHANNEL_OPTIONS, METHOD, Kind, RaftLink
+
+DEADLINE_S = 10.0
+Call: TypeAlias = grpc.aio.StreamStreamCall[Any, Any]
+MESSAGES: list[RaftMessage] = [
+    {"type": "request_vote", "term": 3, "last_log_index": 9, "last_log_term": 2},
+    {"type": "response_vote", "term": 3},
+    {
+        "type": "append_entries",
+        "term": 3,
+        "commit_index": 8,
+        "prevLogIdx": 9,
+        "prevLogTerm": 2,
+        "entries": ((b"\0command", 10, 3), (b"\1", 11, 3)),
+    },
+    {
+        "type": "append_entries",
+        "term": 3,
+        "commit_index": 8,
+        "prevLogIdx": None,
+        "prevLogTerm": None,
+        "entries": (),
+    },
+    {"type": "append_entries", "term": 3, "commit_index": 8, "serialized": (b"x", True, False)},
+    {"type": "append_entries", "term": 3, "commit_index": 8, "serialized": None},
+    {"type": "next_node_idx", "next_node_idx": 4, "reset": True, "success": False},
+    {"type": "apply_command", "command": b"\0command", "request_id": 5},
+    {"type": "apply_command_response", "request_id": 5, "log_idx": 7, "log_term": 3},
+    {"type": "apply_command_response", "request_id": 5, "error": 2},
+    {"type": "timeout_now", "term": 3},
+]
+APPEND = MESSAGES[2]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: str(message["type"]))
+def test_message_survives_the_wire(message: RaftMessage) -> None:
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: str(message["type"]))
+def test_message_cut_anywhere_or_with_a_wrong_field_is_refused(message: RaftMessage) -> None:
+    data = encode(message)
+    for size in range(len(data)):
+        with pytest.raises(BadMessage):
+            decode(data[:size])
+    for name in message:
+        wrong: object
+        for wrong in ("x", -1, 1.5, {}, [[]], 1 << 63):
+            with pytest.raises(BadMessage):
+                decode(msgpack.packb(message | {name: wrong}))
+    with pytest.raises(BadMessage):
+        decode(msgpack.packb(message | {"more": 1}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entries": ((b"\2change of membership", 10, 3),)},
+        {"entries": ((b"\3code version", 10, 3),)},
+        {"entries": ((b"", 10, 3),)},
+        {"entries": ((b"\0" * ((1 << 16) + 1), 10, 3),)},
+        {"entries": ((b"\0", 10),)},
+        {"transmission": "start", "data": b"pickle"},
+        {"serialized": (b"x", True, False)},
+    ],
+    ids=str,
+)
+def test_what_pysyncobj_would_unpickle_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(BadMessage):
+        decode(encode(APPEND | change))
+    with pytest.raises(BadMessage):
+        decode(encode({"type": "apply_command", "command": b"\2change of membership"}))
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_refused(junk: bytes) -> None:
+    with pytest.raises(BadMessage):
+        decode(junk)
+
+
+def test_oversized_message_is_refused_unread() -> None:
+    with pytest.raises(BadMessage, match="bytes"):
+        decode(bytes(MESSAGE_SIZE_MAX + 1))
+
+
+@dataclass
+class End:
+    """One node's link, and what it heard."""
+
+    name: str
+    address: str
+    peers: dict[str, str]
+    cluster_id: str = "test"
+    raft: list[tuple[str, RaftMessage]] = field(default_factory=list)
+    frames: list[tuple[str, Kind, object]] = field(default_factory=list)
+    ups: list[bool] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.link = RaftLink(
+            name=self.name,
+            cluster_id=self.cluster_id,
+            peers=self.peers,
+            channel_for=lambda peer: channel_to(self.peers[peer]),
+            on_raft=lambda peer, message: self.raft.append((peer, message)),
+            on_up=lambda _, up: self.ups.append(up),
+            on_frame=lambda peer, kind, body: self.frames.append((peer, kind, body)),
+        )
+
+    async def start(self) -> None:
+        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self.server.add_generic_rpc_handlers([self.link])
+        self.server.add_insecure_port(self.address)
+        await self.server.start()
+        self.link.start()
+
+    async def stop(self) -> None:
+        await self.server.stop(None)
+        await self.link.stop()
+
+
+def channel_to(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+@contextlib.asynccontextmanager
+async def linked(
+    *, only_b: bool = False, b_cluster: str = "test"
+) -> AsyncIterator[tuple[End, End]]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
+        a, b = (f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes)
+    ends = End("a", a, {"b": b}), End("b", b, {"a": a}, cluster_id=b_cluster)
+    started = ends[1:] if only_b else ends
+    for end in started:
+        await end.start()
+    try:
+        yield ends
+    finally:
+        for end in started:
+            await end.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def test_frames_arrive_in_order_and_lazy_ones_ride_along() -> None:
+    async def scenario() -> None:
+        async with linked() as (a, b):
+            await until(lambda: a.link.is_up("b"))
+            a.link.send("b", Kind.REPORT, (1,), lazily=True)
+            for term in range(100):
+                a.link.send_raft("b", encode({"type": "timeout_now", "term": term}))
+            await until(lambda: len(b.raft) == 100 and len(b.frames) == 1)
+            assert [message["term"] for _, message in b.raft] == list(range(100))
+            assert b.frames == [("a", Kind.REPORT, (1,))]
+            # Alone, a lazy frame goes when the next one of its kind comes, which replaces it.
+            a.link.send("b", Kind.REPORT, (2,), lazily=True)
+            a.link.send("b", Kind.REPORT, (3,), lazily=True)
+            await until(lambda: len(b.frames) == 2)
+            assert b.frames[1] == ("a", Kind.REPORT, (3,))
+
+    asyncio.run(scenario())
+
+
+def test_link_breaks_at_once_with_its_peer_and_is_rebuilt() -> None:
+    async def scenario() -> None:
+        async with linked() as (a, b):
+            await until(lambda: a.link.is_up("b"))
+            loop = asyncio.get_running_loop()
+            start_s = loop.time()
+            await b.stop()
+            await until(lambda: not a.link.is_up("b"))
+            assert loop.time() - start_s < 1.0
+            b.__post_init__()
+            await b.start()
+            await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
+            assert a.ups == [True, False, True]
+            a.link.send("b", Kind.ASK, ("again",))
+            await until(lambda: b.frames == [("a", Kind.ASK, ("again",))])
+
+    asyncio.run(scenario())
+
+
+def test_node_of_another_cluster_is_refused() -> None:
+    async def scenario() -> None:
+        async with linked(b_cluster="other") as (a, b):
+            for end, peer in ((a, b), (b, a)):
+                call: Call = channel_to(peer.address).stream_stream(METHOD)()
+                await call.write(msgpack.packb([1, end.name, peer.name, end.cluster_id]))
+                assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert (a.ups, b.ups) == ([], [])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [b"", b"junk", [1, "x", "b", "test"], [1, "b", "b", "test"], [1, "a", "c", "test"],
+     [2, "a", "b", "test"]],
+    ids=str,
+)  # fmt: skip
+def test_stranger_is_refused(hello: bytes | list[object]) -> None:
+    async def scenario() -> None:
+        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+            call: Call = channel.stream_stream(METHOD)()
+            await call.write(hello if isinstance(hello, bytes) else msgpack.packb(hello))
+            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    asyncio.run(scenario())
+
+
+def test_junk_on_a_stream_breaks_it_off() -> None:
+    async def scenario() -> None:
+        async with linked(only_b=True) as (_, b):
+            for junk in (b"\xc1", msgpack.packb([[0, b"no message"]]), msgpack.packb([7])):
+                async with channel_to(b.address) as channel:
+                    call: Call = channel.stream_stream(METHOD)()
+                    await call.write(msgpack.packb([1, "a", "b", "test"]))
+                    await call.read()
+                    await call.write(junk)
+                    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert b.raft == []
+
+    asyncio.run(scenario())
+
+
+def test_unknown_kind_of_frame_is_skipped() -> None:
+    async def scenario() -> None:
+        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+            call: Call = channel.stream_stream(METHOD)()
+            await call.write(msgpack.packb([1, "a", "b", "test"]))
+            await call.read()
+            await call.write(msgpack.packb([[99, b""], [Kind.ASK, msgpack.packb(1)]]))
+            await until(lambda: b.frames == [("a", Kind.ASK, 1)])
+
+    asyncio.run(scenario())
+
+
+def test_newer_stream_of_a_peer_ends_the_older() -> None:
+    async def scenario() -> None:
+        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+            calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(2)]
+            for call in calls:
+                await call.write(msgpack.packb([1, "a", "b", "test"]))
+                await call.read()
+            assert await calls[0].code() is grpc.StatusCode.ABORTED
+            await calls[1].write(msgpack.packb([[Kind.ASK, msgpack.packb(1)]]))
+            await until(lambda: b.frames == [("a", Kind.ASK, 1)])
+
+    asyncio.run(scenario())

@@ -1,0 +1,141 @@
+"""The page says what was fed, and feeding is cheap and safe."""
+
+import re
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Histogram, generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from cluster.telemetry import ROLES, BatchHistogram, Levels, Telemetry, rss_bytes
+
+BOUNDS = (0.01, 0.043, 0.1)  # 0.043 / 0.001 is a little below 43
+
+
+def telemetry_of(levels: Levels) -> Telemetry:
+    return Telemetry(node="n1", version="0.1.0", read_levels=lambda: levels)
+
+
+def page_of(registry: CollectorRegistry) -> dict[str, float]:
+    """The page's samples: name and labels -> value."""
+    lines = generate_latest(registry).decode().splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in samples if "_created" not in name}
+
+
+@given(st.lists(st.sampled_from([-5, 0, 9, 10, 11, 42, 43, 44, 99, 100, 101, 10**9])))
+def test_column_fills_the_buckets_as_prometheus_own_histogram_does(late_ms: list[int]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    histogram = BatchHistogram("late", "text", BOUNDS, scale=0.001)
+    ours.register(histogram)
+    histogram.observe_column(np.array(late_ms, np.int64))
+    model = Histogram("late", "text", buckets=BOUNDS, registry=theirs)
+    for each in late_ms:
+        model.observe(each / 1000)
+    assert page_of(ours) == pytest.approx(page_of(theirs))
+
+
+def test_single_values_and_columns_are_counted_alike() -> None:
+    one, column = BatchHistogram("a", "", BOUNDS), BatchHistogram("a", "", BOUNDS)
+    values = [0.0, 0.01, 0.0100001, 0.03, 0.1, 7.0]
+    for each in values:
+        one.observe(each)
+    column.observe_column(np.array(values))
+    assert list(one.collect()) == list(column.collect())
+
+
+def test_histogram_loses_nothing_that_threads_feed_it() -> None:
+    registry = CollectorRegistry()
+    histogram = BatchHistogram("a", "", BOUNDS)
+    registry.register(histogram)
+    ready = threading.Barrier(4)
+
+    def feed() -> None:
+        ready.wait()
+        for _ in range(2_000):
+            histogram.observe(0.5)
+
+    threads = [threading.Thread(target=feed) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert page_of(registry)["a_count"] == 8_000
+
+
+def test_lateness_is_fed_in_milliseconds_and_shown_in_seconds() -> None:
+    telemetry = telemetry_of(Levels())
+    telemetry.observe_lateness(np.array([0, 30, 400], np.int64))
+    page = page_of(telemetry.registry)
+    assert page['timer_lateness_seconds_bucket{le="0.02"}'] == 1
+    assert page['timer_lateness_seconds_bucket{le="0.03"}'] == 2
+    assert page['timer_lateness_seconds_bucket{le="+Inf"}'] == 3
+    assert page["timer_lateness_seconds_sum"] == pytest.approx(0.43)
+
+
+def test_levels_are_read_once_per_scrape_and_not_before() -> None:
+    reads = []
+
+    def read() -> Levels:
+        reads.append(1)
+        return Levels(scheduled=10, pending=10)
+
+    telemetry = Telemetry(node="n1", version="0.1.0", read_levels=read)
+    assert reads == []
+    page_of(telemetry.registry)
+    assert reads == [1]
+
+
+def test_page_shows_the_levels() -> None:
+    levels = Levels(
+        role="leader",
+        serving=True,
+        epoch=4,
+        scheduled=10,
+        fired=5,
+        cancelled=2,
+        pending=3,
+        read_time_lag_ms=250,
+    )
+    page = page_of(telemetry_of(levels).registry)
+    assert page["timer_scheduled_total"] == 10
+    assert page["timer_pending"] == 3
+    assert page["timer_epoch"] == 4
+    assert page["timer_serving"] == 1
+    assert page["timer_read_time_lag_seconds"] == 0.25
+    roles = {role: page[f'timer_role{{timer_role="{role}"}}'] for role in ROLES}
+    assert roles == {role: float(role == "leader") for role in ROLES}
+    assert page['timer_build_info{node="n1",version="0.1.0"}'] == 1
+
+
+def test_page_shows_flows_errors_and_memory() -> None:
+    telemetry = telemetry_of(Levels())
+    telemetry.delivered.inc(1_000)
+    telemetry.error("Schedule", "NOT_LEADER")
+    telemetry.error("Schedule", "NOT_LEADER")
+    page = page_of(telemetry.registry)
+    assert page["timer_delivered_total"] == 1_000
+    assert page['timer_grpc_errors_total{method="Schedule",reason="NOT_LEADER"}'] == 2
+    assert page["process_resident_memory_bytes"] > 0
+
+
+def test_every_metric_is_ours_or_the_processes_and_explained() -> None:
+    page = generate_latest(telemetry_of(Levels()).registry).decode()
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", page, re.MULTILINE))
+    assert {name.split("_")[0] for name in helps} == {"timer", "process"}
+    assert all(helps.values())
+
+
+def test_two_nodes_in_one_process_share_nothing() -> None:
+    first, second = telemetry_of(Levels()), telemetry_of(Levels())
+    first.acked.inc(5)
+    assert page_of(second.registry)["timer_acked_total"] == 0
+
+
+def test_resident_memory_grows_with_what_is_held() -> None:
+    before = rss_bytes()
+    held = np.ones(64 << 20, np.uint8)  # beyond what malloc keeps for itself
+    assert rss_bytes() - before > len(held) // 2

@@ -1,0 +1,51 @@
+"""Stands for timerd where only the launcher is tested: answers /readyz, ends on SIGTERM.
+
+The file `behaviour` beside its TOML file changes it: `crash` ends it with a last word,
+`unready` never is ready, `stubborn` ignores SIGTERM.
+"""
+
+import signal
+import sys
+import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import NoReturn
+
+
+def init(arguments: list[str]) -> None:
+    """Make the data directory, as `timerd init` does; refuse to do it twice."""
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    Path(options["--data"]).mkdir()
+    (Path(options["--data"]) / "identity.json").write_text(repr(sorted(options.items())))
+
+
+def serve(config: Path) -> NoReturn:
+    """Serve until SIGTERM."""
+    settings = tomllib.loads(config.read_text())
+    told = config.parent / "behaviour"
+    behaviour = told.read_text() if told.exists() else ""
+    if behaviour == "crash":
+        sys.exit(f"{settings['name']}: the dog ate my disk")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503 if behaviour == "unready" else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def end(*_: object) -> None:
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else end)
+    host, _, port = settings["http"].rpartition(":")
+    HTTPServer((host, int(port)), Handler).serve_forever()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "init":
+        init(sys.argv[2:])
+    else:
+        serve(Path(sys.argv[2]))

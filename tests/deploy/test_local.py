@@ -1,0 +1,156 @@
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from deploy import local
+from deploy.local import LaunchError, LocalCluster, free_ports
+
+FAKE = (sys.executable, str(Path(__file__).parent / "fake_timerd.py"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path / "d", settings=["insecure = false"], program=FAKE)
+    yield cluster
+    for name in cluster.nodes:
+        if cluster.is_running(name):
+            cluster.kill(name)
+
+
+def behave(cluster: LocalCluster, how: str) -> None:
+    cluster.directory.mkdir(exist_ok=True)
+    (cluster.directory / "behaviour").write_text(how)
+
+
+def pids(cluster: LocalCluster) -> dict[str, int]:
+    return {name: node.pid for name, node in cluster.nodes.items()}
+
+
+def test_start_brings_all_nodes_up_and_writes_down_where_they_are(cluster: LocalCluster) -> None:
+    cluster.start()
+    written = json.loads((cluster.directory / "cluster.json").read_text())["nodes"]
+    assert [sorted(node) for node in written] == [["data", "grpc", "http", "name", "pid"]] * 3
+    assert [node["name"] for node in written] == ["n1", "n2", "n3"]
+    assert cluster.endpoints == [node["grpc"] for node in written]
+    assert all(map(cluster.is_running, cluster.nodes))
+    config = tomllib.loads((cluster.directory / "n2.toml").read_text())
+    assert config["peers"] == {node["name"]: node["grpc"] for node in written}
+    assert (config["name"], config["insecure"]) == ("n2", False)
+    assert config["data"] == str(cluster.directory / "n2")
+    identity = (cluster.directory / "n2/identity.json").read_text()
+    assert "('--name', 'n2'), ('--voters', 'n1,n2,n3')" in identity
+
+
+def test_start_again_restarts_only_what_is_dead_on_the_same_ports(cluster: LocalCluster) -> None:
+    cluster.start()
+    before, endpoints = pids(cluster), cluster.endpoints
+    cluster.kill("n2")
+    assert not cluster.is_running("n2")
+    LocalCluster(cluster.directory, program=FAKE).start()
+    after = pids(cluster)
+    assert cluster.endpoints == endpoints
+    assert after["n2"] != before.pop("n2")
+    assert before.items() <= after.items()
+
+
+def test_stop_ends_the_named_node_or_all(cluster: LocalCluster) -> None:
+    cluster.start()
+    cluster.stop("n3")
+    assert [cluster.is_running(name) for name in cluster.nodes] == [True, True, False]
+    cluster.stop()
+    cluster.stop()
+    assert not any(map(cluster.is_running, cluster.nodes))
+
+
+def test_node_that_ends_at_its_start_is_reported_with_its_last_words(
+    cluster: LocalCluster,
+) -> None:
+    behave(cluster, "crash")
+    with pytest.raises(LaunchError, match=r"(?s)n\d ended at its start.*the dog ate my disk"):
+        cluster.start()
+
+
+def test_node_that_never_is_ready_is_reported(cluster: LocalCluster) -> None:
+    behave(cluster, "unready")
+    with pytest.raises(LaunchError, match=r"n1, n2, n3 not ready within 0\.5 s"):
+        cluster.start(timeout_s=0.5)
+
+
+def test_minority_is_not_waited_for(cluster: LocalCluster) -> None:
+    behave(cluster, "unready")
+    cluster.start("n1", timeout_s=0.1)
+    assert [cluster.is_running(name) for name in cluster.nodes] == [True, False, False]
+
+
+def test_node_that_does_not_end_is_named_and_left(cluster: LocalCluster) -> None:
+    behave(cluster, "stubborn")
+    cluster.start()
+    with pytest.raises(LaunchError, match=r"n1 \(pid \d+\) still runs after 0\.3 s"):
+        cluster.stop("n1", timeout_s=0.3)
+    assert cluster.is_running("n1")
+
+
+def test_process_that_got_a_dead_nodes_pid_is_never_signalled(cluster: LocalCluster) -> None:
+    cluster.start()
+    cluster.kill("n1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        path = cluster.directory / "cluster.json"
+        listed = json.loads(path.read_text())
+        listed["nodes"][0]["pid"] = stranger.pid
+        path.write_text(json.dumps(listed))
+        assert not cluster.is_running("n1")
+        with pytest.raises(LaunchError, match="n1 does not run"):
+            cluster.kill("n1", signal.SIGTERM)
+        cluster.stop()
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+        assert stranger.returncode == 0
+
+
+def test_unknown_node_is_named(cluster: LocalCluster) -> None:
+    cluster.start("n1")
+    with pytest.raises(LaunchError, match="no node 'n9'; it has n1, n2, n3"):
+        cluster.kill("n9")
+
+
+def test_ports_are_free_distinct_and_not_for_outgoing_connections() -> None:
+    ports = free_ports(10)
+    assert len({*ports}) == 10
+    assert max(ports) < int(local._EPHEMERAL.read_text().split()[0])
+
+
+def test_commands_up_status_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local, "LocalCluster", partial(LocalCluster, program=FAKE))
+    parser = argparse.ArgumentParser()
+    local.register(parser.add_subparsers())
+
+    def run(*words: str) -> int:
+        args = parser.parse_args(["local", *words, "--dir", str(tmp_path / "d")])
+        status: int = args.run(args)
+        return status
+
+    assert run("status") == 1
+    assert run("up", "--nodes", "1") == 0
+    up = capsys.readouterr().out
+    assert "n1" in up
+    assert "does not answer" in up  # the fake has no gRPC
+    assert run("down") == 0
+    assert capsys.readouterr().out.rstrip().endswith("down")
+
+
+def test_leader_is_none_where_nobody_answers(cluster: LocalCluster) -> None:
+    cluster.start("n1")
+    assert cluster.state("n1") is None
+    assert cluster.leader() is None
+    with pytest.raises(LaunchError, match="no leader within"):
+        cluster.wait_for_leader(timeout_s=0.1)

@@ -1,0 +1,109 @@
+"""Merging: many sorted runs read as one, slice by slice.
+
+    lane 1   |----slice----|                   up to the least end of a slice that is not its
+    lane 2   |--slice--|                       run's last, all rows are here: they are sorted
+    lane 3   |------slice------|               together and handed on, the rest waits
+                       ^ horizon
+
+Memory: one slice (1 MB of payloads) and one head (2 MB) per run, however large the runs are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from timer.columns import Buffers, RowArray
+from timer.order import Position, annihilate, concat, fire_order, rank
+from timer.run import Cursor, Run, is_tombstone
+
+SLICE_ROWS: Final = 8_192
+SLICE_SIZE_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """An order to make one run out of `runs`, which stay as they are until it is installed."""
+
+    runs: tuple[Run, ...]
+    """Neighbours in age, oldest first."""
+    number: int
+    """Of the new run."""
+    position: Position
+    """What lies at or before it is left out."""
+    others: tuple[tuple[int, int], ...]
+    """Least and greatest seq in each run outside: a tombstone for one of these must survive."""
+
+
+class _Lane:
+    """One run and the slice of it that is in memory."""
+
+    def __init__(self, run: Run, position: Position) -> None:
+        self.cursor = Cursor(run, position)
+        self.rows: RowArray | None = None
+        self.number = 0
+        self.data = b""
+
+    def fill(self, number: int) -> bool:
+        """Read a slice, numbered so, if there is none; return whether it was read."""
+        if self.rows is not None or self.cursor.next is None:
+            return False
+        self.rows, self.data = self.cursor.read(0, SLICE_ROWS, SLICE_SIZE_MAX)
+        self.rows["buf"] = self.number = number
+        return True
+
+    def take(self, horizon: Position | None) -> RowArray | None:
+        """Remove and return the rows up to `horizon`; None if there are none."""
+        rows = self.rows
+        if rows is None:
+            return None
+        stop = len(rows) if horizon is None else rank(rows["due_ms"], rows["seq"], horizon)
+        self.rows = rows[stop:] if stop < len(rows) else None
+        return rows[:stop] if stop else None
+
+
+def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
+    """Yield what is left of the rows, in (due, seq) order, with the buffers they point into.
+
+    Rows that were cancelled are left out with their tombstones, and tombstones whose target no
+    run holds any more.
+
+    Raises:
+        CorruptFile: a batch doesn't verify.
+    """
+    lanes = [_Lane(run, merge.position) for run in merge.runs]
+    number = 0
+    while True:
+        for lane in lanes:
+            number += lane.fill(number)
+        ends = [last_of(lane.rows) for lane in lanes if lane.rows is not None and lane.cursor.next]
+        parts, bufs = [], {}
+        for lane in lanes:
+            part = lane.take(min(ends, default=None))
+            if part is not None:
+                parts.append(part)
+                bufs[lane.number] = lane.data
+        if not parts:
+            return
+        rows = concat(parts)
+        if len(parts) > 1:
+            order = fire_order(rows["due_ms"].copy(), rows["seq"].copy())
+            rows = rows.take(order)
+        yield _left(rows, merge.others), bufs
+
+
+def last_of(rows: RowArray) -> Position:
+    """Return the position of the last row."""
+    return Position(int(rows["due_ms"][-1]), int(rows["seq"][-1]))
+
+
+def _left(rows: RowArray, others: Sequence[tuple[int, int]]) -> RowArray:
+    left = annihilate(rows)
+    dead = is_tombstone(rows)
+    if dead.any():
+        needed = np.zeros(len(rows), np.bool_)
+        for low, high in others:
+            needed |= (rows["seq"] >= np.uint64(low)) & (rows["seq"] <= np.uint64(high))
+        left &= ~dead | needed
+    return rows if left.all() else rows[left]

@@ -1,0 +1,485 @@
+"""The client for asyncio.
+
+    async with AsyncTimerClient("127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403") as client:
+        timer = await client.schedule("orders", b"cancel 4711", delay=timedelta(minutes=30))
+        async with client.consumer("orders", group="billing") as consumer:
+            async for message in consumer:
+                message.ack()
+
+One client is one idempotent producer: what it retries becomes one set of timers, through failovers
+too. Requests are sent in the order in which their calls began, so that plain concurrency (tasks,
+`asyncio.gather`) is pipelining. Calls of `schedule` that are made close together share a request.
+What waits for its answer is held in memory: the callers bound that by how many calls they make at
+a time.
+
+A client belongs to the event loop that it is used on first.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from timerclient import ids, rows
+from timerclient.errors import Closed, InvalidRequest, TimerError
+from timerclient.messages import Batch, Message
+from timerclient.nodes import Node, Nodes, parse_addresses
+from timerclient.producer import Call, Producer, Row
+from timerclient.proto import timer_pb2 as pb
+from timerclient.results import CancelResult
+from timerclient.rows import Headers, When, WhenMany
+from timerclient.settings import Settings
+from timerclient.subscription import Subscription
+from timerclient.timers import Timer, Timers
+
+T = TypeVar("T")
+Seconds = float | timedelta
+TimerLike = Timer | str | bytes
+"""A timer, its id as text, or its raw id."""
+
+STARTS = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
+WINDOW = 1_000
+CLOSE_AFTER_ERROR_S = 2.0
+
+
+def seconds(value: Seconds) -> float:
+    """Return a duration in seconds.
+
+    Raises:
+        InvalidRequest: it is not positive.
+    """
+    value_s = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if not value_s > 0:
+        raise InvalidRequest.of("duration", value, "must be positive")
+    return value_s
+
+
+def make_row(
+    topic: str, payload: bytes, key: str | None, headers: Headers | None, when: When
+) -> Row:
+    """Return one call's row.
+
+    Raises:
+        InvalidRequest: an argument is of the wrong kind, or out of range.
+    """
+    is_delay, ms = rows.moment(when)
+    if len(ms) != 1:
+        raise InvalidRequest.of("when", ms, "one timer has one due time")
+    row = Row(topic, rows.payload_bytes(payload), is_delay=is_delay, ms=ms[0])
+    if key:
+        row.key = key.encode()
+    if headers:
+        row.headers = rows.encode_headers(headers)
+    if row.size > rows.REQUEST_SIZE_MAX:
+        limit = f"at most {rows.REQUEST_SIZE_MAX} bytes"
+        raise InvalidRequest.of("payload", f"{len(payload)} bytes", limit)
+    return row
+
+
+def raw_ids(timers: Iterable[TimerLike]) -> bytes:
+    """Return the raw ids of timers, one after the other.
+
+    Raises:
+        InvalidRequest: one of them is no id.
+    """
+    out = bytearray()
+    for timer in timers:
+        raw = timer.raw if isinstance(timer, Timer) else timer
+        if isinstance(raw, str):
+            raw = ids.from_text(raw)
+        if len(raw) != ids.SIZE:
+            raise InvalidRequest.of("timer_id", raw, f"must be {ids.SIZE} bytes")
+        out += raw
+    return bytes(out)
+
+
+def make_opening(
+    topic: str, group: str, lease: Seconds | None, start: str, name: str
+) -> pb.OpenConsumer:
+    """Return what opens a consumer.
+
+    Raises:
+        InvalidRequest: `start` is neither "earliest" nor "latest", or the lease is not positive.
+    """
+    if start not in STARTS:
+        raise InvalidRequest.of("start", start, f"must be one of {', '.join(STARTS)}")
+    lease_ms = 0 if lease is None else max(1, round(seconds(lease) * 1000))
+    return pb.OpenConsumer(
+        topic=topic, group=group, lease_ms=lease_ms, start=STARTS[start], consumer=name
+    )
+
+
+class AsyncTimerClient:
+    """A connection to a cluster, for one event loop.
+
+    `cluster`: "host:port,host:port", or a sequence of addresses; some of the nodes are enough.
+    `timeout`: how long a call may take, failovers included, unless it says otherwise.
+    """
+
+    def __init__(
+        self,
+        cluster: str | Sequence[str],
+        *,
+        timeout: Seconds | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        settings: Settings = Settings(),  # noqa: B008 -- frozen
+    ) -> None:
+        self._addresses = parse_addresses(cluster)
+        self._settings = settings
+        self._credentials = credentials
+        self._call_s = settings.call_s if timeout is None else seconds(timeout)
+        self._nodes: Nodes | None = None
+        self._producer: Producer | None = None
+        self._consumers: set[AsyncConsumer] = set()
+        self._closed = False
+
+    # ---- scheduling
+
+    async def schedule(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        headers: Headers | None = None,
+        timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
+        **when: Unpack[When],
+    ) -> Timer:
+        """Return the timer, once a majority of the cluster has it on disk.
+
+        When it fires: `delay` (a timedelta, or seconds), `due` (an aware datetime) or `due_ms`
+        (Unix milliseconds); none of them is at once.
+
+        Raises:
+            InvalidRequest: an argument breaks a limit; a naive datetime, for one.
+            OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
+            TimerError: it was refused, and not scheduled.
+        """
+        row = make_row(topic, payload, key, headers, when)
+        future: asyncio.Future[Timer] = asyncio.get_running_loop().create_future()
+        call = Call(future, 1, make_timer, self.within_s(timeout))
+        self.producer().submit_row(row, call)
+        return await self._answered(future, call)
+
+    async def schedule_batch(
+        self,
+        topic: str,
+        payloads: Iterable[bytes],
+        *,
+        keys: Iterable[str | None] | None = None,
+        headers: Headers | Iterable[Headers | None] | None = None,
+        timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
+        **when: Unpack[WhenMany],
+    ) -> Timers:
+        """Return the timers of one request, all or none, once a majority has them on disk.
+
+        `delay`, `due` or `due_ms` is one value for all, or one for each payload.
+
+        Raises:
+            InvalidRequest: an argument breaks a limit; a naive datetime, for one.
+            OutcomeUnknown: no answer in time; the timers may have been scheduled, or be yet.
+            TimerError: the batch was refused, and none of it scheduled.
+        """
+        body, n = rows.encode_batch(topic, payloads, when, keys, headers)
+        future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
+        call = Call(future, n, Timers, self.within_s(timeout))
+        self.producer().submit(body, call)
+        return await self._answered(future, call)
+
+    async def _answered(self, future: asyncio.Future[T], call: Call) -> T:
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.producer().withdraw(call)
+            raise
+
+    # ---- cancelling
+
+    async def cancel(self, timer: TimerLike, *, timeout: Seconds | None = None) -> CancelResult:  # noqa: ASYNC109
+        """Return what became of the cancel of one timer.
+
+        It is retried through failovers. If the answer to a first sending was lost, the answer to
+        the next may be ALREADY_CANCELLED of its own work.
+
+        Raises:
+            OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
+        """
+        [result] = await self.cancel_batch([timer], timeout=timeout)
+        return result
+
+    async def cancel_batch(
+        self,
+        timers: Iterable[TimerLike],
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> list[CancelResult]:
+        """Return what became of the cancels of many timers, one each; as `cancel` otherwise."""
+        raw = timers.raw if isinstance(timers, Timers) else raw_ids(timers)
+        if not raw:
+            return []
+        request = pb.CancelRequest(timer_ids=raw)
+        answer = await self.nodes().call(
+            lambda node: lambda: node.timers.Cancel(request), within_s=self.within_s(timeout)
+        )
+        return [CancelResult(result) for result in answer.results]
+
+    # ---- consuming
+
+    def consumer(
+        self,
+        topic: str,
+        group: str,
+        *,
+        lease: Seconds | None = None,
+        start: str = "earliest",
+        window: int = WINDOW,
+        name: str = "",
+    ) -> "AsyncConsumer":
+        """Return a consumer of a group; the group and the topic are made if they don't exist.
+
+        `lease`: how long a message is this consumer's before others may get it; None: the group's
+        default. `start`: where the group begins if this creates it. `window`: how many messages
+        may be on their way or waiting here. `name` is for people.
+        """
+        if window < 1:
+            raise InvalidRequest.of("window", window, "must be positive")
+        opening = make_opening(topic, group, lease, start, name)
+        consumer = AsyncConsumer(self.nodes(), opening, window, self._call_s)
+        self._consumers.add(consumer)
+        return consumer
+
+    # ---- administration: the answers are messages of the contract
+
+    async def status(self, *, local: bool = False) -> pb.GetStatusResponse:
+        """Return the status of the cluster as the first node that answers sees it."""
+        request = pb.GetStatusRequest(local=local)
+        return await self._anywhere(lambda node: lambda: node.admin.GetStatus(request))
+
+    async def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:
+        """Return the nodes' checkpoints and the shared one, from the first node that answers."""
+        request = pb.GetCheckpointRequest(local=local)
+        return await self._anywhere(lambda node: lambda: node.admin.GetCheckpoint(request))
+
+    async def topics(self) -> list[pb.TopicStatus]:
+        """Return all topics with their groups, as the leader has them."""
+        request = pb.ListTopicsRequest()
+        answer = await self.nodes().call(
+            lambda node: lambda: node.admin.ListTopics(request), within_s=self._call_s
+        )
+        return list(answer.topics)
+
+    async def create_topic(self, topic: str) -> int:
+        """Return the id of a topic that exists from now on."""
+        request = pb.CreateTopicRequest(topic=topic)
+        answer = await self.nodes().call(
+            lambda node: lambda: node.admin.CreateTopic(request), within_s=self._call_s
+        )
+        return answer.topic_id
+
+    async def transfer(self, target: str = "") -> None:
+        """Hand the leadership over to the node named `target`; empty: to any other."""
+        request = pb.TransferLeadershipRequest(target=target)
+        await self.nodes().call(
+            lambda node: lambda: node.admin.TransferLeadership(request),
+            within_s=self._call_s,
+            repeatable=False,
+        )
+
+    async def _anywhere(self, method: Callable[[Node], Callable[[], Awaitable[T]]]) -> T:
+        return await self.nodes().anywhere(method, within_s=self._call_s)
+
+    # ---- life
+
+    async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
+        """Wait for what was submitted, close all consumers, then all connections.
+
+        What is not answered in time is given up: its future says whether it may have happened.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        within_s = self.within_s(timeout)
+        try:
+            for consumer in list(self._consumers):
+                await consumer.close(within_s)
+        finally:
+            if self._producer is not None:
+                await self._producer.close(within_s)
+            if self._nodes is not None:
+                await self._nodes.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the client; it connects with its first call."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close; after an error don't wait long for what is unanswered."""
+        await self.close(None if error is None else min(self._call_s, CLOSE_AFTER_ERROR_S))
+
+    # ---- for the synchronous client
+
+    def within_s(self, timeout: Seconds | None) -> float:
+        """Return the time that a call has, in seconds."""
+        return self._call_s if timeout is None else seconds(timeout)
+
+    def nodes(self) -> Nodes:
+        """Return the cluster's nodes, on the running event loop.
+
+        Raises:
+            Closed: the client is closed.
+        """
+        if self._closed:
+            raise Closed("the client is closed")
+        if self._nodes is None:
+            self._nodes = Nodes(self._addresses, self._settings, self._credentials)
+        return self._nodes
+
+    def producer(self) -> Producer:
+        """Return the client's one producer.
+
+        Raises:
+            Closed: the client is closed.
+        """
+        if self._producer is None:
+            self._producer = Producer(self.nodes())
+        return self._producer
+
+
+def make_timer(raw: bytes, *, duplicate: bool) -> Timer:
+    """Return the timer of a single call."""
+    return Timer(raw, duplicate=duplicate)
+
+
+class AsyncConsumer:
+    """Iterates over the messages of a group until it is closed; reconnects through failovers."""
+
+    def __init__(self, nodes: Nodes, opening: pb.OpenConsumer, window: int, call_s: float) -> None:
+        self._nodes = nodes
+        self._opening = opening
+        self._window = window
+        self._call_s = call_s
+        self._arrived = asyncio.Event()
+        self._subscription: Subscription | None = None
+        self._rest: list[Message] = []
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        """Return the consumer, once a leader has opened it.
+
+        Raises:
+            Unreachable: none did in time.
+            TimerError: it was refused.
+        """
+        try:
+            await self._open().opened(self._call_s)
+        except BaseException:
+            if self._subscription is not None:
+                await self._subscription.abandon()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Confirm all acks and leave the group; after an error don't wait long for that."""
+        if error is None:
+            await self.close()
+        else:
+            await self._leave(min(self._call_s, CLOSE_AFTER_ERROR_S))
+
+    @property
+    def dropped_stale(self) -> int:
+        """Messages dropped because they came from a leader that was known to be deposed."""
+        return 0 if self._subscription is None else self._subscription.dropped_stale
+
+    @property
+    def leases_lost(self) -> int:
+        """Acks refused because the message was somebody else's by then."""
+        return 0 if self._subscription is None else self._subscription.leases_lost
+
+    def __aiter__(self) -> Self:
+        """Iterate over messages; an error that ends the consumer is raised."""
+        return self
+
+    async def __anext__(self) -> Message:
+        """Return the next message."""
+        while not self._rest:
+            batch = await self._next_batch(None)
+            if batch is None:
+                raise StopAsyncIteration
+            self._rest = [*batch][::-1]
+        return self._rest.pop()
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Iterate over batches as the leader leased them: the fastest way."""
+        while (batch := await self._next_batch(None)) is not None:
+            yield batch
+
+    async def receive(
+        self,
+        max_messages: int = 1,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> list[Message]:
+        """Return 1 to `max_messages` messages; none if none comes in time, or it was closed."""
+        if not self._rest:
+            batch = await self._next_batch(None if timeout is None else seconds(timeout))
+            self._rest = [] if batch is None else [*batch][::-1]
+        taken = self._rest[: -max_messages - 1 : -1]
+        del self._rest[len(self._rest) - len(taken) :]
+        return taken
+
+    async def _next_batch(self, within_s: float | None) -> Batch | None:
+        """Return the next batch. None: none came in time, or the consumer was closed."""
+        subscription = self._open()
+        try:
+            async with asyncio.timeout(within_s):
+                while (batch := subscription.take()) is None:
+                    if subscription.error is not None:
+                        raise subscription.error
+                    if subscription.over:
+                        return None
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                return batch
+        except TimeoutError:
+            return None
+
+    async def flush(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
+        """Wait until every ack that was made by now is answered.
+
+        Raises:
+            OutcomeUnknown: some are not, in time. They are still sent again.
+        """
+        within_s = self._call_s if timeout is None else seconds(timeout)
+        await self._open().flush(within_s)
+
+    async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
+        """Confirm all acks, then leave the group: its messages go to others at once.
+
+        Raises:
+            OutcomeUnknown: some acks were not answered in time; their futures say which.
+        """
+        self._closed = True
+        if self._subscription is not None:
+            within_s = self._call_s if timeout is None else seconds(timeout)
+            await self._subscription.close(within_s)
+
+    async def _leave(self, within_s: float) -> None:
+        with contextlib.suppress(TimerError):  # the error that ends the block matters more
+            await self.close(within_s)
+
+    def _open(self) -> Subscription:
+        if self._subscription is None:
+            if self._closed:
+                raise Closed("the consumer is closed")
+            self._subscription = Subscription(
+                self._nodes, self._opening, self._window, self._arrived.set
+            )
+        return self._subscription

@@ -1,0 +1,229 @@
+"""Delivered messages: one batch of columns, and light views of its rows.
+
+A batch is what the leader leased together. It keeps the columns as they came; a payload is sliced
+out only when somebody asks for it, so that a consumer that counts a million messages makes no
+million objects.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import accumulate
+from typing import TypeVar, overload
+
+from timerclient import ids
+from timerclient.proto import timer_pb2 as pb
+from timerclient.results import AckResult
+from timerclient.rows import decode_headers
+
+T = TypeVar("T")
+
+
+class Acking(Future[T]):
+    """The answer to an ack, once it is there; for threads and for event loops.
+
+    `result(timeout)` waits in a thread; `await acking` waits on an event loop. Nobody has to: an
+    ack is on its way as soon as it is made, and `flush` or closing the consumer confirms all.
+    """
+
+    counts = False
+    """The result is a count of messages, not an AckResult."""
+
+    def __await__(self) -> Generator[object, None, T]:
+        """Wait on the running event loop."""
+        if self.done():
+            return self.result()
+        return (yield from asyncio.wrap_future(self).__await__())
+
+
+SendAck = Callable[["Batch", Sequence[int], "Acking[AckResult] | Acking[int]"], None]
+"""How a consumer takes the ack of offsets of a batch."""
+
+
+class Message:
+    """One delivery of one fired timer; a view into its batch."""
+
+    __slots__ = ("_at", "_batch")
+
+    def __init__(self, batch: "Batch", at: int) -> None:
+        self._batch = batch
+        self._at = at
+
+    @property
+    def payload(self) -> bytes:
+        """What was scheduled."""
+        return self._batch.payload(self._at)
+
+    @property
+    def id(self) -> str:
+        """The timer's id, as text."""
+        return ids.to_text(self.raw_id)
+
+    @property
+    def raw_id(self) -> bytes:
+        """The timer's id, 15 bytes."""
+        at = self._at * ids.SIZE
+        return self._batch.raw_ids[at : at + ids.SIZE]
+
+    @property
+    def due_ms(self) -> int:
+        """When it was asked to fire, Unix milliseconds."""
+        return self._batch.due_ms[self._at]
+
+    @property
+    def fired_at_ms(self) -> int:
+        """When it fired, Unix milliseconds on the cluster's clock."""
+        return self._batch.fired_at_ms[self._at]
+
+    @property
+    def attempt(self) -> int:
+        """1: the first delivery. More: it may have been delivered before."""
+        return self._batch.attempts[self._at]
+
+    @property
+    def queue_offset(self) -> int:
+        """Its position in its topic's queue."""
+        return self._batch.queue_offsets[self._at]
+
+    @property
+    def key(self) -> str | None:
+        """The key that it was scheduled with."""
+        return self._batch.key(self._at)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that it was scheduled with."""
+        return self._batch.headers(self._at)
+
+    @property
+    def epoch(self) -> int:
+        """The leadership that handed it out."""
+        return self._batch.epoch
+
+    def ack(self) -> Acking[AckResult]:
+        """Say that its work is done; return at once with the future of the answer.
+
+        The future raises LeaseLost if the message is somebody else's by now, and NotDelivered if
+        it never was handed out.
+        """
+        acking: Acking[AckResult] = Acking()
+        self._batch.send_ack(self._batch, (self.queue_offset,), acking)
+        return acking
+
+    def __repr__(self) -> str:
+        return f"Message(queue_offset={self.queue_offset}, attempt={self.attempt})"
+
+
+class Batch(Sequence[Message]):
+    """Messages of one topic, leased together. Iterate for messages, or use the columns."""
+
+    __slots__ = (
+        "_columns",
+        "_ends",
+        "_header_ends",
+        "_key_ends",
+        "attempts",
+        "due_ms",
+        "epoch",
+        "fired_at_ms",
+        "lease_id",
+        "lease_ms",
+        "queue_offsets",
+        "raw_ids",
+        "send_ack",
+    )
+
+    def __init__(self, columns: pb.Deliveries, send_ack: SendAck) -> None:
+        self._columns = columns
+        self.send_ack = send_ack
+        self.epoch = columns.epoch
+        """The leadership that handed it out."""
+        self.lease_id = columns.lease_id
+        self.lease_ms = columns.lease_ms
+        """How long the messages are leased, from when the leader sent them."""
+        self.queue_offsets: list[int] = list(columns.queue_offsets)
+        self.due_ms: Sequence[int] = columns.due_ms
+        self.fired_at_ms: Sequence[int] = columns.fired_at_ms
+        self.attempts: Sequence[int] = columns.attempts
+        self.raw_ids = columns.timer_ids
+        """The timers' ids, n x 15 bytes."""
+        self._ends: list[int] | None = None
+        self._key_ends: list[int] | None = None
+        self._header_ends: list[int] | None = None
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """All payloads, sliced out."""
+        blob, start, out = self._columns.payloads, 0, []
+        for size in self._columns.payload_sizes:
+            out.append(blob[start : start + size])
+            start += size
+        return out
+
+    @property
+    def payload_blob(self) -> bytes:
+        """All payloads, one after the other; their sizes are `payload_sizes`."""
+        return self._columns.payloads
+
+    @property
+    def payload_sizes(self) -> Sequence[int]:
+        """The size of each payload, in bytes."""
+        return self._columns.payload_sizes
+
+    @property
+    def ids(self) -> list[str]:
+        """The timers' ids as text."""
+        return [message.id for message in self]
+
+    def payload(self, at: int) -> bytes:
+        """Return one row's payload."""
+        if self._ends is None:
+            self._ends = [0, *accumulate(self._columns.payload_sizes)]
+        return self._columns.payloads[self._ends[at] : self._ends[at + 1]]
+
+    def key(self, at: int) -> str | None:
+        """Return one row's key. None: it has none."""
+        if not self._columns.key_sizes:
+            return None
+        if self._key_ends is None:
+            self._key_ends = [0, *accumulate(self._columns.key_sizes)]
+        return self._columns.keys[self._key_ends[at] : self._key_ends[at + 1]].decode() or None
+
+    def headers(self, at: int) -> dict[str, str]:
+        """Return one row's headers."""
+        if not self._columns.headers_sizes:
+            return {}
+        if self._header_ends is None:
+            self._header_ends = [0, *accumulate(self._columns.headers_sizes)]
+        ends = self._header_ends
+        return decode_headers(self._columns.headers[ends[at] : ends[at + 1]])
+
+    def ack(self) -> Acking[int]:
+        """Say that the work of all its messages is done; return at once.
+
+        The future gives how many messages that were. It raises LeaseLost, naming the offsets, if
+        some are somebody else's by now; the others are acked all the same.
+        """
+        acking: Acking[int] = Acking()
+        acking.counts = True
+        self.send_ack(self, self.queue_offsets, acking)
+        return acking
+
+    def __len__(self) -> int:
+        return len(self.queue_offsets)
+
+    def __iter__(self) -> Iterator[Message]:
+        return (Message(self, at) for at in range(len(self.queue_offsets)))
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        rows = range(len(self))[index]
+        if isinstance(rows, range):
+            return [Message(self, at) for at in rows]
+        return Message(self, rows)
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} messages, epoch={self.epoch}, lease_id={self.lease_id})"

@@ -1,0 +1,369 @@
+"""The nodes of a cluster as a client sees them: channels, and which of them leads.
+
+    unknown ──probe──► known ──NOT_LEADER, broken, silent──► unknown
+
+The leader is known only by its own word: a node is probed (`GetStatus`, local) before anything is
+sent to it, so that a request is on the wire only once a connection stands. A hint, as NOT_LEADER
+carries one, is probed first. When a node falls silent the others are asked whether one leads by
+now: a paused process closes no connection.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from timerclient import errors
+from timerclient.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    LeadershipLost,
+    NotLeader,
+    OutcomeUnknown,
+    TimerError,
+    Unreachable,
+)
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.settings import Settings
+
+T = TypeVar("T")
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", 64 << 20),
+    # A node that restarts is met again soon: the default pause grows to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Two clients of one process don't share a connection, nor its pauses.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Node:
+    """One address: its channel and the stubs on it."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.address = address
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+        self.timers = rpc.TimerServiceStub(self.channel)
+        self.consuming = rpc.ConsumeServiceStub(self.channel)
+        self.schedule_stream: Any = self.channel.stream_stream(
+            "/timer.v1.TimerService/ScheduleStream",
+            response_deserializer=pb.ScheduleResponse.FromString,
+        )
+        """ScheduleStream, of requests that are encoded already."""
+        self.admin = rpc.AdminServiceStub(self.channel)
+
+    def __repr__(self) -> str:
+        return f"Node({self.address})"
+
+
+class Pauses:
+    """Pauses between attempts: none before the first retry, then doubling, with jitter."""
+
+    def __init__(self, settings: Settings, rng: random.Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self._next_s = 0.0
+
+    def reset(self) -> None:
+        """Begin anew: an attempt succeeded."""
+        self._next_s = 0.0
+
+    def take(self, at_least_s: float = 0.0) -> float:
+        """Return the next pause, in seconds; at least what the cluster asked for."""
+        pause_s = self._next_s * self._rng.uniform(0.5, 1.0)
+        low, high = self._settings.pause_s_min, self._settings.pause_s_max
+        self._next_s = min(max(2 * self._next_s, low), high)
+        return max(pause_s, at_least_s * self._rng.uniform(1.0, 1.25))
+
+
+class Nodes:
+    """All nodes of one cluster; lives on one event loop."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        settings: Settings,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.settings = settings
+        self.rng = random.Random()  # noqa: S311 -- jitter, no secret
+        self.epoch = 0
+        """The highest epoch that a delivery or an opened consumer carried."""
+        self.last_error: TimerError | None = None
+        self._addresses = list(addresses)
+        self._credentials = credentials
+        self._nodes: dict[str, Node] = {}
+        self._leader: Node | None = None
+        self._hint = ""
+        self._leader_epoch = 0
+        self._finding = asyncio.Lock()
+
+    def node(self, address: str) -> Node:
+        """Return the node at an address; connecting happens with its first call."""
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = Node(address, self._credentials)
+        return node
+
+    async def close(self) -> None:
+        """Close all channels."""
+        nodes, self._nodes, self._leader = list(self._nodes.values()), {}, None
+        await asyncio.gather(*(node.channel.close() for node in nodes))
+
+    # ---- who leads
+
+    async def leader(self) -> Node:
+        """Return the leader, once there is one; look for it as long as it takes."""
+        pauses = Pauses(self.settings, self.rng)
+        while True:
+            async with self._finding:
+                leader = self._leader or await self._probe_hint() or await self._probe_all()
+                self._leader = leader
+            if leader is not None:
+                return leader
+            await asyncio.sleep(max(pauses.take(), self.settings.pause_s_min))
+
+    def failed(self, node: Node, error: TimerError) -> None:
+        """Note that `node` refused or failed a request: it may not lead any more."""
+        self.last_error = error
+        if not errors.means_move(error):
+            return
+        if self._leader is node:
+            self._leader = None
+        if isinstance(error, NotLeader) and error.leader != node.address:
+            self._hint = error.leader
+
+    async def moved(self, node: Node) -> bool:
+        """Return whether another node than the silent `node` leads by now, and go there."""
+        async with self._finding:
+            if self._leader is not None and self._leader is not node:
+                return True
+            leader = await self._probe_all()
+            if leader is None or leader is node:
+                return False
+            self._leader = leader
+            return True
+
+    async def _probe_hint(self) -> Node | None:
+        hint, self._hint = self._hint, ""
+        if not hint:
+            return None
+        node = self.node(hint)
+        return node if await self._leader_epoch_of(node) >= self._leader_epoch else None
+
+    async def _probe_all(self) -> Node | None:
+        """Return the node that leads the highest epoch, at the first word of it. None: nobody."""
+        addresses = dict.fromkeys([*self._addresses, *self._nodes])
+        probes = {
+            asyncio.ensure_future(self._leader_epoch_of(self.node(address))): address
+            for address in addresses
+        }
+        best = -1, ""
+        pending = set(probes)
+        wait_s = self.settings.probe_s
+        try:
+            while pending and best[0] < max(self._leader_epoch, 0):
+                done, pending = await asyncio.wait(
+                    pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                # The others had as much time: don't let a paused node slow down every round.
+                wait_s = self.settings.probe_s / 5
+                best = max(best, *((probe.result(), probes[probe]) for probe in done))
+        finally:
+            await cancelled(probes)
+        if best[0] < 0:
+            return None
+        self._leader_epoch = max(self._leader_epoch, best[0])
+        return self.node(best[1])
+
+    async def _leader_epoch_of(self, node: Node) -> int:
+        """Return the epoch that a node leads; -1: it does not, or does not answer."""
+        request = pb.GetStatusRequest(local=True)
+        try:
+            with converted():
+                status = await node.admin.GetStatus(request, timeout=self.settings.probe_s)
+        except TimerError as error:
+            text = f"{node.address}: {error}"
+            self.last_error = Unreachable(text)
+            return -1
+        for one in status.nodes:
+            if one.role == "leader" and one.serving:
+                return int(one.epoch)
+        self.last_error = Unreachable(f"{node.address} answers, but does not lead")
+        return -1
+
+    # ---- calls
+
+    async def attempt(self, node: Node, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer of one unary call; leave a silent node when another leads.
+
+        Raises:
+            TimerError: it failed. LeadershipLost: the node fell silent and another leads.
+        """
+        task = asyncio.ensure_future(_awaited(call))
+        try:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=self.settings.stall_s)
+                if done:
+                    return task.result()
+                if await self.moved(node):
+                    silent = f"{node.address} fell silent and another node leads"
+                    raise LeadershipLost(silent)
+        finally:
+            await cancelled([task])
+
+    async def call(
+        self,
+        method: Callable[[Node], Callable[[], Awaitable[T]]],
+        *,
+        within_s: float,
+        repeatable: bool = True,
+    ) -> T:
+        """Return the leader's answer to a unary call, through failovers and refusals to wait.
+
+        `repeatable`: it does no harm if it is applied twice.
+
+        Raises:
+            OutcomeUnknown: no answer in time, and it may have been applied.
+            Unreachable: no answer in time, and it certainly was not.
+            TimerError: it was refused.
+        """
+        pauses = Pauses(self.settings, self.rng)
+        in_doubt = asking = False
+        last: TimerError | None = None
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    node = await self.leader()
+                    asking = True
+                    try:
+                        answer = await self.attempt(node, method(node))
+                    except TimerError as error:
+                        asking = False
+                        in_doubt |= not error.outcome_known
+                        again = errors.means_move(error) or errors.means_wait(error)
+                        if not again or (in_doubt and not repeatable):
+                            if in_doubt:
+                                errors.as_unknown(error)
+                            raise
+                        last = error
+                        self.failed(node, error)
+                        pause_ms = error.retry_after_ms
+                    else:
+                        self.last_error = None
+                        return answer
+                    await asyncio.sleep(pauses.take(pause_ms / 1000))
+        except TimeoutError:
+            raise out_of_time(within_s, last or self.last_error, sent=in_doubt or asking) from None
+
+    async def anywhere(
+        self, method: Callable[[Node], Callable[[], Awaitable[T]]], *, within_s: float
+    ) -> T:
+        """Return the answer of the first node that gives one to a reading call; ask each once.
+
+        Raises:
+            Unreachable: none does.
+        """
+        each_s = min(within_s, self.settings.stall_s)
+        for address in self._addresses:
+            try:
+                async with asyncio.timeout(each_s):
+                    return await _awaited(method(self.node(address)))
+            except TimeoutError:
+                self.last_error = Unreachable(f"{address}: no answer within {each_s:g} s")
+            except TimerError as error:
+                self.last_error = Unreachable(f"{address}: {error}")
+        text = f"no node answers; the last: {self.last_error}"
+        raise Unreachable(text)
+
+
+def parse_addresses(cluster: str | Sequence[str]) -> list[str]:
+    """Return the addresses of "host:port,host:port" or of a sequence of them.
+
+    Raises:
+        InvalidRequest: there is none, or one has no port.
+    """
+    given = cluster.split(",") if isinstance(cluster, str) else list(cluster)
+    addresses = [address.strip() for address in given if address.strip()]
+    if not addresses:
+        raise InvalidRequest.of("cluster", cluster, "must name at least one host:port")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidRequest.of("cluster", address, "must be host:port")
+    return addresses
+
+
+def out_of_time(within_s: float, last: TimerError | None, *, sent: bool) -> TimerError:
+    """Return the error of a call whose time is up."""
+    why = f"; the last trouble: {last}" if last is not None else ""
+    if sent:
+        error: TimerError = OutcomeUnknown(f"no answer within {within_s:g} s{why}")
+    elif isinstance(last, errors.Overloaded):
+        error = errors.Overloaded(f"not taken within {within_s:g} s{why}")
+    else:
+        error = Unreachable(f"not taken within {within_s:g} s{why}")
+    error.__cause__ = last
+    return error
+
+
+@contextmanager
+def converted() -> Iterator[None]:
+    """Raise gRPC's failures as TimerErrors."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise errors.from_rpc(error) from error
+    except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        text = f"the stream is over: {error}"
+        raise ConnectionLost(text) from error
+    except asyncio.CancelledError:
+        # grpc.aio raises it also when the *server* ended a call as cancelled.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionLost("the node cancelled the call") from None
+
+
+async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
+    with converted():
+        return await call()
+
+
+async def cancelled(tasks: Any) -> None:
+    """Cancel tasks and wait until they are over."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_to_end(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run the parts side by side until one ends; end the others; raise what that one raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(tasks)
+    for task in done:
+        task.result()
+
+
+@asynccontextmanager
+async def closing_call(call: Any) -> AsyncIterator[Any]:
+    """Cancel a streaming call at the end, whatever the end is."""
+    try:
+        yield call
+    finally:
+        call.cancel()

@@ -1,0 +1,430 @@
+"""The shell of a producer: carries the pipeline's requests over one stream to the leader.
+
+    schedule, schedule_batch ──► Call ──► Request ──► pipeline ──► ScheduleStream ──► leader
+                                  ▲                       │
+                                  └── future, deadline ◄──┴── answers
+
+Single calls that are made close together share one request: those of the same turn of the event
+loop, and those that come while two such requests are on the wire. The future of a call is an
+asyncio or a concurrent one; only the event loop's thread settles it.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from timerclient.errors import (
+    Closed,
+    ConnectionLost,
+    LeadershipLost,
+    TimerError,
+    from_wire,
+)
+from timerclient.ids import SIZE
+from timerclient.nodes import (
+    Node,
+    Nodes,
+    Pauses,
+    closing_call,
+    converted,
+    first_to_end,
+    out_of_time,
+)
+from timerclient.pipeline import Pipeline, Request, Step
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import Columns
+
+TOKEN_SIZE: Final = 16
+
+
+class Settles(Protocol):
+    """The part of asyncio's and concurrent's futures that is used here."""
+
+    def done(self) -> bool:
+        """Whether it has its outcome, or was cancelled."""
+
+    def set_result(self, result: Any, /) -> None:
+        """Give it a result."""
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """Give it an error."""
+
+
+class Call:
+    """What one caller waits for: the ids of some rows of a request."""
+
+    __slots__ = ("alarm", "first", "future", "make", "request", "rows", "within_s")
+
+    def __init__(
+        self, future: Settles, rows: int, make: Callable[..., Any], within_s: float
+    ) -> None:
+        self.future = future
+        self.rows = rows
+        self.make = make
+        """Timer or Timers."""
+        self.within_s = within_s
+        self.first = 0
+        """Its first row in the request."""
+        self.request: CallsRequest | None = None
+        self.alarm: asyncio.TimerHandle | None = None
+
+    def settle(self, ids: bytes, error: TimerError | None, *, duplicate: bool) -> None:
+        """Hand over the outcome, unless nobody waits any more."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+        if self.future.done():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            raw = ids[self.first * SIZE : (self.first + self.rows) * SIZE]
+            self.future.set_result(self.make(raw, duplicate=duplicate))
+
+
+class CallsRequest(Request):
+    """A request, and who waits for it."""
+
+    __slots__ = ("body", "calls", "size")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.body = b""
+        """A ScheduleRequest without its head; empty: still being collected."""
+        self.size = 0
+
+    def seal(self) -> bytes:
+        """Return the body; from now on it stays as it is."""
+        return self.body
+
+    def release(self, call: Call) -> bool:
+        """Take out the rows of one call of several; return False if they can't be told apart."""
+        return False
+
+
+class BatchRequest(CallsRequest):
+    """The request of one call: its rows are encoded."""
+
+    __slots__ = ()
+
+    def __init__(self, body: bytes, call: Call) -> None:
+        super().__init__()
+        self.body = body
+        self.size = len(body)
+        self.calls.append(call)
+        call.request = self
+
+
+class Row:
+    """The one row of a single call."""
+
+    __slots__ = ("headers", "is_delay", "key", "ms", "payload", "topic")
+
+    def __init__(self, topic: str, payload: bytes, *, is_delay: bool, ms: int) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.is_delay = is_delay
+        self.ms = ms
+        self.key = b""
+        self.headers = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, about."""
+        return 20 + len(self.payload) + len(self.key) + len(self.headers)
+
+
+class CollectedRequest(CallsRequest):
+    """The rows of single calls, collected until it is sent."""
+
+    __slots__ = ("kinds", "rows")
+    held = True
+
+    def __init__(self, row: Row, call: Call) -> None:
+        super().__init__()
+        self.rows: list[Row] = []
+        self.kinds: dict[str, bool] = {}
+        """Per topic: whether its rows have delays. A topic's columns hold one kind."""
+        self.add(row, call)
+
+    def takes(self, row: Row, rows_max: int, bytes_max: int) -> bool:
+        """Return whether `row` may join."""
+        return (
+            not self.body
+            and len(self.rows) < rows_max
+            and self.size + row.size <= bytes_max
+            and self.kinds.get(row.topic, row.is_delay) == row.is_delay
+        )
+
+    def add(self, row: Row, call: Call) -> None:
+        """Let a row join."""
+        self.rows.append(row)
+        self.calls.append(call)
+        self.kinds[row.topic] = row.is_delay
+        self.size += row.size
+        call.request = self
+
+    def release(self, call: Call) -> bool:
+        """Take out the row of one call of several, as long as nothing was sent."""
+        if self.body or len(self.calls) < 2:
+            return False
+        at = self.calls.index(call)
+        del self.calls[at]
+        self.size -= self.rows.pop(at).size
+        return True
+
+    def seal(self) -> bytes:
+        """Return the rows encoded, topic by topic; from now on they stay."""
+        if self.body:
+            return self.body
+        columns: dict[str, Columns] = {}
+        groups: dict[str, list[Call]] = {}
+        for row, call in zip(self.rows, self.calls, strict=True):
+            column = columns.get(row.topic)
+            if column is None:
+                column = columns[row.topic] = Columns(row.topic, is_delay=row.is_delay)
+                groups[row.topic] = []
+            column.ms.append(row.ms)
+            column.payloads.append(row.payload)
+            column.keys.append(row.key)
+            column.headers.append(row.headers)
+            groups[row.topic].append(call)
+        request = pb.ScheduleRequest()
+        for column in columns.values():
+            column.write(request.timers.add())
+        ordered = [call for calls in groups.values() for call in calls]
+        for first, call in enumerate(ordered):
+            call.first = first
+        self.body = request.SerializeToString()
+        return self.body
+
+    def split(self) -> "list[CollectedRequest]":
+        """Return one request per call, if there are several."""
+        if len(self.calls) < 2:
+            return []
+        parts = [CollectedRequest(*one) for one in zip(self.rows, self.calls, strict=True)]
+        for part in parts:
+            part.seal()
+        return parts
+
+
+class Producer:
+    """One idempotent producer of a client; registers itself before its first request.
+
+    Its methods belong to the event loop's thread.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._settings = nodes.settings
+        self._pipeline: Pipeline[CallsRequest] = Pipeline(
+            wire_requests_max=self._settings.wire_requests_max,
+            wire_bytes_max=self._settings.wire_bytes_max,
+        )
+        self._token = b""
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._closed = False
+        self._pauses = Pauses(self._settings, nodes.rng)
+        self._resume_at = 0.0
+        self._progress_at = 0.0
+        self._answered = False
+
+    # ---- taking calls
+
+    def submit(self, body: bytes, call: Call) -> None:
+        """Send the encoded rows of `call` behind all earlier ones."""
+        if self._refuse_closed(call):
+            return
+        self._queue(BatchRequest(body, call), call)
+
+    def submit_row(self, row: Row, call: Call) -> None:
+        """Send one row, together with those of other single calls."""
+        if self._refuse_closed(call):
+            return
+        tail = self._pipeline.queue[-1] if self._pipeline.queue else None
+        rows_max, bytes_max = self._settings.collect_rows_max, self._settings.collect_bytes_max
+        if isinstance(tail, CollectedRequest) and tail.takes(row, rows_max, bytes_max):
+            tail.add(row, call)
+            self._watch(call)
+            return
+        self._queue(CollectedRequest(row, call), call)
+
+    def withdraw(self, call: Call) -> None:
+        """Forget a call that nobody waits for any more."""
+        self._forget(call)
+
+    def _refuse_closed(self, call: Call) -> bool:
+        if self._closed:
+            call.settle(b"", Closed("the client is closed"), duplicate=False)
+        return self._closed
+
+    def _queue(self, request: CallsRequest, call: Call) -> None:
+        self._pipeline.add(request)
+        self._watch(call)
+        self._changed.set()
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run())
+            self._task.add_done_callback(self._ended)
+
+    def _watch(self, call: Call) -> None:
+        loop = asyncio.get_running_loop()
+        call.alarm = loop.call_later(call.within_s, self._out_of_time, call)
+
+    def _out_of_time(self, call: Call) -> None:
+        if call.future.done():
+            return
+        untouched = self._forget(call)
+        error = out_of_time(call.within_s, self._nodes.last_error, sent=not untouched)
+        call.settle(b"", error, duplicate=False)
+        self._settled()
+
+    def _forget(self, call: Call) -> bool:
+        """Withdraw what can be withdrawn; return whether it was certainly not applied."""
+        request = call.request
+        assert request is not None
+        if call.alarm is not None:
+            call.alarm.cancel()
+        if request.release(call):
+            return True
+        if any(not other.future.done() for other in request.calls if other is not call):
+            return not self._pipeline.may_be_applied(request)
+        return self._pipeline.withdraw(request)
+
+    # ---- sending
+
+    async def close(self, within_s: float) -> None:
+        """Wait until everything is answered, for so long; then give up what is not."""
+        self._closed = True
+        if not self._pipeline.idle:
+            self._quiet.clear()
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._quiet.wait()
+            except TimeoutError:
+                pass
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._settle(self._pipeline.close(), None)
+
+    async def _run(self) -> None:
+        while True:
+            while self._pipeline.idle:
+                self._changed.clear()
+                await self._changed.wait()
+            node = await self._nodes.leader()
+            self._answered = False
+            try:
+                await self._stream(node)
+            except TimerError as error:
+                self._nodes.failed(node, error)
+                # A node that refuses the whole stream, having answered nothing, took nothing.
+                taken = self._answered or not error.outcome_known
+                self._settle(self._pipeline.broken(taken=taken), None)
+                await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
+
+    async def _stream(self, node: Node) -> None:
+        """Send and receive on one stream until it breaks, always by raising."""
+        if not self._pipeline.producer_id:
+            await self._register(node)
+        async with closing_call(node.schedule_stream()) as stream:
+            self._progress_at = asyncio.get_running_loop().time()
+            await first_to_end(self._send(node, stream), self._receive(stream), self._guard(node))
+
+    async def _register(self, node: Node) -> None:
+        # A token per producer: repeated until it is answered, then never used again.
+        self._token = self._token or secrets.token_bytes(TOKEN_SIZE)
+        request = pb.RegisterProducerRequest(token=self._token)
+        answer = await self._nodes.attempt(node, lambda: node.timers.RegisterProducer(request))
+        self._token = b""
+        self._pipeline.registered(answer.producer_id)
+
+    async def _send(self, node: Node, stream: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            pause_s = self._resume_at - loop.time()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+            following = self._pipeline.next()
+            if following is None:
+                if self._pipeline.queue and self._pipeline.needs_producer:
+                    await self._register(node)
+                else:
+                    await self._changed.wait()
+                continue
+            request_no, request = following
+            if len(self._pipeline.wire) == 1:
+                self._progress_at = loop.time()
+            head = pb.ScheduleRequest(
+                producer_id=self._pipeline.producer_id,
+                sequence=request.sequence,
+                request_no=request_no,
+            )
+            # Two encoded messages, one after the other, are their union: the rows stay encoded.
+            message = head.SerializeToString() + request.seal()
+            with converted():
+                await stream.write(message)
+
+    async def _receive(self, stream: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            with converted():
+                answer = await stream.read()
+            if not isinstance(answer, pb.ScheduleResponse):
+                raise ConnectionLost("the node ended the stream")
+            self._answered = True
+            self._progress_at = loop.time()
+            error = from_wire(answer.error) if answer.HasField("error") else None
+            self._nodes.last_error = error
+            if error is None:
+                self._pauses.reset()
+            step = self._pipeline.answer(answer.request_no, error)
+            self._settle(step, answer)
+            if step.pause_ms is not None:
+                self._resume_at = loop.time() + self._pauses.take(step.pause_ms / 1000)
+            if step.move is not None:
+                raise step.move
+            self._changed.set()
+
+    async def _guard(self, node: Node) -> None:
+        """Raise when the node is silent and another leads."""
+        loop = asyncio.get_running_loop()
+        stall_s = self._settings.stall_s
+        while True:
+            await asyncio.sleep(stall_s / 4)
+            if self._pipeline.wire and loop.time() - self._progress_at > stall_s:
+                if await self._nodes.moved(node):
+                    silent = f"{node.address} fell silent and another node leads"
+                    raise LeadershipLost(silent)
+                self._progress_at = loop.time() - stall_s / 2
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        # A bug of ours: let nobody wait for what will not come.
+        self._closed = True
+        bug = task.exception()
+        assert bug is not None
+        for request, _ in self._pipeline.close().settled:
+            for call in request.calls:
+                if not call.future.done():
+                    call.future.set_exception(bug)
+        self._settled()
+
+    # ---- settling
+
+    def _settle(self, step: Step[CallsRequest], answer: pb.ScheduleResponse | None) -> None:
+        for request, error in step.settled:
+            ids = answer.timer_ids if answer is not None and error is None else b""
+            duplicate = answer.duplicate if answer is not None else False
+            for call in request.calls:
+                call.settle(ids, error, duplicate=duplicate)
+        self._settled()
+
+    def _settled(self) -> None:
+        if self._pipeline.idle:
+            self._quiet.set()

@@ -1,0 +1,416 @@
+"""The shell of one consumer: its stream to the leader, its credit, its acks.
+
+    leader ──Deliveries──► inbox ──take──► application
+       ▲                     │                  │
+       ├──── credit ◄────────┘                  │ ack
+       └──── AckRequests ◄── outbox ◄───────────┘
+
+- **Credit**: at most `window` messages are granted or in the inbox; what is taken is granted anew,
+  half a window at a time. A message counts as taken when its batch is.
+- **Epochs**: what carries an older epoch than one seen on this client is dropped and counted: a
+  deposed leader handed it out, and the group gets it again from the new one.
+- **Acks** are sent as soon as fewer than `ack_requests_max` requests are unanswered, each with all
+  acks of one lease that wait by then. They survive the stream: an unanswered one is sent again on
+  the next, with the epoch and lease it came from; the answer to a repetition is ALREADY_ACKED.
+
+The inbox and the outbox may be used from any thread; all else belongs to the event loop's.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from timerclient import errors
+from timerclient.errors import (
+    Closed,
+    ConnectionLost,
+    LeadershipLost,
+    LeaseLost,
+    NotDelivered,
+    NotReady,
+    OutcomeUnknown,
+    TimerError,
+    from_wire,
+)
+from timerclient.messages import Acking, Batch
+from timerclient.nodes import (
+    Node,
+    Nodes,
+    Pauses,
+    closing_call,
+    converted,
+    first_to_end,
+    out_of_time,
+)
+from timerclient.proto import timer_pb2 as pb
+from timerclient.results import AckResult
+
+Entry = tuple[Batch, Sequence[int], "Acking[AckResult] | Acking[int]"]
+"""An ack that waits to be sent."""
+
+
+class AckCall:
+    """One AckRequest: acks of one lease, and who waits for each."""
+
+    __slots__ = ("entries", "request", "sent")
+
+    def __init__(self, request_no: int, epoch: int, lease_id: int) -> None:
+        self.request = pb.AckRequest(request_no=request_no, epoch=epoch, lease_id=lease_id)
+        self.entries: list[Entry] = []
+        self.sent = False
+        """It was sent at least once, and may have been applied."""
+
+    def fail(self, error: TimerError) -> None:
+        """Give every waiter `error`."""
+        for _, _, acking in self.entries:
+            acking.set_exception(error)
+
+    def settle(self, results: Sequence[int]) -> int:
+        """Give every waiter its result; return how many leases were lost.
+
+        Raises:
+            ConnectionLost: the answer has not one result per offset.
+        """
+        if len(results) != len(self.request.offsets):
+            msg = f"{len(results)} results for {len(self.request.offsets)} acks"
+            raise ConnectionLost(msg)
+        start = lost = 0
+        for _, offsets, acking in self.entries:
+            mine = results[start : start + len(offsets)]
+            start += len(offsets)
+            lost += _settle(offsets, mine, acking)
+        return lost
+
+
+def _settle(offsets: Sequence[int], results: Sequence[int], acking: "Acking[Any]") -> int:
+    """Give one waiter the results of its offsets; return how many leases were lost."""
+    if len(offsets) == 1 and results[0] in (pb.ACKED, pb.ALREADY_ACKED):
+        acking.set_result(1 if acking.counts else AckResult(results[0]))
+        return 0
+    lost = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
+    unknown = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_NOT_DELIVERED]
+    if lost:
+        error = LeaseLost(f"{len(lost)} of {len(offsets)} messages are leased to others by now")
+        error.offsets = tuple(lost)
+        acking.set_exception(error)
+    elif unknown:
+        acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never handed out"))
+    else:
+        acking.set_result(len(offsets))
+    return len(lost)
+
+
+class Subscription:
+    """One consumer of one group, through failovers, until it is closed."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        opening: pb.OpenConsumer,
+        window: int,
+        arrived: Callable[[], None],
+    ) -> None:
+        self.dropped_stale = 0
+        """Messages dropped because a newer epoch was known."""
+        self.leases_lost = 0
+        """Acks that were refused because the message was somebody else's by then."""
+        self.error: TimerError | None = None
+        """Why it ended by itself. None: it did not."""
+        self.over = False
+        self._nodes = nodes
+        self._settings = nodes.settings
+        self._opening = opening
+        self._window = window
+        self._arrived = arrived
+        self._loop = asyncio.get_running_loop()
+        self._opened = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._answered = asyncio.Event()
+        self._lock = threading.Lock()
+        self._kicked = False
+        # Under the lock: from here
+        self._inbox: deque[Batch] = deque()
+        self._buffered = 0
+        self._outbox: list[Entry] = []
+        # to here.
+        self._granted = 0
+        """Credit that this stream's leader has and did not use yet."""
+        self._packed: dict[int, AckCall] = {}
+        """To be sent, by request_no, in that order."""
+        self._on_wire: dict[int, AckCall] = {}
+        self._request_no = 0
+        self._heard_at = 0.0
+        self._resume_at = 0.0
+        self._pauses = Pauses(self._settings, nodes.rng)
+        self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(self._ended)
+
+    # ---- for any thread
+
+    def take(self) -> Batch | None:
+        """Return the next batch that has arrived. None: there is none."""
+        with self._lock:
+            batch = None
+            while self._inbox and batch is None:
+                batch = self._inbox.popleft()
+                self._buffered -= len(batch)
+                if batch.epoch < self._nodes.epoch:
+                    self.dropped_stale += len(batch)
+                    batch = None
+            thirsty = self._credit_due()
+        if thirsty:
+            self._kick()
+        return batch
+
+    def ack(
+        self, batch: Batch, offsets: Sequence[int], acking: Acking[AckResult] | Acking[int]
+    ) -> None:
+        """Send an ack soon; `acking` gets the answer."""
+        acking.set_running_or_notify_cancel()
+        with self._lock:
+            over = self.over
+            if not over:
+                self._outbox.append((batch, offsets, acking))
+        if over:
+            acking.set_exception(Closed("the consumer is closed"))
+        else:
+            self._kick()
+
+    def _kick(self) -> None:
+        """Wake the event loop's side, once for many calls."""
+        if not self._kicked:
+            self._kicked = True
+            try:
+                self._loop.call_soon_threadsafe(self._on_kick)
+            except RuntimeError:  # the loop is closed, and so is this
+                self._kicked = False
+
+    def _on_kick(self) -> None:
+        self._kicked = False
+        self._changed.set()
+
+    # ---- opening, flushing, closing
+
+    async def opened(self, within_s: float) -> None:
+        """Wait until a leader has opened it for the first time.
+
+        Raises:
+            Unreachable: none did in time.
+            TimerError: it was refused.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                await self._opened.wait()
+        except TimeoutError:
+            raise out_of_time(within_s, self._nodes.last_error, sent=False) from None
+        if self.error is not None:
+            raise self.error
+
+    async def flush(self, within_s: float) -> None:
+        """Wait until every ack that was made by now is answered.
+
+        Raises:
+            OutcomeUnknown: some are not, in time. They are still sent again.
+        """
+        self._pack()
+        self._changed.set()
+        last = self._request_no
+        try:
+            async with asyncio.timeout(within_s):
+                while any(no <= last for no in (*self._packed, *self._on_wire)) and not self.over:
+                    self._answered.clear()
+                    await self._answered.wait()
+        except TimeoutError:
+            raise out_of_time(within_s, self._nodes.last_error, sent=True) from None
+        if self.error is not None:
+            raise self.error
+
+    async def close(self, within_s: float) -> None:
+        """Flush, then leave: what is leased and not acked goes to other consumers at once.
+
+        Raises:
+            OutcomeUnknown: some acks were not answered in time; their futures say which.
+        """
+        try:
+            if not self.over:
+                await self.flush(within_s)
+        finally:
+            await self.abandon()
+
+    async def abandon(self) -> None:
+        """Leave without confirming anything; unanswered acks fail."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._finish(None)
+
+    def _finish(self, error: TimerError | None) -> None:
+        with self._lock:
+            self.over = True
+            self._inbox.clear()
+            self._buffered = 0
+        self.error = self.error or error
+        self._pack()
+        for call in (*self._packed.values(), *self._on_wire.values()):
+            if call.sent:
+                call.fail(OutcomeUnknown("the consumer ended before the ack was answered"))
+            else:
+                call.fail(Closed("the consumer ended before the ack was sent"))
+        self._packed.clear()
+        self._on_wire.clear()
+        self._opened.set()
+        self._answered.set()
+        self._arrived()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self.over:
+            return
+        bug = task.exception()
+        failed = errors.RpcFailed(f"the consumer failed: {bug!r}")
+        failed.__cause__ = bug
+        self._finish(failed)
+
+    # ---- the stream
+
+    async def _run(self) -> None:
+        while True:
+            node = await self._nodes.leader()
+            try:
+                await self._stream(node)
+            except TimerError as error:
+                self._nodes.failed(node, error)
+                if not (errors.means_move(error) or errors.means_wait(error)):
+                    self._finish(error)
+                    return
+                self._packed = dict(sorted((self._on_wire | self._packed).items()))
+                self._on_wire = {}
+                await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
+
+    async def _stream(self, node: Node) -> None:
+        """Consume on one stream until it breaks, always by raising."""
+        async with closing_call(node.consuming.Consume()) as stream:
+            opening = pb.OpenConsumer()
+            opening.CopyFrom(self._opening)
+            with self._lock:
+                self._granted = opening.credit = max(0, self._window - self._buffered)
+            with converted():
+                await stream.write(pb.ConsumeRequest(open=opening))
+            self._heard_at = self._loop.time()
+            self._changed.set()
+            await first_to_end(self._send(stream), self._receive(stream), self._guard(node))
+
+    async def _receive(self, stream: Any) -> None:
+        while True:
+            with converted():
+                answer = await stream.read()
+            if not isinstance(answer, pb.ConsumeResponse):
+                raise ConnectionLost("the node ended the stream")
+            self._heard_at = self._loop.time()
+            kind = answer.WhichOneof("kind")
+            if kind == "deliveries":
+                self._deliver(answer.deliveries)
+            elif kind == "acked":
+                self._acked(answer.acked)
+            elif kind == "opened":
+                if answer.opened.epoch < self._nodes.epoch:
+                    text = f"epoch {answer.opened.epoch} is older than {self._nodes.epoch}"
+                    raise NotReady(text)
+                self._nodes.epoch = max(self._nodes.epoch, answer.opened.epoch)
+                self._pauses.reset()
+                self._nodes.last_error = None
+                self._opened.set()
+
+    def _deliver(self, columns: pb.Deliveries) -> None:
+        batch = Batch(columns, self.ack)
+        self._nodes.epoch = max(self._nodes.epoch, batch.epoch)
+        self._granted = max(0, self._granted - len(batch))
+        if batch.epoch < self._nodes.epoch:
+            self.dropped_stale += len(batch)
+            self._changed.set()
+            return
+        with self._lock:
+            self._inbox.append(batch)
+            self._buffered += len(batch)
+        self._arrived()
+
+    def _acked(self, answer: pb.AckResponse) -> None:
+        call = self._on_wire.pop(answer.request_no, None)
+        if call is None:
+            return
+        if not answer.HasField("error"):
+            self.leases_lost += call.settle(answer.results)
+            self._answered.set()
+            self._changed.set()
+            return
+        error = from_wire(answer.error)
+        self._nodes.last_error = error
+        if errors.means_move(error) or errors.means_wait(error):
+            # An ack may be repeated: the answer is the same, or ALREADY_ACKED.
+            self._packed = {answer.request_no: call, **self._packed}
+            if errors.means_move(error):
+                raise error
+            self._resume_at = self._loop.time() + self._pauses.take(error.retry_after_ms / 1000)
+        else:
+            call.fail(error)
+            self._answered.set()
+        self._changed.set()
+
+    async def _send(self, stream: Any) -> None:
+        while True:
+            self._changed.clear()
+            pause_s = self._resume_at - self._loop.time()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+            with self._lock:
+                credit = self._window - self._granted - self._buffered if self._credit_due() else 0
+            if credit:
+                self._granted += credit
+                with converted():
+                    await stream.write(pb.ConsumeRequest(credit=credit))
+            if len(self._on_wire) < self._settings.ack_requests_max:
+                if not self._packed:
+                    self._pack()
+                if self._packed:
+                    await self._send_ack(stream)
+                    continue
+            await self._changed.wait()
+
+    async def _send_ack(self, stream: Any) -> None:
+        request_no = next(iter(self._packed))
+        call = self._on_wire[request_no] = self._packed.pop(request_no)
+        call.sent = True
+        if len(self._on_wire) == 1:
+            self._heard_at = max(self._heard_at, self._loop.time() - self._settings.stall_s / 2)
+        with converted():
+            await stream.write(pb.ConsumeRequest(ack=call.request))
+
+    def _credit_due(self) -> bool:
+        return self._window - self._granted - self._buffered >= (self._window + 1) // 2
+
+    def _pack(self) -> None:
+        """Put the waiting acks into requests, one per lease."""
+        with self._lock:
+            entries, self._outbox = self._outbox, []
+        open_calls: dict[tuple[int, int], AckCall] = {}
+        for entry in entries:
+            batch, offsets, _ = entry
+            lease = batch.epoch, batch.lease_id
+            call = open_calls.get(lease)
+            if call is None or len(call.request.offsets) >= self._settings.ack_offsets_max:
+                self._request_no += 1
+                call = open_calls[lease] = AckCall(self._request_no, *lease)
+                self._packed[self._request_no] = call
+            call.entries.append(entry)
+            call.request.offsets.extend(offsets)
+
+    async def _guard(self, node: Node) -> None:
+        """Raise when the node is silent and another leads; a quiet topic is silent, too."""
+        stall_s = self._settings.stall_s
+        while True:
+            await asyncio.sleep(stall_s / 4)
+            if self._loop.time() - self._heard_at > stall_s:
+                if await self._nodes.moved(node):
+                    silent = f"{node.address} fell silent and another node leads"
+                    raise LeadershipLost(silent)
+                self._heard_at = self._loop.time()

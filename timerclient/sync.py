@@ -1,0 +1,477 @@
+"""The client for threads: a thin front of the asyncio client, which runs on a thread of its own.
+
+    with TimerClient("127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403") as client:
+        timer = client.schedule("orders", b"cancel 4711", delay=timedelta(minutes=30))
+        with client.consumer("orders", group="billing") as consumer:
+            for message in consumer:
+                message.ack()
+
+Threads: a client may be used from any number of threads. A consumer is iterated by one thread at a
+time; its messages may be acked from any. Futures are concurrent.futures.Future.
+
+Processes: neither a client nor its connections survive a fork. Make one per process, after the
+fork; a client that was made before one refuses to be used.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+
+from timerclient import rows
+from timerclient.aio import (
+    CLOSE_AFTER_ERROR_S,
+    WINDOW,
+    AsyncTimerClient,
+    Seconds,
+    TimerLike,
+    make_opening,
+    make_row,
+    make_timer,
+    seconds,
+)
+from timerclient.errors import Closed, InvalidRequest, Overloaded, TimerError
+from timerclient.messages import Batch, Message
+from timerclient.producer import Call
+from timerclient.proto import timer_pb2 as pb
+from timerclient.results import CancelResult
+from timerclient.rows import Headers, When, WhenMany
+from timerclient.settings import Settings
+from timerclient.subscription import Subscription
+from timerclient.timers import Timer, Timers
+
+T = TypeVar("T")
+
+
+class Background:
+    """An event loop on a daemon thread of its own."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_on_loop_error)
+        self._thread = threading.Thread(target=self._run, name="timerclient", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def check(self) -> None:
+        """Refuse to be used where the thread is not.
+
+        Raises:
+            Closed: it was stopped.
+            RuntimeError: this process was forked off the one that made it.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError("this client was made before a fork; make one per process")
+        if self.loop.is_closed():
+            raise Closed("the client is closed")
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, run on the loop."""
+        try:
+            self.check()
+        except BaseException:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # grpc.aio wakes every loop of the process for each event; those that find nothing left raise
+    # this, and no harm is done (grpc/grpc#25364).
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)
+
+
+class Budget:
+    """A number of bytes shared by all submissions that wait for their answers."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._freed = threading.Condition()
+
+    def take(self, size: int, within_s: float) -> None:
+        """Take `size`, once it is free; one that is larger than all has it alone.
+
+        Raises:
+            Overloaded: it was not free in time; nothing was sent.
+        """
+        with self._freed:
+            if not self._freed.wait_for(lambda: self._fits(size), within_s):
+                text = f"{self._used} submitted bytes are unanswered after {within_s:g} s"
+                raise Overloaded(text)
+            self._used += size
+
+    def _fits(self, size: int) -> bool:
+        return not self._used or self._used + size <= self._size
+
+    def give(self, size: int) -> None:
+        """Give back what was taken."""
+        with self._freed:
+            self._used -= size
+            self._freed.notify_all()
+
+
+class TimerClient:
+    """A connection to a cluster, for threads. The arguments are AsyncTimerClient's."""
+
+    def __init__(
+        self,
+        cluster: str | Sequence[str],
+        *,
+        timeout: Seconds | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        settings: Settings = Settings(),  # noqa: B008 -- frozen
+    ) -> None:
+        self._client = AsyncTimerClient(
+            cluster, timeout=timeout, credentials=credentials, settings=settings
+        )
+        self._budget = Budget(settings.submitted_bytes_max)
+        self._background = Background()
+        self._consumers: list[Consumer] = []
+
+    # ---- scheduling
+
+    def schedule(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        headers: Headers | None = None,
+        timeout: Seconds | None = None,
+        **when: Unpack[When],
+    ) -> Timer:
+        """Return the timer, once a majority of the cluster has it on disk.
+
+        When it fires: `delay` (a timedelta, or seconds), `due` (an aware datetime) or `due_ms`
+        (Unix milliseconds); none of them is at once.
+
+        Raises:
+            InvalidRequest: an argument breaks a limit; a naive datetime, for one.
+            OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
+            TimerError: it was refused, and not scheduled.
+        """
+        return self.submit(
+            topic, payload, key=key, headers=headers, timeout=timeout, **when
+        ).result()
+
+    def submit(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        headers: Headers | None = None,
+        timeout: Seconds | None = None,
+        **when: Unpack[When],
+    ) -> "Future[Timer]":
+        """Return the future of `schedule` at once; requests keep the order of submission.
+
+        Blocks while too many bytes are unanswered.
+        """
+        row = make_row(topic, payload, key, headers, when)
+        future: Future[Timer] = Future()
+        call = Call(future, 1, make_timer, self._client.within_s(timeout))
+        return self._submit(future, call, row.size, lambda p: p.submit_row(row, call))
+
+    def schedule_batch(
+        self,
+        topic: str,
+        payloads: Iterable[bytes],
+        *,
+        keys: Iterable[str | None] | None = None,
+        headers: Headers | Iterable[Headers | None] | None = None,
+        timeout: Seconds | None = None,
+        **when: Unpack[WhenMany],
+    ) -> Timers:
+        """Return the timers of one request, all or none, once a majority has them on disk.
+
+        `delay`, `due` or `due_ms` is one value for all, or one for each payload.
+
+        Raises:
+            InvalidRequest: an argument breaks a limit; a naive datetime, for one.
+            OutcomeUnknown: no answer in time; the timers may have been scheduled, or be yet.
+            TimerError: the batch was refused, and none of it scheduled.
+        """
+        return self.submit_batch(
+            topic, payloads, keys=keys, headers=headers, timeout=timeout, **when
+        ).result()
+
+    def submit_batch(
+        self,
+        topic: str,
+        payloads: Iterable[bytes],
+        *,
+        keys: Iterable[str | None] | None = None,
+        headers: Headers | Iterable[Headers | None] | None = None,
+        timeout: Seconds | None = None,
+        **when: Unpack[WhenMany],
+    ) -> "Future[Timers]":
+        """Return the future of `schedule_batch` at once: this is how to pipeline.
+
+        Requests keep the order of submission. Blocks while too many bytes are unanswered.
+        """
+        body, n = rows.encode_batch(topic, payloads, when, keys, headers)
+        future: Future[Timers] = Future()
+        call = Call(future, n, Timers, self._client.within_s(timeout))
+        return self._submit(future, call, len(body), lambda p: p.submit(body, call))
+
+    def _submit(
+        self, future: "Future[T]", call: Call, size: int, submit: Callable[[Any], None]
+    ) -> "Future[T]":
+        self._background.check()
+        self._budget.take(size, call.within_s)
+        future.set_running_or_notify_cancel()
+        future.add_done_callback(lambda _: self._budget.give(size))
+        self._background.loop.call_soon_threadsafe(self._submit_on_loop, future, submit)
+        return future
+
+    def _submit_on_loop(self, future: "Future[Any]", submit: Callable[[Any], None]) -> None:
+        try:
+            producer = self._client.producer()
+        except Closed as error:
+            future.set_exception(error)
+        else:
+            submit(producer)
+
+    # ---- cancelling
+
+    def cancel(self, timer: TimerLike, *, timeout: Seconds | None = None) -> CancelResult:
+        """Return what became of the cancel of one timer.
+
+        It is retried through failovers. If the answer to a first sending was lost, the answer to
+        the next may be ALREADY_CANCELLED of its own work.
+
+        Raises:
+            OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
+        """
+        return self._background.call(self._client.cancel(timer, timeout=timeout))
+
+    def cancel_batch(
+        self, timers: Iterable[TimerLike], *, timeout: Seconds | None = None
+    ) -> list[CancelResult]:
+        """Return what became of the cancels of many timers, one each; as `cancel` otherwise."""
+        return self._background.call(self._client.cancel_batch(timers, timeout=timeout))
+
+    # ---- consuming
+
+    def consumer(
+        self,
+        topic: str,
+        group: str,
+        *,
+        lease: Seconds | None = None,
+        start: str = "earliest",
+        window: int = WINDOW,
+        name: str = "",
+    ) -> "Consumer":
+        """Return a consumer of a group, once a leader has opened it.
+
+        `lease`: how long a message is this consumer's before others may get it; None: the group's
+        default. `start`: where the group begins if this creates it. `window`: how many messages
+        may be on their way or waiting here. `name` is for people.
+
+        Raises:
+            Unreachable: no leader opened it in time.
+            TimerError: it was refused.
+        """
+        if window < 1:
+            raise InvalidRequest.of("window", window, "must be positive")
+        opening = make_opening(topic, group, lease, start, name)
+        consumer = Consumer(self._background, self._client, opening, window)
+        self._consumers.append(consumer)
+        return consumer
+
+    # ---- administration: the answers are messages of the contract
+
+    def status(self, *, local: bool = False) -> pb.GetStatusResponse:
+        """Return the status of the cluster as the first node that answers sees it."""
+        return self._background.call(self._client.status(local=local))
+
+    def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:
+        """Return the nodes' checkpoints and the shared one, from the first node that answers."""
+        return self._background.call(self._client.checkpoint(local=local))
+
+    def topics(self) -> list[pb.TopicStatus]:
+        """Return all topics with their groups, as the leader has them."""
+        return self._background.call(self._client.topics())
+
+    def create_topic(self, topic: str) -> int:
+        """Return the id of a topic that exists from now on."""
+        return self._background.call(self._client.create_topic(topic))
+
+    def transfer(self, target: str = "") -> None:
+        """Hand the leadership over to the node named `target`; empty: to any other."""
+        self._background.call(self._client.transfer(target))
+
+    # ---- life
+
+    def close(self, timeout: Seconds | None = None) -> None:
+        """Wait for what was submitted, close all consumers, then all connections.
+
+        What is not answered in time is given up: its future says whether it may have happened.
+        """
+        if self._background.loop.is_closed():
+            return
+        try:
+            for consumer in self._consumers:
+                consumer.close(timeout)
+        finally:
+            try:
+                self._background.call(self._client.close(timeout))
+            finally:
+                self._background.stop()
+
+    def __enter__(self) -> Self:
+        """Return the client; it connects with its first call."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close; after an error don't wait long for what is unanswered."""
+        self.close(None if error is None else CLOSE_AFTER_ERROR_S)
+
+
+class Consumer:
+    """Iterates over the messages of a group until it is closed; reconnects through failovers."""
+
+    def __init__(
+        self,
+        background: Background,
+        client: AsyncTimerClient,
+        opening: pb.OpenConsumer,
+        window: int,
+    ) -> None:
+        self._background = background
+        self._call_s = client.within_s(None)
+        self._arrived = threading.Event()
+        self._rest: list[Message] = []
+        self._closed = False
+        self._subscription = background.call(self._open(client, opening, window))
+
+    async def _open(
+        self, client: AsyncTimerClient, opening: pb.OpenConsumer, window: int
+    ) -> Subscription:
+        subscription = Subscription(client.nodes(), opening, window, self._arrived.set)
+        try:
+            await subscription.opened(self._call_s)
+        except BaseException:
+            await subscription.abandon()
+            raise
+        return subscription
+
+    @property
+    def dropped_stale(self) -> int:
+        """Messages dropped because they came from a leader that was known to be deposed."""
+        return self._subscription.dropped_stale
+
+    @property
+    def leases_lost(self) -> int:
+        """Acks refused because the message was somebody else's by then."""
+        return self._subscription.leases_lost
+
+    def __iter__(self) -> Self:
+        """Iterate over messages; an error that ends the consumer is raised."""
+        return self
+
+    def __next__(self) -> Message:
+        """Return the next message."""
+        while not self._rest:
+            batch = self._next_batch(None)
+            if batch is None:
+                raise StopIteration
+            self._rest = [*batch][::-1]
+        return self._rest.pop()
+
+    def batches(self) -> Iterator[Batch]:
+        """Iterate over batches as the leader leased them: the fastest way."""
+        while (batch := self._next_batch(None)) is not None:
+            yield batch
+
+    def receive(self, max_messages: int = 1, *, timeout: Seconds | None = None) -> list[Message]:
+        """Return 1 to `max_messages` messages; none if none comes in time, or it was closed."""
+        if not self._rest:
+            batch = self._next_batch(None if timeout is None else seconds(timeout))
+            self._rest = [] if batch is None else [*batch][::-1]
+        taken = self._rest[: -max_messages - 1 : -1]
+        del self._rest[len(self._rest) - len(taken) :]
+        return taken
+
+    def _next_batch(self, within_s: float | None) -> Batch | None:
+        """Return the next batch. None: none came in time, or the consumer was closed."""
+        self._background.check()
+        deadline_s = None if within_s is None else time.monotonic() + within_s
+        while True:
+            # Cleared before looking: what arrives after the look sets it again.
+            self._arrived.clear()
+            batch = self._subscription.take()
+            if batch is not None:
+                return batch
+            if self._subscription.error is not None:
+                raise self._subscription.error
+            if self._subscription.over:
+                return None
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if (left_s is not None and left_s <= 0) or not self._arrived.wait(left_s):
+                return None
+
+    def flush(self, timeout: Seconds | None = None) -> None:
+        """Wait until every ack that was made by now is answered.
+
+        Raises:
+            OutcomeUnknown: some are not, in time. They are still sent again.
+        """
+        within_s = self._call_s if timeout is None else seconds(timeout)
+        self._background.call(self._subscription.flush(within_s))
+
+    def close(self, timeout: Seconds | None = None) -> None:
+        """Confirm all acks, then leave the group: its messages go to others at once.
+
+        Raises:
+            OutcomeUnknown: some acks were not answered in time; their futures say which.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        within_s = self._call_s if timeout is None else seconds(timeout)
+        self._background.call(self._subscription.close(within_s))
+
+    def __enter__(self) -> Self:
+        """Return the consumer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Confirm all acks and leave the group; after an error don't wait long for that."""
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(TimerError):  # the error that ends the block matters more
+            self.close(min(self._call_s, CLOSE_AFTER_ERROR_S))
