@@ -11,7 +11,6 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "audit", help="check a run's folder against the promises (needs Java 17)"
     )
     parser.add_argument("folder", type=Path, metavar="RUN_DIR", help="the run's folder")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.set_defaults(run=_audit)
 
 

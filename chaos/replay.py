@@ -62,6 +62,7 @@ CANCELLED: Final = 2
 ENDS: Final = ("pending", "fired", "cancelled")
 
 _BUCKET_BITS: Final = 8
+_SCAN_ROWS: Final = 4096
 _ROWS_PER_WRITE: Final = 1 << 20
 
 
@@ -75,6 +76,8 @@ class Group:
     start: int
     """First queue offset that it is given."""
     reserved: int
+    cursor: int
+    """Every offset below is acked."""
     acks: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ACK))
     """Element i tells of the queue offset start + i: the entry that acked it; index 0: none."""
 
@@ -90,10 +93,14 @@ class Group:
         at = at[self.acks["index"][at] == 0]
         self.acks[at] = (item.index, item.epoch, item.time_ms)
 
-    def cursor(self, queue_end: int) -> int:
+    def advance(self) -> int:
         """Return the first offset that is not acked."""
-        holes = np.flatnonzero(self.acks["index"][: queue_end - self.start] == 0)
-        return self.start + int(holes[0]) if len(holes) else min(queue_end, self.reserved)
+        while True:
+            at = self.cursor - self.start
+            done = self.acks["index"][at : at + _SCAN_ROWS] != 0
+            self.cursor += len(done) if done.all() else int(np.argmin(done))
+            if not done.all() or not len(done):
+                return self.cursor
 
 
 class Replay:
@@ -106,6 +113,7 @@ class Replay:
         self.groups: dict[int, Group] = {}
         self.timers = 0
         self._table = np.zeros(1024, FATE)
+        self._queue_begin: dict[int, int] = {}
         self._queue_end: dict[int, int] = {}
         self._producers: dict[bytes, int] = {}
         self._last_sequence: dict[int, int] = {}
@@ -246,17 +254,19 @@ class Replay:
                 group.reserved = max(group.reserved, int(op.offsets[0]))
             elif op.op is Op.ACK:
                 group.ack(op.offsets, item)
+                # What every group has acked is gone: a later group does not start before it.
+                mine = [each for each in self.groups.values() if each.topic == group.topic]
+                begin = min(each.advance() for each in mine)
+                self._queue_begin[group.topic] = max(begin, self._queue_begin.get(group.topic, 0))
 
     def _create_group(self, create: CreateGroup) -> None:
-        others = [group for group in self.groups.values() if group.topic == create.topic]
-        if any(group.name == create.name for group in others):
+        known = {(group.topic, group.name) for group in self.groups.values()}
+        if (create.topic, create.name) in known:
             return
-        # The earliest message still kept: what every group acked is gone.
-        end = self._queue_end.get(create.topic, 0)
-        kept = min((group.cursor(end) for group in others), default=0)
-        start = kept if create.start is Start.EARLIEST else end
+        earliest = create.start is Start.EARLIEST
+        start = (self._queue_begin if earliest else self._queue_end).get(create.topic, 0)
         number = len(self.groups) + 1
-        self.groups[number] = Group(number, create.topic, create.name, start, start)
+        self.groups[number] = Group(number, create.topic, create.name, start, start, start)
 
 
 def marks_of(payload: memoryview, rows: RowArray) -> I64:

@@ -12,6 +12,7 @@ hand the leadership over, write a manifest, stop.
 """
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
@@ -21,7 +22,6 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from replication.replica import Replica
 
 from cluster import wire
 from cluster.admin_service import AdminService
@@ -41,6 +41,7 @@ from cluster.view import VERSION, NodeState
 from cluster.wire import RequestLimits
 from replication import core as replication
 from replication.promise import PromiseFile
+from replication.replica import Replica
 from timer.clock import ClusterClock, Sample
 from timer.directory import open_directory
 from timer.disk import RealDisk
@@ -69,6 +70,7 @@ _MESSAGES: Final = (
 SERVER_OPTIONS: Final = (*_MESSAGES, ("grpc.so_reuseport", 0))
 PEER_OPTIONS: Final = (
     *_MESSAGES,
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
@@ -156,11 +158,14 @@ class Node:
         self.replica = Replica(
             replica_id=identity.replica_id,
             nonce=self._nonce,
-            name=config.name,
             cluster_id=config.cluster_id,
             founding=frozenset(identity.founding_voters.values()),
             voters=frozenset(self._engine.machine.voters) or None,
-            peers={name: self._channels[name] for name in others},
+            peers={
+                replica_id: functools.partial(_channel, config.peers[name])
+                for name, replica_id in identity.founding_voters.items()
+                if name in others
+            },
             log=self._log,
             promise=self._promise,
             commit_index=self._engine.manifest_index,
@@ -204,6 +209,7 @@ class Node:
         self.host.leader_address = self.view.leader_address
         self.host.on_leading = self._leading_changed
         self.telemetry = Telemetry(node=config.name, version=VERSION, read_levels=self.view.levels)
+        self.replica.on_fsync = self.telemetry.fsync_seconds.observe
         self._loop_watch = LoopWatch(
             asyncio.get_running_loop(), self.telemetry.loop_held_seconds.observe
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import grpc
 
@@ -11,20 +11,21 @@ from timerclient.proto import timer_pb2_grpc as rpc
 
 TIMEOUT_S: Final = 1.5
 
-Peers = Mapping[str, tuple[str, rpc.AdminServiceAsyncStub]]
+Peers: TypeAlias = "Mapping[str, tuple[str, Stub]]"
 """The other nodes: name -> (address, stub)."""
+Stub: TypeAlias = "rpc.AdminServiceAsyncStub"
 _Part = TypeVar("_Part", pb.NodeStatus, pb.NodeCheckpoint)
 
 
 async def ask_all(
-    peers: Peers, ask: Callable[[str, str, rpc.AdminServiceAsyncStub], Awaitable[_Part]]
+    peers: Peers, ask: Callable[[str, str, Stub], Awaitable[_Part]]
 ) -> list[_Part]:
     """Return every other node's part, asked at the same time."""
     asked = (ask(name, address, stub) for name, (address, stub) in peers.items())
     return list(await asyncio.gather(*asked))
 
 
-async def status_of(name: str, address: str, stub: rpc.AdminServiceAsyncStub) -> pb.NodeStatus:
+async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:
     """Return a node's status; an unreachable one's says why."""
     try:
         answer = await stub.GetStatus(pb.GetStatusRequest(local=True), timeout=TIMEOUT_S)
@@ -35,7 +36,7 @@ async def status_of(name: str, address: str, stub: rpc.AdminServiceAsyncStub) ->
 
 
 async def checkpoint_of(
-    name: str, address: str, stub: rpc.AdminServiceAsyncStub
+    name: str, address: str, stub: Stub
 ) -> pb.NodeCheckpoint:
     """Return a node's checkpoint; an unreachable one's says why."""
     del address

@@ -18,7 +18,6 @@ from timer.units import TopicId
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
-
 _RESULTS: Final = (
     pb.CANCEL_RESULT_UNSPECIFIED,
     pb.CANCELLED,

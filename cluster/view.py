@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
-from replication.replica import Replica
 
 from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
 from cluster.http import LocalState
-from cluster.peers import Peers, ask_all, checkpoint_of, status_of
+from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.telemetry import Levels, rss_bytes
+from replication.replica import Replica
 from timer.errors import NotReady
 from timer.groups import Group
 from timer.machine import Topic
 from timer.units import MonoMs, ReplicaId
 from timerclient.proto import timer_pb2 as pb
-from timerclient.proto import timer_pb2_grpc as rpc
 
 VERSION = "0.1.0"
 
@@ -33,7 +32,7 @@ class NodeState:
         replica: Replica,
         host: Host,
         control: ControlPlane,
-        stubs: Mapping[str, rpc.AdminServiceAsyncStub],
+        stubs: Mapping[str, Stub],
         mono_ms: Callable[[], MonoMs],
     ) -> None:
         self.name = config.name

@@ -157,6 +157,8 @@ def decode_schedule(payload: memoryview) -> Schedule:
     if len(payload) < _PREFIX.size:
         raise ValueError(f"SCHEDULE of {len(payload)} bytes")
     p, n, flags, _ = _PREFIX.unpack_from(payload)
+    if p == 0 or n == 0:
+        raise ValueError(f"SCHEDULE with {p} parts, {n} rows")
     columns = 1 + bool(flags & HAS_KEYS) + bool(flags & HAS_HEADERS)
     position = _PREFIX.size + p * PART.itemsize
     if position + n * (20 + 4 * columns) > len(payload) or flags & ~3:
@@ -178,7 +180,7 @@ def decode_schedule(payload: memoryview) -> Schedule:
         ends = start + np.cumsum(sizes, dtype=np.int64)
         rows[f"{name}_size"] = sizes
         rows[f"{name}_start"] = ends - sizes
-        start = int(ends[-1]) if n else start
+        start = int(ends[-1])
     if start != len(payload) or int(parts["rows"].sum(dtype=np.int64)) != n:
         raise ValueError(f"SCHEDULE of {len(payload)} bytes: columns end at {start}, {n} rows")
     return Schedule(parts, rows)

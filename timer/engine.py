@@ -16,10 +16,10 @@ from typing import Final, Protocol
 
 from timer import manifest
 from timer.disk import Disk
-from timer.entry import Entry, Kind
+from timer.entry import HEADER_SIZE, Entry, Kind
 from timer.errors import NotLeader, TimerError
 from timer.leader import Leader, LeaderConfig, Now
-from timer.machine import Applied, Checkpoint, Machine
+from timer.machine import Applied, Checkpoint, FireApplied, Machine
 from timer.manifest import State
 from timer.queues import Block
 from timer.run import RunMeta
@@ -32,7 +32,9 @@ FOLD_BYTES: Final = 2 << 20
 CHECKPOINTS_KEPT: Final = 64
 """Three minutes of them, by default."""
 _ENTRY_BYTES: Final = 4096
-"""What an entry counts for besides its payload: a FIRE is small and moves a lot."""
+"""What an entry counts for besides its payload."""
+_FIRED_BYTES: Final = 64
+"""What a fired row counts for: a FIRE is small and moves a lot."""
 
 
 class LogView(Protocol):
@@ -138,20 +140,23 @@ class Engine:
 
     def fold(self, entries: Sequence[Entry]) -> int:
         """Apply the next entries, up to about FOLD_BYTES; return how many were applied."""
-        size = 0
-        for count, entry in enumerate(entries):
-            if size >= FOLD_BYTES:
-                return count
+        work = count = 0
+        for entry in entries:
+            if work >= FOLD_BYTES:
+                break
             applied = self.machine.apply(entry)
-            size += len(entry.payload) + _ENTRY_BYTES
-            if isinstance(applied, Checkpoint):
+            count += 1
+            work += len(entry.payload) + _ENTRY_BYTES
+            self.log_bytes_since_flush += len(entry.payload) + HEADER_SIZE
+            if isinstance(applied, FireApplied):
+                work += _FIRED_BYTES * sum(len(rows) for _, rows in applied.fired)
+            elif isinstance(applied, Checkpoint):
                 self._record(applied)
             if self._observe is not None:
                 self._observe(entry, applied)
             if self.leader is not None:
                 self.leader.applied(entry, applied)
-        self.log_bytes_since_flush += size
-        return len(entries)
+        return count
 
     def _record(self, checkpoint: Checkpoint) -> None:
         self.checkpoints[checkpoint.index] = checkpoint

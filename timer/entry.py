@@ -49,6 +49,9 @@ class Kind(enum.IntEnum):
     CHECKPOINT = 8
 
 
+_KINDS: Final = frozenset(int(kind) for kind in Kind)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry, parsed; `payload` is a view into the bytes it was parsed from."""
@@ -98,6 +101,8 @@ def frame_at(data: memoryview, position: int) -> Entry | Damage | None:
         return Damage(position, "checksum mismatch")
     if version != VERSION:
         return Damage(position, f"entry version {version}; this program knows {VERSION}")
+    if kind not in _KINDS:
+        return Damage(position, f"entry kind {kind}; this program knows {sorted(_KINDS)}")
     return Entry(
         Kind(kind),
         Epoch(epoch),

@@ -21,6 +21,7 @@ from timer.units import GroupId, QueueOffset, TopicId
 
 _MASK: Final = (1 << 64) - 1
 _ENDED_SALT: Final = np.uint64(0xE4DED)
+_ENDED_MAX: Final = np.iinfo(np.uint16).max
 
 
 def _empty_bool() -> npt.NDArray[np.bool_]:
@@ -83,11 +84,12 @@ class Group:
 
     def end_leases(self, offsets: U64) -> None:
         """Count one more attempt for each unacked offset whose lease ended."""
-        live = offsets[(offsets < self.reserved) & ~self.is_acked(offsets)]
+        live = np.unique(offsets[(offsets < self.reserved) & ~self.is_acked(offsets)])
         if not len(live):
             return
-        self._grow(int(live.max()) + 1)
-        np.add.at(self.ended, live.astype(np.int64) - self.base, 1)
+        self._grow(int(live[-1]) + 1)
+        index = live.astype(np.int64) - self.base
+        self.ended[index] += self.ended[index] < _ENDED_MAX  # it stays there: never back to "first"
         self.ended_sum = (self.ended_sum + _sum(mix(live ^ _ENDED_SALT))) & _MASK
 
     def reserve(self, offset: QueueOffset) -> None:

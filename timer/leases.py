@@ -5,13 +5,15 @@ ended, and how far the leader may hand out. Who holds what until when is here, a
 leadership.
 
     fresh --hand out--> leased --ack--> acking --applied--> gone
-                          |
-                          +-- deadline, consumer gone --> ending --ENDED applied--> back --+
-                          ^                                                                |
-                          +------------------------ hand out again ------------------------+
+                          |                ^
+                          |                +-------- ack --------+
+                          |                                      |
+                          +-- deadline, consumer gone --> ending +--ENDED applied--> back --+
+                          ^                                                                 |
+                          +------------------------ hand out again -------------------------+
 
-An offset carries one mark: 0 (free), a lease id, or ACKING. Proposals (ACK, ENDED, RESERVE ops)
-go to the log; nothing is answered or handed out again before they were applied.
+An offset carries one mark: 0 (free), a lease id, ACKING or ENDING. Proposals (ACK, ENDED, RESERVE
+ops) go to the log; nothing is answered or handed out again before they were applied.
 """
 
 import heapq
@@ -30,9 +32,12 @@ from timer.queues import Queue
 from timer.units import Epoch, LeaseId, MonoMs, QueueOffset
 
 ACKING: Final = np.uint64((1 << 64) - 1)
+ENDING: Final = np.uint64((1 << 64) - 2)
 FREE: Final = np.uint64(0)
 RESERVE_AHEAD: Final = 4096
 """How far beyond what was handed out the leader reserves: one RESERVE op for so many messages."""
+SCAN_MAX: Final = 65_536
+"""Offsets looked at in one go when most are acked already, as after a failover."""
 
 DELIVERY_BYTES: Final = 1 << 20
 """Of payloads, keys and headers in one delivery, unless one message alone has more."""
@@ -151,12 +156,16 @@ class Leases:
             if len(offsets):
                 return offsets[:limit]
         end = min(int(queue_end), int(self.group.reserved))
+        self._fresh = max(self._fresh, int(self.group.cursor))
+        scan = limit
         while self._fresh < end:
-            offsets = np.arange(self._fresh, min(self._fresh + limit, end), dtype=np.uint64)
-            self._fresh = int(offsets[-1]) + 1
+            offsets = np.arange(self._fresh, min(self._fresh + scan, end), dtype=np.uint64)
             free = ~self.group.is_acked(offsets) & (self._marks_of(offsets) == FREE)
-            if free.any():
-                return offsets[free]
+            found: U64 = offsets[free][:limit]
+            self._fresh = int(found[-1] if len(found) == limit else offsets[-1]) + 1
+            if len(found):
+                return found
+            scan = min(2 * scan, max(limit, SCAN_MAX))
         return np.zeros(0, np.uint64)
 
     # ---- taking back
@@ -166,15 +175,18 @@ class Leases:
 
         Accepted: unacked and not leased to somebody else meanwhile, whichever epoch it was handed
         out in. What is accepted is not handed out again; the caller proposes an ACK op for it.
+        Of a repeated offset the first one counts.
         """
         result = np.full(len(offsets), LEASE_LOST, np.uint8)
         marks = self._marks_of(offsets)
-        ours = (marks == FREE) | (marks == ACKING)
+        ours = (marks == FREE) | (marks == ACKING) | (marks == ENDING)
         if epoch == self.epoch:
             ours |= marks == np.uint64(lease_id)
         result[ours] = ACCEPT
-        result[offsets >= self.group.reserved] = NOT_DELIVERED
+        delivered_below = max(self._fresh, *self.group.marks, 0)  # by this leader, by older ones
+        result[offsets >= np.uint64(delivered_below)] = NOT_DELIVERED
         result[self.group.is_acked(offsets)] = ALREADY_ACKED
+        result[(result == ACCEPT) & _repeated(offsets)] = ALREADY_ACKED
         accepted = result == ACCEPT
         if epoch == self.epoch:
             self._settle(lease_id, int(np.count_nonzero(accepted & (marks == np.uint64(lease_id)))))
@@ -213,8 +225,8 @@ class Leases:
         if lease is None:
             return np.zeros(0, np.uint64)
         lease.consumer.leases.discard(lease_id)
-        offsets = lease.offsets[self._marks_of(lease.offsets) == np.uint64(lease_id)]
-        self._mark(offsets, ACKING)  # nobody's until ENDED is applied
+        offsets: U64 = lease.offsets[self._marks_of(lease.offsets) == np.uint64(lease_id)]
+        self._mark(offsets, ENDING)  # nobody's until ENDED is applied
         return offsets
 
     def _ended(self, ended: list[U64]) -> GroupOp | None:
@@ -229,8 +241,10 @@ class Leases:
             case Op.RESERVE:
                 self._reserving = False
             case Op.ENDED:
-                self._mark(op.offsets, FREE)
-                self._back.append(op.offsets)
+                # What was acked meanwhile stays ACKING.
+                offsets = op.offsets[self._marks_of(op.offsets) == ENDING]
+                self._mark(offsets, FREE)
+                self._back.append(offsets)
             case Op.ACK:
                 self._forget_done()
             case Op.CREATE:
@@ -275,3 +289,12 @@ class Leases:
             grown[: len(self._marks)] = self._marks
             self._marks = grown
         self._marks[index] = mark
+
+
+def _repeated(offsets: U64) -> npt.NDArray[np.bool_]:
+    """Return which offsets stood earlier in the same array (n, bool)."""
+    repeated = np.zeros(len(offsets), np.bool_)
+    if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
+        repeated[:] = True
+        repeated[np.unique(offsets, return_index=True)[1]] = False
+    return repeated

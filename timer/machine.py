@@ -348,7 +348,7 @@ class Machine:
 
     def _group(self, entry: Entry) -> GroupApplied:
         results: list[Group | AcksApplied | GroupOp] = []
-        for op in payloads.decode_group(entry.payload):
+        for op in tuple(payloads.decode_group(entry.payload)):  # malformed: nothing is applied
             if isinstance(op, CreateGroup):
                 results.append(self._create_group(op))
                 continue

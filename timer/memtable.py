@@ -127,7 +127,10 @@ class Memtable:
         return Peek(tombstones(due, seq.astype(np.uint64)), last)
 
     def drop(self, through: Position) -> None:
-        """Take over the fire position: what lies at or before it is never seen again."""
+        """Take over the fire position: what lies at or before it is never seen again.
+
+        `peek` has shown all of that before.
+        """
         if self._next_due is not None and self._next_due <= through.due_ms:
             self._next_due = None
         self._position = through

@@ -82,6 +82,8 @@ def decode_cancel(payload: memoryview) -> tuple[I64, U64]:
     Raises:
         ValueError: the payload is malformed.
     """
+    if len(payload) < _CANCEL.size:
+        raise ValueError(f"CANCEL of {len(payload)} bytes")
     n, _ = _CANCEL.unpack_from(payload)
     if len(payload) != _CANCEL.size + 16 * n:
         raise ValueError(f"CANCEL of {len(payload)} bytes with {n} rows")
@@ -112,6 +114,8 @@ def decode_fire(payload: memoryview) -> Fire:
     if len(payload) != _FIRE.size:
         raise ValueError(f"FIRE of {len(payload)} bytes")
     read_time_ms, rows_max, bytes_max = _FIRE.unpack(payload)
+    if read_time_ms < 0 or not 1 <= rows_max <= FIRE_ROWS_MAX:
+        raise ValueError(f"FIRE of up to {rows_max} rows at {read_time_ms}")
     return Fire(UnixMs(read_time_ms), rows_max, bytes_max)
 
 
@@ -176,18 +180,25 @@ def decode_group(payload: memoryview) -> Iterator[CreateGroup | GroupOp]:
     """
     position = 0
     while position < len(payload):
+        if position + _OP.size > len(payload):
+            raise ValueError(f"GROUP ends within the head of an op, at byte {len(payload)}")
         code, topic, group, n = _OP.unpack_from(payload, position)
         position += _OP.size
         op = Op(code)
+        end = position + (n + -n % 8 if op is Op.CREATE else 8 * n)
+        if end > len(payload) or (op is Op.RESERVE and n != 1):
+            raise ValueError(f"GROUP of {len(payload)} bytes: {op.name} of {n} up to byte {end}")
         if op is Op.CREATE:
-            fields = _unpack(payload[position : position + n], {"name", "start", "lease_ms"})
-            position += n + -n % 8
-            start = Start(fields["start"])
-            yield CreateGroup(TopicId(topic), fields["name"], start, fields["lease_ms"])
+            yield _create_group(TopicId(topic), payload[position : position + n])
         else:
             offsets = np.frombuffer(payload, "<u8", n, position)
-            position += 8 * n
             yield GroupOp(op, TopicId(topic), GroupId(group), offsets)
+        position = end
+
+
+def _create_group(topic: TopicId, body: memoryview) -> CreateGroup:
+    fields = _unpack(body, {"name": str, "start": str, "lease_ms": int})
+    return CreateGroup(topic, fields["name"], Start(fields["start"]), fields["lease_ms"])
 
 
 def encode_topic(name: str) -> bytes:
@@ -196,8 +207,13 @@ def encode_topic(name: str) -> bytes:
 
 
 def decode_topic(payload: memoryview) -> str:
-    """Return the name of the topic to create."""
-    return str(_unpack(payload, {"name"})["name"])
+    """Return the name of the topic to create.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    name: str = _unpack(payload, {"name": str})["name"]
+    return name
 
 
 def encode_producer(token: bytes) -> bytes:
@@ -206,14 +222,26 @@ def encode_producer(token: bytes) -> bytes:
 
 
 def decode_producer(payload: memoryview) -> bytes:
-    """Return the token of the producer to register."""
-    return bytes(_unpack(payload, {"token"})["token"])
+    """Return the token of the producer to register.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    token: bytes = _unpack(payload, {"token": bytes})["token"]
+    return token
 
 
-def _unpack(payload: memoryview, keys: set[str]) -> dict[str, Any]:
+def _unpack(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:
+    """Return a map that has exactly these keys, with values of these types.
+
+    Raises:
+        ValueError: it is something else. (What msgpack raises is a ValueError too.)
+    """
     fields = msgpack.unpackb(payload)
-    if not isinstance(fields, dict) or fields.keys() != keys:
-        raise ValueError(f"expected a map with {sorted(keys)}, got {fields!r}")
+    if not isinstance(fields, dict) or fields.keys() != types.keys():
+        raise ValueError(f"expected a map with {sorted(types)}, got {fields!r}")
+    if any(type(fields[key]) is not expected for key, expected in types.items()):
+        raise ValueError(f"a field of a wrong type in {fields!r}")
     return fields
 
 

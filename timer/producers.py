@@ -54,6 +54,7 @@ class Producers:
         """Return the id of the producer with that token, issued now or before."""
         known = self._by_token.get(token)
         if known is not None:
+            self._by_id[known].used_at_ms = now_ms
             return known
         producer_id = self.next_id
         self.next_id = ProducerId(producer_id + 1)

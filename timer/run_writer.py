@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from timer.columns import Buffers, RowArray, gather
+from timer.columns import Buffers, RowArray
 from timer.disk import AppendFile, Disk
 from timer.order import Position, concat, stable_order
 from timer.run import (
@@ -80,7 +80,7 @@ class Blobs:
         start = self._starts.take(self._numbers.searchsorted(rows["buf"]), mode="clip")
         start += rows[f"{name}_start"]
         start[size == 0] = 0
-        order = stable_order(start)
+        order = stable_order(2 * start + (size > 0))  # an empty string before one that starts there
         sorted_start, end = start.take(order), start.take(order) + size.take(order)
         apart = bool((sorted_start[1:] >= end[:-1]).all())
         if not apart or int(end[-1]) > OFFSET_MAX or int(size.sum()) > OFFSET_MAX:
@@ -285,10 +285,9 @@ def _binary(offsets: npt.NDArray[np.int32], data: bytes | memoryview) -> pa.Bina
 
 
 def _slices(rows: RowArray, bufs: Buffers, name: str) -> list[bytes]:
-    column = gather(rows, bufs, name)
-    ends = np.cumsum(column.sizes, dtype=np.int64).tolist()
-    blob = memoryview(column.blob)
-    return [bytes(blob[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    starts, sizes = rows[f"{name}_start"].tolist(), rows[f"{name}_size"].tolist()
+    places = zip(rows["buf"].tolist(), starts, sizes, strict=True)
+    return [bytes(bufs[buf][start : start + size]) if size else b"" for buf, start, size in places]
 
 
 def _size(binary: pa.BinaryArray) -> int:

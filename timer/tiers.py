@@ -35,7 +35,7 @@ class Index(Protocol):
         """Take n pairs; `due_min` is the least due. The arrays are kept: don't change them."""
 
     def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
-        """Return the first pairs after `after` with due <= `until_ms`, sorted; True: there are more.
+        """Return the first pairs after `after` with due <= `until_ms`, sorted; whether there are more.
 
         Up to `count`, or fewer, but at least one if there is one.
         """
@@ -82,7 +82,7 @@ class Tiers:
         self._tiers: list[_Tier] = []  # levels fall from left to right; none is empty
         self._ready = _Tier(_NONE, _NONE, 0)
         self._held = False
-        """Pairs that were due at the last peek are still in tiers, all after those that are ready."""
+        """Pairs that were due at the last peek are still in tiers, all after those in `ready`."""
 
     def add(self, due: I64, ref: I64, due_min: int) -> None:
         """See Index."""

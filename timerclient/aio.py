@@ -33,7 +33,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
 from timerclient.rows import Headers, When, WhenMany
 from timerclient.settings import Settings
-from timerclient.subscription import Subscription
+from timerclient.subscription import Credit, Subscription
 from timerclient.timers import Timer, Timers
 
 T = TypeVar("T")
@@ -113,6 +113,18 @@ def make_opening(
     )
 
 
+def make_credit(window: int, max_messages: int | None) -> Credit:
+    """Return the credit of a consumer.
+
+    Raises:
+        InvalidRequest: a number is not positive.
+    """
+    for name, value in (("window", window), ("max_messages", max_messages)):
+        if value is not None and value < 1:
+            raise InvalidRequest.of(name, value, "must be positive")
+    return Credit(window, max_messages)
+
+
 class AsyncTimerClient:
     """A connection to a cluster, for one event loop.
 
@@ -134,7 +146,7 @@ class AsyncTimerClient:
         self._call_s = settings.call_s if timeout is None else seconds(timeout)
         self._nodes: Nodes | None = None
         self._producer: Producer | None = None
-        self._consumers: set[AsyncConsumer] = set()
+        self._consumers: list[AsyncConsumer] = []
         self._closed = False
 
     # ---- scheduling
@@ -229,7 +241,7 @@ class AsyncTimerClient:
 
     # ---- consuming
 
-    def consumer(
+    def consumer(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
         group: str,
@@ -237,19 +249,20 @@ class AsyncTimerClient:
         lease: Seconds | None = None,
         start: str = "earliest",
         window: int = WINDOW,
+        max_messages: int | None = None,
         name: str = "",
     ) -> "AsyncConsumer":
         """Return a consumer of a group; the group and the topic are made if they don't exist.
 
         `lease`: how long a message is this consumer's before others may get it; None: the group's
         default. `start`: where the group begins if this creates it. `window`: how many messages
-        may be on their way or waiting here. `name` is for people.
+        may be on their way or waiting here. `max_messages`: iteration ends after so many; no
+        more are leased. `name` is for people.
         """
-        if window < 1:
-            raise InvalidRequest.of("window", window, "must be positive")
+        credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)
-        consumer = AsyncConsumer(self.nodes(), opening, window, self._call_s)
-        self._consumers.add(consumer)
+        consumer = AsyncConsumer(self.nodes(), opening, credit, self._call_s)
+        self._consumers = [*(c for c in self._consumers if not c.closed), consumer]
         return consumer
 
     # ---- administration: the answers are messages of the contract
@@ -304,7 +317,7 @@ class AsyncTimerClient:
         self._closed = True
         within_s = self.within_s(timeout)
         try:
-            for consumer in list(self._consumers):
+            for consumer in self._consumers:
                 await consumer.close(within_s)
         finally:
             if self._producer is not None:
@@ -359,15 +372,18 @@ def make_timer(raw: bytes, *, duplicate: bool) -> Timer:
 class AsyncConsumer:
     """Iterates over the messages of a group until it is closed; reconnects through failovers."""
 
-    def __init__(self, nodes: Nodes, opening: pb.OpenConsumer, window: int, call_s: float) -> None:
+    def __init__(
+        self, nodes: Nodes, opening: pb.OpenConsumer, credit: Credit, call_s: float
+    ) -> None:
         self._nodes = nodes
         self._opening = opening
-        self._window = window
+        self._credit = credit
         self._call_s = call_s
         self._arrived = asyncio.Event()
         self._subscription: Subscription | None = None
         self._rest: list[Message] = []
-        self._closed = False
+        self.closed = False
+        """It was closed, by its user or with the client."""
 
     async def __aenter__(self) -> Self:
         """Return the consumer, once a leader has opened it.
@@ -443,7 +459,7 @@ class AsyncConsumer:
                 while (batch := subscription.take()) is None:
                     if subscription.error is not None:
                         raise subscription.error
-                    if subscription.over:
+                    if subscription.ended:
                         return None
                     self._arrived.clear()
                     await self._arrived.wait()
@@ -466,7 +482,7 @@ class AsyncConsumer:
         Raises:
             OutcomeUnknown: some acks were not answered in time; their futures say which.
         """
-        self._closed = True
+        self.closed = True
         if self._subscription is not None:
             within_s = self._call_s if timeout is None else seconds(timeout)
             await self._subscription.close(within_s)
@@ -477,9 +493,9 @@ class AsyncConsumer:
 
     def _open(self) -> Subscription:
         if self._subscription is None:
-            if self._closed:
+            if self.closed:
                 raise Closed("the consumer is closed")
             self._subscription = Subscription(
-                self._nodes, self._opening, self._window, self._arrived.set
+                self._nodes, self._opening, self._credit, self._arrived.set
             )
         return self._subscription

@@ -43,7 +43,7 @@ from timerclient.errors import (
 class Request:
     """One ScheduleRequest, and where it stands. The shell subclasses it."""
 
-    __slots__ = ("abandoned", "in_doubt", "sent_on", "sequence", "stale_copy")
+    __slots__ = ("abandoned", "in_doubt", "sequence", "stale_copy")
 
     size: int
     """Bytes that it will have on the wire, about."""
@@ -53,12 +53,10 @@ class Request:
     def __init__(self) -> None:
         self.sequence = 0
         """0: not numbered yet."""
-        self.sent_on = 0
-        """The stream that it was last sent on. 0: never sent."""
-        self.stale_copy = False
-        """It was sent on an earlier stream, too."""
         self.in_doubt = False
-        """An earlier sending may have been applied."""
+        """An earlier sending may have been applied, or may be yet."""
+        self.stale_copy = False
+        """It was on a stream that broke, which may still bring it. Implies in_doubt."""
         self.abandoned = False
         """Nobody waits for it any more."""
 
@@ -96,7 +94,6 @@ class Pipeline(Generic[R]):
     wire: dict[int, R] = field(default_factory=dict)
     """Sent on this stream and not answered, by request_no."""
     _last: int = 0
-    _stream: int = 1
     _request_no: int = 0
     _wire_bytes: int = 0
     _held_on_wire: int = 0
@@ -136,9 +133,6 @@ class Pipeline(Generic[R]):
             self._last += 1
             request.sequence = self._last
         self.queue.popleft()
-        if request.sent_on not in (0, self._stream):
-            request.stale_copy = True
-        request.sent_on = self._stream
         self._request_no += 1
         self.wire[self._request_no] = request
         self._wire_bytes += request.size
@@ -180,13 +174,9 @@ class Pipeline(Generic[R]):
         unanswered = list(self.wire.values())
         self.wire.clear()
         self._wire_bytes = self._held_on_wire = 0
-        self._stream += 1
         for request in unanswered:
-            # Behind a hole nothing can be applied: the number before it never was.
-            if self._hole and request.sequence > self._hole and not self._hole_in_doubt:
-                self._replace = True
-            elif taken:
-                request.in_doubt = True
+            if taken:
+                request.in_doubt = request.stale_copy = True
         self._refused += unanswered
         self._draining = bool(self._refused)
         self._drained(step)
@@ -251,10 +241,10 @@ class Pipeline(Generic[R]):
         self._draining = True
 
     def _gap(self, request: R, step: Step[R], error: SequenceGap) -> None:
-        # "Certainly no effect", and the number before it is not applied: nor is any earlier copy.
         before = any(other.sequence < request.sequence for other in self.wire.values())
         if self._draining or before:
-            request.in_doubt = False
+            # The number before it is not applied, so it isn't. A stale copy still may be, later.
+            request.in_doubt = request.stale_copy
             self._refuse(request)
         else:
             # The cluster does not know numbers that it has answered: it lost its state, or is
@@ -283,11 +273,12 @@ class Pipeline(Generic[R]):
     def _open_hole(self, request: R, *, taken: bool = False) -> None:
         """Never send `request` again. `taken`: its number may be in use all the same."""
         self._draining = True
-        # An old copy must not arrive as the number's new owner.
-        self._replace |= taken or request.stale_copy or request.sent_on != self._stream
+        doubt = request.in_doubt or taken
+        # Nobody else may get a number that is perhaps in use.
+        self._replace |= doubt
         if not self._hole or request.sequence < self._hole:
             self._hole = request.sequence
-            self._hole_in_doubt = request.in_doubt or taken
+            self._hole_in_doubt = doubt
 
     def _drained(self, step: Step[R]) -> None:
         """Put the refused back into the queue once nothing is on the wire."""
@@ -315,12 +306,13 @@ class Pipeline(Generic[R]):
         """Take the numbers from what lies behind the hole; settle what can't go without its own."""
         kept = [request for request in numbered if request.sequence < self._hole]
         for request in numbered[len(kept) :]:
-            if request.in_doubt:
+            if request.in_doubt and self._hole_in_doubt:
                 unknown = OutcomeUnknown("its sequence can't be repeated behind one that failed")
                 step.settled.append((request, unknown))
                 continue
+            # The number of the hole was never applied, and never will be: nor is any behind it.
             self._replace |= request.stale_copy
-            request.sequence, request.sent_on, request.stale_copy = 0, 0, False
+            request.sequence, request.in_doubt, request.stale_copy = 0, False, False
             kept.append(request)
         if not self._replace:
             self._last = self._hole - 1

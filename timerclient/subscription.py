@@ -102,6 +102,61 @@ def _settle(offsets: Sequence[int], results: Sequence[int], acking: "Acking[Any]
     return len(lost)
 
 
+class Credit:
+    """How many messages may come: a window that refills, and perhaps an end."""
+
+    def __init__(self, window: int, total: int | None = None) -> None:
+        self._window = window
+        self._left = total
+        """Messages that may be granted yet. None: no end."""
+        self._granted = 0
+        """Granted and not arrived."""
+        self._buffered = 0
+        """Arrived and not taken."""
+
+    def due(self) -> bool:
+        """Whether enough is free to be worth a request: half the window, or all that is left."""
+        free = self._free()
+        return free > 0 and (free >= (self._window + 1) // 2 or free == self._left)
+
+    def grant(self) -> int:
+        """Return how many messages may come more, and count them as granted."""
+        free = max(0, self._free())
+        self._granted += free
+        if self._left is not None:
+            self._left -= free
+        return free
+
+    def lost(self) -> None:
+        """Take back what was granted: the stream is gone."""
+        if self._left is not None:
+            self._left += self._granted
+        self._granted = 0
+
+    def arrived(self, n: int) -> None:
+        """Count `n` granted messages as arrived."""
+        self._granted = max(0, self._granted - n)
+        self._buffered += n
+
+    def taken(self, n: int) -> None:
+        """Count `n` arrived messages as taken."""
+        self._buffered -= n
+
+    def dropped(self, n: int) -> None:
+        """Count `n` taken messages as not come."""
+        if self._left is not None:
+            self._left += n
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all have come and were taken."""
+        return self._left == 0 and not self._granted and not self._buffered
+
+    def _free(self) -> int:
+        free = self._window - self._granted - self._buffered
+        return free if self._left is None else min(free, self._left)
+
+
 class Subscription:
     """One consumer of one group, through failovers, until it is closed."""
 
@@ -109,7 +164,7 @@ class Subscription:
         self,
         nodes: Nodes,
         opening: pb.OpenConsumer,
-        window: int,
+        credit: Credit,
         arrived: Callable[[], None],
     ) -> None:
         self.dropped_stale = 0
@@ -122,7 +177,7 @@ class Subscription:
         self._nodes = nodes
         self._settings = nodes.settings
         self._opening = opening
-        self._window = window
+        self._credit = credit
         self._arrived = arrived
         self._loop = asyncio.get_running_loop()
         self._opened = asyncio.Event()
@@ -132,11 +187,8 @@ class Subscription:
         self._kicked = False
         # Under the lock: from here
         self._inbox: deque[Batch] = deque()
-        self._buffered = 0
         self._outbox: list[Entry] = []
         # to here.
-        self._granted = 0
-        """Credit that this stream's leader has and did not use yet."""
         self._packed: dict[int, AckCall] = {}
         """To be sent, by request_no, in that order."""
         self._on_wire: dict[int, AckCall] = {}
@@ -155,12 +207,13 @@ class Subscription:
             batch = None
             while self._inbox and batch is None:
                 batch = self._inbox.popleft()
-                self._buffered -= len(batch)
+                self._credit.taken(len(batch))
                 if batch.epoch < self._nodes.epoch:
+                    self._credit.dropped(len(batch))
                     self.dropped_stale += len(batch)
                     batch = None
-            thirsty = self._credit_due()
-        if thirsty:
+            due = self._credit.due()
+        if due:
             self._kick()
         return batch
 
@@ -190,6 +243,11 @@ class Subscription:
     def _on_kick(self) -> None:
         self._kicked = False
         self._changed.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no message will come any more: closed, failed, or all asked for have come."""
+        return self.over or self._credit.exhausted
 
     # ---- opening, flushing, closing
 
@@ -249,7 +307,6 @@ class Subscription:
         with self._lock:
             self.over = True
             self._inbox.clear()
-            self._buffered = 0
         self.error = self.error or error
         self._pack()
         for call in (*self._packed.values(), *self._on_wire.values()):
@@ -293,7 +350,8 @@ class Subscription:
             opening = pb.OpenConsumer()
             opening.CopyFrom(self._opening)
             with self._lock:
-                self._granted = opening.credit = max(0, self._window - self._buffered)
+                self._credit.lost()
+                opening.credit = self._credit.grant()
             with converted():
                 await stream.write(pb.ConsumeRequest(open=opening))
             self._heard_at = self._loop.time()
@@ -324,14 +382,10 @@ class Subscription:
     def _deliver(self, columns: pb.Deliveries) -> None:
         batch = Batch(columns, self.ack)
         self._nodes.epoch = max(self._nodes.epoch, batch.epoch)
-        self._granted = max(0, self._granted - len(batch))
-        if batch.epoch < self._nodes.epoch:
-            self.dropped_stale += len(batch)
-            self._changed.set()
-            return
         with self._lock:
+            # Dropped, if its epoch is old, when it is taken: by then it may have become old, too.
+            self._credit.arrived(len(batch))
             self._inbox.append(batch)
-            self._buffered += len(batch)
         self._arrived()
 
     def _acked(self, answer: pb.AckResponse) -> None:
@@ -363,9 +417,8 @@ class Subscription:
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
             with self._lock:
-                credit = self._window - self._granted - self._buffered if self._credit_due() else 0
+                credit = self._credit.grant() if self._credit.due() else 0
             if credit:
-                self._granted += credit
                 with converted():
                     await stream.write(pb.ConsumeRequest(credit=credit))
             if len(self._on_wire) < self._settings.ack_requests_max:
@@ -384,9 +437,6 @@ class Subscription:
             self._heard_at = max(self._heard_at, self._loop.time() - self._settings.stall_s / 2)
         with converted():
             await stream.write(pb.ConsumeRequest(ack=call.request))
-
-    def _credit_due(self) -> bool:
-        return self._window - self._granted - self._buffered >= (self._window + 1) // 2
 
     def _pack(self) -> None:
         """Put the waiting acks into requests, one per lease."""

@@ -32,19 +32,20 @@ from timerclient.aio import (
     AsyncTimerClient,
     Seconds,
     TimerLike,
+    make_credit,
     make_opening,
     make_row,
     make_timer,
     seconds,
 )
-from timerclient.errors import Closed, InvalidRequest, Overloaded, TimerError
+from timerclient.errors import Closed, Overloaded, TimerError
 from timerclient.messages import Batch, Message
 from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
 from timerclient.rows import Headers, When, WhenMany
 from timerclient.settings import Settings
-from timerclient.subscription import Subscription
+from timerclient.subscription import Credit, Subscription
 from timerclient.timers import Timer, Timers
 
 T = TypeVar("T")
@@ -280,7 +281,7 @@ class TimerClient:
 
     # ---- consuming
 
-    def consumer(
+    def consumer(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
         group: str,
@@ -288,23 +289,24 @@ class TimerClient:
         lease: Seconds | None = None,
         start: str = "earliest",
         window: int = WINDOW,
+        max_messages: int | None = None,
         name: str = "",
     ) -> "Consumer":
         """Return a consumer of a group, once a leader has opened it.
 
         `lease`: how long a message is this consumer's before others may get it; None: the group's
         default. `start`: where the group begins if this creates it. `window`: how many messages
-        may be on their way or waiting here. `name` is for people.
+        may be on their way or waiting here. `max_messages`: iteration ends after so many; no
+        more are leased. `name` is for people.
 
         Raises:
             Unreachable: no leader opened it in time.
             TimerError: it was refused.
         """
-        if window < 1:
-            raise InvalidRequest.of("window", window, "must be positive")
+        credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)
-        consumer = Consumer(self._background, self._client, opening, window)
-        self._consumers.append(consumer)
+        consumer = Consumer(self._background, self._client, opening, credit)
+        self._consumers = [*(c for c in self._consumers if not c.closed), consumer]
         return consumer
 
     # ---- administration: the answers are messages of the contract
@@ -366,19 +368,20 @@ class Consumer:
         background: Background,
         client: AsyncTimerClient,
         opening: pb.OpenConsumer,
-        window: int,
+        credit: Credit,
     ) -> None:
         self._background = background
         self._call_s = client.within_s(None)
         self._arrived = threading.Event()
         self._rest: list[Message] = []
-        self._closed = False
-        self._subscription = background.call(self._open(client, opening, window))
+        self.closed = False
+        """It was closed, by its user or with the client."""
+        self._subscription = background.call(self._open(client, opening, credit))
 
     async def _open(
-        self, client: AsyncTimerClient, opening: pb.OpenConsumer, window: int
+        self, client: AsyncTimerClient, opening: pb.OpenConsumer, credit: Credit
     ) -> Subscription:
-        subscription = Subscription(client.nodes(), opening, window, self._arrived.set)
+        subscription = Subscription(client.nodes(), opening, credit, self._arrived.set)
         try:
             await subscription.opened(self._call_s)
         except BaseException:
@@ -435,7 +438,7 @@ class Consumer:
                 return batch
             if self._subscription.error is not None:
                 raise self._subscription.error
-            if self._subscription.over:
+            if self._subscription.ended:
                 return None
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if (left_s is not None and left_s <= 0) or not self._arrived.wait(left_s):
@@ -456,9 +459,9 @@ class Consumer:
         Raises:
             OutcomeUnknown: some acks were not answered in time; their futures say which.
         """
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         within_s = self._call_s if timeout is None else seconds(timeout)
         self._background.call(self._subscription.close(within_s))
 

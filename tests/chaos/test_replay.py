@@ -1,5 +1,6 @@
 """The audit's own reading of the log, entry by entry."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,14 @@ import pytest
 from chaos import replay
 from chaos.replay import ENDS, Replay
 from tests.chaos.world import Log, write_log
+from timer import entry
+from timer.disk import RealDisk
 from timer.errors import CorruptFile
+from timer.machine import Machine
 from timer.payloads import Start
-from timer.units import LogIndex, TopicId
+from timer.store import Store
+from timer.timer_id import mix
+from timer.units import GroupId, LogIndex, TopicId
 
 EVERYTHING = LogIndex(1 << 40)
 
@@ -179,3 +185,81 @@ def test_many_timers_are_told_apart(log: Log, tmp_path: Path) -> None:
     assert fired_marks(story) == sorted(alive, key=lambda mark: (due[mark], mark))
     fired = story.table[story.table["end"] == replay.FIRED]
     assert (fired["ended_at_ms"] >= fired["due_ms"]).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replay_and_the_production_machine_tell_the_same_story(seed: int, tmp_path: Path) -> None:
+    log = random_log(random.Random(seed))
+    machine = Machine(Store(RealDisk(), tmp_path))
+    story = read(log, tmp_path / "log")
+    for frame in entry.frames(memoryview(b"".join(log.frames))):
+        machine.apply(frame)
+    counts = np.bincount(story.table["end"], minlength=3).tolist()
+    assert counts == [machine.counts.pending, machine.counts.fired, machine.counts.cancelled]
+    assert min(counts) > 0
+    assert story.last_read_time_ms == machine.last_read_time_ms
+    for topic in machine.topics.values():
+        rows = story.table[(story.table["topic"] == topic.topic_id) & (story.table["end"] == 1)]
+        seqs = np.flatnonzero((story.table["topic"] == topic.topic_id) & (story.table["end"] == 1))
+        in_order = (seqs[np.argsort(rows["queue_offset"])] + 1).astype(np.uint64)
+        assert chain(in_order) == topic.queue.chain
+        for group in topic.groups.values():
+            told = story.groups[group.group_id]
+            acked = np.flatnonzero(told.acks["index"]) + told.start
+            assert (told.name, len(acked)) == (group.name, group.acked_count)
+            assert int(mix(acked.astype(np.uint64)).sum(dtype=np.uint64)) == group.ack_sum
+
+
+def chain(seqs: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> int:
+    """Return the chained hash that a queue keeps of the seqs at its offsets."""
+    value = 0
+    for each in mix(seqs).tolist():
+        value = (value * 0x9E3779B97F4A7C15 + each) % (1 << 64)
+    return value
+
+
+def random_log(chance: random.Random) -> Log:
+    """Return a log of two topics in which everything happens, aimed at the edges of limits."""
+    log, story = Log(), Replay()
+    log.epoch(1)
+    topics = [log.topic("a"), log.topic("b")]
+    producer, sequence = log.producer(b"a" * 16), 0
+    now, seq, due = 1_000, 0, {}
+    groups: list[tuple[TopicId, GroupId]] = []
+    for _ in range(150):
+        for frame in entry.frames(memoryview(b"".join(log.frames[story.last_index :]))):
+            story.apply(frame)
+        topic = chance.choice(topics)
+        match chance.choice(["schedule"] * 4 + ["fire"] * 4 + ["cancel", "group", "ack", "epoch"]):
+            case "schedule":
+                rows = [(now + chance.choice([-5, 0, 1, 7, 7, 300]), m) for m in range(5)]
+                number = chance.choice([0, sequence, sequence + 1, sequence + 1, sequence + 2])
+                given = (int(producer), number) if number else (0, 0)
+                taken = number in (0, sequence + 1)
+                sequence += number == sequence + 1
+                log.schedule(topic, rows, producer=given, size=chance.choice([8, 50]))
+                for row_due, _ in rows if taken else []:
+                    seq += 1
+                    due[seq] = row_due
+            case "fire":
+                now += chance.choice([0, 1, 7, 50])
+                read_ms = max(now - chance.choice([0, 0, 3]), story.last_read_time_ms)
+                limit = chance.choice([1, 3, 1000])
+                log.fire(read_ms, rows_max=limit, bytes_max=chance.choice([8, 100, 1 << 20]))
+            case "cancel" if due:
+                chosen = chance.sample(sorted(due), min(3, len(due)))
+                log.cancel([(due[s] + (s % 5 == 0), s) for s in chosen])
+            case "group" if len(groups) < 4:
+                start = chance.choice([Start.EARLIEST, Start.LATEST])
+                groups.append((topic, log.group(topic, f"g{len(groups)}", start)))
+            case "ack" if groups:
+                mine, group = chance.choice(groups)
+                end = story._queue_end.get(mine, 0)
+                log.reserve(mine, group, chance.randrange(end + 10))
+                offsets = sorted(chance.sample(range(end), min(9, end)))
+                log.ack(mine, group, offsets, at_ms=now)
+            case "epoch":
+                log.epoch(log.current + 1)
+            case _:
+                pass
+    return log

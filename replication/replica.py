@@ -1,0 +1,324 @@
+"""One replica of the log as it runs: the driver with a clock, a disk thread and streams.
+
+    event loop   driver, streams, timers
+    writer       one thread: log writes and syncs (group commit), promises
+    readers      threads of the loop's pool: entries for followers far behind, and for apply
+
+A failed write ends the process: `fatal` is told, and nothing that depends on it was said.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import grpc
+
+from replication.codec import decode, encode
+from replication.config import ReplicationConfig
+from replication.core import (
+    Appointed,
+    ClockSample,
+    Core,
+    Durable,
+    Handover,
+    Persist,
+    Read,
+    Reconnected,
+    Role,
+)
+from replication.driver import Driver, Listener, Report
+from replication.messages import Message
+from replication.promise import PromiseFile
+from replication.recovery import recover
+from replication.transport import Dial, Transport
+from replication.writer import Order, write_batch
+from timer.disk import Bytes
+from timer.entry import Entry, Kind, frames
+from timer.log import Log
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+_T = TypeVar("_T")
+
+READ_BYTES = 4 << 20
+"""Read at once for apply."""
+
+
+class Replica:
+    """See the module. For the event loop."""
+
+    def __init__(  # noqa: PLR0913 - everything that it is made of
+        self,
+        *,
+        replica_id: ReplicaId,
+        nonce: Nonce,
+        cluster_id: str,
+        founding: frozenset[ReplicaId],
+        voters: frozenset[ReplicaId] | None,
+        peers: Mapping[ReplicaId, Dial],
+        log: Log,
+        promise: PromiseFile,
+        commit_index: LogIndex,
+        config: ReplicationConfig,
+        listener: Listener,
+        mono_ms: Callable[[], MonoMs],
+        wall_ms: Callable[[], UnixMs],
+        fatal: Callable[[BaseException], None],
+    ) -> None:
+        """`voters` are those at `commit_index`, the manifest's; None: there is no manifest."""
+        self.replica_id = replica_id
+        self._log, self._promise = log, promise
+        self._mono_ms, self._wall_ms, self._fatal = mono_ms, wall_ms, fatal
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        shape, last_time_ms = recover(log, voters or founding)
+        self._core = Core(
+            me=replica_id,
+            nonce=nonce,
+            peers=list(peers),
+            conf=config,
+            promise=promise.promise,
+            unsure=promise.unsure,
+            shape=shape,
+            commit_index=commit_index,
+            now_ms=mono_ms(),
+        )
+        self._driver = Driver(self._core, self, listener, last_time_ms)
+        self._transport = Transport(
+            cluster_id=cluster_id,
+            me=replica_id,
+            peers=peers,
+            on_message=self._receive,
+            on_connected=lambda peer: self._driver.handle(Reconnected(peer)),
+        )
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
+        self._orders: list[Order] = []
+        self._writing = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms: MonoMs | None = None
+        self._wake_ms: MonoMs | None = None
+        self._heard_ms = mono_ms()
+        self._stopped = False
+        self.on_fsync: Callable[[float], None] = lambda seconds: None
+        """Hears how long each sync of the log took."""
+
+    # ---- lifetime
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Return what the node's gRPC server needs, before it starts."""
+        return [self._transport.handler()]
+
+    async def start(self) -> None:
+        """Begin to talk."""
+        self._transport.start()
+        self._driver.tick()
+
+    async def stop(self) -> None:
+        """Finish what the disk is doing, close streams and log."""
+        self._stopped = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await self._transport.stop()
+        await self._loop.run_in_executor(self._writer, self._log.close)
+        self._writer.shutdown()
+
+    # ---- what the node asks for
+
+    def appointed(self, epoch: Epoch, leader: ReplicaId) -> None:
+        """Hear from the control plane who should lead."""
+        self._driver.handle(Appointed(epoch, leader))
+
+    async def release(self) -> None:
+        """Lead no more, in good order: the tail commits, then nobody waits for the lease."""
+        self._driver.handle(Handover())
+        while self._core.role is Role.LEADER and not self._stopped:
+            await asyncio.sleep(0.002)
+
+    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """Append an entry as the leader; see `Driver.propose`."""
+        return self._driver.propose(kind, payload, time_ms)
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+        """Return entries that are in memory; None: not all of them are."""
+        return self._driver.cached(first, last)
+
+    async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        """Return entries [first, …], at least one, at most to `last`, from memory or disk."""
+        cached = self._driver.cached(first, last)
+        if cached is not None:
+            return cached
+        found = await asyncio.to_thread(self._log.read, first, READ_BYTES)
+        assert found, f"entry {first} is not in the log any more"
+        return [entry for frame in found[: last - first + 1] for entry in frames(memoryview(frame))]
+
+    def drop_before(self, index: LogIndex) -> None:
+        """This node's restart does not need entries below `index`."""
+        self._driver.drop_before(index)
+
+    def lease_held(self) -> bool:
+        """Whether nobody else can lead at this moment."""
+        return self._core.lease_held(self._mono_ms())
+
+    # ---- what it knows
+
+    @property
+    def role(self) -> Role:
+        """What this replica is doing."""
+        return self._core.role
+
+    @property
+    def serving(self) -> bool:
+        """It leads, and its EPOCH entry is committed."""
+        return self._core.serving
+
+    @property
+    def epoch(self) -> Epoch:
+        """The leadership that it stands by."""
+        return self._core.epoch
+
+    @property
+    def leader_id(self) -> ReplicaId | None:
+        """Who leads, as far as this replica's own stream says; itself included."""
+        return self.replica_id if self._core.role is Role.LEADER else self._core.leader
+
+    @property
+    def voters(self) -> frozenset[ReplicaId]:
+        """The newest voter set in the log."""
+        return self._core.voters
+
+    @property
+    def last_index(self) -> LogIndex:
+        """The log's last entry."""
+        return self._core.shape.last_index
+
+    @property
+    def commit_index(self) -> LogIndex:
+        """Up to here the log is committed, as far as this replica knows."""
+        return self._core.commit_index
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        """Header time of the log's last entry."""
+        return self._driver.last_time_ms
+
+    @property
+    def unsure(self) -> bool:
+        """Its log lost a tail, and no leader has matched it since."""
+        return self._core.unsure
+
+    @property
+    def silent_ms(self) -> int:
+        """How long ago anybody was last heard."""
+        return self._mono_ms() - self._heard_ms
+
+    @property
+    def clock_samples(self) -> Mapping[ReplicaId, ClockSample]:
+        """What the peers' answers said of their wall clocks."""
+        return self._core.clock_samples
+
+    def report(self) -> Report:
+        """Return what the controller wants to know."""
+        return self._driver.report()
+
+    # ---- streams
+
+    def _receive(self, sender: ReplicaId, data: bytes) -> None:
+        message, wall_ms, beside = decode(data)
+        self._heard_ms = self._mono_ms()
+        if not self._stopped:
+            self._driver.receive(sender, message, wall_ms, beside)
+
+    # ---- Io
+
+    def mono_ms(self) -> MonoMs:
+        """See Io."""
+        return self._mono_ms()
+
+    def persist(self, order: Persist) -> None:
+        """See Io."""
+
+        def store() -> None:
+            self._promise.give(order.promise)
+            self._promise.set_unsure(unsure=order.unsure)
+
+        self._in_writer(store, lambda _: self._driver.persisted())
+
+    def write(self, order: Order) -> None:
+        """See Io."""
+        self._orders.append(order)
+        if not self._writing:
+            self._write_batch()
+
+    def _write_batch(self) -> None:
+        self._writing = True
+        orders, self._orders = self._orders, []
+
+        def store() -> tuple[int, LogIndex, float]:
+            version = write_batch(self._log, orders)
+            started = self._loop.time()
+            self._log.sync()
+            return version, self._log.durable_index, self._loop.time() - started
+
+        self._in_writer(store, self._written)
+
+    def _written(self, result: tuple[int, LogIndex, float]) -> None:
+        version, index, seconds = result
+        self.on_fsync(seconds)
+        if self._orders:
+            self._write_batch()
+        else:
+            self._writing = False
+        self._driver.handle(Durable(version, index))
+
+    def _in_writer(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
+        def finished(future: asyncio.Future[_T]) -> None:
+            error = future.exception()
+            if error is not None:
+                self._fatal(error)
+            elif not self._stopped:
+                done(future.result())
+
+        self._loop.run_in_executor(self._writer, work).add_done_callback(finished)
+
+    def read(self, order: Read) -> None:
+        """See Io."""
+
+        def finished(future: asyncio.Future[list[memoryview]]) -> None:
+            error = future.exception()
+            if error is not None:
+                self._fatal(error)
+                return
+            found = future.result()[: order.last - order.first + 1]
+            if found and not self._stopped:  # else it was truncated meanwhile
+                self._driver.loaded(order, found)
+
+        work = self._loop.run_in_executor(None, self._log.read, order.first, order.limit_bytes)
+        work.add_done_callback(finished)
+
+    def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
+        """See Io."""
+        self._transport.send(to, encode(message, self._wall_ms(), frames))
+
+    def wake_at(self, at_ms: MonoMs | None) -> None:
+        """See Io."""
+        self._wake_ms = at_ms
+        if at_ms is None or self._stopped:
+            return
+        if self._alarm_ms is not None and self._alarm_ms <= at_ms:
+            return  # the alarm that is set looks again
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_ms = at_ms
+        wait_s = max(0, at_ms - self._mono_ms()) / 1000
+        self._alarm = self._loop.call_later(wait_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = self._alarm_ms = None
+        if self._wake_ms is not None and self._wake_ms <= self._mono_ms():
+            self._driver.tick()
+        else:
+            self.wake_at(self._wake_ms)
+
+    def soon(self) -> None:
+        """See Io."""
+        self._loop.call_soon(self._driver.tick)

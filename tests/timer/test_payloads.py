@@ -1,0 +1,210 @@
+"""Payloads: what goes in comes out; anything malformed is a ValueError and nothing else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from timer import payloads
+from timer.payloads import CreateGroup, EpochStart, Fire, GroupOp, Op, Start
+from timer.units import Epoch, GroupId, ReplicaId, TopicId, UnixMs
+
+quick = settings(derandomize=True, deadline=None)
+u64 = st.integers(0, 2**64 - 1)
+u32 = st.integers(0, 2**32 - 1)
+
+
+def decode_group(payload: memoryview) -> list[Any]:
+    return list(payloads.decode_group(payload))
+
+
+DECODERS: dict[str, Callable[[memoryview], Any]] = {
+    "EPOCH": payloads.decode_epoch,
+    "CANCEL": payloads.decode_cancel,
+    "FIRE": payloads.decode_fire,
+    "GROUP": decode_group,
+    "TOPIC": payloads.decode_topic,
+    "PRODUCER": payloads.decode_producer,
+}
+OPS: list[CreateGroup | GroupOp] = [
+    CreateGroup(TopicId(1), "group", Start.LATEST, 30_000),
+    GroupOp(Op.ACK, TopicId(1), GroupId(2), np.array([1, 2, 2**64 - 1], np.uint64)),
+    GroupOp(Op.ENDED, TopicId(1), GroupId(2), np.array([], np.uint64)),
+    GroupOp(Op.RESERVE, TopicId(2**32 - 1), GroupId(3), np.array([4096], np.uint64)),
+]
+SAMPLES: dict[str, bytes] = {
+    "EPOCH": payloads.encode_epoch(
+        EpochStart(Epoch(2), ReplicaId(7), (ReplicaId(7), ReplicaId(8)))
+    ),
+    "CANCEL": b"".join(
+        payloads.encode_cancel(np.array([5, 6], np.int64), np.array([1, 2], np.uint64))
+    ),
+    "FIRE": payloads.encode_fire(Fire(UnixMs(99), 10, 1000)),
+    "GROUP": b"".join(payloads.encode_group(OPS)),
+    "TOPIC": payloads.encode_topic("orders"),
+    "PRODUCER": payloads.encode_producer(b"token"),
+}
+
+
+def plain(ops: list[CreateGroup | GroupOp]) -> list[Any]:
+    """Return ops as values that `==` compares."""
+    return [
+        op if isinstance(op, CreateGroup) else (op.op, op.topic, op.group, op.offsets.tolist())
+        for op in ops
+    ]
+
+
+@quick
+@given(u64, u64, st.lists(u64, min_size=1, max_size=6), u32)
+def test_epoch_gives_back_what_was_encoded(
+    epoch: int, leader: int, voters: list[int], version: int
+) -> None:
+    start = EpochStart(
+        Epoch(epoch), ReplicaId(leader), tuple(ReplicaId(voter) for voter in voters), version
+    )
+    assert payloads.decode_epoch(memoryview(payloads.encode_epoch(start))) == start
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), u64), max_size=5))
+def test_cancel_gives_back_what_was_encoded(pairs: list[tuple[int, int]]) -> None:
+    due = np.array([due for due, _ in pairs], np.int64)
+    seq = np.array([seq for _, seq in pairs], np.uint64)
+    decoded = payloads.decode_cancel(memoryview(b"".join(payloads.encode_cancel(due, seq))))
+    assert [column.tolist() for column in decoded] == [due.tolist(), seq.tolist()]
+
+
+@quick
+@given(st.integers(0, 2**63 - 1), st.integers(1, payloads.FIRE_ROWS_MAX), u32)
+@example(0, 1, 0)
+def test_fire_gives_back_what_was_encoded(read_time_ms: int, rows_max: int, bytes_max: int) -> None:
+    fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max)
+    assert payloads.decode_fire(memoryview(payloads.encode_fire(fire))) == fire
+
+
+creates = st.builds(
+    CreateGroup,
+    u32.map(TopicId),
+    st.text(max_size=9),
+    st.sampled_from(Start),
+    st.integers(0, 2**32),
+)
+moves = st.builds(
+    GroupOp,
+    st.sampled_from([Op.ACK, Op.ENDED]),
+    u32.map(TopicId),
+    u32.map(GroupId),
+    st.lists(u64, max_size=4).map(lambda values: np.array(values, np.uint64)),
+)
+
+
+@quick
+@given(st.lists(st.one_of(creates, moves), max_size=5))
+@example(OPS)
+def test_group_gives_back_its_ops_in_order(ops: list[CreateGroup | GroupOp]) -> None:
+    assert plain(decode_group(memoryview(b"".join(payloads.encode_group(ops))))) == plain(ops)
+
+
+def test_topic_and_producer_give_back_what_was_encoded() -> None:
+    assert payloads.decode_topic(memoryview(payloads.encode_topic("größe"))) == "größe"
+    assert payloads.decode_producer(memoryview(payloads.encode_producer(b"\0\xff"))) == b"\0\xff"
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_payload_cut_at_every_byte_is_a_value_error_or_the_first_of_its_ops(kind: str) -> None:
+    sample = SAMPLES[kind]
+    whole = {len(b"".join(payloads.encode_group(OPS[:n]))) for n in range(len(OPS))}
+    DECODERS[kind](memoryview(sample))
+    for size in range(len(sample)):
+        if kind == "GROUP" and size in whole:
+            assert len(decode_group(memoryview(sample[:size]))) < len(OPS)
+        else:
+            with pytest.raises(ValueError):  # noqa: PT011
+                DECODERS[kind](memoryview(sample[:size]))
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_payload_with_a_byte_more_is_a_value_error(kind: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        DECODERS[kind](memoryview(SAMPLES[kind] + b"\0"))
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_payload_with_any_byte_changed_raises_nothing_but_value_errors(kind: str) -> None:
+    for position in range(len(SAMPLES[kind])):
+        for value in range(256):
+            changed = bytearray(SAMPLES[kind])
+            changed[position] = value
+            try:
+                DECODERS[kind](memoryview(changed))
+            except ValueError:
+                continue
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@quick
+@given(st.binary(max_size=60))
+@example(b"")
+@example(b"\xc1")
+@example(b"\x81\xa4name\x2a")
+@example(b"\x81\xa5token\xce\x7f\xff\xff\xff")
+@example(b"\x81\x90\x01")
+@example(b"\xff" * 60)
+def test_any_bytes_are_a_payload_or_a_value_error(kind: str, data: bytes) -> None:
+    try:
+        DECODERS[kind](memoryview(data))
+    except ValueError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("decode", "fields"),
+    [
+        (payloads.decode_topic, {"name": 7}),
+        (payloads.decode_topic, {"name": b"raw"}),
+        (payloads.decode_topic, {"name": "a", "more": 1}),
+        (payloads.decode_topic, ["name"]),
+        (payloads.decode_producer, {"token": 1 << 40}),
+        (payloads.decode_producer, {"token": [1, 2]}),
+        (payloads.decode_producer, {}),
+    ],
+)
+def test_fields_of_another_name_or_type_are_a_value_error(
+    decode: Callable[[memoryview], Any], fields: Any
+) -> None:
+    with pytest.raises(ValueError, match="expected|wrong type"):
+        decode(memoryview(msgpack.packb(fields)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "g", "start": "middle", "lease_ms": 1},
+        {"name": 1, "start": "latest", "lease_ms": 1},
+        {"name": "g", "start": "latest", "lease_ms": "1"},
+        {"name": "g", "start": ["latest"], "lease_ms": 1},
+        {"name": "g", "start": "latest", "lease_ms": True},
+    ],
+)
+def test_created_group_with_a_wrong_field_is_a_value_error(fields: Any) -> None:
+    body = msgpack.packb(fields)
+    head = np.array([Op.CREATE, 1, 0, len(body)], "<u4").tobytes()
+    with pytest.raises(ValueError, match="type|valid"):
+        decode_group(memoryview(head + body + bytes(-len(body) % 8)))
+
+
+@pytest.mark.parametrize("rows_max", [0, payloads.FIRE_ROWS_MAX + 1])
+def test_fire_of_no_row_or_too_many_is_a_value_error(rows_max: int) -> None:
+    with pytest.raises(ValueError, match="FIRE"):
+        payloads.decode_fire(memoryview(payloads.encode_fire(Fire(UnixMs(1), rows_max))))
+
+
+def test_reserve_of_no_offset_or_two_is_a_value_error() -> None:
+    for n in (0, 2):
+        op = GroupOp(Op.RESERVE, TopicId(1), GroupId(1), np.zeros(n, np.uint64))
+        with pytest.raises(ValueError, match="RESERVE"):
+            decode_group(memoryview(b"".join(payloads.encode_group([op]))))

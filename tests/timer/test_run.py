@@ -1,0 +1,264 @@
+"""Run files: what was written is read, or it is said to be corrupt."""
+
+import contextlib
+import random
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from timer import run_writer
+from timer.columns import ROW, TOMBSTONE, Buffers, RowArray
+from timer.disk import RealDisk
+from timer.errors import CorruptFile, UnknownVersion
+from timer.order import START, Position
+from timer.run import BATCH, Cursor, Finder, Run, RunMeta
+from timer.run_writer import Blobs, RunWriter
+
+Texts = list[tuple[bytes, bytes, bytes]]
+NAMES = ("payload", "key", "headers")
+
+
+def rows_with(texts: Texts, seed: int = 1) -> tuple[RowArray, Buffers]:
+    """Return rows that point into three buffers, out of order and with gaps."""
+    chance = random.Random(seed)
+    rows = np.zeros(len(texts), ROW)
+    rows["due_ms"] = 1_000 + np.arange(len(texts)) // 3
+    rows["seq"] = 1 + np.arange(len(texts))
+    rows["requested_ms"] = rows["due_ms"] * 2
+    rows["topic"] = 1 + rows["seq"] % 5
+    bufs = {number: bytearray(b"x" * chance.randrange(3)) for number in (4, 9, 12)}
+    for place in chance.sample(range(len(texts)), len(texts)):
+        number = chance.choice([4, 9, 12])
+        rows["buf"][place] = number
+        for name, text in zip(NAMES, texts[place], strict=True):
+            rows[f"{name}_start"][place] = len(bufs[number])
+            rows[f"{name}_size"][place] = len(text)
+            bufs[number] += text + b"?" * chance.randrange(2)
+    return rows, {number: bytes(buf) for number, buf in bufs.items()}
+
+
+def some_texts(count: int) -> Texts:
+    return [
+        (b"p%d" % i * (i % 4), b"k%d" % i * (i % 3 == 0), b"h%d" % i * (i % 7 == 0))
+        for i in range(count)
+    ]
+
+
+def write(path: Path, *chunks: tuple[RowArray, Buffers]) -> RunMeta:
+    writer = RunWriter(RealDisk(), path, 1)
+    for rows, bufs in chunks:
+        writer.add(rows, bufs)
+    meta = writer.finish()
+    writer.close()
+    assert meta is not None
+    return meta
+
+
+def texts_of(rows: RowArray, data: bytes) -> Texts:
+    return [
+        tuple(  # type: ignore[misc]
+            data[int(row[f"{name}_start"]) :][: int(row[f"{name}_size"])] for name in NAMES
+        )
+        for row in rows
+    ]
+
+
+def read_all(
+    run: Run, rows_min: int = 5, size_max: int = 50
+) -> tuple[list[tuple[int, ...]], Texts]:
+    cursor = Cursor(run, START)
+    keys: list[tuple[int, ...]] = []
+    texts: Texts = []
+    while cursor.next is not None:
+        rows, data = cursor.read(0, rows_min, size_max)
+        keys += rows[["due_ms", "seq", "requested_ms", "topic"]].tolist()
+        texts += texts_of(rows, data)
+    return keys, texts
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_writer, "BATCH_ROWS_MAX", 16)
+    monkeypatch.setattr(run_writer, "BATCH_SIZE_MAX", 1_000)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 100])
+def test_what_was_written_is_read_in_slices_of_any_size(tmp_path: Path, count: int) -> None:
+    texts = some_texts(count)
+    rows, bufs = rows_with(texts)
+    meta = write(tmp_path, *((rows[i : i + 7], bufs) for i in range(0, count, 7)))
+    for rows_min, size_max in ((1, 1), (5, 50), (100, 1_000_000)):
+        keys, found = read_all(Run(RealDisk(), tmp_path, meta), rows_min, size_max)
+        assert keys == rows[["due_ms", "seq", "requested_ms", "topic"]].tolist()
+        assert found == texts
+    assert meta.rows == count
+    assert (meta.seq_min, meta.seq_max) == (1, count)
+    assert meta.crc32 == zlib.crc32((tmp_path / meta.name).read_bytes())
+
+
+@pytest.mark.usefixtures("small")
+def test_any_arrow_reader_opens_it_and_finds_the_buffers_where_the_manifest_says(
+    tmp_path: Path,
+) -> None:
+    texts = some_texts(50)
+    meta = write(tmp_path, rows_with(texts))
+    content = (tmp_path / meta.name).read_bytes()
+    with pa.ipc.open_file(pa.py_buffer(content)) as file:
+        table = file.read_all()
+        assert file.num_record_batches == len(meta.batches) // BATCH.itemsize > 3
+        schema = file.schema
+    assert [*zip(*(table[name].to_pylist() for name in NAMES), strict=True)] == texts
+    for entry in np.frombuffer(meta.batches, BATCH):
+        message = pa.py_buffer(content).slice(int(entry["position"]), int(entry["size"]))
+        columns = pa.ipc.read_record_batch(message, schema).columns
+        at = {
+            name: column.buffers()[1].address - message.address
+            for name, column in zip(schema.names, columns, strict=True)
+        }
+        assert at["due_ms"] == entry["due_at"]
+        assert columns[4].buffers()[2].address - message.address == entry["payload_at"]
+        assert (at["key"], at["headers"]) == (entry["key_at"], entry["headers_at"])
+
+
+@pytest.mark.usefixtures("small")
+def test_flip_of_any_byte_is_reported_or_harmless(tmp_path: Path) -> None:
+    meta = write(tmp_path, rows_with(some_texts(40)))
+    path = tmp_path / meta.name
+    content = path.read_bytes()
+    good = read_all(Run(RealDisk(), tmp_path, meta))
+    first = int(np.frombuffer(meta.batches, BATCH)[0]["position"])
+    unnoticed = []
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        with contextlib.suppress(CorruptFile):
+            assert read_all(Run(RealDisk(), tmp_path, meta)) == good
+            unnoticed.append(position)
+    assert max(unnoticed) < first  # only the schema, which the manifest makes up for
+
+
+@pytest.mark.usefixtures("small")
+def test_file_that_is_cut_extended_or_missing_is_refused_at_open(tmp_path: Path) -> None:
+    meta = write(tmp_path, rows_with(some_texts(40)))
+    path = tmp_path / meta.name
+    content = path.read_bytes()
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        with pytest.raises(CorruptFile):
+            Run(RealDisk(), tmp_path, meta)
+    path.write_bytes(content + b"\0")
+    with pytest.raises(CorruptFile):
+        Run(RealDisk(), tmp_path, meta)
+    path.unlink()
+    with pytest.raises(CorruptFile, match="missing"):
+        Run(RealDisk(), tmp_path, meta)
+
+
+@pytest.mark.usefixtures("small")
+def test_cursor_starts_after_any_position(tmp_path: Path) -> None:
+    rows, bufs = rows_with(some_texts(60))
+    run = Run(RealDisk(), tmp_path, write(tmp_path, (rows, bufs)))
+    keys = [Position(*key) for key in rows[["due_ms", "seq"]].tolist()]
+    for place, key in enumerate(keys):
+        following = keys[place + 1] if place + 1 < len(keys) else None
+        assert Cursor(run, key).next == following
+        assert Cursor(run, Position(key.due_ms, key.seq - 1)).next == key
+    assert Cursor(run, START).next == keys[0]
+
+
+@pytest.mark.usefixtures("small")
+def test_cursor_reads_to_the_time_asked_for_within_its_batch(tmp_path: Path) -> None:
+    run = Run(RealDisk(), tmp_path, write(tmp_path, rows_with(some_texts(60))))
+    rows, _ = Cursor(run, START).read(1_003, 1, 1 << 20)
+    assert rows["due_ms"].tolist() == [1_000 + i // 3 for i in range(12)]
+
+
+@pytest.mark.usefixtures("small")
+def test_single_timers_are_found_with_what_a_cancel_must_know(tmp_path: Path) -> None:
+    rows, bufs = rows_with(some_texts(100))
+    run = Run(RealDisk(), tmp_path, write(tmp_path, (rows, bufs)))
+    wanted = rows[[99, 3, 50, 17]]
+    due = np.append(wanted["due_ms"], [1_000, 1_001, 5, 9_999])
+    seq = np.append(wanted["seq"], np.array([4, 3, 1, 100], np.uint64))
+    found, here = Finder().find(run, due, seq)
+    assert found.tolist() == [True] * 4 + [False] * 4
+    for name in ("due_ms", "seq", "requested_ms", "topic", "payload_size"):
+        assert here[name].tolist() == wanted[name].tolist()
+
+
+def test_tombstones_are_rows_but_count_apart(tmp_path: Path) -> None:
+    rows, bufs = rows_with(some_texts(30))
+    rows["topic"][[0, 29]] = TOMBSTONE
+    for name in NAMES:
+        rows[f"{name}_size"][[0, 29]] = 0
+    rows["buf"][[0, 29]] = 0  # points at no buffer
+    meta = write(tmp_path, (rows, bufs))
+    assert (meta.rows, meta.tombstones) == (30, 2)
+    assert (meta.seq_min, meta.seq_max) == (2, 29)
+
+
+def test_run_of_tombstones_alone_needs_no_buffers(tmp_path: Path) -> None:
+    rows, _ = rows_with([(b"", b"", b"")] * 3)
+    rows["topic"] = TOMBSTONE
+    meta = write(tmp_path, (rows, {}))
+    assert meta.seq_min > meta.seq_max
+    assert len(read_all(Run(RealDisk(), tmp_path, meta))[0]) == 3
+
+
+def test_writer_without_rows_makes_no_file(tmp_path: Path) -> None:
+    writer = RunWriter(RealDisk(), tmp_path, 1)
+    writer.add(np.empty(0, ROW), {})
+    assert writer.finish() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writer_syncs_and_paces_each_megabyte(tmp_path: Path) -> None:
+    steps: list[int] = []
+    writer = RunWriter(RealDisk(), tmp_path, 1, steps.append)
+    writer.add(*rows_with([(bytes(1_000), b"", b"")] * 6_000))
+    meta = writer.finish()
+    assert meta is not None
+    assert 5 <= len(steps) <= 7
+    assert all(1 << 20 <= step < 2 << 20 for step in steps)
+    assert sum(steps) <= meta.size
+
+
+def test_row_larger_than_a_batch_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_writer, "BATCH_SIZE_MAX", 1_000)
+    texts = [(b"a", b"", b""), (bytes(5_000), b"", b""), (b"b", b"", b"")]
+    meta = write(tmp_path, rows_with(texts))
+    assert np.frombuffer(meta.batches, BATCH)["rows"].tolist() == [1, 1, 1]
+    assert read_all(Run(RealDisk(), tmp_path, meta))[1] == texts
+
+
+def test_payloads_that_share_bytes_are_gathered_one_by_one() -> None:
+    rows = np.zeros(3, ROW)
+    rows["payload_start"], rows["payload_size"] = [0, 1, 0], [3, 3, 4]
+    column = Blobs({0: b"abcd"}).column(rows, "payload")
+    assert column.to_pylist() == [b"abc", b"bcd", b"abcd"]
+
+
+def test_empty_payload_where_another_one_starts_does_not_stop_the_fast_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(run_writer, "_slices")
+    rows = np.zeros(4, ROW)
+    rows["payload_start"], rows["payload_size"] = [0, 0, 2, 5], [2, 0, 3, 0]
+    column = Blobs({0: b"abcde"}).column(rows, "payload")
+    assert column.to_pylist() == [b"ab", b"", b"cde", b""]
+
+
+def test_meta_survives_a_manifest_and_another_version_is_refused(tmp_path: Path) -> None:
+    meta = write(tmp_path, rows_with(some_texts(10)))
+    assert RunMeta.unpack(meta.pack()) == meta
+    assert replace(meta, number=12).name == "0000000012.arrow"
+    with pytest.raises(UnknownVersion):
+        RunMeta.unpack(meta.pack() | {"version": 2})

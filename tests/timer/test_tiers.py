@@ -1,0 +1,100 @@
+"""Tiers against a sorted list, with small tiers and chunks."""
+
+import random
+
+import numpy as np
+import pytest
+
+from timer import tiers as tiers_module
+from timer.tiers import Tiers
+
+START = (0, -1)
+ALL = 1 << 20
+
+
+def column(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, np.int64)
+
+
+def add(tiers: Tiers, pairs: list[tuple[int, int]]) -> None:
+    due, ref = column([due for due, _ in pairs]), column([ref for _, ref in pairs])
+    tiers.add(due, ref, int(due.min()))
+
+
+def taken(
+    tiers: Tiers, after: tuple[int, int], until: int, count: int = ALL
+) -> list[tuple[int, int]]:
+    """Return what repeated peeks give, as a FIRE does it."""
+    found: list[tuple[int, int]] = []
+    more = True
+    while more and len(found) < count:
+        due, ref, more = tiers.peek(after, until, count - len(found))
+        found += zip(due.tolist(), ref.tolist(), strict=True)
+        assert len(due) or not more
+        after = found[-1] if found else after
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pairs_come_in_order_whatever_is_added_between_peeks(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(tiers_module, "FAN", 3)
+    monkeypatch.setattr(tiers_module, "FRESH_MAX", 6)
+    monkeypatch.setattr(tiers_module, "CHUNK", chance.choice([1, 3, 1_000]))
+    tiers, model = Tiers(), set[tuple[int, int]]()
+    position, refs = START, iter(chance.sample(range(100_000), 100_000))
+    for _ in range(200):
+        fresh = [
+            (position[0] + chance.choice([1, 2, 5, 50]), next(refs))
+            for _ in range(chance.randint(1, 10))
+        ]
+        add(tiers, fresh)
+        model |= set(fresh)
+        until = position[0] + chance.choice([0, 1, 5])
+        count = chance.choice([1, 3, 20, ALL])
+        found = taken(tiers, position, until, count)
+        assert found == sorted(pair for pair in model if pair[0] <= until)[:count]
+        position = found[-1] if len(found) == count else (until, ALL)
+        tiers.drop(position)
+        model = {pair for pair in model if pair > position}
+        wanted = chance.sample(sorted(model), min(5, len(model)))
+        asked = [*wanted, (position[0] + 1, ALL + 1), (1 << 40, 5)]
+        due, ref = column([due for due, _ in asked]), column([ref for _, ref in asked])
+        assert tiers.contains(due, ref).tolist() == [pair in model for pair in asked]
+    due, ref = tiers.pairs()
+    assert list(zip(due.tolist(), ref.tolist(), strict=True)) == sorted(model)
+
+
+def test_pairs_too_far_apart_to_pack_into_one_word_are_sorted_all_the_same() -> None:
+    tiers = Tiers()
+    pairs = [(1 << 47, 1 << 40), (5, 1 << 47), (5, 3), (1 << 47, 0)]
+    add(tiers, pairs)
+    assert taken(tiers, START, 1 << 48) == sorted(pairs)
+
+
+def test_million_due_at_once_become_ready_a_chunk_at_a_time() -> None:
+    tiers = Tiers()
+    places = np.arange(1_000_000)
+    for start in range(0, len(places), 10_000):
+        tiers.add(np.full(10_000, 7), places[start : start + 10_000], 7)
+    _, ref, more = tiers.peek(START, 7, 65_536)
+    assert more
+    assert 0 < len(ref) < 1_000_000
+    assert ref.tolist() == list(range(len(ref)))
+    assert len(tiers._ready.due) < 300_000
+    assert len(taken(tiers, START, 7, 65_536)) == 65_536
+
+
+def test_next_due_skips_dead_pairs_in_every_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers_module, "FRESH_MAX", 2)
+    tiers = Tiers()
+    add(tiers, [(10, 0), (20, 1)])
+    add(tiers, [(12, 2), (5, 3)])
+    add(tiers, [(6, 4)])
+    alive = np.ones(5, np.bool_)
+    for place, due in ((3, 5), (4, 6), (0, 10), (2, 12), (1, 20)):
+        assert tiers.next_due(alive) == due
+        alive[place] = False
+    assert tiers.next_due(alive) is None

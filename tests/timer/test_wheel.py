@@ -1,0 +1,70 @@
+"""The wheel: the same answers as tiers, with far rows left unsorted."""
+
+import random
+
+import numpy as np
+import pytest
+
+from timer import wheel as wheel_module
+from timer.tiers import Tiers
+from timer.units import DUE_MS_MAX
+from timer.wheel import NEAR_BITS, Wheel
+
+ALL = 1 << 30
+FAR = [1, 100, 20_000, 40_000, 1 << 20, (1 << 20) + 1, 1 << 26, 1 << 33, 1 << 47]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_wheel_and_tiers_show_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(wheel_module, "FAR_MAX", chance.choice([1, 7, 1_000]))
+    now = chance.choice([0, 5, (1 << 41) - 3])
+    wheel, tiers = Wheel(now), Tiers()
+    alive = np.ones(10_000, np.bool_)
+    position, ref = (now, ALL), 0
+    for _ in range(150):
+        due = np.array(
+            [
+                min(now + chance.choice(FAR) + chance.randrange(5), DUE_MS_MAX)
+                for _ in range(chance.randint(1, 20))
+            ]
+        )
+        places = np.arange(ref, ref + len(due))
+        ref += len(due)
+        for index in (wheel, tiers):
+            index.add(due, places, int(due.min()))
+        alive[chance.sample(range(ref), min(ref, 6))] = False
+        assert wheel.next_due(alive) == tiers.next_due(alive)
+        now += chance.choice([0, 1, 50, 16_384, 1 << 18, 1 << 27])
+        ours, theirs = (index.peek(position, now, ALL) for index in (wheel, tiers))
+        # Dead pairs may have been skipped on the way: only live ones must be shown.
+        live = [
+            [(d, r) for d, r in zip(due, ref, strict=True) if alive[r]]
+            for due, ref, _ in (ours, theirs)
+        ]
+        assert live[0] == live[1]
+        position = (now, ALL)
+        for index in (wheel, tiers):
+            index.drop(position)
+
+
+def test_far_rows_lie_unsorted_in_few_slots() -> None:
+    wheel = Wheel(0)
+    chance = np.random.default_rng(1)
+    for start in range(0, 100_000, 1_000):
+        due = chance.integers(1 << 15, 1 << 36, 1_000)
+        wheel.add(due, np.arange(start, start + 1_000), int(due.min()))
+    assert len(wheel._slots) < 64 * 4
+    assert wheel._near.next_due(np.ones(100_000, np.bool_)) is None
+
+
+def test_slots_start_after_the_near_window_and_hold_no_earlier_row() -> None:
+    wheel = Wheel(12_345_678)
+    due = np.random.default_rng(2).integers(12_345_679, DUE_MS_MAX, 50_000)
+    wheel.add(due, np.arange(len(due)), int(due.min()))
+    for now in (12_345_678, 1 << 30, 1 << 40):
+        wheel.peek((0, 0), now, 1)
+        assert wheel._near_end > now + (1 << NEAR_BITS)
+        for start, chunks in wheel._slots.items():
+            assert start >= wheel._near_end
+            assert all((chunk >= start).all() for chunk, _ in chunks)
