@@ -19,9 +19,15 @@ STAMP := $(VENV)/.made-from-lock
 PACKAGES := timer replication cluster timerclient deploy chaos bench tests
 PROTOS = $(wildcard timerclient/proto/*.proto replication/*.proto replication/proto/*.proto)
 
+SERVICES = $(shell grep -lE '^service ' $(PROTOS))
+
 # protoc finds its mypy plug-in on the PATH.
-PROTOC = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . $(PROTOS)
-PROTOC_TO = --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1)
+PROTOC = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I .
+define GENERATE
+$(PROTOC) --python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS)
+$(PROTOC) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICES)
+endef
+GENERATED := build/proto
 
 .PHONY: help setup check test demo sim chaos audit bench proto lock fmt clean java
 
@@ -44,9 +50,10 @@ check: setup  ## formatting, lint, types, layers, generated stubs
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(foreach p,$(PACKAGES),$(wildcard $(p)))
 	$(BIN)/lint-imports --no-logo
-	@into=$$(mktemp -d); trap 'rm -r "$$into"' EXIT; $(PROTOC) $(call PROTOC_TO,$$into); \
-	cd "$$into"; for f in $$(find . -name '*_pb2*'); do \
-	  diff -q "$$f" "$(CURDIR)/$$f" >/dev/null || { echo "$$f is not current: make proto" >&2; exit 1; }; \
+	@rm -rf $(GENERATED); mkdir -p $(GENERATED)
+	$(call GENERATE,$(GENERATED))
+	@for f in $$(cd $(GENERATED) && find . -name '*_pb2*'); do \
+	  diff -q "$(GENERATED)/$$f" "$$f" || { echo "$$f is not current: make proto" >&2; exit 1; }; \
 	done; echo "generated stubs are current"
 
 test: check  ## check, then every test; without Java the Spark tests are skipped, loudly
@@ -69,7 +76,7 @@ bench: setup  ## the benchmarks
 	$(BIN)/python -m bench $(ARGS)
 
 proto: setup  ## regenerate the stubs from the .proto files
-	$(PROTOC) $(call PROTOC_TO,.)
+	$(call GENERATE,.)
 
 lock: setup  ## resolve requirements.lock anew from pyproject.toml
 	@[[ -x $(VENV)/uv/bin/uv ]] || { $(BIN)/python -m venv $(VENV)/uv; $(VENV)/uv/bin/pip install --quiet uv; }

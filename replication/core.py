@@ -272,6 +272,8 @@ class Core:
         self.kept_from = LogIndex(0)
         """Every voter has the log below this on its disk."""
         self.leader: ReplicaId | None = None
+        self.heard_ms: MonoMs | None = None
+        """When a leader was last heard."""
         self.highest_met = promise.epoch
         """Epoch of the highest promise met, here or where this replica was refused."""
         self.refused_epoch = Epoch(0)
@@ -583,9 +585,7 @@ class Core:
         # Who lost its tail may have helped to commit it: without everybody's word, leave it out.
         return {voter for voter, answer in bid.answers.items() if not answer.unsure}
 
-    def _greatest(
-        self, bid: Bid, who: set[ReplicaId]
-    ) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
+    def _greatest(self, bid: Bid, who: set[ReplicaId]) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
         """Return the greatest log end of those counted, and who has it."""
         ends = {voter: bid.answers[voter] for voter in who}
         return max(((end.last_epoch, end.last_index), voter) for voter, end in ends.items())
@@ -864,9 +864,7 @@ class Core:
                 progress.retired.add(progress.nonce)
                 progress.match = LogIndex(0)
                 progress.stranded = False
-                progress.probe_from(
-                    LogIndex(max(answer.prev_index, self.shape.base_index) + 1)
-                )
+                progress.probe_from(LogIndex(max(answer.prev_index, self.shape.base_index) + 1))
             progress.nonce = answer.nonce
         self._sample_clock(sender, wall_ms, answer.echo_ms, answer.held_ms)
         progress.acked_ms = max(progress.acked_ms or answer.echo_ms, answer.echo_ms)
@@ -944,11 +942,10 @@ class Core:
         assert self._role is not Role.LEADER, f"replica {sender} leads our own epoch: {append}"
         assert append.under.leader == sender, (sender, append.under)
         self.leader = sender
+        self.heard_ms = self._now
         if not self._released:
             self._guarded_until = MonoMs(self._now + self.conf.guard_ms)
-        conflict = self._conflict(
-            append.prev_epoch, append.prev_index, settled=self.commit_index
-        )
+        conflict = self._conflict(append.prev_epoch, append.prev_index, settled=self.commit_index)
         if conflict is None:
             self._splice(append.prev_index, append.last_index, append.starts, sizes, out)
             self._matched = max(self._matched, append.last_index)

@@ -12,6 +12,7 @@ in the next one (group commit). The shell calls `step` after every batch of even
 `wake_at_ms`, and carries no decision of its own.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from timer import payloads
 from timer.columns import I64, U64, Part, encode_schedule
-from timer.entry import Entry, Kind
+from timer.entry import PAYLOAD_SIZE_MAX, Entry, Kind
 from timer.errors import (
     InvalidRequest,
     LeadershipLost,
@@ -45,7 +46,7 @@ from timer.machine import (
     ScheduleApplied,
     Topic,
 )
-from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
+from timer.payloads import CreateGroup, Fire, GroupOp, Op
 from timer.producers import Answer
 from timer.units import (
     DUE_MS_MAX,
@@ -61,7 +62,18 @@ from timer.units import (
 
 ENTRY_ROWS_MAX: Final = 65_536
 ENTRY_BYTES_MAX: Final = 8 << 20
+ENTRY_PARTS_MAX: Final = 1024
+"""Requests in one SCHEDULE entry: each costs some microseconds, however few rows it has."""
+REQUEST_BYTES_MAX: Final = PAYLOAD_SIZE_MAX - 4096
+GROUP_OFFSETS_MAX: Final = 2 * 65_536
+"""Offsets in one GROUP entry."""
+ENDED_OFFSETS_MAX: Final = 65_536
+"""Offsets in one ENDED op."""
+WAITING_ROWS_MAX: Final = 1 << 20
+"""Cancels that wait, and acked offsets that wait, beyond which they are refused as Overloaded."""
 DELIVERY_ROWS_MAX: Final = 2048
+DELIVERIES_MAX: Final = 32
+"""Leases, of about a megabyte at most, handed out before the shell's loop has its turn."""
 OVERLOAD_RETRY_MS: Final = 50
 PRELOAD_MS: Final = 500
 """How often the store copies ahead what its runs hold for the next seconds."""
@@ -100,6 +112,7 @@ Done: TypeAlias = Callable[[object], None]
 class _Acks:
     """Accepted offsets of one ack request on their way through the log."""
 
+    group: Group
     verdict: npt.NDArray[np.uint8]
     accepted: U64
     done: Callable[[npt.NDArray[np.uint8] | TimerError], None]
@@ -107,15 +120,53 @@ class _Acks:
 
 @dataclass(slots=True)
 class _GroupBatch:
-    """Ops gathered for the next GROUP entry."""
+    """Ops gathered for the next GROUP entries."""
 
     ops: list[CreateGroup | GroupOp] = field(default_factory=list)
     created: list[Done] = field(default_factory=list)
     """For the CREATE ops in `ops`, in order."""
-    acks: dict[GroupId, list[_Acks]] = field(default_factory=dict)
+    acks: list[_Acks] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.ops or self.acks)
+
+    def take(self) -> "_GroupBatch":
+        """Split off what comes next and fits into one entry."""
+        room = GROUP_OFFSETS_MAX
+        ops, room = _fitting([_weight(op) for op in self.ops], room)
+        acks, _ = _fitting([len(ack.accepted) for ack in self.acks], room)
+        acks = acks or int(not ops)  # at least one of anything
+        created = sum(isinstance(op, CreateGroup) for op in self.ops[:ops])
+        taken = _GroupBatch(self.ops[:ops], self.created[:created], self.acks[:acks])
+        del self.ops[:ops], self.created[:created], self.acks[:acks]
+        return taken
+
+    def put_back(self, batch: "_GroupBatch") -> None:
+        """Undo a `take`, but for the groups to be created: these were answered."""
+        self.ops[:0] = [op for op in batch.ops if isinstance(op, GroupOp)]
+        self.acks[:0] = batch.acks
+
+    def by_group(self) -> dict[GroupId, list[_Acks]]:
+        """Return the acks of each group, in order."""
+        acks: dict[GroupId, list[_Acks]] = {}
+        for ack in self.acks:
+            acks.setdefault(ack.group.group_id, []).append(ack)
+        return acks
+
+
+def _weight(op: CreateGroup | GroupOp) -> int:
+    return 64 if isinstance(op, CreateGroup) else len(op.offsets) + 2
+
+
+def _fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
+    """Return how many of the weights fit one after the other, and the room that they leave."""
+    count = 0
+    for weight in weights:
+        if weight > room:
+            break
+        count += 1
+        room -= weight
+    return count, room
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +180,7 @@ class Delivery:
 
 
 class Leader:
-    """One epoch of leadership: `step` after events, `applied` for each entry, `close` at its end."""
+    """One epoch: `step` after events, `applied` for each entry, `close` at its end."""
 
     def __init__(
         self, machine: Machine, epoch: Epoch, append: Append, config: LeaderConfig, now: Now
@@ -145,21 +196,27 @@ class Leader:
         self._admitted: dict[ProducerId, int] = {}
         """The last sequence taken of each producer in this epoch."""
         self._cancels: list[tuple[I64, U64, Done]] = []
+        self._cancels_rows = 0
         self._group_batch = _GroupBatch()
+        self._acks_waiting = 0
+        """Offsets in the acks of `_group_batch`."""
         self._in_flight: dict[LogIndex, Callable[[Applied | TimerError], None]] = {}
         self._schedules_in_flight = 0
         self._groups_in_flight = 0
         self._cancels_in_flight = 0
         self.bytes_in_flight = 0
         """Bytes of schedules waiting or appended and not yet applied."""
-        self._firing = False
+        self._fires_in_flight = 0
         self._fire_again = False
+        self._fire_refused = False
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
         self._preload_at_ms = now.mono_ms
         self._leases: dict[GroupId, Leases] = {}
-        self._hungry: set[GroupId] = set()
-        """Groups whose consumers may have something to get."""
+        self._hungry: dict[GroupId, None] = {}
+        """Groups whose consumers may have something to get, in the order of their turns."""
+        self._cut_short = False
+        """The last `hand_out` stopped at its limit."""
         self._topics_in_flight: dict[str, list[Done]] = {}
         self.closed: TimerError | None = None
         """Why the epoch is over. None: it is not."""
@@ -168,24 +225,32 @@ class Leader:
     # ---- requests
 
     def effective_due(self, requested_ms: I64, now: Now) -> I64:
-        """Return the due times that count: rounded up to the tick, "at once" if in the past.
+        """Return the due times that count: rounded up to the tick; what is due already, as it is.
 
-        What is due already is due at the last read time, so that it is queued when it is applied.
+        None is before the last read time: what lies there is queued when it is applied.
         """
         tick = self._config.tick_ms
         rounded = -(-requested_ms // tick) * tick
-        return np.where(requested_ms <= now.clock_ms, self.machine.last_read_time_ms, rounded)
+        due = np.maximum(requested_ms, self.machine.last_read_time_ms)
+        return np.where(requested_ms <= now.clock_ms, due, rounded)
 
     def schedule(self, part: Part, done: Done) -> None:
         """Take one request; `done` gets (Answer, duplicate) or a TimerError.
 
         Raises:
+            InvalidRequest: it has no row, or more than fits into one entry.
             Overloaded: too much is waiting already; nothing was taken.
             UnknownProducer: the id was never issued, or has expired.
             SequenceGap: a request of this producer is missing before this one.
         """
         self._check_open()
         size = part.size
+        if not 1 <= len(part.due_ms) <= ENTRY_ROWS_MAX:
+            limit = f"a request holds 1 to {ENTRY_ROWS_MAX} timers"
+            raise InvalidRequest("timers", len(part.due_ms), limit)
+        if size > REQUEST_BYTES_MAX:
+            limit = f"a request holds at most {REQUEST_BYTES_MAX} bytes, columns included"
+            raise InvalidRequest("timers", f"{size} bytes", limit)
         if self.bytes_in_flight + size > self._config.waiting_bytes_max and self.bytes_in_flight:
             raise Overloaded("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
         if part.producer_id:
@@ -206,9 +271,20 @@ class Leader:
         self._admitted[producer_id] = max(last, sequence)
 
     def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
-        """Take one cancel request; `done` gets (n, uint8) of the machine's results."""
+        """Take one cancel request; `done` gets (n, uint8) of the machine's results.
+
+        Raises:
+            InvalidRequest: it has no timer, or more than fit into one entry.
+            Overloaded: too many wait already; nothing was taken.
+        """
         self._check_open()
+        if not 1 <= len(seq) <= ENTRY_ROWS_MAX:
+            limit = f"a request holds 1 to {ENTRY_ROWS_MAX} ids"
+            raise InvalidRequest("timer_ids", len(seq), limit)
+        if self._cancels_rows + len(seq) > WAITING_ROWS_MAX:
+            raise Overloaded("the leader's queue of cancels", retry_after_ms=OVERLOAD_RETRY_MS)
         self._cancels.append((due_ms, seq, done))
+        self._cancels_rows += len(seq)
 
     def register(self, token: bytes, now: Now, done: Done) -> None:
         """Register a producer; `done` gets its ProducerId."""
@@ -252,7 +328,7 @@ class Leader:
         if leases is None:
             leases = self._leases[group.group_id] = Leases(group, self.epoch)
         leases.join(consumer)
-        self._hungry.add(group.group_id)
+        self._hungry.setdefault(group.group_id)
 
     def leave(self, group: Group, consumer: Consumer) -> None:
         """A consumer is gone; what it held is handed out again at once."""
@@ -262,7 +338,7 @@ class Leader:
     def credit(self, group: Group, consumer: Consumer, messages: int) -> None:
         """A consumer takes so many messages more."""
         consumer.credit += messages
-        self._hungry.add(group.group_id)
+        self._hungry.setdefault(group.group_id)
 
     def ack(
         self,
@@ -276,18 +352,21 @@ class Leader:
 
         Raises:
             NotFound: nobody consumes in this group on this leader.
+            Overloaded: too many wait already; nothing was taken.
         """
         self._check_open()
         leases = self._leases.get(group.group_id)
         if leases is None:
             raise NotFound("consumer of group", group.name)
+        if self._acks_waiting + len(offsets) > WAITING_ROWS_MAX:
+            raise Overloaded("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
         verdict = leases.ack(epoch, lease_id, offsets)
         accepted = offsets[verdict == ACCEPT]
         if not len(accepted):
             done(verdict)
             return
-        acks = self._group_batch.acks.setdefault(group.group_id, [])
-        acks.append(_Acks(verdict, accepted, done))
+        self._group_batch.acks.append(_Acks(group, verdict, accepted, done))
+        self._acks_waiting += len(accepted)
 
     def leased(self, group: Group) -> tuple[int, int]:
         """Return (messages leased now, consumers) of a group."""
@@ -315,16 +394,20 @@ class Leader:
         """Append a CHECKPOINT, and before it a FIRE that brings the read time up to date."""
         self._checkpointing = True
         self._checkpoint_at_ms = MonoMs(now.mono_ms + self._config.checkpoint_interval_ms)
-        if not self._firing:
+        if not self._fires_in_flight:
             self._fire(now)
         self._propose(Kind.CHECKPOINT, [], now, self._checkpointed)
 
     def wake_at_ms(self, now: Now) -> MonoMs:
         """When `step` must be called next, on the monotonic clock."""
         wake = self._checkpoint_at_ms
-        due = None if self._firing else self.machine.store.next_due()
+        due = None if self._fires_in_flight else self.machine.store.next_due()
         if due is not None:
-            wake = min(wake, MonoMs(now.mono_ms + max(0, due - now.clock_ms)))
+            # Refused by a log that is full: what commits will have the shell step again sooner.
+            pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
+            wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - now.clock_ms)))
+        if self._cut_short:
+            wake = min(wake, MonoMs(now.mono_ms + 1))
         for leases in self._leases.values():
             deadline = leases.wake_at_ms()
             if deadline is not None:
@@ -332,21 +415,25 @@ class Leader:
         return wake
 
     def hand_out(self, now: Now) -> list[Delivery]:
-        """Lease what is ready to consumers with credit. Only while the epoch's lease is held."""
-        if self.closed is not None or not self._hungry:
-            return []
+        """Lease what is ready to consumers with credit. Only while the epoch's lease is held.
+
+        The groups take turns; after DELIVERIES_MAX leases the rest waits for the next call.
+        """
         out: list[Delivery] = []
-        for group_id in self._hungry:
-            leases = self._leases[group_id]
+        turns = deque(self._hungry) if self.closed is None else deque()
+        while turns and len(out) < DELIVERIES_MAX:
+            leases = self._leases[turns[0]]
             group = leases.group
             topic = self.machine.topics[group.topic]
-            while True:
-                lease = leases.hand_out(now.mono_ms, topic.queue, DELIVERY_ROWS_MAX)
-                if lease is None:
-                    break
+            lease = leases.hand_out(now.mono_ms, topic.queue, DELIVERY_ROWS_MAX)
+            if lease is not None:
                 out.append(Delivery(topic, group, lease, group.attempts(lease.offsets)))
+                turns.rotate(-1)
+                continue
             self._add_op(leases.reserve())
-        self._hungry.clear()
+            turns.popleft()
+        self._hungry = dict.fromkeys(turns)
+        self._cut_short = bool(turns)
         return out
 
     # ---- applied
@@ -381,9 +468,8 @@ class Leader:
             waiter(why)
         for waiter in self._group_batch.created:
             waiter(why)
-        for acks in self._group_batch.acks.values():
-            for ack in acks:
-                ack.done(why)
+        for ack in self._group_batch.acks:
+            ack.done(why)
         self._parts, self._cancels, self._group_batch = [], [], _GroupBatch()
 
     @property
@@ -394,7 +480,7 @@ class Leader:
     def _check_open(self) -> None:
         refused = self.closed or self._refusing
         if refused is not None:
-            raise refused
+            raise refused.with_traceback(None)  # one error raised often: it would keep every frame
 
     def _propose(
         self,
@@ -426,6 +512,8 @@ class Leader:
                 if taken and (rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX):
                     break
                 taken += 1
+                if taken == ENTRY_PARTS_MAX:
+                    break
             batch = self._parts[:taken]
             del self._parts[:taken]
             self._append_schedules(batch, now)
@@ -448,11 +536,16 @@ class Leader:
                 done(result)
 
         self._propose(Kind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
+        if any(int(part.due_ms.min()) <= now.clock_ms for part, _ in batch):
+            self._fire(now)  # right behind it: what is due at once waits for no second commit
 
     def _flush_cancels(self, now: Now) -> None:
         if not self._cancels or self._cancels_in_flight >= 2:
             return
-        batch, self._cancels = self._cancels, []
+        taken, room = _fitting([len(seq) for _, seq, _ in self._cancels], ENTRY_ROWS_MAX)
+        batch = self._cancels[:taken]
+        del self._cancels[:taken]
+        self._cancels_rows -= ENTRY_ROWS_MAX - room
         self._cancels_in_flight += 1
 
         def answer(applied: Applied | TimerError) -> None:
@@ -472,23 +565,26 @@ class Leader:
     # ---- firing
 
     def _step_fire(self, now: Now) -> None:
-        if self._firing:
+        if self._fires_in_flight:
             return
         due = self.machine.store.next_due()
         if self._fire_again or (due is not None and due <= now.clock_ms):
             self._fire(now)
 
     def _fire(self, now: Now) -> None:
-        self._firing = True
+        self._fires_in_flight += 1
         self._fire_again = False
+        self._fire_refused = False
         read_time_ms = max(now.clock_ms, self.machine.last_read_time_ms)
         fire = payloads.encode_fire(Fire(UnixMs(read_time_ms)))
         self._propose(Kind.FIRE, [fire], now, self._fired)
 
     def _fired(self, applied: Applied | TimerError) -> None:
-        self._firing = False
+        self._fires_in_flight -= 1
         if isinstance(applied, FireApplied):
             self._fire_again = applied.limited
+        else:
+            self._fire_refused = True
 
     def _checkpointed(self, applied: Applied | TimerError) -> None:
         self._checkpointing = False
@@ -501,25 +597,28 @@ class Leader:
             self._add_op(leases.expire(now.mono_ms))
 
     def _add_op(self, op: GroupOp | None) -> None:
-        if op is not None:
-            self._group_batch.ops.append(op)
+        if op is None:
+            return
+        for start in range(0, len(op.offsets), ENDED_OFFSETS_MAX):
+            offsets = op.offsets[start : start + ENDED_OFFSETS_MAX]
+            self._group_batch.ops.append(GroupOp(op.op, op.topic, op.group, offsets))
 
     def _feed(self, topics: Iterable[TopicId]) -> None:
         for topic_id in topics:
             for group in self.machine.topics[topic_id].groups.values():
                 if group.group_id in self._leases:
-                    self._hungry.add(group.group_id)
+                    self._hungry.setdefault(group.group_id)
 
     def _flush_groups(self, now: Now) -> None:
         if not self._group_batch or self._groups_in_flight >= 2:
             return
-        batch, self._group_batch = self._group_batch, _GroupBatch()
+        batch = self._group_batch.take()
+        self._acks_waiting -= sum(len(ack.accepted) for ack in batch.acks)
         self._groups_in_flight += 1
         ops = list(batch.ops)
-        for group_id, acks in batch.acks.items():
-            group = self._leases[group_id].group
+        for group_id, acks in batch.by_group().items():
             offsets = np.concatenate([ack.accepted for ack in acks])
-            ops.append(GroupOp(Op.ACK, group.topic, group_id, offsets))
+            ops.append(GroupOp(Op.ACK, acks[0].group.topic, group_id, offsets))
 
         def answer(applied: Applied | TimerError) -> None:
             self._groups_in_flight -= 1
@@ -527,19 +626,21 @@ class Leader:
                 self._group_applied(batch, applied)
                 return
             assert isinstance(applied, TimerError)
-            if self.closed is None:
-                # Refused before it was appended: what time and the group need is tried again.
-                self._group_batch.ops += [op for op in batch.ops if isinstance(op, GroupOp)]
             for done in batch.created:
                 done(applied)
-            for acks in batch.acks.values():
-                for ack in acks:
-                    ack.done(applied)
+            if self.closed is None:
+                # Refused before it was appended: acks and what time needs are tried again.
+                self._group_batch.put_back(batch)
+                self._acks_waiting += sum(len(ack.accepted) for ack in batch.acks)
+                return
+            for ack in batch.acks:
+                ack.done(applied)
 
         self._propose(Kind.GROUP, payloads.encode_group(ops), now, answer)
 
     def _group_applied(self, batch: _GroupBatch, applied: GroupApplied) -> None:
         created = iter(batch.created)
+        acks = batch.by_group()
         for result in applied.results:
             if isinstance(result, Group):
                 next(created)(result)
@@ -548,9 +649,9 @@ class Leader:
             leases = self._leases.get(op.group)
             if leases is not None:
                 leases.applied(op)
-                self._hungry.add(op.group)
+                self._hungry.setdefault(op.group)
             if isinstance(result, AcksApplied):
-                self._acked(batch.acks[op.group], result.new)
+                self._acked(acks[op.group], result.new)
 
     def _acked(self, acks: list[_Acks], new: npt.NDArray[np.bool_]) -> None:
         start = 0

@@ -22,6 +22,7 @@ from timer.wheel import Wheel
 
 CAPACITY: Final = 1 << 20
 """Rows that there is room for at first; the system gives memory only to what is used."""
+REINDEX_ROWS: Final = 65_536
 GRAVE_SIZE: Final = 64
 """Bytes that a tombstone is counted as."""
 
@@ -173,9 +174,10 @@ class Memtable:
         self._index = index
         self._next_due = None
         places = self.live()
-        if len(places):
-            due = self.rows["due_ms"][places]
-            index.add(due, places, int(due.min()))
+        for start in range(0, len(places), REINDEX_ROWS):  # as much as stays in the cache
+            some = places[start : start + REINDEX_ROWS]
+            due = self.rows["due_ms"][some]
+            index.add(due, some, int(due.min()))
 
     def _place_of(self, position: Position) -> tuple[int, int]:
         """Return `position` as the index knows it: by (due, place)."""

@@ -8,15 +8,13 @@
 Memory: one slice (1 MB of payloads) and one head (2 MB) per run, however large the runs are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from timer.columns import Buffers, RowArray
 from timer.order import Position, annihilate, concat, fire_order, rank
-from timer.run import Cursor, Run, is_tombstone
+from timer.run import Cursor, Run
 
 SLICE_ROWS: Final = 8_192
 SLICE_SIZE_MAX: Final = 1 << 20
@@ -32,8 +30,6 @@ class Merge:
     """Of the new run."""
     position: Position
     """What lies at or before it is left out."""
-    others: tuple[tuple[int, int], ...]
-    """Least and greatest seq in each run outside: a tombstone for one of these must survive."""
 
 
 class _Lane:
@@ -66,8 +62,8 @@ class _Lane:
 def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
     """Yield what is left of the rows, in (due, seq) order, with the buffers they point into.
 
-    Rows that were cancelled are left out with their tombstones, and tombstones whose target no
-    run holds any more.
+    Rows that were cancelled are left out with their tombstones. A tombstone that is left has its
+    target in a run outside.
 
     Raises:
         CorruptFile: a batch doesn't verify.
@@ -90,20 +86,11 @@ def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
         if len(parts) > 1:
             order = fire_order(rows["due_ms"].copy(), rows["seq"].copy())
             rows = rows.take(order)
-        yield _left(rows, merge.others), bufs
+            left = annihilate(rows)
+            rows = rows if left.all() else rows[left]
+        yield rows, bufs
 
 
 def last_of(rows: RowArray) -> Position:
     """Return the position of the last row."""
     return Position(int(rows["due_ms"][-1]), int(rows["seq"][-1]))
-
-
-def _left(rows: RowArray, others: Sequence[tuple[int, int]]) -> RowArray:
-    left = annihilate(rows)
-    dead = is_tombstone(rows)
-    if dead.any():
-        needed = np.zeros(len(rows), np.bool_)
-        for low, high in others:
-            needed |= (rows["seq"] >= np.uint64(low)) & (rows["seq"] <= np.uint64(high))
-        left &= ~dead | needed
-    return rows if left.all() else rows[left]

@@ -22,11 +22,11 @@ from timer.units import QueueOffset, UnixMs
 BLOCK_ROWS_MAX: Final = 65_536
 _PRIME: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
-with np.errstate(over="ignore"):
-    _POWERS: Final = np.cumprod(
-        np.concatenate([[1], np.full(BLOCK_ROWS_MAX, _PRIME, np.uint64)]).astype(np.uint64)
-    )
-    """_PRIME ** i, modulo 2 ** 64."""
+_POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)
+"""_PRIME ** i, modulo 2 ** 64."""
+_POWERS[0] = 1
+np.cumprod(_POWERS, out=_POWERS)
+assert int(_POWERS[-1]) == pow(_PRIME, BLOCK_ROWS_MAX, 1 << 64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -347,12 +347,7 @@ class Store:
         if not chosen:
             return None
         self._merging = True
-        others = tuple(
-            (window.run.meta.seq_min, window.run.meta.seq_max)
-            for window in self._windows
-            if window.run not in chosen
-        )
-        return Merge(tuple(chosen), self._new_run(), self._flushed_position, others)
+        return Merge(tuple(chosen), self._new_run(), self._flushed_position)
 
     def write_merge(self, merge: Merge, pace: Pace = unpaced) -> RunMeta | None:
         """Write what is left of the runs to a durable one; None if nothing is. For a thread.

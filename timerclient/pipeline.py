@@ -185,13 +185,19 @@ class Pipeline(Generic[R]):
     def withdraw(self, request: R) -> bool:
         """Forget a request that nobody waits for; return whether it was certainly not applied.
 
-        One that carries a number is still sent: those behind it need theirs.
+        One that is in doubt is still sent: those behind it need their numbers.
         """
-        if request.sequence == 0 and request in self.queue:
-            self.queue.remove(request)
-            return True
         request.abandoned = True
-        return not self.may_be_applied(request)
+        if self.may_be_applied(request):
+            return False
+        if request in self.queue:
+            self.queue.remove(request)
+            if request.sequence:
+                self._open_hole(request)
+                step: Step[R] = Step()
+                self._drained(step)
+                assert not step.settled, step
+        return True
 
     def may_be_applied(self, request: R) -> bool:
         """Return whether an unsettled request may have been applied, or be yet."""

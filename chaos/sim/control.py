@@ -138,6 +138,7 @@ class Control:
     def _announce(self, leader: ReplicaId) -> None:
         self._world.timeline.note("control", f"appoints {leader} in epoch {self.epoch}")
         self._history.append((self.epoch, leader))
+        self._world.faults.on_appointed(leader)
         for node in self._world.nodes:
             self._tell(node, self.epoch, leader)
 

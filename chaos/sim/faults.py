@@ -9,12 +9,15 @@ from chaos.sim.options import FAULTS_MIN
 from timer.entry import HEADER_SIZE, Entry, frame_at
 from timer.log import MARK_NAME
 from timer.segment import HEADER_SIZE as SEGMENT_HEADER_SIZE
+from timer.units import ReplicaId
 
 if TYPE_CHECKING:
     from chaos.sim.node import SimNode
     from chaos.sim.world import World
 
 LONG_MS: Final = 4_000
+EDGE_PROBABILITY: Final = 0.3
+"""How often a fault strikes that waits for its moment."""
 
 
 class Faults:
@@ -25,6 +28,7 @@ class Faults:
         self._rng = rng
         self._end_us = end_us
         self.injected: list[str] = []
+        self._armed: set[str] = set()
         self._kinds: dict[str, Callable[[], None]] = {
             kind: getattr(self, f"_{kind}") for kind in world.options.faults
         }
@@ -76,16 +80,58 @@ class Faults:
 
         return mend
 
+    # ---------------------------------------------------------------- moments
+
+    def on_leader(self, node: "SimNode") -> None:
+        """Strike a leader at its birth: its EPOCH entry may be nowhere, or anywhere."""
+        if "newborn" in self._armed and self._rng.random() < EDGE_PROBABILITY:
+            self._strike("newborn", node.stop_hard, self._rng.choice((0, 1_000, 10_000)))
+            self._for_a_while(node.start)
+
+    def on_appointed(self, leader: ReplicaId) -> None:
+        """Strike while a leadership changes hands."""
+        if "ambush" not in self._armed or self._rng.random() >= EDGE_PROBABILITY:
+            return
+        nodes = {node.replica: node for node in self._world.nodes}
+        present = [node for node in self._world.nodes if node.leading]
+        soon_us = self._rng.choice((0, 5_000, 30_000))
+        match self._rng.choice(("restart", "cut", "slow")):
+            case "restart":
+                node = self._rng.choice(self._world.nodes)
+                self._strike("ambush", node.stop_hard, soon_us)
+                self._world.timeline.after(
+                    soon_us + self._rng.choice((1_000, 20_000, 100_000)), node.start
+                )
+            case "cut" if present and present[0].replica != leader:
+                pair = [(present[0], nodes[leader]), (nodes[leader], present[0])]
+                self._strike("ambush", lambda: self._for_a_while(self._cut(pair)), 0)
+            case _:
+                self._strike("ambush", self._slow_disk, soon_us)
+
+    def _strike(self, kind: str, call: Callable[[], None], delay_us: int) -> None:
+        self.injected.append(kind)
+        self._world.timeline.after(delay_us, call)
+
+    def _newborn(self) -> None:
+        self._armed.add("newborn")
+
+    def _ambush(self) -> None:
+        self._armed.add("ambush")
+
+    def disarm(self) -> None:
+        """Strike no more."""
+        self._armed.clear()
+
     # ---------------------------------------------------------------- kinds
 
     def _power(self) -> None:
         node = self._node()
-        node.stop(power=True)
+        node.stop_hard()
         self._for_a_while(node.start)
 
     def _power_all(self) -> None:
         for node in self._world.nodes:
-            node.stop(power=True)
+            node.stop_hard()
             self._for_a_while(node.start)
 
     def _kill(self) -> None:
@@ -157,11 +203,33 @@ class Faults:
         self._for_a_while(undo)
 
     def _lying_disk(self) -> None:
-        """Cut power, and with it the end of what was synced: one replica's at a time."""
+        """Cut power, and with it the end of what was synced: one replica's at a time.
+
+        It hurts when others lag behind it and its leader goes, too.
+        """
         node = self._node()
+        if self._rng.random() < 0.5:
+            self._lose_tail(node)
+            return
+        others = [each for each in self._world.nodes if each is not node and not each.leading]
+        if others:
+            lagging = self._rng.choice(others)
+            pairs = [(each, lagging) for each in self._world.nodes if each is not lagging]
+            behind_ms = self._rng.randint(50, 1_000)
+            self._world.timeline.after((behind_ms + 1) * 1_000, self._cut(pairs))
+            self._world.timeline.after(behind_ms * 1_000, self._lose_tail_and_leader, node)
+
+    def _lose_tail_and_leader(self, node: "SimNode") -> None:
+        leaders = [each for each in self._world.nodes if each.leading]
+        self._lose_tail(node)
+        for leader in leaders:
+            leader.stop_hard()
+            self._world.timeline.after(self._rng.randint(500, LONG_MS) * 1_000, leader.start)
+
+    def _lose_tail(self, node: "SimNode") -> None:
         if any(each.lied for each in self._world.nodes) or not node.alive:
             return
-        node.stop(power=True)
+        node.stop_hard()
         node.lied = lose_tail(node, self._rng)
         self._for_a_while(node.start)
 

@@ -23,7 +23,6 @@ from replication.writer import write_batch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 ASSERTION: Final = "assertion"
-MISCHIEVOUS_MS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def _plant_any_leader() -> Iterator[None]:
 
 def _store_unsynced(self: PromiseFile, given: Promise, *, unsure: bool) -> None:
     mark = self._disk.open_mark(PROMISE_PATH)
-    mark.put(promise._encode(given, unsure=unsure))
+    mark.put(promise._encode(given, unsure=unsure))  # noqa: SLF001
     mark.close()
     self._promise, self._unsure = given, unsure
 
@@ -140,9 +139,7 @@ class _LeadWithoutFetching(Core):
 
 
 class _LongestLog(Core):
-    def _greatest(
-        self, bid: Bid, who: set[ReplicaId]
-    ) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
+    def _greatest(self, bid: Bid, who: set[ReplicaId]) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
         ends = {voter: bid.answers[voter] for voter in who}
         _, voter = max((end.last_index, voter) for voter, end in ends.items())
         if bid.answers[self.me].last_index == ends[voter].last_index:
@@ -212,11 +209,6 @@ class _TrustOldProcess(Core):
 
 
 class _ReleaseBeforeDraining(Core):
-    def _drain(self) -> None:
-        if self._role is Role.LEADER and not self.draining:
-            self._early = True
-        super()._drain()
-
     def _lead(self, out: Effects) -> None:
         super()._lead(out)
         if self._role is Role.LEADER and self.draining:
@@ -250,17 +242,11 @@ class _AckUnmatched(Core):
         self._matched = matched
 
 
-class _OldSyncCounts(Core):
-    def _on_durable(self, version: int, index: LogIndex) -> None:
-        index = max(min(index, self.shape.last_index), self.durable_index)
-        super()._on_durable(self.version, index)
-
-
 MUTATIONS: Final = (
     Mutation(
         "ack_before_sync",
         "a follower answers for entries that are not on its disk yet",
-        frozenset({"agreement", "lost", "storage", ASSERTION}),
+        frozenset({"agreement", "lost", "storage", "frames", ASSERTION}),
         60,
         lambda: mock.patch.object(World, "make_node", _AckBeforeSync),
     ),
@@ -339,7 +325,7 @@ MUTATIONS: Final = (
         "a follower keeps entries that its leader's log does not have",
         frozenset({"agreement", "lost", ASSERTION}),
         60,
-        lambda: mock.patch.object(Shape, "parts_at", lambda *_: None),
+        lambda: mock.patch.object(Shape, "parts_at", return_value=None),
     ),
     Mutation(
         "apply_beyond_matched",
@@ -375,13 +361,6 @@ MUTATIONS: Final = (
         frozenset({"lease"}),
         60,
         _core(_ReleaseBeforeDraining),
-    ),
-    Mutation(
-        "old_sync_counts",
-        "a sync that began before a truncation vouches for what came after it",
-        frozenset({"agreement", "lost", ASSERTION}),
-        200,
-        _core(_OldSyncCounts),
     ),
 )
 """The list; tests/chaos/test_sim_mutations.py hunts each of them."""

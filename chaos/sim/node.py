@@ -120,6 +120,7 @@ class SimNode:
         self._promise = PromiseFile.load(self.disk, PROMISE_PATH, last_epoch=self.log.last_epoch)
         if self.log.tail_was_cut:
             self._promise.set_unsure(unsure=True)
+            self.log.cut_noted()
         shape, time_ms = recover(self.log, self.app.voters or self.founding)
         self.core = world.make_core(
             me=self.replica,
@@ -134,18 +135,23 @@ class SimNode:
         )
         self.driver = Driver(self.core, self, self, time_ms)
 
-    def stop(self, *, power: bool = False) -> None:
-        """Kill the process, with the power of its machine if so."""
-        if not self.alive:
-            return
-        self.world.timeline.note(f"node {self.replica}", "loses power" if power else "is killed")
+    def stop(self) -> None:
+        """Kill the process; what it wrote is still in the machine's memory."""
+        if self.alive:
+            self._end("is killed")
+            self.disk.die()
+
+    def stop_hard(self) -> None:
+        """Cut the machine's power: what was not synced is lost, or torn."""
+        if self.alive:
+            self._end("loses power")
+            self.disk.crash(self._rng)
+
+    def _end(self, how: str) -> None:
+        self.world.timeline.note(f"node {self.replica}", how)
         self.alive = self.leading = False
         self._life += 1
         self.app.on_stop()
-        if power:
-            self.disk.crash(self._rng)
-        else:
-            self.disk.die()
 
     def saved_index(self) -> LogIndex:
         """Return up to where the state on this disk needs no log."""
@@ -333,6 +339,8 @@ class SimNode:
     def on_role(self, role: Role, epoch: Epoch) -> None:
         """See Listener."""
         self.world.timeline.note(f"node {self.replica}", f"{role.value} of epoch {epoch}")
+        if role is Role.LEADER:
+            self.world.faults.on_leader(self)
 
     def on_lead(self, epoch: Epoch) -> None:
         """See Listener."""

@@ -10,7 +10,7 @@ from typing import Final
 
 FAULTS: Final = (
     "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "flap", "clock",
-    "sync_fails", "slow_disk", "lossy", "lying_disk", "handover",
+    "sync_fails", "slow_disk", "lossy", "lying_disk", "handover", "newborn", "ambush",
 )  # fmt: skip
 MISCHIEF: Final = ("slow", "leaderless", "double", "forget", "dead", "twice", "spurious", "late")
 FAULTS_MIN: Final = 3

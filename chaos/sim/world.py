@@ -95,6 +95,7 @@ class World:
     def _recover(self) -> None:
         """End all faults; wait until every node has committed something new."""
         self.heals += 1
+        self.faults.disarm()
         self.timeline.note("world", "healed")
         self.network.mend_all()
         assert self.control is not None

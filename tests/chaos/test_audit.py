@@ -222,6 +222,9 @@ def test_what_only_looks_wrong_is_not_blamed(spark: SparkSession) -> None:
     p.pending(10, UNTIL_MS)
     p.answer(10, UNTIL_MS)
     expected[10] = "pending"
+    # Due before it was asked for: the leader may give it any time that has passed.
+    p.change(5, due_ms=DUE_MS - 9, scheduled_at_ms=DUE_MS + 5)
+    p.answer(5, DUE_MS - 9)
     # A late copy from a deposed leader, which a client could not know to be stale.
     p.change(11, end_epoch=1)
     p.acks = [a | {"ack_epoch": 2} if a["queue_offset"] == 11 else a for a in p.acks]
@@ -298,9 +301,9 @@ def test_honest_run_is_ok(spark: SparkSession, world: Run) -> None:
     assert summary == report.summary
     assert summary["verdicts"] == {"ok": 3, "cancelled": 1, "unknown_not_fired": 1}
     assert summary["stale_entries"] == 1
-    assert summary["fire_lateness_ms"]["max"] == 120
+    assert summary["fire_lateness_ms"]["max"] == 20
     assert summary["gaps"] == [
-        {"node": "n1", "epoch": 2, "begun_after_ms": 70, "fired_after_ms": 180}
+        {"node": "n1", "epoch": 2, "fired_after_ms": 180},
     ]
     assert {node["node"]: node["fired"] for node in summary["nodes"]} == {"n1": 3, "n2": 1, "n3": 3}
     assert [*audit.describe(report)][-1] == report.line()

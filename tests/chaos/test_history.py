@@ -1,3 +1,5 @@
+"""The histories: every line whole and on disk at once, and what is made of a run's folder."""
+
 import json
 from pathlib import Path
 

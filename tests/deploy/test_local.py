@@ -1,3 +1,5 @@
+"""The launcher, with a stand-in for timerd: starting, restarting, stopping, and not killing others."""
+
 import argparse
 import json
 import signal

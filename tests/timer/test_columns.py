@@ -24,11 +24,15 @@ quick = settings(derandomize=True, deadline=None)
 texts = st.binary(max_size=6)
 rows_of = st.lists(
     st.tuples(
-        st.integers(0, 2**48 - 1), st.integers(0, 2**48 - 1), st.integers(1, 2**32 - 2), texts, texts,
+        st.integers(0, 2**48 - 1),
+        st.integers(0, 2**48 - 1),
+        st.integers(1, 2**32 - 2),
+        texts,
+        texts,
         texts,
     ),
     max_size=5,
-)  # fmt: skip
+)
 parts_of = st.lists(
     st.tuples(
         st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), rows_of, st.booleans(), st.booleans()
@@ -60,9 +64,13 @@ def row_of(row: Any, payload: bytes) -> Row:
         return payload[start : start + int(row[f"{name}_size"])]
 
     return (
-        int(row["due_ms"]), int(row["requested_ms"]), int(row["topic"]), text("payload"), text("key"),
+        int(row["due_ms"]),
+        int(row["requested_ms"]),
+        int(row["topic"]),
+        text("payload"),
+        text("key"),
         text("headers"),
-    )  # fmt: skip
+    )
 
 
 SAMPLE = b"".join(
@@ -193,7 +201,10 @@ def test_any_bytes_are_headers_or_a_value_error(data: bytes) -> None:
 def test_gather_is_the_slices_one_after_the_other(
     places: list[tuple[int, int, int]], adjacent: bool
 ) -> None:
-    bufs = {0: bytes(range(100)), 1: memoryview(bytes(range(100, 200)))}
+    bufs: dict[int, bytes | memoryview] = {
+        0: bytes(range(100)),
+        1: memoryview(bytes(range(100, 200))),
+    }
     rows = np.zeros(len(places), ROW)
     start = 0
     for row, (buf, at, size) in zip(rows, places, strict=True):

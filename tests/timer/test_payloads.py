@@ -176,7 +176,7 @@ def test_any_bytes_are_a_payload_or_a_value_error(kind: str, data: bytes) -> Non
 def test_fields_of_another_name_or_type_are_a_value_error(
     decode: Callable[[memoryview], Any], fields: Any
 ) -> None:
-    with pytest.raises(ValueError, match="expected|wrong type"):
+    with pytest.raises(ValueError, match=r"expected|wrong type"):
         decode(memoryview(msgpack.packb(fields)))
 
 
@@ -193,7 +193,7 @@ def test_fields_of_another_name_or_type_are_a_value_error(
 def test_created_group_with_a_wrong_field_is_a_value_error(fields: Any) -> None:
     body = msgpack.packb(fields)
     head = np.array([Op.CREATE, 1, 0, len(body)], "<u4").tobytes()
-    with pytest.raises(ValueError, match="type|valid"):
+    with pytest.raises(ValueError, match=r"type|valid"):
         decode_group(memoryview(head + body + bytes(-len(body) % 8)))
 
 

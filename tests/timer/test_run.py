@@ -144,6 +144,22 @@ def test_flip_of_any_byte_is_reported_or_harmless(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_flip_in_a_head_is_reported_to_who_reads_the_head_alone(tmp_path: Path) -> None:
+    rows, bufs = rows_with(some_texts(16))
+    meta = write(tmp_path, (rows, bufs))
+    path = tmp_path / meta.name
+    content = path.read_bytes()
+    [entry] = np.frombuffer(meta.batches, BATCH)
+    start = int(entry["position"])
+    for position in range(start + int(entry["due_at"]), start + int(entry["payload_at"])):
+        damaged = bytearray(content)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptFile, match="head of batch 0"):
+            Finder().find(Run(RealDisk(), tmp_path, meta), rows["due_ms"][:1], rows["seq"][:1])
+
+
+@pytest.mark.usefixtures("small")
 def test_file_that_is_cut_extended_or_missing_is_refused_at_open(tmp_path: Path) -> None:
     meta = write(tmp_path, rows_with(some_texts(40)))
     path = tmp_path / meta.name

@@ -565,6 +565,7 @@ def test_merge_keeps_a_tombstone_only_while_its_target_is_outside(
     flush(store)
     merge_now(store)
     assert [meta.tombstones for meta in store.runs] == [0, 2]
+    assert [meta.rows for meta in store.runs] == [500, 13]
     monkeypatch.setattr(store_module, "RUNS_MERGED_AT", 2)
     merge_now(store)
     assert [(meta.tombstones, meta.rows) for meta in store.runs] == [(0, 509)]
@@ -582,6 +583,8 @@ def test_policy_keeps_eight_runs_at_most(store: Store) -> None:
         store.insert(*batch(first, [NOW + 1_000_000 + first] * 10))
         flush(store)
         assert len(store.runs) <= 8
+        bounds = [seq for meta in store.runs for seq in (meta.seq_min, meta.seq_max)]
+        assert bounds == sorted(bounds)  # neighbours in age were merged, and lie where they lay
         merge = store.begin_merge()
         if merge is not None:
             store.install_merge(merge, store.write_merge(merge))
@@ -601,6 +604,46 @@ def test_runs_whose_time_has_passed_leave_without_a_merge(store: Store, tmp_path
     assert store.runs == []
     store.remove(store.retired)
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("merged", ["while the flush goes on", "after it"])
+def test_merge_leaves_what_a_manifest_of_the_last_flush_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: str
+) -> None:
+    monkeypatch.setattr(store_module, "RUNS_MERGED_AT", 2)
+    monkeypatch.setattr(store_module, "MERGE_WIDTH", 2)
+    store = Store(RealDisk(), tmp_path)
+    for first in (1, 11):
+        store.insert(*batch(first, [NOW + first, NOW + 100]))
+        flush(store)
+    frozen, pending = store.freeze(), store.pending
+    fired = store.fire(UnixMs(NOW + 50), ALL, ALL)
+    assert fired.rows["seq"].tolist() == [1, 11]
+    if merged == "while the flush goes on":
+        merge_now(store)
+        store.install(frozen, store.write_run(frozen))
+    else:
+        store.install(frozen, store.write_run(frozen))
+        merge_now(store)
+    again = Store.recover(RealDisk(), tmp_path, store.runs, frozen.position, pending)
+    assert timers_of(*again.fire(UnixMs(NOW + 50), ALL, ALL)[:2]) == timers_of(*fired[:2])
+    assert again.pending == store.pending
+
+
+def test_window_of_a_merged_run_begins_at_the_fire_position(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "RUNS_MERGED_AT", 2)
+    monkeypatch.setattr(store_module, "MERGE_WIDTH", 2)
+    for first in (1, 20_001):
+        store.insert(*batch(first, [NOW + i for i in range(1, 20_001)]))
+        flush(store)
+    assert len(store.fire(UnixMs(NOW + 10_000), ALL, 1 << 30).rows) == 20_000
+    merge_now(store)
+    store.preload(UnixMs(NOW + 10_000 - store_module.AHEAD_MS + 10))
+    [seen] = [store._windows[0]._slices]
+    assert seen[0].due[0] == NOW + 10_001
+    assert sum(len(piece.due) for piece in seen) == window.SLICE_ROWS_MIN
 
 
 def test_recover_removes_orphans_and_never_uses_their_numbers(tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""The benchmarks: a real cluster of three nodes and one client process, on this machine.
+
+    python -m bench [--only s1,s3] [--repeat N] [--full] [--baseline]
+    python -m bench profile s1 [--of leader|follower|client] [--native]
+
+The short form takes less than three minutes; --full, or BENCH=full, is what targets are judged by.
+Client and nodes share the machine's cores: nothing else should run meanwhile. Results are kept in
+run/bench/ (bench/results.py) and each table shows the last ones beside its own.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from bench import cpu, machine, results, table
+from bench.delivery import S4, S5, S6
+from bench.failover import S9
+from bench.idle import S12
+from bench.ingest import S1, S2, S3
+from bench.measure import BenchError, Form, Measure, Series
+from bench.profile import Who, flame_graph, pid_of
+from bench.results import Head, Outcome
+from bench.rig import new_rig
+from deploy.local import LaunchError
+from timerclient import TimerError
+
+MEASURES: Final[dict[str, Measure]] = {
+    measure.name: measure for measure in (S1, S2, S3, S4, S5, S6, S9, S12)
+}
+"""Every measure, in the order of the table. A new one is a function, and a line here."""
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+BASELINE: Final = ROOT / "bench" / "baseline.json"
+RESULTS: Final = ROOT / "run" / "bench"
+LOOK_S: Final = 0.5
+"""How long to look whether the machine is quiet."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmarks; return the exit status: 1 if a measure failed."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        if arguments[:1] == ["profile"]:
+            return _profile(arguments[1:])
+        return _measure(arguments)
+    except (BenchError, LaunchError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+
+
+def _on_sigterm(number: int, frame: object) -> None:
+    """Take the nodes down on the way out."""
+    raise KeyboardInterrupt
+
+
+# ---- measuring
+
+
+def _measure(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench", description="Measure the cluster's speed.")
+    parser.add_argument("--only", type=_chosen, default=[*MEASURES.values()], metavar="S1,S3")
+    parser.add_argument("--repeat", type=int, metavar="N", help="runs of each measure")
+    parser.add_argument("--full", action="store_true", default=os.environ.get("BENCH") == "full")
+    parser.add_argument("--baseline", action="store_true", help=f"write {BASELINE.name}, too")
+    parser.add_argument("--dir", type=Path, default=RESULTS, help="results, and the nodes' data")
+    args = parser.parse_args(arguments)
+    form = Form.FULL if args.full else Form.SHORT
+    head = _head(args.dir, form)
+    last = results.last_values(args.dir, BASELINE)
+    outcomes = [
+        _outcome(measure, form, args.repeat or measure.runs[form], args.dir / f"data-{head.utc}")
+        for measure in args.only
+    ]
+    path = args.dir / f"{head.stem}.json"
+    results.save(path, head, outcomes)
+    if args.baseline:
+        results.save(BASELINE, head, outcomes)
+    print(table.render(outcomes, last))
+    print(f"commit {head.commit}, {form} form: {path}")
+    return int(any(outcome.error for outcome in outcomes))
+
+
+def _chosen(text: str) -> list[Measure]:
+    """Return the measures that a list such as s1,s3 names, in the table's order."""
+    names = {name.strip().lower() for name in text.split(",")}
+    if unknown := names - MEASURES.keys():
+        known = ", ".join(MEASURES)
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: there are {known}")
+    return [measure for name, measure in MEASURES.items() if name in names]
+
+
+def _head(directory: Path, form: Form) -> Head:
+    directory.mkdir(parents=True, exist_ok=True)
+    utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    commit = machine.commit(ROOT)
+    return Head(utc=utc, commit=commit, form=form, machine=machine.describe(directory))
+
+
+def _outcome(measure: Measure, form: Form, runs: int, data: Path) -> Outcome:
+    """Return what `runs` runs gave; what fails ends this measure, not the others."""
+    outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
+    try:
+        for series in _runs(measure, form, runs, data):
+            outcome.add(series)
+    except (BenchError, LaunchError, TimerError, ExceptionGroup) as error:
+        outcome.error = f"{type(error).__name__}: {_text(error)}"
+        print(f"{measure.name}: {outcome.error}", file=sys.stderr)
+    return outcome
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, ExceptionGroup):
+        return "; ".join(f"{type(each).__name__}: {_text(each)}" for each in error.exceptions)
+    return str(error)
+
+
+def _runs(measure: Measure, form: Form, runs: int, data: Path) -> Iterator[Series]:
+    """Yield each run's series: on one cluster, or on a fresh one for each."""
+    per_rig = 1 if measure.fresh else runs
+    for rig_number in range(runs // per_rig):
+        with new_rig(Path(f"{data}-{measure.name}-{rig_number}")) as rig:
+            for number in range(per_rig):
+                at = f"{rig_number + number + 1}/{runs}"
+                print(f"{measure.name} {at}: {measure.title} ...", file=sys.stderr, flush=True)
+                yield measure.run(rig, form)
+
+
+# ---- profiling
+
+
+def _profile(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench profile", description="Draw a flame graph.")
+    parser.add_argument("measure", choices=[*MEASURES])
+    parser.add_argument("--of", type=Who, choices=[*Who], default=Who.LEADER)
+    parser.add_argument("--native", action="store_true", help="with the frames of C extensions")
+    parser.add_argument("--dir", type=Path, default=RESULTS)
+    args = parser.parse_args(arguments)
+    measure = MEASURES[args.measure]
+    head = _head(args.dir, Form.SHORT)
+    svg = args.dir / f"{head.stem}-{measure.name}-{args.of}.svg"
+    outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
+    with (
+        new_rig(args.dir / f"data-{head.utc}-{measure.name}") as rig,
+        flame_graph(pid_of(rig, args.of), svg, native=args.native),
+    ):
+        outcome.add(measure.run(rig, Form.SHORT))
+    print(table.render([outcome], results.last_values(args.dir, BASELINE)))
+    print(f"sampled meanwhile, so these figures are not kept: {svg}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

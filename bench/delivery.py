@@ -1,0 +1,291 @@
+"""S4 to S6: from schedule to ack, and how late messages come.
+
+Producer and consumer share this process and its clock with the nodes, so that lateness is a plain
+difference: received minus due, and fired minus due.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.feed import BATCH_SIZE, Feed, now_ms
+from bench.measure import Figure, Form, Measure, Series, check, cost, rate, within
+from bench.rig import Rig
+from timerclient import Acking, AsyncConsumer, AsyncTimerClient, Batch, TimerClient
+
+GROUP: Final = "bench"
+WINDOW: Final = 20_000
+PRODUCERS: Final = 16
+"""Batches of the producer in flight."""
+UNACKED_MAX: Final = 200_000
+"""The producer pauses there: what counts is what goes through, not what piles up."""
+SINGLE_UNRECEIVED_MAX: Final = 20_000
+SPREAD_MS: Final = 1_000
+WARM_UP_S: Final = 1.5
+"""Until timers of every delay are due."""
+AHEAD_MS: Final = 1_000
+"""A paced timer is scheduled so long before it is due."""
+PACE_MS: Final = 50
+PAUSE_S: Final = 0.002
+RECEIVE_TIMEOUT_S: Final = 20.0
+RATES: Final = (1_000, 10_000)
+
+
+class Tally:
+    """Acks that were confirmed, with the moment of each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.changed = asyncio.Event()
+        self._at: list[float] = []
+        self._counts: list[int] = []
+        self._error: BaseException | None = None
+
+    def ack(self, batch: Batch) -> None:
+        """Ack a batch; count it once that is confirmed."""
+        batch.ack().add_done_callback(self._acked)  # type: ignore[arg-type]  # it is an Acking
+
+    def _acked(self, acking: Acking[int]) -> None:
+        self._error = self._error or acking.exception()
+        if self._error is None:
+            self._at.append(time.time())
+            self._counts.append(acking.result())
+            self.count += self._counts[-1]
+        self.changed.set()
+
+    async def reach(self, count: int) -> None:
+        """Wait until so many are confirmed; raise what any ack failed with."""
+        while self.count < count:
+            self.changed.clear()
+            await self.changed.wait()
+            if self._error is not None:
+                raise self._error
+
+    def between(self, start: float, end: float) -> int:
+        """Return how many were confirmed in [start, end), Unix seconds."""
+        at = np.array(self._at)
+        return int(np.array(self._counts)[(at >= start) & (at < end)].sum())
+
+    @property
+    def last_at(self) -> float:
+        """When the last one was confirmed, Unix seconds."""
+        return self._at[-1]
+
+
+@contextlib.asynccontextmanager
+async def consuming(consumer: AsyncConsumer, take: Callable[[Batch], None]) -> AsyncIterator[None]:
+    """Hand every batch to `take` during the block; a failure there ends the block, too."""
+
+    async def consume() -> None:
+        async for batch in consumer.batches():
+            take(batch)
+
+    async with asyncio.TaskGroup() as tasks, consumer:
+        tasks.create_task(consume())
+        yield
+
+
+# ---- S4
+
+
+def end_to_end(rig: Rig, form: Form) -> Series:
+    """Schedule, fire, deliver and ack as fast as it goes; by batches, then one by one."""
+    lasting_s = 15.0 if form is Form.FULL else 4.0
+    series = within(90, _end_to_end(rig, lasting_s))
+    return series | _one_by_one(rig, lasting_s)
+
+
+async def _end_to_end(rig: Rig, lasting_s: float) -> Series:
+    feed, topic, tally = Feed(), rig.topic("s4"), Tally()
+    async with AsyncTimerClient(rig.endpoints) as client:
+        consumer = client.consumer(topic, GROUP, window=WINDOW)
+        async with consuming(consumer, tally.ack):
+            start = time.time() + WARM_UP_S
+            end, scheduled = start + lasting_s, 0
+
+            async def produce(number: int) -> None:
+                nonlocal scheduled
+                while time.time() < end:
+                    if scheduled - tally.count >= UNACKED_MAX:
+                        await asyncio.sleep(PAUSE_S)
+                        continue
+                    scheduled += BATCH_SIZE
+                    # Half of the producers schedule what is due at once.
+                    over_ms = 1 if number % 2 else SPREAD_MS
+                    due_ms = feed.spread(now_ms(), over_ms)
+                    await client.schedule_batch(topic, feed.payloads(), due_ms=due_ms)
+
+            with rig.cpu_use() as use:
+                await asyncio.gather(*map(produce, range(PRODUCERS)))
+            await tally.reach(scheduled)
+    check(tally.count == scheduled, f"{scheduled} scheduled, {tally.count} acked")
+    return {"rate": [tally.between(start, end) / lasting_s], **use.series()}
+
+
+def _one_by_one(rig: Rig, lasting_s: float) -> Series:
+    """Take messages from the synchronous consumer and ack each; everything is due at once."""
+    feed, topic = Feed(), rig.topic("s4-single")
+    with TimerClient(rig.endpoints) as client:
+        consumer = client.consumer(topic, GROUP, window=WINDOW)
+        began, scheduled, received = time.monotonic(), 0, 0
+        while (going := time.monotonic() - began < lasting_s) or received < scheduled:
+            while going and scheduled - received < SINGLE_UNRECEIVED_MAX:
+                client.submit_batch(topic, feed.payloads())
+                scheduled += BATCH_SIZE
+            messages = consumer.receive(BATCH_SIZE, timeout=RECEIVE_TIMEOUT_S)
+            check(bool(messages), f"{received} of {scheduled} received, then none")
+            for message in messages:
+                _ = message.ack()
+            received += len(messages)
+        consumer.flush()
+        took_s = time.monotonic() - began
+        consumer.close()
+    check(received == scheduled, f"{scheduled} scheduled, {received} received")
+    return {"rate_one_by_one": [received / took_s]}
+
+
+# ---- S5
+
+
+class Lateness:
+    """How late messages were fired and received; milliseconds."""
+
+    def __init__(self) -> None:
+        self._received: list[npt.NDArray[np.float64]] = []
+        self._fired: list[npt.NDArray[np.float64]] = []
+
+    def note(self, batch: Batch) -> None:
+        """Note a batch that arrives at this moment."""
+        received_ms = time.time_ns() / 1e6
+        due_ms = np.array(batch.due_ms, np.float64)
+        self._received.append(received_ms - due_ms)
+        self._fired.append(np.array(batch.fired_at_ms, np.float64) - due_ms)
+
+    def series(self, label: str) -> Series:
+        """Return percentiles as one sample each; `early` is how many fired before their time."""
+        received, fired = np.concatenate(self._received), np.concatenate(self._fired)
+        p50, p99 = np.percentile(received, [50, 99])
+        fired_p50, fired_p99 = np.percentile(fired, [50, 99])
+        values = {
+            "p50": p50,
+            "p99": p99,
+            "max": received.max(),
+            "fired_p50": fired_p50,
+            "fired_p99": fired_p99,
+            "fired_max": fired.max(),
+            "early": (fired < 0).sum(),
+        }
+        return {f"{name}_{label}": [float(value)] for name, value in values.items()}
+
+
+def lateness(rig: Rig, form: Form) -> Series:
+    """Schedule so many a second, each due a second later; how late do they come?"""
+    lasting_s = 20.0 if form is Form.FULL else 4.0
+    series: Series = {}
+    for per_s in RATES:
+        series |= within(lasting_s + 60, _lateness(rig, per_s, lasting_s))
+    return series
+
+
+async def _lateness(rig: Rig, per_s: int, lasting_s: float) -> Series:
+    per_pace = per_s * PACE_MS // 1000
+    feed, topic = Feed(size=per_pace), rig.topic("s5")
+    tally, late = Tally(), Lateness()
+
+    def take(batch: Batch) -> None:
+        late.note(batch)
+        tally.ack(batch)
+
+    async with AsyncTimerClient(rig.endpoints) as client:
+        consumer = client.consumer(topic, GROUP, window=WINDOW)
+        async with consuming(consumer, take), asyncio.TaskGroup() as tasks:
+            start_ms, paces = now_ms() + 200, int(lasting_s * 1000 / PACE_MS)
+            for number in range(paces):
+                at_ms = start_ms + number * PACE_MS
+                await asyncio.sleep((at_ms - time.time_ns() / 1e6) / 1000)
+                due_ms = feed.spread(at_ms + AHEAD_MS, PACE_MS)
+                tasks.create_task(client.schedule_batch(topic, feed.payloads(), due_ms=due_ms))
+            await tally.reach(paces * per_pace)
+    return late.series(f"{per_s}")
+
+
+# ---- S6
+
+
+def burst(rig: Rig, form: Form) -> Series:
+    """Let a hundred thousand be due in one second, and in the full form a million."""
+    series = within(60, _burst(rig, 100_000, ahead_s=3, label="100k"))
+    if form is Form.FULL:
+        series |= within(180, _burst(rig, 1_000_000, ahead_s=20, label="1m"))
+    return series
+
+
+async def _burst(rig: Rig, count: int, ahead_s: float, label: str) -> Series:
+    feed, topic, tally = Feed(), rig.topic("s6"), Tally()
+    async with AsyncTimerClient(rig.endpoints) as client:
+        consumer = client.consumer(topic, GROUP, window=WINDOW)
+        async with consuming(consumer, tally.ack):
+            start_ms = now_ms() + round(ahead_s * 1000)
+
+            batches = iter(range(count // BATCH_SIZE))
+
+            async def produce() -> None:
+                for _ in batches:  # shared: each batch is one producer's
+                    due_ms = feed.spread(start_ms, SPREAD_MS)
+                    await client.schedule_batch(topic, feed.payloads(), due_ms=due_ms)
+
+            await asyncio.gather(*(produce() for _ in range(PRODUCERS)))
+            check(now_ms() < start_ms, f"{count} timers were not scheduled within {ahead_s} s")
+            await tally.reach(count)
+    return {f"drained_{label}": [tally.last_at - start_ms / 1000]}
+
+
+_CORES: Final[tuple[Figure, ...]] = (
+    cost("  CPU client", "cores_client", "cores"),
+    cost("  CPU leader", "cores_leader", "cores"),
+    cost("  CPU both followers", "cores_followers", "cores"),
+)
+
+S4: Final = Measure(
+    name="s4",
+    title="schedule, fire, deliver, ack",
+    run=end_to_end,
+    figures=(
+        rate("by batches", "rate", "timers/s", 60_000, 250_000),
+        *_CORES,
+        rate("one by one, synchronous", "rate_one_by_one", "timers/s"),
+    ),
+    runs={Form.SHORT: 2, Form.FULL: 5},
+)
+S5: Final = Measure(
+    name="s5",
+    title="lateness: received - due",
+    run=lateness,
+    figures=(
+        cost("1,000/s: p50", "p50_1000", "ms"),
+        cost("1,000/s: p99", "p99_1000", "ms"),
+        cost("1,000/s: max", "max_1000", "ms"),
+        cost("10,000/s: p50", "p50_10000", "ms", 15, 5),
+        cost("10,000/s: p99", "p99_10000", "ms", 60, 15),
+        cost("10,000/s: max", "max_10000", "ms", 250, 50),
+        cost("  fired - due: p50", "fired_p50_10000", "ms"),
+        cost("  fired - due: p99", "fired_p99_10000", "ms"),
+        cost("  fired before due", "early_10000", "timers", 0, 0),
+    ),
+    runs={Form.SHORT: 2, Form.FULL: 5},
+)
+S6: Final = Measure(
+    name="s6",
+    title="due in one second: to the last ack",
+    run=burst,
+    figures=(
+        cost("100,000", "drained_100k", "s"),
+        cost("1,000,000", "drained_1m", "s", 15, 4),
+    ),
+    runs={Form.SHORT: 2, Form.FULL: 5},
+)

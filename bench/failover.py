@@ -1,0 +1,147 @@
+"""S9: how long nothing fires after the leader died.
+
+A few timers are due at every moment, scheduled well ahead, so that the successor has work the
+moment that it leads:
+
+    kill -9                                   first message that the successor fired
+    |                                         |
+    |<--- fired: what timers wait ----------->|<-- received: what the application waits -->|
+
+Messages that the old leader had fired are delivered again by the successor; they don't count.
+"""
+
+import asyncio
+import itertools
+import random
+import time
+from typing import Final
+
+from bench.delivery import GROUP, consuming
+from bench.feed import Feed, now_ms
+from bench.measure import MEDIAN, BenchError, Figure, Form, Measure, Series, within
+from bench.rig import Rig
+from timerclient import AsyncTimerClient, Batch
+from timerclient.errors import OutcomeUnknown
+
+KILLS: Final = {Form.SHORT: 3, Form.FULL: 25}
+PACE_MS: Final = 50
+PER_PACE: Final = 10
+"""200 timers a second: one is due every 5 ms."""
+AHEAD_MS: Final = 4_000
+"""Scheduled so long before it is due: longer than a failover takes."""
+SETTLED_S: Final = 1.0
+KILL_LIMIT_S: Final = 60.0
+POLL_S: Final = 0.05
+
+
+class Firings:
+    """The first message that each leadership is known to have fired."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._seen: list[tuple[int, int, float]] = []
+        """(epoch of the delivery, fired at, received at), Unix milliseconds."""
+
+    def note(self, batch: Batch) -> None:
+        """Note a batch that arrives at this moment, and ack it."""
+        received_ms = time.time_ns() / 1e6
+        self._seen.extend((batch.epoch, fired_ms, received_ms) for fired_ms in batch.fired_at_ms)
+        self._changed.set()
+        _ = batch.ack()  # refused for messages of the old leader: nobody asks
+
+    async def first(self, above_epoch: int, after_ms: int) -> tuple[int, float]:
+        """Return (fired at, received at) of the first message that a later leader fired."""
+        checked = 0
+        while True:
+            for epoch, fired_ms, received_ms in itertools.islice(self._seen, checked, None):
+                if epoch > above_epoch and fired_ms > after_ms:
+                    return fired_ms, received_ms
+            checked = len(self._seen)
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def failover(rig: Rig, form: Form) -> Series:
+    """Kill the leader, again and again; milliseconds from the kill."""
+    kills = KILLS[form]
+    return within(kills * KILL_LIMIT_S, _failover(rig, kills))
+
+
+async def _failover(rig: Rig, kills: int) -> Series:
+    topic, firings, chance = rig.topic("s9"), Firings(), random.Random(9)
+    series: Series = {"fired": [], "received": []}
+    async with (
+        AsyncTimerClient(rig.endpoints) as client,
+        consuming(client.consumer(topic, GROUP), firings.note),
+        asyncio.TaskGroup() as tasks,
+    ):
+        load = tasks.create_task(_load(client, topic))
+        await asyncio.sleep(AHEAD_MS / 1000)
+        for _ in range(kills):
+            # Not always at the same moment between two heartbeats.
+            await asyncio.sleep(SETTLED_S + chance.random())
+            fired_ms, received_ms, killed = await _kill_leader(rig, firings)
+            series["fired"].append(fired_ms)
+            series["received"].append(received_ms)
+            await asyncio.to_thread(rig.cluster.restart, killed)
+            await _whole(rig, client)
+        load.cancel()
+    return series
+
+
+async def _load(client: AsyncTimerClient, topic: str) -> None:
+    """Schedule 200 timers a second until cancelled, without waiting for answers."""
+    feed, start_ms = Feed(size=PER_PACE), now_ms()
+    async with asyncio.TaskGroup() as tasks:
+        for number in itertools.count():
+            at_ms = start_ms + number * PACE_MS
+            await asyncio.sleep((at_ms - time.time_ns() / 1e6) / 1000)
+            due_ms = feed.spread(at_ms + AHEAD_MS, PACE_MS)
+            tasks.create_task(_schedule(client, topic, feed.payloads(), due_ms))
+
+
+async def _schedule(
+    client: AsyncTimerClient, topic: str, payloads: list[bytes], due_ms: list[int]
+) -> None:
+    try:
+        await client.schedule_batch(topic, payloads, due_ms=due_ms)
+    except OutcomeUnknown:
+        return  # the load is only light; whether all came is for other tests
+
+
+async def _kill_leader(rig: Rig, firings: Firings) -> tuple[float, float, str]:
+    """Return (kill to first firing, kill to its receipt, who was killed); milliseconds."""
+    leader = await asyncio.to_thread(rig.cluster.wait_for_leader)
+    state = await asyncio.to_thread(rig.cluster.state, leader)
+    if state is None:
+        raise BenchError(f"{leader}, the leader, does not answer")
+    killed_ms = time.time_ns() / 1e6
+    await asyncio.to_thread(rig.cluster.kill, leader)
+    # Dead by now, and its lease not over: what is fired later, somebody else fired.
+    fired_ms, received_ms = await firings.first(state.epoch, after_ms=now_ms())
+    return fired_ms - killed_ms, received_ms - killed_ms, leader
+
+
+async def _whole(rig: Rig, client: AsyncTimerClient) -> None:
+    """Wait until all nodes are in contact and none lags behind what was committed before."""
+    await asyncio.to_thread(rig.cluster.wait_for_leader)
+    committed = max(node.commit_index for node in (await client.status()).nodes)
+    while True:
+        nodes = (await client.status()).nodes
+        if all(node.reachable and node.log_end >= committed for node in nodes):
+            return
+        await asyncio.sleep(POLL_S)
+
+
+S9: Final = Measure(
+    name="s9",
+    title="leader killed: to its successor's first firing",
+    run=failover,
+    figures=(
+        Figure(name="p50", series="fired", unit="ms", must=1000, aim=700, percentile=MEDIAN),
+        Figure(name="p99", series="fired", unit="ms", must=2000, aim=1000, percentile=99),
+        Figure(name="  until received: p50", series="received", unit="ms", percentile=MEDIAN),
+        Figure(name="  until received: p99", series="received", unit="ms", percentile=99),
+    ),
+    runs={Form.SHORT: 1, Form.FULL: 1},
+)

@@ -1,0 +1,44 @@
+"""What the measures schedule: batches of random payloads, which no codec makes smaller."""
+
+import random
+import time
+from typing import Final
+
+import numpy as np
+
+PAYLOAD_SIZE: Final = 100
+BATCH_SIZE: Final = 1_000
+HOUR_MS: Final = 3_600_000
+_PREPARED: Final = 64
+
+
+def now_ms() -> int:
+    """Return this machine's clock, in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Feed:
+    """Payloads, made ahead: the measures are of the cluster, not of a random source."""
+
+    def __init__(self, seed: int = 1, size: int = BATCH_SIZE) -> None:
+        chance = random.Random(seed)
+        self._random = np.random.default_rng(seed)
+        self.size = size
+        self._batches = [
+            [chance.randbytes(PAYLOAD_SIZE) for _ in range(size)] for _ in range(_PREPARED)
+        ]
+        self._next = 0
+
+    def payloads(self) -> list[bytes]:
+        """Return the next batch of payloads; after a while they come again."""
+        self._next = (self._next + 1) % _PREPARED
+        return self._batches[self._next]
+
+    def spread(self, from_ms: int, over_ms: int) -> list[int]:
+        """Return a batch's due times: whole milliseconds in [from_ms, from_ms + over_ms)."""
+        due: list[int] = self._random.integers(from_ms, from_ms + over_ms, self.size).tolist()
+        return due
+
+    def far(self) -> list[int]:
+        """Return a batch's due times one hour to a day ahead."""
+        return self.spread(now_ms() + HOUR_MS, 23 * HOUR_MS)

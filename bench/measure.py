@@ -1,0 +1,116 @@
+"""What a measure is: a function that runs once, and the figures that are read off its runs.
+
+    run(rig, form) -> series      {"rate": [512_300.0]}    one list of samples per run
+    all runs       -> samples     {"rate": [512_300.0, 498_000.0, ...]}
+    a figure       =  one percentile of one series, beside what it must reach and should
+
+A throughput or a latency percentile is one sample per run, and its figure is the median of the
+runs. A series of single events, such as failovers, has one sample each, and p50 and p99 are two
+figures of it. A series without a figure is kept in the file all the same.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from bench.rig import Rig
+
+T = TypeVar("T")
+
+Series = dict[str, list[float]]
+"""Samples by the name of their series."""
+
+MEDIAN: Final = 50.0
+
+
+class BenchError(RuntimeError):
+    """A run gave no figure, or one that can't be believed; says why."""
+
+
+class Form(StrEnum):
+    """How long the benchmarks may take."""
+
+    SHORT = "short"
+    """All of it within three minutes: is it about what it was?"""
+    FULL = "full"
+    """What SPEED's table is judged by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of the table."""
+
+    name: str
+    series: str
+    unit: str
+    must: float | None = None
+    """What it has to reach. None: it explains another figure."""
+    aim: float | None = None
+    percentile: float = MEDIAN
+    more_is_better: bool = False
+
+    def value(self, samples: Sequence[float]) -> float:
+        """Return the figure of these samples; they are at least one."""
+        return float(np.percentile(samples, self.percentile))
+
+    def reaches(self, value: float, limit: float) -> bool:
+        """Return whether `value` is at least as good as `limit`."""
+        return value >= limit if self.more_is_better else value <= limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One row of the table, or a few that come from the same runs."""
+
+    name: str
+    title: str
+    run: Callable[[Rig, Form], Series]
+    figures: tuple[Figure, ...]
+    runs: Mapping[Form, int]
+    fresh: bool = False
+    """Each run gets a cluster of its own: the last one's data would weigh on the next."""
+
+
+def rate(
+    name: str, series: str, unit: str, must: float | None = None, aim: float | None = None
+) -> Figure:
+    """Return the median of a throughput."""
+    return Figure(name=name, series=series, unit=unit, must=must, aim=aim, more_is_better=True)
+
+
+def cost(
+    name: str, series: str, unit: str, must: float | None = None, aim: float | None = None
+) -> Figure:
+    """Return the median of something that should be small."""
+    return Figure(name=name, series=series, unit=unit, must=must, aim=aim)
+
+
+def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` on an event loop of its own and return its result.
+
+    Raises:
+        BenchError: it is not done in time.
+    """
+
+    async def limited() -> T:
+        async with asyncio.timeout(limit_s):
+            return await work
+
+    try:
+        return asyncio.run(limited())
+    except TimeoutError:
+        raise BenchError(f"not done within {limit_s:g} s") from None
+
+
+def check(whole: bool, why: str) -> None:  # noqa: FBT001 -- it reads as an assertion
+    """Refuse a run that lost something: speed without the work counts nothing.
+
+    Raises:
+        BenchError: not `whole`.
+    """
+    if not whole:
+        raise BenchError(why)

@@ -1,0 +1,73 @@
+"""Flame graphs: sample one process of a measure's cluster while the measure runs.
+
+    python -m bench profile s1              the leader
+    python -m bench profile s4 --of client  this process
+
+Needs py-spy (a program of its own: `pip install py-spy`), and the right to trace: root, or
+kernel.yama.ptrace_scope = 0.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from bench.measure import BenchError
+from bench.rig import Rig
+
+RATE_HZ: Final = 200
+"""About one percent of a core; enough for what takes a percent of the time."""
+WRITE_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 15.0
+
+
+class Who(StrEnum):
+    """Whose time is looked at."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CLIENT = "client"
+
+
+def pid_of(rig: Rig, who: Who) -> int:
+    """Return the process id of the client, the leader, or one of the followers."""
+    if who is Who.CLIENT:
+        return os.getpid()
+    leader = rig.cluster.wait_for_leader()
+    nodes = rig.cluster.nodes
+    if who is Who.LEADER:
+        return nodes[leader].pid
+    return next(node.pid for name, node in nodes.items() if name != leader)
+
+
+@contextlib.contextmanager
+def flame_graph(pid: int, svg: Path, *, native: bool) -> Iterator[None]:
+    """Sample a process during the block; its flame graph is in `svg` afterwards.
+
+    Raises:
+        BenchError: py-spy is not there, or may not trace.
+    """
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        raise BenchError("py-spy is not installed: pip install py-spy")
+    command = [program, "record", "--pid", str(pid), "--output", str(svg), "--rate", str(RATE_HZ)]
+    command += ["--threads", "--nonblocking"] + (["--native"] if native else [])
+    log = svg.with_suffix(".log")
+    with log.open("wb") as out:
+        sampler = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        if sampler.poll() is None:
+            sampler.send_signal(signal.SIGINT)  # it writes the graph then
+        code = sampler.wait(WRITE_TIMEOUT_S)
+    if code != 0 or not svg.exists():
+        raise BenchError(f"py-spy failed ({code}): {log.read_text(errors='replace').strip()}")
+    log.unlink()

@@ -1,0 +1,88 @@
+"""What a run works on: three new nodes on this machine, in a directory that goes afterwards.
+
+The nodes run as users run them (deploy/local.py), with their defaults. Their end is kill -9:
+nobody needs the data, and a clean stop would only take time. After a failure the directory stays.
+"""
+
+import contextlib
+import itertools
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bench import cpu
+from deploy.local import LocalCluster
+
+POLL_S: Final = 0.02
+
+
+@dataclass(slots=True)
+class CpuUse:
+    """Who used how much of the CPU over a span; cores, that is seconds per second."""
+
+    client: float = 0.0
+    leader: float = 0.0
+    followers: float = 0.0
+    """Both together."""
+
+    def series(self) -> dict[str, list[float]]:
+        """Return it as one sample of three series."""
+        return {
+            "cores_client": [self.client],
+            "cores_leader": [self.leader],
+            "cores_followers": [self.followers],
+        }
+
+
+@dataclass(slots=True)
+class Rig:
+    """A running cluster and what measures share."""
+
+    cluster: LocalCluster
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The nodes' gRPC addresses."""
+        return self.cluster.endpoints
+
+    def topic(self, name: str) -> str:
+        """Return the name of a topic that no run has used."""
+        return f"{name}-{next(self._numbers)}"
+
+    def node_cpu_s(self) -> dict[str, float]:
+        """Return the CPU seconds of the nodes' processes, by name."""
+        return {name: cpu.of_process(node.pid) for name, node in self.cluster.nodes.items()}
+
+    @contextlib.contextmanager
+    def cpu_use(self) -> Iterator[CpuUse]:
+        """Measure the CPU over the block; the result is filled in at its end."""
+        use, leader = CpuUse(), self.cluster.wait_for_leader()
+        before, own, began = self.node_cpu_s(), time.process_time(), time.monotonic()
+        yield use
+        took_s = time.monotonic() - began
+        use.client = (time.process_time() - own) / took_s
+        cores = {n: (used - before[n]) / took_s for n, used in self.node_cpu_s().items()}
+        use.leader = cores.pop(leader)
+        use.followers = sum(cores.values())
+
+
+@contextlib.contextmanager
+def new_rig(directory: Path) -> Iterator[Rig]:
+    """Bring a new cluster up in `directory`; take it down and away.
+
+    Raises:
+        LaunchError: it does not come up.
+    """
+    cluster = LocalCluster(directory)
+    try:
+        cluster.start()
+        cluster.wait_for_leader()
+        yield Rig(cluster)
+    finally:
+        for name in filter(cluster.is_running, cluster.nodes):
+            cluster.kill(name)
+    shutil.rmtree(directory)

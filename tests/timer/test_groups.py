@@ -1,0 +1,161 @@
+"""Groups against a naive model: sets of acked offsets and a dict of attempts."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from timer.groups import Group
+from timer.units import GroupId, QueueOffset, TopicId
+
+quick = settings(derandomize=True, deadline=None)
+
+
+def group_at(cursor: int = 0, reserved: int | None = None) -> Group:
+    reserved = cursor if reserved is None else reserved
+    return Group(
+        group_id=GroupId(1),
+        topic=TopicId(1),
+        name="g",
+        lease_ms=1000,
+        cursor=QueueOffset(cursor),
+        reserved=QueueOffset(reserved),
+        base=cursor,
+    )
+
+
+def u64(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array(values, np.uint64)
+
+
+@dataclass
+class Model:
+    """What the docstrings say, one offset at a time."""
+
+    start: int
+    reserved: int
+    acked: set[int] = field(default_factory=set)
+    ended: dict[int, int] = field(default_factory=dict)
+    marks: list[int] = field(default_factory=list)
+
+    @property
+    def cursor(self) -> int:
+        at = self.start
+        while at in self.acked:
+            at += 1
+        return at
+
+    def ack(self, offsets: list[int]) -> list[bool]:
+        new = []
+        for offset in offsets:
+            new.append(self.start <= offset < self.reserved and offset not in self.acked)
+            if new[-1]:
+                self.acked.add(offset)
+        return new
+
+    def end(self, offsets: list[int]) -> None:
+        for offset in set(offsets):
+            if self.start <= offset < self.reserved and offset not in self.acked:
+                self.ended[offset] = self.ended.get(offset, 0) + 1
+
+    def epoch(self, queue_end: int) -> None:
+        self.marks.append(min(self.reserved, queue_end))
+
+    def attempts(self, offset: int) -> int:
+        return 1 + self.ended.get(offset, 0) + sum(offset < mark for mark in self.marks)
+
+
+offsets_of = st.lists(
+    st.one_of(st.integers(0, 40), st.sampled_from([1023, 1024, 1025, 3000, 2**63, 2**64 - 1])),
+    max_size=8,
+)
+steps_of = st.lists(
+    st.one_of(
+        st.tuples(st.just("ack"), offsets_of),
+        st.tuples(st.just("ack"), st.integers(0, 30).map(lambda n: list(range(n)))),
+        st.tuples(st.just("end"), offsets_of),
+        st.tuples(st.just("reserve"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
+        st.tuples(st.just("epoch"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
+    ),
+    max_size=20,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.sampled_from([0, 5, 20]), steps_of)
+def test_group_agrees_with_the_model(start: int, steps: list[tuple[str, list[int]]]) -> None:
+    group, model = group_at(start, start + 10), Model(start, start + 10)
+    for what, values in steps:
+        if what == "ack":
+            assert group.ack(u64(values)).tolist() == model.ack(values)
+        elif what == "end":
+            group.end_leases(u64(values))
+            model.end(values)
+        elif what == "reserve":
+            group.reserve(QueueOffset(values[0]))
+            model.reserved = max(model.reserved, values[0])
+        else:
+            group.begin_epoch(QueueOffset(values[0]))
+            model.epoch(values[0])
+        assert (group.cursor, group.reserved) == (model.cursor, model.reserved)
+        live = [o for o in [*range(start, 45), 1023, 1024, 2999] if o not in model.acked]
+        assert group.attempts(u64(live)).tolist() == [model.attempts(o) for o in live]
+        some = [*range(45), 1023, 1024, 1025, 3000, 2**63, 2**64 - 1]
+        done = [o < start or o in model.acked for o in some]
+        assert group.is_acked(u64(some)).tolist() == done
+        assert group.acked_count == len(model.acked)
+        end = max([model.reserved, *model.acked])
+        assert group.unacked(QueueOffset(end)) == end - start - len(model.acked)
+
+
+@quick
+@given(st.permutations(list(range(12))), st.permutations(list(range(12))), st.data())
+def test_sums_depend_on_what_was_acked_and_ended_not_on_the_order(
+    first: list[int], second: list[int], data: st.DataObject
+) -> None:
+    one, two = group_at(0, 12), group_at(0, 12)
+    cut = data.draw(st.integers(0, 12))
+    for group, order in ((one, first), (two, second)):
+        group.end_leases(u64(order))
+    for part in (first[:cut], first[cut:]):
+        one.ack(u64(part))
+    two.ack(u64(second))
+    assert (one.ack_sum, one.ended_sum, one.cursor) == (two.ack_sum, two.ended_sum, two.cursor)
+    assert one.ack_sum
+    assert one.ended_sum
+
+
+def test_more_than_ten_thousand_holes_are_kept_and_closed() -> None:
+    group = group_at(0, 100_000)
+    odd = np.arange(1, 50_001, 2, dtype=np.uint64)
+    assert group.ack(odd).all()
+    assert group.cursor == 0
+    assert not group.ack(odd).any()
+    assert group.unacked(QueueOffset(50_001)) == 25_001
+    group.ack(np.arange(0, 50_001, 2, dtype=np.uint64))
+    assert group.cursor == 50_001
+
+
+def test_attempts_never_wrap_back_to_the_first() -> None:
+    group = group_at(0, 10)
+    for _ in range(65_540):
+        group.end_leases(u64([3]))
+    assert group.attempts(u64([3, 4])).tolist() == [65_536, 1]
+
+
+def test_epoch_marks_what_may_have_been_handed_out_and_nothing_after_it() -> None:
+    group = group_at(0, 8)
+    group.begin_epoch(QueueOffset(5))  # 5, 6, 7 were reserved, but had not fired
+    assert group.attempts(u64(list(range(7)))).tolist() == [2, 2, 2, 2, 2, 1, 1]
+    group.ack(u64([0, 1, 2, 3, 4]))
+    assert group.marks == []
+
+
+def test_arrays_follow_the_cursor_and_do_not_grow_with_what_is_done() -> None:
+    group = group_at()
+    for start in range(0, 1_000_000, 1000):
+        group.reserve(QueueOffset(start + 1000))
+        group.ack(np.arange(start, start + 1000, dtype=np.uint64))
+    assert group.cursor == 1_000_000
+    assert len(group.acked) <= 4096

@@ -1,0 +1,406 @@
+"""Leases: random histories against the promises, then the cases that once went wrong.
+
+`Play` is the leader's surroundings: a queue, a group, and a log that applies ops when told.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from timer.columns import ROW, U64
+from timer.groups import Group
+from timer.leases import (
+    ACCEPT,
+    ALREADY_ACKED,
+    DELIVERY_BYTES,
+    LEASE_LOST,
+    NOT_DELIVERED,
+    RESERVE_AHEAD,
+    SCAN_MAX,
+    Consumer,
+    Lease,
+    Leases,
+)
+from timer.payloads import GroupOp, Op
+from timer.queues import Queue
+from timer.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, TopicId, UnixMs
+
+LEASE_MS = 100
+
+
+@dataclass
+class Play:
+    """One group with its leader, epoch after epoch."""
+
+    queue: Queue = field(default_factory=Queue)
+    group: Group = field(
+        default_factory=lambda: Group(
+            group_id=GroupId(1),
+            topic=TopicId(1),
+            name="g",
+            lease_ms=LEASE_MS,
+            cursor=QueueOffset(0),
+            reserved=QueueOffset(0),
+        )
+    )
+    now_ms: int = 0
+    epoch: int = 1
+    log: list[GroupOp] = field(default_factory=list)
+    """Proposed, not yet applied."""
+    delivered: dict[int, int] = field(default_factory=dict)
+    """Offset -> how often it was handed out."""
+    done: set[int] = field(default_factory=set)
+    """Offsets whose ack was applied."""
+    consumers: list[Consumer] = field(default_factory=list)
+    held: list[tuple[int, Lease]] = field(default_factory=list)
+    """(epoch, lease) of all that was ever handed out."""
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(self.group, Epoch(self.epoch))
+
+    def fire(self, count: int, size: int = 1) -> None:
+        rows = np.zeros(count, ROW)
+        rows["seq"] = np.arange(count) + int(self.queue.end) + 1
+        rows["payload_size"] = size
+        self.queue.append(rows, {}, UnixMs(1))
+
+    def join(self, credit: int, lease_ms: int = LEASE_MS) -> Consumer:
+        consumer = Consumer("c", lease_ms, lambda _: None, credit)
+        self.leases.join(consumer)
+        self.consumers.append(consumer)
+        self.propose(self.leases.reserve())
+        return consumer
+
+    def leave(self, consumer: Consumer) -> None:
+        self.consumers.remove(consumer)
+        self.propose(self.leases.leave(consumer))
+
+    def propose(self, op: GroupOp | None) -> None:
+        if op is not None:
+            self.log.append(op)
+
+    def apply(self, count: int | None = None) -> None:
+        """Apply the first `count` proposed ops, all by default."""
+        now, self.log = self.log[:count], self.log[len(self.log[:count]) :]
+        for op in now:
+            if op.op is Op.ACK:
+                self.group.ack(op.offsets)
+                self.done.update(op.offsets.tolist())
+            elif op.op is Op.ENDED:
+                self.group.end_leases(op.offsets)
+            else:
+                self.group.reserve(QueueOffset(int(op.offsets[0])))
+            self.leases.applied(op)
+
+    def hand_out(self, limit: int = 1000) -> list[int]:
+        """Hand out once; check what must hold of everything handed out."""
+        lease = self.leases.hand_out(MonoMs(self.now_ms), self.queue, limit)
+        self.propose(self.leases.reserve())
+        if lease is None:
+            return []
+        offsets = [int(offset) for offset in lease.offsets]
+        assert offsets == sorted(set(offsets))
+        assert 1 <= len(offsets) <= limit
+        assert lease.consumer.credit >= 0
+        assert offsets[-1] < min(int(self.queue.end), int(self.group.reserved))
+        assert not self.done & set(offsets), "delivered after its ack"
+        attempts = self.group.attempts(lease.offsets).tolist()
+        for offset, attempt in zip(offsets, attempts, strict=True):
+            before = self.delivered.get(offset, 0)
+            assert attempt > 1 or not before, f"redelivery of {offset} isn't marked"
+            assert before or attempt == 1 or offset < max(self.group.marks, default=0)
+            self.delivered[offset] = before + 1
+        self.held.append((self.epoch, lease))
+        return offsets
+
+    def ack(self, epoch: int, lease_id: int, offsets: list[int]) -> list[int]:
+        asked = np.array(offsets, np.uint64)
+        verdict = self.leases.ack(Epoch(epoch), LeaseId(lease_id), asked)
+        accepted = asked[verdict == ACCEPT]
+        if len(accepted):
+            group = self.group
+            self.log.append(GroupOp(Op.ACK, group.topic, group.group_id, accepted))
+        return [int(each) for each in verdict]
+
+    def ack_lease(self, offsets: list[int] | None = None, back: int = 1) -> list[int]:
+        """Ack offsets of the last lease but `back - 1`; all of them by default."""
+        epoch, lease = self.held[-back]
+        chosen = [int(offset) for offset in lease.offsets] if offsets is None else offsets
+        return self.ack(epoch, lease.lease_id, chosen)
+
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+        self.propose(self.leases.expire(MonoMs(self.now_ms)))
+
+    def next_epoch(self) -> None:
+        """Another leader begins; what was proposed and not applied is lost."""
+        self.log.clear()
+        self.epoch += 1
+        self.group.begin_epoch(self.queue.end)
+        self.leases = Leases(self.group, Epoch(self.epoch))
+        self.consumers.clear()
+
+
+def ready(messages: int, credit: int = 1000) -> Play:
+    play = Play()
+    play.fire(messages)
+    play.join(credit)
+    play.apply()
+    return play
+
+
+small = st.integers(0, 5)
+steps_of = st.lists(
+    st.one_of(
+        st.tuples(st.just("fire"), st.integers(1, 5)),
+        st.tuples(st.just("join"), small),
+        st.tuples(st.just("leave"), small),
+        st.tuples(st.just("credit"), small),
+        st.tuples(st.just("hand out"), st.integers(1, 4)),
+        st.tuples(st.just("hand out"), st.integers(1, 4)),
+        st.tuples(st.just("ack"), st.integers(0, 2**12 - 1)),
+        st.tuples(st.just("ack"), st.integers(0, 2**12 - 1)),
+        st.tuples(st.just("wait"), st.sampled_from([1, LEASE_MS - 1, LEASE_MS])),
+        st.tuples(st.just("apply"), st.integers(1, 3)),
+        st.tuples(st.just("apply"), st.integers(1, 3)),
+        st.tuples(st.just("epoch"), st.just(0)),
+    ),
+    max_size=50,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(steps_of)
+def test_whatever_happens_every_message_is_acked_and_none_is_delivered_after_it(
+    steps: list[tuple[str, int]],
+) -> None:
+    play = Play()
+    for what, value in steps:
+        take_step(play, what, value)
+        check_bookkeeping(play)
+    # A patient consumer gets the rest: nothing is stuck with nobody.
+    for consumer in [*play.consumers]:
+        play.leave(consumer)
+    play.join(credit=10_000)
+    for _ in range(4):
+        play.apply()
+        while play.hand_out():
+            assert set(play.ack_lease()) == {ACCEPT}
+        play.wait(LEASE_MS)
+    assert play.done == set(range(int(play.queue.end)))
+    assert play.leases.leased() == 0
+    assert play.leases.wake_at_ms() is None
+
+
+def take_step(play: Play, what: str, value: int) -> None:
+    consumer = play.consumers[value % len(play.consumers)] if play.consumers else None
+    if what == "leave" and consumer:
+        play.leave(consumer)
+    elif what == "credit" and consumer:
+        consumer.credit += value
+    elif what == "ack" and play.held:
+        epoch, lease = play.held[value % len(play.held)]
+        chosen = [o for at, o in enumerate(lease.offsets.tolist()) if value >> (at % 12) & 1]
+        play.ack(epoch, lease.lease_id, chosen + chosen[:1])
+    elif what in SIMPLE:
+        SIMPLE[what](play, value)
+
+
+SIMPLE: dict[str, Callable[[Play, int], object]] = {
+    "fire": Play.fire,
+    "join": Play.join,
+    "hand out": Play.hand_out,
+    "wait": Play.wait,
+    "apply": Play.apply,
+    "epoch": lambda play, _: play.next_epoch(),
+}
+
+
+def check_bookkeeping(play: Play) -> None:
+    wake = play.leases.wake_at_ms()
+    assert (wake is None) == (play.leases.leased() == 0)
+    assert wake is None or wake > play.now_ms
+    ours = [lease for consumer in play.consumers for lease in consumer.leases]
+    assert len(ours) == len(set(ours))
+
+
+def test_messages_go_out_in_order_one_consumer_after_the_other_within_credit() -> None:
+    play = ready(10, credit=3)
+    other = play.join(credit=4)
+    assert [play.hand_out(2) for _ in range(5)] == [[0, 1], [2, 3], [4], [5, 6], []]
+    other.credit = 1
+    assert play.hand_out(2) == [7]
+
+
+def test_nothing_is_handed_out_beyond_what_was_reserved() -> None:
+    play = Play()
+    play.fire(5)
+    play.join(credit=10)
+    assert play.hand_out() == []
+    assert [op.op for op in play.log] == [Op.RESERVE]
+    play.apply()
+    assert play.hand_out() == [0, 1, 2, 3, 4]
+
+
+def test_reserve_runs_ahead_so_that_one_op_serves_many_messages() -> None:
+    play = ready(20_000, credit=20_000)
+    proposed = 1
+    for _ in range(200):
+        assert len(play.hand_out(100)) == 100
+        proposed += len(play.log)
+        play.apply()
+    assert proposed <= 2 * 20_000 / RESERVE_AHEAD + 2
+
+
+def test_paused_consumer_gets_nothing() -> None:
+    play = ready(2)
+    (consumer,) = play.consumers
+    consumer.paused = True
+    assert play.hand_out() == []
+    consumer.paused = False
+    assert play.hand_out() == [0, 1]
+
+
+def test_delivery_is_of_about_a_megabyte_but_of_one_message_at_least() -> None:
+    play = Play()
+    for size in (DELIVERY_BYTES // 2, DELIVERY_BYTES // 2, 1, 3 * DELIVERY_BYTES, 7):
+        play.fire(1, size)
+    play.join(credit=10)
+    play.apply()
+    assert [play.hand_out() for _ in range(5)] == [[0, 1], [2], [3], [4], []]
+
+
+def test_lease_ends_at_its_deadline_and_comes_again_marked_once_that_is_applied() -> None:
+    play = ready(2)
+    play.hand_out()
+    play.wait(LEASE_MS - 1)
+    assert play.log == []
+    play.wait(1)
+    assert play.hand_out() == []
+    play.apply()
+    assert play.hand_out() == [0, 1]
+    assert play.group.attempts(play.held[-1][1].offsets).tolist() == [2, 2]
+
+
+def test_consumer_that_leaves_gives_back_what_it_did_not_ack() -> None:
+    play = ready(4)
+    play.hand_out()
+    play.ack_lease([1, 2])
+    play.leave(play.consumers[0])
+    play.join(credit=10)
+    play.apply()
+    assert play.hand_out() == [0, 3]
+
+
+def test_ack_is_judged_by_who_holds_the_message() -> None:
+    play = ready(3)
+    play.hand_out()
+    assert play.ack_lease([0]) == [ACCEPT]
+    play.apply()
+    assert play.ack_lease([0]) == [ALREADY_ACKED]
+    assert play.ack(1, 77, [1]) == [LEASE_LOST]
+    play.wait(LEASE_MS)
+    assert play.ack_lease([1]) == [ACCEPT], "expired, but leased to nobody else"
+    play.apply()
+    assert play.hand_out() == [2]
+    assert play.ack_lease([2], back=2) == [LEASE_LOST], "leased again"
+    assert play.ack_lease([2]) == [ACCEPT]
+
+
+def test_ack_of_an_older_epoch_is_accepted_until_the_message_is_leased_again() -> None:
+    play = ready(3)
+    play.hand_out()
+    play.next_epoch()
+    play.join(credit=1)
+    play.apply()
+    assert play.hand_out() == [0]
+    assert play.ack_lease([0, 1], back=2) == [LEASE_LOST, ACCEPT]
+    play.apply()
+    play.consumers[0].credit = 5
+    assert play.hand_out() == [2]
+    assert play.group.attempts(play.held[-1][1].offsets).tolist() == [2]
+
+
+def test_ack_of_what_was_never_handed_out_is_refused() -> None:
+    play = ready(3, credit=1)
+    play.hand_out()
+    lease = play.held[-1][1].lease_id
+    asked = [1, 2, 3, 4095, 4096, 2**63, 2**64 - 1]
+    assert play.ack(1, lease, asked) == [NOT_DELIVERED] * len(asked)
+    play.consumers[0].credit = 5
+    assert play.hand_out() == [1, 2]
+
+
+def test_ack_that_names_an_offset_twice_settles_it_once() -> None:
+    play = ready(3)
+    play.hand_out()
+    assert play.ack_lease([0, 0, 0]) == [ACCEPT, ALREADY_ACKED, ALREADY_ACKED]
+    assert play.leases.leased() == 2
+    play.wait(LEASE_MS)
+    play.apply()
+    assert play.hand_out() == [1, 2]
+    assert play.ack(1, 99, [1, 1]) == [LEASE_LOST, LEASE_LOST]
+
+
+def test_ack_while_its_lease_is_ending_is_not_undone_by_the_end() -> None:
+    play = ready(1)
+    play.hand_out()
+    play.wait(LEASE_MS)
+    assert play.ack_lease() == [ACCEPT]
+    play.apply(1)  # the end of the lease
+    assert play.hand_out() == []
+    play.apply()
+    assert play.group.cursor == 1
+
+
+def test_repeated_ack_in_flight_is_answered_when_it_is_applied() -> None:
+    play = ready(1)
+    play.hand_out()
+    assert play.ack_lease() == [ACCEPT]
+    assert play.ack_lease() == [ACCEPT]
+    play.apply()
+    assert play.ack_lease() == [ALREADY_ACKED]
+
+
+@pytest.mark.parametrize("limit", [1, 2048])
+def test_new_leader_finds_the_holes_among_many_acks_quickly(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play()
+    last = 3_000_000
+    rows = np.zeros(60_000, ROW)
+    for _ in range(0, last, len(rows)):
+        play.queue.append(rows, {}, UnixMs(1))
+    play.group.reserve(play.queue.end)
+    holes = [0, 1_500_000, last - 1]
+    play.group.ack(np.delete(np.arange(last, dtype=np.uint64), holes))
+    play.next_epoch()
+    play.join(credit=10)
+    looks: list[int] = []
+    is_acked = Group.is_acked
+
+    def counted(group: Group, offsets: U64) -> npt.NDArray[np.bool_]:
+        looks.append(len(offsets))
+        return is_acked(group, offsets)
+
+    monkeypatch.setattr(Group, "is_acked", counted)
+    found = [offset for _ in range(3) for offset in play.hand_out(limit)]
+    assert found == holes
+    assert len(looks) < 200
+    assert max(looks) <= SCAN_MAX
+
+
+def test_marks_follow_the_cursor() -> None:
+    play = ready(1, credit=1_000_000)
+    for _ in range(200):
+        play.fire(1000)
+        while play.hand_out():
+            play.ack_lease()
+        play.apply()
+    assert play.group.cursor == 200_001
+    assert len(play.leases._marks) <= 16_384

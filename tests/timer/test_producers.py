@@ -1,0 +1,103 @@
+"""Producers against a naive model: a dict of all answers, and the rules of the module."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from timer.errors import OutcomeForgotten, SequenceGap, TimerError, UnknownProducer
+from timer.producers import ANSWER_ROWS_MAX, ANSWERS_MAX, IDLE_MS_MAX, Answer, Producers
+from timer.units import ProducerId, Seq, UnixMs
+
+
+def answer(sequence: int, rows: int = 1) -> Answer:
+    return Answer(sequence, Seq(10 * sequence), np.full(rows, sequence, np.int64))
+
+
+def refused(producers: Producers, producer_id: int, sequence: int) -> type[TimerError] | None:
+    try:
+        producers.repeated(ProducerId(producer_id), sequence)
+    except TimerError as error:
+        return type(error)
+    return None
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.integers(0, 8), max_size=40))
+def test_each_sequence_is_taken_once_in_order_and_repeated_ones_get_their_answer(
+    sequences: list[int],
+) -> None:
+    producers = Producers()
+    me = producers.register(b"me", UnixMs(1))
+    given_: dict[int, Answer] = {}
+    for sequence in sequences:
+        if sequence == len(given_) + 1:
+            assert producers.repeated(me, sequence) is None
+            given_[sequence] = answer(sequence)
+            producers.accept(me, given_[sequence], UnixMs(2))
+        elif sequence > len(given_):
+            assert refused(producers, me, sequence) is SequenceGap
+        elif sequence == 0:
+            assert refused(producers, me, sequence) is OutcomeForgotten
+        else:
+            assert producers.repeated(me, sequence) is given_[sequence]
+        assert producers.last_sequence(me) == len(given_)
+
+
+def test_ids_are_issued_once_per_token_in_order() -> None:
+    producers = Producers()
+    ids = [producers.register(token, UnixMs(1)) for token in (b"a", b"b", b"a", b"c")]
+    assert ids == [1, 2, 1, 3]
+    assert [producer_id for producer_id, _ in producers] == [1, 2, 3]
+    assert len(producers) == 3
+
+
+@pytest.mark.parametrize("producer_id", [0, 2])
+def test_id_never_issued_is_unknown(producer_id: int) -> None:
+    producers = Producers()
+    producers.register(b"a", UnixMs(1))
+    assert refused(producers, producer_id, 1) is UnknownProducer
+    assert producers.last_sequence(ProducerId(producer_id)) is None
+
+
+def test_last_1024_answers_are_kept_and_older_ones_forgotten() -> None:
+    producers = Producers()
+    me = producers.register(b"a", UnixMs(1))
+    last = ANSWERS_MAX + 2
+    for sequence in range(1, last + 1):
+        producers.accept(me, answer(sequence), UnixMs(1))
+    assert [refused(producers, me, sequence) for sequence in (1, 2, 3)] == [
+        OutcomeForgotten,
+        OutcomeForgotten,
+        None,
+    ]
+    oldest, newest = producers.repeated(me, 3), producers.repeated(me, last)
+    assert (oldest, newest) != (None, None)
+    assert oldest is not None
+    assert oldest.sequence == 3
+    assert refused(producers, me, last + 2) is SequenceGap
+
+
+def test_answers_are_bounded_by_rows_too_but_the_last_is_always_kept() -> None:
+    producers = Producers()
+    me = producers.register(b"a", UnixMs(1))
+    half = ANSWER_ROWS_MAX // 2
+    for sequence, rows in enumerate((half, half, 1, ANSWER_ROWS_MAX + 1), start=1):
+        producers.accept(me, answer(sequence, rows), UnixMs(1))
+        kept = [s for s in range(1, sequence + 1) if refused(producers, me, s) is None]
+        assert kept == {1: [1], 2: [1, 2], 3: [2, 3], 4: [4]}[sequence]
+    ((_, producer),) = producers
+    assert producer.answer_rows == ANSWER_ROWS_MAX + 1
+
+
+def test_idle_producers_expire_used_and_registered_again_ones_do_not() -> None:
+    producers = Producers()
+    idle, used, again = (producers.register(token, UnixMs(0)) for token in (b"i", b"u", b"r"))
+    producers.accept(used, answer(1), UnixMs(1))
+    producers.register(b"r", UnixMs(1))
+    producers.expire(UnixMs(IDLE_MS_MAX))
+    assert len(producers) == 3
+    producers.expire(UnixMs(IDLE_MS_MAX + 1))
+    assert [producer_id for producer_id, _ in producers] == [used, again]
+    assert refused(producers, idle, 1) is UnknownProducer
+    assert producers.register(b"i", UnixMs(5)) == 4

@@ -1,0 +1,47 @@
+"""A fake cluster for coroutines (`cluster`) and one on a thread of its own (`threaded`)."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from tests.timerclient.fake_cluster import Cluster
+from timerclient.sync import _on_loop_error
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    cluster = Cluster()
+    await cluster.start()
+    yield cluster
+    await cluster.stop()
+
+
+class Threaded:
+    """A cluster whose loop runs on a thread, for clients that block."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_on_loop_error)
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.cluster = Cluster()
+        self.run(self.cluster.start())
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+
+    def stop(self) -> None:
+        self.run(self.cluster.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def threaded() -> Iterator[Threaded]:
+    threaded = Threaded()
+    yield threaded
+    threaded.stop()

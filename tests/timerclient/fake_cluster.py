@@ -1,0 +1,504 @@
+"""A cluster in memory that speaks the contract over loopback, and misbehaves when told to.
+
+Its nodes share one state, as if every entry were committed at once; only the leader serves. It
+keeps producer tables, timers, a queue per topic and leases per group; nothing is timed: what is
+scheduled is delivered at once.
+"""
+
+import asyncio
+import base64
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+
+RETRYABLE = {pb.NOT_LEADER, pb.NOT_READY, pb.OVERLOADED, pb.COMMIT_TIMEOUT, pb.LEADERSHIP_LOST}
+UNKNOWN = {pb.COMMIT_TIMEOUT, pb.LEADERSHIP_LOST}
+NOW_MS = 1_700_000_000_000
+
+
+def wire_error(reason: int, message: str = "", **detail: Any) -> pb.Error:
+    return pb.Error(
+        reason=reason,  # type: ignore[arg-type]
+        message=message or pb.Reason.Name(reason),  # type: ignore[arg-type]
+        retryable=reason in RETRYABLE,
+        outcome_known=reason not in UNKNOWN,
+        **detail,
+    )
+
+
+@dataclass
+class Producer:
+    last: int = 0
+    answers: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Row:
+    topic: str
+    due_ms: int
+    payload: bytes
+    key: bytes
+    headers: bytes
+    raw: bytes = b""
+    cancelled: bool = False
+
+
+@dataclass
+class Group:
+    """Delivery state of one group of a topic."""
+
+    next: int = 0
+    back: deque[int] = field(default_factory=deque)
+    acked: set[int] = field(default_factory=set)
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """offset: (epoch, lease_id)"""
+    attempts: dict[int, int] = field(default_factory=dict)
+
+
+OnSchedule = Callable[[pb.ScheduleRequest], "pb.Error | str | None"]
+"""None: serve it. An Error: answer that. "lose": apply it, then break the stream unanswered."""
+
+
+@dataclass
+class Cluster:
+    nodes: list["Node"] = field(default_factory=list)
+    leader: int | None = 0
+    epoch: int = 1
+    tokens: dict[bytes, int] = field(default_factory=dict)
+    producers: dict[int, Producer] = field(default_factory=dict)
+    next_producer: int = 1
+    rows: list[Row] = field(default_factory=list)
+    groups: dict[tuple[str, str], Group] = field(default_factory=dict)
+    requests: list[pb.ScheduleRequest] = field(default_factory=list)
+    acks: list[pb.AckRequest] = field(default_factory=list)
+    opened: list[pb.OpenConsumer] = field(default_factory=list)
+    credits: list[int] = field(default_factory=list)
+    registrations: int = 0
+    probes: int = 0
+    transfers: list[str] = field(default_factory=list)
+    on_schedule: OnSchedule = lambda _: None
+    on_ack: Callable[[pb.AckRequest], "pb.Error | str | None"] = lambda _: None
+    on_cancel: Callable[[], "pb.Error | str | None"] = lambda: None
+    hold: asyncio.Event | None = None
+    """Answers wait for it. None: they don't."""
+    wake: asyncio.Condition = field(default_factory=asyncio.Condition)
+    deliver_max: int = 100
+
+    @property
+    def address(self) -> str:
+        return ",".join(node.address for node in self.nodes)
+
+    async def start(self, n: int = 3) -> None:
+        for index in range(n):
+            node = Node(self, index)
+            await node.start()
+            self.nodes.append(node)
+
+    async def stop(self) -> None:
+        for node in self.nodes:
+            await node.stop()
+
+    async def fail_over(self, to: int) -> None:
+        """Let another node lead; leases end, streams to the old leader break as NOT_LEADER."""
+        self.leader, self.epoch = to, self.epoch + 1
+        for group in self.groups.values():
+            group.back.extend(sorted(group.held))
+            group.held.clear()
+        await self.notify()
+
+    async def notify(self) -> None:
+        async with self.wake:
+            self.wake.notify_all()
+
+    def seed(self, topic: str, payloads: Iterable[bytes]) -> None:
+        """Fire messages into a topic."""
+        for payload in payloads:
+            self._add(Row(topic, NOW_MS, payload, b"", b""))
+
+    def _add(self, row: Row) -> bytes:
+        raw = row.due_ms.to_bytes(6, "big") + len(self.rows).to_bytes(6, "big") + b"chk"
+        row.raw = raw
+        self.rows.append(row)
+        return raw
+
+    def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+        answer = pb.ScheduleResponse(request_no=request.request_no)
+        producer = self.producers.get(request.producer_id)
+        if producer is None:
+            answer.error.CopyFrom(wire_error(pb.UNKNOWN_PRODUCER))
+        elif request.sequence in producer.answers:
+            answer.timer_ids = producer.answers[request.sequence]
+            answer.duplicate = True
+        elif request.sequence <= producer.last:
+            answer.error.CopyFrom(wire_error(pb.OUTCOME_FORGOTTEN))
+        elif request.sequence > producer.last + 1:
+            gap = wire_error(pb.SEQUENCE_GAP, expected_sequence=producer.last + 1)
+            answer.error.CopyFrom(gap)
+        else:
+            rows = [row for columns in request.timers for row in unpack(columns)]
+            if any(row.payload == b"BAD" for row in rows):
+                refused = wire_error(pb.INVALID_REQUEST, "payload = BAD", field="payload", limit="x")
+                answer.error.CopyFrom(refused)
+            else:
+                producer.last = request.sequence
+                answer.timer_ids = b"".join(map(self._add, rows))
+                producer.answers[request.sequence] = answer.timer_ids
+        return answer
+
+    def queue(self, topic: str) -> list[Row]:
+        return [row for row in self.rows if row.topic == topic]
+
+
+def unpack(columns: pb.TimerColumns) -> list[Row]:
+    n = len(columns.payload_sizes)
+    assert bool(columns.due_ms) != bool(columns.delay_ms)
+    due = list(columns.due_ms) or [NOW_MS + ms for ms in columns.delay_ms]
+    due = due * n if len(due) == 1 else due
+    assert len(due) == n
+    payloads = slices(columns.payload_sizes, columns.payloads)
+    keys = slices(columns.key_sizes, columns.keys) or [b""] * n
+    headers = slices(columns.headers_sizes, columns.headers) or [b""] * n
+    assert len(keys) == len(headers) == n
+    return [Row(columns.topic, *row) for row in zip(due, payloads, keys, headers, strict=True)]
+
+
+def slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
+    out, start = [], 0
+    for size in sizes:
+        out.append(blob[start : start + size])
+        start += size
+    assert start == len(blob)
+    return out
+
+
+async def refuse(context: Any, error: pb.Error, code: grpc.StatusCode) -> None:
+    trailer = (("timer-error-bin", error.SerializeToString()),)
+    await context.abort(code, error.message, trailing_metadata=trailer)
+
+
+class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServiceServicer):
+    def __init__(self, cluster: Cluster, index: int) -> None:
+        self.cluster = cluster
+        self.index = index
+        self.address = ""
+        self.paused: asyncio.Event | None = None
+        """Set once it goes on. None: it is not paused."""
+        self.hint = True
+        self.server: Any = None
+
+    async def start(self) -> None:
+        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        rpc.add_TimerServiceServicer_to_server(self, self.server)
+        rpc.add_ConsumeServiceServicer_to_server(self, self.server)
+        rpc.add_AdminServiceServicer_to_server(self, self.server)
+        port = self.server.add_insecure_port(self.address or "127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
+        await self.server.start()
+
+    async def stop(self) -> None:
+        self.resume()
+        if self.server is not None:
+            await self.server.stop(None)
+            self.server = None
+
+    def pause(self) -> None:
+        """Stop answering, as a stopped process does."""
+        self.paused = asyncio.Event()
+
+    def resume(self) -> None:
+        if self.paused is not None:
+            self.paused.set()
+            self.paused = None
+
+    async def _alive(self) -> None:
+        if self.paused is not None:
+            await self.paused.wait()
+
+    @property
+    def leads(self) -> bool:
+        return self.cluster.leader == self.index
+
+    def _not_leader(self) -> pb.Error:
+        leader = self.cluster.leader
+        known = self.hint and leader is not None
+        return wire_error(
+            pb.NOT_LEADER, leader=self.cluster.nodes[leader].address if known else ""  # type: ignore[index]
+        )
+
+    async def _must_lead(self, context: Any) -> None:
+        await self._alive()
+        if not self.leads:
+            await refuse(context, self._not_leader(), grpc.StatusCode.FAILED_PRECONDITION)
+
+    # ---- timers
+
+    async def RegisterProducer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        cluster = self.cluster
+        cluster.registrations += 1
+        assert len(request.token) == 16
+        if request.token not in cluster.tokens:
+            cluster.tokens[request.token] = cluster.next_producer
+            cluster.producers[cluster.next_producer] = Producer()
+            cluster.next_producer += 1
+        return pb.RegisterProducerResponse(producer_id=cluster.tokens[request.token])
+
+    async def ScheduleStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        cluster = self.cluster
+        async for request in requests:
+            await self._must_lead(context)
+            cluster.requests.append(request)
+            order = cluster.on_schedule(request)
+            if isinstance(order, pb.Error):
+                yield pb.ScheduleResponse(request_no=request.request_no, error=order)
+                continue
+            answer = cluster.schedule(request)
+            if order == "lose":
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+            if cluster.hold is not None:
+                await cluster.hold.wait()
+            await self._alive()
+            yield answer
+
+    async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        order = self.cluster.on_cancel()
+        if isinstance(order, pb.Error):
+            await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
+        results = []
+        for raw in slices([15] * (len(request.timer_ids) // 15), request.timer_ids):
+            [row] = [row for row in self.cluster.rows if row.raw == raw] or [None]
+            if row is None:
+                results.append(pb.TIMER_NOT_FOUND)
+            elif row.cancelled:
+                results.append(pb.ALREADY_CANCELLED)
+            elif row.payload == b"FIRED":
+                results.append(pb.ALREADY_FIRED)
+            else:
+                row.cancelled = True
+                results.append(pb.CANCELLED)
+        if order == "lose":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+        return pb.CancelResponse(results=results)
+
+    # ---- consuming
+
+    async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        await self._must_lead(context)
+        cluster, epoch = self.cluster, self.cluster.epoch
+        opening = (await anext(aiter(requests))).open
+        cluster.opened.append(opening)
+        if opening.group == "FORBIDDEN":
+            refused = wire_error(pb.INVALID_REQUEST, "group = FORBIDDEN", field="group")
+            await refuse(context, refused, grpc.StatusCode.INVALID_ARGUMENT)
+        group = cluster.groups.setdefault((opening.topic, opening.group), Group())
+        session = Session(cluster, group, opening, epoch)
+        reader = asyncio.ensure_future(session.read(requests))
+        try:
+            yield pb.ConsumeResponse(opened=pb.ConsumerOpened(epoch=epoch, lease_ms=30_000))
+            while True:
+                await self._alive()
+                if not self.leads:
+                    await refuse(context, self._not_leader(), grpc.StatusCode.FAILED_PRECONDITION)
+                if session.broken:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+                answer = session.next()
+                if answer is not None:
+                    yield answer
+                    continue
+                async with cluster.wake:
+                    if not session.ready() and self.leads:
+                        await cluster.wake.wait()
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            session.leave()
+
+    # ---- administration
+
+    async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.cluster.probes += 1
+        await self._alive()
+        return pb.GetStatusResponse(
+            cluster_id="fake",
+            epoch=self.cluster.epoch,
+            leader="" if self.cluster.leader is None else f"n{self.cluster.leader + 1}",
+            controller="n1",
+            nodes=[
+                pb.NodeStatus(
+                    name=f"n{node.index + 1}",
+                    address=node.address,
+                    reachable=True,
+                    role="leader" if node.leads else "follower",
+                    serving=node.leads,
+                    epoch=self.cluster.epoch,
+                    scheduled=len(self.cluster.rows),
+                )
+                for node in ([self] if request.local else self.cluster.nodes)
+            ],
+        )
+
+    async def GetCheckpoint(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._alive()
+        return pb.GetCheckpointResponse(
+            nodes=[
+                pb.NodeCheckpoint(
+                    node=f"n{node.index + 1}",
+                    role="leader" if node.leads else "follower",
+                    epoch=self.cluster.epoch,
+                    log_end=12,
+                    commit_index=11,
+                    applied_index=10,
+                    last_read_time_ms=NOW_MS,
+                    queue_offsets={"orders": 5},
+                    digest="abcdef0123456789",
+                    age_ms=1500,
+                    reachable=True,
+                )
+                for node in self.cluster.nodes
+            ],
+            shared=pb.SharedCheckpoint(epoch=self.cluster.epoch, index=9, digest="abcdef0123456789"),
+        )
+
+    async def ListTopics(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        groups = [pb.GroupStatus(name="billing", type="shared", cursor=2, unacked=3)]
+        return pb.ListTopicsResponse(
+            topics=[
+                pb.TopicStatus(name="orders", pending=7, queue_end=5, groups=groups),
+                pb.TopicStatus(name="quiet"),
+            ]
+        )
+
+    async def CreateTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        return pb.CreateTopicResponse(topic_id=17)
+
+    async def TransferLeadership(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        self.cluster.transfers.append(request.target)
+        if request.target == "nobody":
+            missing = wire_error(pb.NOT_FOUND, "no such node: 'nobody'")
+            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+        return pb.TransferLeadershipResponse()
+
+
+class Session:
+    """One open Consume stream."""
+
+    lease_ids = iter(range(1, 1 << 30))
+
+    def __init__(
+        self, cluster: Cluster, group: Group, opening: pb.OpenConsumer, epoch: int
+    ) -> None:
+        self.cluster = cluster
+        self.group = group
+        self.topic = opening.topic
+        self.credit = opening.credit
+        self.epoch = epoch
+        self.answers: deque[pb.ConsumeResponse] = deque()
+        self.broken = False
+
+    async def read(self, requests: Any) -> None:
+        async for request in requests:
+            kind = request.WhichOneof("kind")
+            if kind == "credit":
+                self.credit += request.credit
+                self.cluster.credits.append(request.credit)
+            else:
+                self._ack(request.ack)
+            await self.cluster.notify()
+
+    def _ack(self, ack: pb.AckRequest) -> None:
+        self.cluster.acks.append(ack)
+        order = self.cluster.on_ack(ack)
+        answer = pb.AckResponse(request_no=ack.request_no)
+        if isinstance(order, pb.Error):
+            answer.error.CopyFrom(order)
+        else:
+            answer.results.extend(self._judge(ack, offset) for offset in ack.offsets)
+        if order == "lose":
+            self.broken = True
+        else:
+            self.answers.append(pb.ConsumeResponse(acked=answer))
+
+    def _judge(self, ack: pb.AckRequest, offset: int) -> Any:
+        group = self.group
+        if offset in group.acked:
+            return pb.ALREADY_ACKED
+        if offset >= group.next:
+            return pb.ACK_NOT_DELIVERED
+        if group.held.get(offset, (ack.epoch, ack.lease_id)) != (ack.epoch, ack.lease_id):
+            return pb.ACK_LEASE_LOST
+        group.acked.add(offset)
+        group.held.pop(offset, None)
+        return pb.ACKED
+
+    def ready(self) -> bool:
+        group = self.group
+        more = any(o not in group.acked for o in group.back)
+        more |= group.next < len(self.cluster.queue(self.topic))
+        return bool(self.answers) or self.broken or (self.credit > 0 and more)
+
+    def next(self) -> pb.ConsumeResponse | None:
+        if self.answers:
+            return self.answers.popleft()
+        group, queue = self.group, self.cluster.queue(self.topic)
+        limit = min(self.credit, self.cluster.deliver_max)
+        offsets = []
+        while len(offsets) < limit and group.back:
+            offset = group.back.popleft()
+            if offset not in group.acked:
+                offsets.append(offset)
+        while len(offsets) < limit and group.next < len(queue):
+            offsets.append(group.next)
+            group.next += 1
+        if not offsets:
+            return None
+        lease_id = next(self.lease_ids)
+        for offset in offsets:
+            group.held[offset] = self.epoch, lease_id
+            group.attempts[offset] = group.attempts.get(offset, 0) + 1
+        self.credit -= len(offsets)
+        return deliveries(self.epoch, lease_id, [(o, queue[o]) for o in offsets], group.attempts)
+
+    def leave(self) -> None:
+        held = [o for o, (epoch, _) in self.group.held.items() if epoch == self.epoch]
+        for offset in held:
+            del self.group.held[offset]
+        self.group.back.extend(sorted(held))
+
+
+def deliveries(
+    epoch: int, lease_id: int, rows: list[tuple[int, Row]], attempts: dict[int, int]
+) -> pb.ConsumeResponse:
+    keys = any(row.key for _, row in rows)
+    headers = any(row.headers for _, row in rows)
+    return pb.ConsumeResponse(
+        deliveries=pb.Deliveries(
+            epoch=epoch,
+            lease_id=lease_id,
+            lease_ms=30_000,
+            queue_offsets=[offset for offset, _ in rows],
+            timer_ids=b"".join(row.raw for _, row in rows),
+            due_ms=[row.due_ms for _, row in rows],
+            fired_at_ms=[row.due_ms + 1 for _, row in rows],
+            attempts=[attempts[offset] for offset, _ in rows],
+            payload_sizes=[len(row.payload) for _, row in rows],
+            payloads=b"".join(row.payload for _, row in rows),
+            key_sizes=[len(row.key) for _, row in rows] if keys else [],
+            keys=b"".join(row.key for _, row in rows),
+            headers_sizes=[len(row.headers) for _, row in rows] if headers else [],
+            headers=b"".join(row.headers for _, row in rows),
+        )
+    )
+
+
+def id_text(raw: bytes) -> str:
+    return base64.b32hexencode(raw).decode().lower()

@@ -1,0 +1,257 @@
+"""timerctl: what it prints, and how it exits."""
+
+import argparse
+import importlib.metadata
+import io
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.timerclient.conftest import Threaded
+from tests.timerclient.fake_cluster import wire_error
+from timerclient import cli, errors, show
+from timerclient.proto import timer_pb2 as pb
+
+Ctl = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ctl(
+    threaded: Threaded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Ctl:
+    """Run timerctl against the fake cluster: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("TIMERCTL_CLUSTER", threaded.cluster.address)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        try:
+            code = cli.main(argv)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_status_as_table_and_json(ctl: Ctl) -> None:
+    code, out, err = ctl("status")
+    assert (code, err) == (0, "")
+    assert "leader n1" in out
+    assert out.count("follower") == 2
+    document = json.loads(ctl("status", "-o", "json")[1])
+    assert document["leader"] == "n1"
+    assert [node["role"] for node in document["nodes"]] == ["leader", "follower", "follower"]
+
+
+def test_status_of_a_cluster_without_a_leader_exits_3(ctl: Ctl, threaded: Threaded) -> None:
+    threaded.cluster.leader = None
+    code, out, _ = ctl("status")
+    assert code == 3
+    assert "leader none" in out
+
+
+def test_checkpoint_as_json_has_what_scripts_compare(ctl: Ctl) -> None:
+    code, out, _ = ctl("-o", "json", "checkpoint")
+    assert code == 0
+    document = json.loads(out)
+    node = document["nodes"][0]
+    wanted = {
+        *("node", "role", "epoch", "log_end", "commit_index", "applied_index"),
+        *("last_read_time_ms", "queue_offsets", "digest", "age_ms"),
+    }
+    assert wanted <= node.keys()
+    assert (node["node"], node["log_end"], node["queue_offsets"]) == ("n1", 12, {"orders": 5})
+    assert document["shared"]["index"] == 9
+    table = ctl("checkpoint")[1]
+    assert "shared: epoch 1  index 9" in table
+    assert "orders=5" in table
+
+
+def test_topics_list_each_group_and_topics_without(ctl: Ctl) -> None:
+    code, out, _ = ctl("topics")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["TOPIC", "orders", "quiet"]
+    document = json.loads(ctl("topics", "-o", "json")[1])
+    assert document["topics"][0]["groups"][0]["unacked"] == 3
+
+
+def test_schedule_prints_the_id_that_cancel_takes(ctl: Ctl, threaded: Threaded) -> None:
+    args = ("schedule", "orders", "hello", "--delay", "30s", "--key", "k", "--header", "a=b=c")
+    code, out, _ = ctl(*args, "-o", "json")
+    assert code == 0
+    timer = json.loads(out)
+    [row] = threaded.cluster.rows
+    assert (row.payload, row.key, row.headers) == (b"hello", b"k", b"\1\0a\3\0b=c")
+    assert row.due_ms == timer["due_ms"]
+    code, out, _ = ctl("cancel", timer["id"])
+    assert (code, "CANCELLED" in out) == (0, True)
+    assert row.cancelled
+    code, out, _ = ctl("cancel", timer["id"], "0" * 24, "-o", "json")
+    assert code == 5
+    results = [result["result"] for result in json.loads(out)["results"]]
+    assert results == ["ALREADY_CANCELLED", "NOT_FOUND"]
+
+
+def test_schedule_takes_instants_and_standard_input(
+    ctl: Ctl, threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ctl("schedule", "orders", "a", "--due", "1970-01-01T01:00:01+01:00")[0] == 0
+    assert ctl("schedule", "orders", "b", "--due-ms", "17")[0] == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\0raw")))
+    assert ctl("schedule", "orders", "-")[0] == 0
+    rows = threaded.cluster.rows
+    assert [row.due_ms for row in rows[:2]] == [1_000, 17]
+    assert rows[2].payload == b"\0raw"
+
+
+def test_consume_prints_a_line_per_message_and_acks(ctl: Ctl, threaded: Threaded) -> None:
+    threaded.cluster.seed("orders", [b"text", b"\xff", b"third"])
+    look = ("consume", "orders", "--group", "g", "--count", "2", "--no-ack")
+    assert ctl(*look)[0] == 0
+    assert threaded.cluster.groups["orders", "g"].acked == set()
+    code, out, _ = ctl("consume", "orders", "--group", "g", "--idle", "100ms", "-o", "json")
+    assert code == 0
+    messages = [json.loads(line) for line in out.splitlines()]
+    assert sorted(m.get("payload") or m["payload_base64"] for m in messages) == [
+        *("/w==", "text", "third"),
+    ]
+    assert {m["queue_offset"]: m["attempt"] for m in messages} == {0: 2, 1: 2, 2: 1}
+    assert threaded.cluster.groups["orders", "g"].acked == {0, 1, 2}
+
+
+def test_transfer_names_its_target_and_a_refusal_exits_1(ctl: Ctl, threaded: Threaded) -> None:
+    assert ctl("transfer", "n2")[0] == 0
+    assert ctl("transfer")[:2] == (0, "transferred to another node\n")
+    code, out, err = ctl("transfer", "nobody")
+    assert (code, out) == (1, "")
+    assert err == "timerctl: no such node: 'nobody'\n"
+    assert threaded.cluster.transfers == ["n2", "", "nobody"]
+
+
+def test_unknown_outcome_exits_4(ctl: Ctl, threaded: Threaded) -> None:
+    threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
+    code, _, err = ctl("schedule", "orders", "x", "--timeout", "100ms")
+    assert code == 4
+    assert err.startswith("timerctl: no answer within 0.1 s")
+    assert err.count("\n") == 1
+
+
+def test_unreachable_cluster_exits_3(ctl: Ctl) -> None:
+    for command in (("status",), ("topics",), ("consume", "orders", "--group", "g")):
+        code, out, err = ctl(*command, "--cluster", "127.0.0.1:1", "--timeout", "100ms")
+        assert (code, out) == (3, "")
+        assert err.startswith("timerctl: ")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (),
+        ("nonsense",),
+        ("schedule", "orders", "x", "--due", "2030-01-01T00:00:00"),
+        ("schedule", "orders", "x", "--delay", "soon"),
+        ("schedule", "orders", "x", "--delay", "1s", "--due-ms", "1"),
+        ("schedule", "orders", "x", "--header", "novalue"),
+        ("consume", "orders"),
+        ("status", "-o", "xml"),
+    ],
+)
+def test_wrong_command_line_exits_2(ctl: Ctl, argv: tuple[str, ...]) -> None:
+    assert ctl(*argv)[0] == 2
+
+
+def test_wrong_values_exit_1(ctl: Ctl) -> None:
+    assert ctl("status", "--cluster", "nowhere")[0] == 1
+    assert ctl("cancel", "tooshort")[0] == 1
+    assert ctl("consume", "orders", "--group", "g", "--count", "0")[0] == 1
+
+
+def test_help_documents_the_exit_codes(ctl: Ctl) -> None:
+    for argv in (("--help",), ("schedule", "--help")):
+        code, out, _ = ctl(*argv)
+        assert code == 0
+        assert "3    the cluster can't be reached" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("1h30m", 5400), ("250ms", 0.25), ("2d", 172_800), ("1.5", 1.5), ("7", 7)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert cli.duration(text) == timedelta(seconds=seconds)
+
+
+def test_error_decides_the_exit_code() -> None:
+    assert cli.exit_code(errors.Unreachable("x")) == 3
+    assert cli.exit_code(errors.CommitTimeout("x")) == 4
+    assert cli.exit_code(errors.OutcomeForgotten("x")) == 4
+    assert cli.exit_code(errors.InvalidRequest("x")) == 1
+
+
+class Entry:
+    """An entry point that gives or raises what it is told."""
+
+    def __init__(self, name: str, gives: Any) -> None:
+        self.name = name
+        self.gives = gives
+
+    def __lt__(self, other: "Entry") -> bool:
+        return self.name < other.name
+
+    def load(self) -> Any:
+        if isinstance(self.gives, Exception):
+            raise self.gives
+        return self.gives
+
+
+def test_commands_of_other_packages_are_added_and_broken_ones_say_why(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def good(commands: Any) -> None:
+        commands.add_parser("good").set_defaults(run=lambda _: 7)
+
+    def halfway(commands: Any) -> None:
+        commands.add_parser("halfway").set_defaults(run=lambda _: 8)
+        raise AttributeError
+
+    entries = [
+        Entry("good", good),
+        Entry("halfway", halfway),
+        Entry("audit", ModuleNotFoundError("No module named 'pyspark'", name="pyspark")),
+        Entry("lost", ModuleNotFoundError("No module named 'nowhere.x'", name="nowhere.x")),
+        Entry("odd", AttributeError("100% wrong")),
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
+    assert ctl("good")[0] == 7
+    assert ctl("halfway")[0] == 8
+    code, _, err = ctl("audit", "--any", "thing")
+    assert code == 1
+    assert "pip install 'timer-cluster[audit]'" in err
+    assert "nowhere.x, which is not installed" in ctl("lost")[2]
+    assert "100% wrong" in ctl("odd")[2]
+    code, out, _ = ctl("--help")
+    assert code == 0
+    assert "100% wrong" in out
+    assert ctl("status")[0] == 0
+
+
+def test_own_parser_has_no_command_without_a_run() -> None:
+    parser = cli.make_parser()
+    [commands] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for name in ("status", "checkpoint", "topics", "schedule", "cancel", "consume", "transfer"):
+        assert commands.choices[name].get_default("run") is not None
+
+
+def test_tables_align_and_numbers_stay_numbers() -> None:
+    text = show.table(("A", "LONG"), [("x", 1), ("yy", 200)])
+    assert text.splitlines() == ["A   LONG", "x      1", "yy   200"]
+    document = show.as_dict(pb.GetCheckpointResponse(nodes=[pb.NodeCheckpoint(log_end=1 << 60)]))
+    assert document["nodes"][0]["log_end"] == 1 << 60
+    assert document["shared"] is None
+    assert show.instant(0) == "-"
+    assert show.instant(1_000) == "1970-01-01T00:00:01.000Z"
+    assert show.instant(1 << 62) == str(1 << 62)

@@ -1,0 +1,332 @@
+"""Consuming: credit, acks, epochs, and failovers in the middle."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.timerclient.fake_cluster import NOW_MS, Cluster, deliveries, id_text, wire_error
+from timerclient import AckResult, AsyncTimerClient, Settings, errors
+from timerclient.messages import Batch
+from timerclient.proto import timer_pb2 as pb
+from timerclient.subscription import Credit
+
+QUICK = Settings(stall_s=0.2, probe_s=0.2, pause_s_min=0.002, pause_s_max=0.05)
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
+    async with AsyncTimerClient(cluster.address, timeout=10, settings=QUICK) as client:
+        yield client
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds; fail after 5 s."""
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+def once(*orders: pb.Error | str | None) -> Callable[[object], pb.Error | str | None]:
+    rest = list(orders)
+    return lambda _: rest.pop(0) if rest else None
+
+
+def numbers(n: int) -> list[bytes]:
+    return [b"%d" % i for i in range(n)]
+
+
+async def test_message_carries_what_was_scheduled(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    timer = await client.schedule("orders", b"p", due_ms=NOW_MS, key="k", headers={"a": "ä"})
+    await client.schedule("orders", b"q")
+    async with client.consumer("orders", "billing") as consumer:
+        message, bare = await consumer.receive(10)
+        assert (message.payload, message.key, message.headers) == (b"p", "k", {"a": "ä"})
+        assert message.id == timer.id == id_text(cluster.rows[0].raw)
+        assert (message.due_ms, message.fired_at_ms) == (NOW_MS, NOW_MS + 1)
+        assert (message.attempt, message.queue_offset, message.epoch) == (1, 0, 1)
+        assert (bare.key, bare.headers) == (None, {})
+        assert await message.ack() == AckResult.ACKED
+        assert await message.ack() == AckResult.ALREADY_ACKED
+
+
+async def test_messages_are_iterated_acked_and_confirmed_by_closing(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(250))
+    seen = []
+    async with client.consumer("orders", "g", lease=5, name="me", max_messages=250) as consumer:
+        async for message in consumer:
+            seen.append(message.payload)
+            _ = message.ack()
+    assert seen == numbers(250)
+    assert cluster.groups["orders", "g"].acked == set(range(250))
+    assert (cluster.opened[0].lease_ms, cluster.opened[0].consumer) == (5_000, "me")
+    assert len(cluster.acks) < 100
+
+
+async def test_batches_are_acked_as_columns(cluster: Cluster, client: AsyncTimerClient) -> None:
+    cluster.seed("orders", numbers(300))
+    payloads: list[bytes] = []
+    async with client.consumer("orders", "g", max_messages=300) as consumer:
+        ackings = []
+        async for batch in consumer.batches():
+            payloads += batch.payloads
+            ackings.append(batch.ack())
+        assert sum([await acking for acking in ackings]) == 300
+    assert payloads == numbers(300)
+    assert len(cluster.acks) == len(ackings)
+
+
+async def test_more_than_asked_for_is_never_leased(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(50))
+    async with client.consumer("orders", "g", window=4, max_messages=10) as consumer:
+        assert len([message async for message in consumer]) == 10
+        assert cluster.groups["orders", "g"].next == 10
+
+
+async def test_window_bounds_what_waits_untaken(cluster: Cluster, client: AsyncTimerClient) -> None:
+    cluster.seed("orders", numbers(100))
+    group = cluster.groups
+    async with client.consumer("orders", "g", window=10) as consumer:
+        await until(lambda: group["orders", "g"].next == 10)
+        assert len(await consumer.receive(3)) == 3
+        await until(lambda: group["orders", "g"].next == 20)
+    assert cluster.credits == [10]
+
+
+async def test_receive_without_a_message_gives_none_in_time(client: AsyncTimerClient) -> None:
+    async with client.consumer("orders", "g") as consumer:
+        assert await consumer.receive(timeout=0.02) == []
+
+
+async def test_redelivery_says_so(cluster: Cluster, client: AsyncTimerClient) -> None:
+    cluster.seed("orders", numbers(1))
+    async with client.consumer("orders", "g") as consumer:
+        [message] = await consumer.receive()
+        assert message.attempt == 1
+    async with client.consumer("orders", "g") as consumer:
+        [message] = await consumer.receive()
+        assert message.attempt == 2
+
+
+@pytest.mark.parametrize("how", ["deposed", "killed", "paused"])
+async def test_consumer_goes_on_through_a_failover_and_resends_its_acks(
+    cluster: Cluster, client: AsyncTimerClient, how: str
+) -> None:
+    cluster.seed("orders", numbers(5))
+    async with client.consumer("orders", "g") as consumer:
+        first = await consumer.receive(5)
+        if how == "paused":
+            cluster.nodes[0].pause()
+        ackings = [message.ack() for message in first]
+        await cluster.fail_over(1)
+        if how == "killed":
+            await cluster.nodes[0].stop()
+        cluster.seed("orders", [b"new"])
+        await cluster.notify()
+        await until(lambda: len(cluster.opened) == 2)
+        seen: list[bytes] = []
+        while b"new" not in seen:
+            seen += [message.payload for message in await consumer.receive(10)]
+        assert {await acking for acking in ackings} <= {AckResult.ACKED, AckResult.ALREADY_ACKED}
+    assert cluster.groups["orders", "g"].acked >= set(range(5))
+
+
+async def test_unanswered_acks_are_resent_with_their_epoch_and_lease(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(1))
+    async with client.consumer("orders", "g") as consumer:
+        [message] = await consumer.receive()
+        cluster.on_ack = once("lose")
+        assert await message.ack() == AckResult.ALREADY_ACKED
+    first, second = cluster.acks
+    assert (first.epoch, first.lease_id) == (second.epoch, second.lease_id)
+    assert first.lease_id > 0
+
+
+async def test_acks_that_wait_share_a_request(cluster: Cluster) -> None:
+    cluster.seed("orders", numbers(100))
+    settings = Settings(ack_requests_max=1)
+    async with (
+        AsyncTimerClient(cluster.address, settings=settings) as client,
+        client.consumer("orders", "g") as consumer,
+    ):
+        ackings = [message.ack() for message in await consumer.receive(100)]
+        for acking in ackings:
+            await acking
+    assert len(cluster.acks) <= 2
+
+
+async def test_lost_lease_is_raised_and_counted(cluster: Cluster, client: AsyncTimerClient) -> None:
+    cluster.seed("orders", numbers(3))
+    async with client.consumer("orders", "g", window=3) as consumer:
+        await until(lambda: cluster.groups["orders", "g"].next == 3)
+        [batch] = [await anext(aiter(consumer.batches()))]
+        cluster.groups["orders", "g"].held[1] = (1, 999_999)
+        with pytest.raises(errors.LeaseLost) as caught:
+            await batch.ack()
+        assert caught.value.offsets == (1,)
+        with pytest.raises(errors.LeaseLost):
+            await batch[1].ack()
+        assert await batch[0].ack() == AckResult.ALREADY_ACKED
+        assert consumer.leases_lost == 2
+
+
+async def test_ack_that_is_overloaded_is_sent_again(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(1))
+    cluster.on_ack = once(
+        wire_error(pb.OVERLOADED, retry_after_ms=1), wire_error(pb.LEADERSHIP_LOST), None
+    )
+    async with client.consumer("orders", "g") as consumer:
+        [message] = await consumer.receive()
+        assert await message.ack() == AckResult.ACKED
+    assert len(cluster.acks) == 3
+
+
+async def test_ack_that_is_refused_raises(cluster: Cluster, client: AsyncTimerClient) -> None:
+    cluster.seed("orders", numbers(1))
+    cluster.on_ack = once(wire_error(pb.NOT_FOUND, "no such group"))
+    async with client.consumer("orders", "g") as consumer:
+        [message] = await consumer.receive()
+        with pytest.raises(errors.NotFound):
+            await message.ack()
+
+
+async def test_flush_waits_for_answers_and_says_when_they_don_t_come(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(2))
+    async with client.consumer("orders", "g") as consumer:
+        first, second = await consumer.receive(2)
+        acking = first.ack()
+        await consumer.flush()
+        assert acking.done()
+        cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+        acking = second.ack()
+        with pytest.raises(errors.OutcomeUnknown):
+            await consumer.flush(0.05)
+        cluster.on_ack = once()
+    assert acking.result() == AckResult.ACKED
+
+
+async def test_closing_without_answers_fails_the_acks(cluster: Cluster) -> None:
+    cluster.seed("orders", numbers(1))
+    client = AsyncTimerClient(cluster.address, settings=QUICK)
+    async with client:
+        consumer = client.consumer("orders", "g")
+        [message] = await consumer.receive()
+        cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+        acking = message.ack()
+        with pytest.raises(errors.OutcomeUnknown):
+            await consumer.close(0.05)
+        with pytest.raises(errors.OutcomeUnknown):
+            await acking
+        with pytest.raises(errors.Closed):
+            await message.ack()
+        assert await consumer.receive() == []
+
+
+async def test_stale_deliveries_are_dropped_and_counted(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(3))
+    old = client.consumer("orders", "g", window=3)
+    async with old:
+        await until(lambda: cluster.groups["orders", "g"].next == 3)
+        # Another consumer of the same client meets the new epoch first.
+        cluster.epoch += 1
+        async with client.consumer("other", "g"):
+            assert await old.receive(timeout=0.05) == []
+        assert old.dropped_stale == 3
+
+
+async def test_leader_of_an_older_epoch_is_not_consumed_from(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    async with client.consumer("orders", "g"):
+        cluster.epoch = 0
+        consumer = client.consumer("other", "g")
+        with pytest.raises(errors.Unreachable, match="older"):
+            await consumer._open().opened(0.1)
+        cluster.epoch = 2
+        await consumer._open().opened(5)
+        await consumer.close()
+
+
+async def test_refused_consumer_raises(client: AsyncTimerClient) -> None:
+    with pytest.raises(errors.InvalidRequest, match="FORBIDDEN"):
+        async with client.consumer("orders", "FORBIDDEN"):
+            pass
+    lazy = client.consumer("orders", "FORBIDDEN")
+    with pytest.raises(errors.InvalidRequest, match="FORBIDDEN"):
+        await lazy.receive()
+
+
+async def test_consumer_without_a_cluster_is_unreachable_in_time() -> None:
+    async with AsyncTimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK) as client:
+        with pytest.raises(errors.Unreachable):
+            async with client.consumer("orders", "g"):
+                pass
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"window": 0}, {"max_messages": 0}, {"start": "middle"}, {"lease": 0}]
+)
+async def test_wrong_options_are_refused(client: AsyncTimerClient, wrong: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        client.consumer("orders", "g", **wrong)
+
+
+async def test_iteration_ends_when_the_consumer_is_closed(client: AsyncTimerClient) -> None:
+    async with client.consumer("orders", "g") as consumer:
+
+        async def count() -> int:
+            return len([message async for message in consumer])
+
+        counting = asyncio.ensure_future(count())
+        await asyncio.sleep(0)
+        await consumer.close()
+        assert await counting == 0
+
+
+def test_batch_slices_its_columns_only_when_asked() -> None:
+    answer = deliveries(7, 8, [], {})
+    answer.deliveries.queue_offsets.extend([5, 6])
+    answer.deliveries.payload_sizes.extend([1, 2])
+    answer.deliveries.payloads = b"abb"
+    batch = Batch(answer.deliveries, lambda *_: None)
+    assert len(batch) == 2
+    assert batch.payloads == [b"a", b"bb"]
+    assert [message.payload for message in batch[::-1]] == [b"bb", b"a"]
+    assert batch[-1].queue_offset == 6
+    with pytest.raises(IndexError):
+        batch[2]
+
+
+def test_credit_refills_by_half_windows_and_ends_with_its_total() -> None:
+    credit = Credit(10, 14)
+    assert credit.grant() == 10
+    credit.arrived(8)
+    assert not credit.due()
+    credit.taken(8)
+    assert credit.due()
+    assert credit.grant() == 4
+    assert not credit.due()
+    credit.lost()
+    assert credit.grant() == 6
+    credit.arrived(6)
+    credit.taken(6)
+    assert credit.exhausted
+    credit.dropped(2)
+    assert not credit.exhausted
+    assert credit.due()
+    assert credit.grant() == 2

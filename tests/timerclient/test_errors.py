@@ -1,0 +1,72 @@
+"""The client's errors mirror the contract's reasons."""
+
+import grpc
+import pytest
+
+from timerclient import errors
+from timerclient.proto import timer_pb2 as pb
+from timerclient.reasons import Reason
+
+
+def test_reasons_are_those_of_the_contract() -> None:
+    assert {reason.name: reason.value for reason in Reason} == dict(pb.Reason.items())
+
+
+def test_every_reason_has_one_class() -> None:
+    assert set(errors.BY_REASON) == set(Reason) - {Reason.REASON_UNSPECIFIED}
+
+
+@pytest.mark.parametrize("reason", sorted(errors.BY_REASON))
+def test_error_of_the_wire_keeps_reason_and_flags(reason: Reason) -> None:
+    for flag in (True, False):
+        wire = pb.Error(reason=reason.value, message="m", retryable=flag, outcome_known=not flag)
+        error = errors.from_wire(wire)
+        assert error.reason == reason
+        assert (error.retryable, error.outcome_known, str(error)) == (flag, not flag, "m")
+
+
+def test_details_arrive_with_their_errors() -> None:
+    invalid = errors.from_wire(pb.Error(reason=pb.INVALID_REQUEST, field="f", limit="l"))
+    assert isinstance(invalid, errors.InvalidRequest)
+    assert (invalid.field, invalid.limit) == ("f", "l")
+    moved = errors.from_wire(pb.Error(reason=pb.NOT_LEADER, leader="h:1", retry_after_ms=9))
+    assert isinstance(moved, errors.NotLeader)
+    assert (moved.leader, moved.retry_after_ms) == ("h:1", 9)
+
+
+def test_reason_of_a_later_version_still_says_whether_to_retry() -> None:
+    error = errors.from_wire(pb.Error(reason=999, message="new", retryable=True))  # type: ignore[arg-type]
+    assert isinstance(error, errors.RpcFailed)
+    assert errors.means_wait(error)
+    assert not error.outcome_known
+
+
+def rpc_error(code: grpc.StatusCode, trailer: bytes | None = None) -> grpc.aio.AioRpcError:
+    metadata = grpc.aio.Metadata()
+    if trailer is not None:
+        metadata.add("timer-error-bin", trailer)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details="d")
+
+
+def test_rpc_that_failed_is_read_by_its_trailer() -> None:
+    trailer = pb.Error(reason=pb.NOT_FOUND, message="no such topic", outcome_known=True)
+    error = errors.from_rpc(rpc_error(grpc.StatusCode.NOT_FOUND, trailer.SerializeToString()))
+    assert isinstance(error, errors.NotFound)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "known"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, errors.ConnectionLost, False),
+        (grpc.StatusCode.CANCELLED, errors.ConnectionLost, False),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.RpcFailed, True),
+        (grpc.StatusCode.INTERNAL, errors.RpcFailed, False),
+    ],
+)
+def test_rpc_that_failed_without_a_reason_goes_by_its_status(
+    code: grpc.StatusCode, kind: type, known: bool
+) -> None:
+    for trailer in (None, b"\xff garbage"):
+        error = errors.from_rpc(rpc_error(code, trailer))
+        assert type(error) is kind
+        assert error.outcome_known is known

@@ -1,0 +1,157 @@
+"""What callers may pass, and how it travels."""
+
+import array
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pytest
+
+from timer import columns, timer_id
+from timerclient import ids, rows
+from timerclient.errors import InvalidRequest
+from timerclient.proto import timer_pb2 as pb
+
+
+def batch(payloads: Any, **more: Any) -> pb.TimerColumns:
+    keys, headers = more.pop("keys", None), more.pop("headers", None)
+    body, n = rows.encode_batch("orders", payloads, more, keys, headers)
+    [parsed] = pb.ScheduleRequest.FromString(body).timers
+    assert len(parsed.payload_sizes) == n
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("when", "is_delay", "ms"),
+    [
+        ({}, True, 0),
+        ({"delay": None}, True, 0),
+        ({"delay": timedelta(minutes=30)}, True, 1_800_000),
+        ({"delay": timedelta(microseconds=1)}, True, 1),
+        ({"delay": 2}, True, 2_000),
+        ({"delay": 0.3}, True, 300),
+        ({"due_ms": 17}, False, 17),
+        ({"due_ms": np.int64(17)}, False, 17),
+        ({"due_ms": rows.DUE_MS_MAX}, False, rows.DUE_MS_MAX),
+        ({"due": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}, False, 1_000),
+        ({"due": datetime(1970, 1, 1, 1, 0, 1, 1, timezone(timedelta(hours=1)))}, False, 1_001),
+    ],
+)
+def test_when_is_one_number_of_milliseconds_never_early(
+    when: dict[str, Any], is_delay: bool, ms: int
+) -> None:
+    moment = rows.moment(when)
+    assert (moment.is_delay, list(moment.ms)) == (is_delay, [ms])
+
+
+@pytest.mark.parametrize(
+    ("when", "text"),
+    [
+        ({"due": datetime(2030, 1, 1)}, "naive"),  # noqa: DTZ001
+        ({"delay": 1, "due_ms": 1}, "only one"),
+        ({"delay": -1}, "negative"),
+        ({"delay": float("nan")}, "number of seconds"),
+        ({"delay": "1s"}, "number of seconds"),
+        ({"due_ms": 1.5}, "whole number"),
+        ({"due_ms": -1}, "must be in"),
+        ({"due_ms": rows.DUE_MS_MAX + 1}, "must be in"),
+        ({"due": 17}, "aware datetime"),
+        ({"due_ms": [1, -1]}, "must be in"),
+        ({"due_ms": [1, 1.5]}, "whole number"),
+    ],
+)
+def test_when_that_names_no_instant_is_refused(when: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        rows.moment(when)
+
+
+def test_misspelt_when_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="dealy"):
+        rows.moment({"dealy": 1})
+
+
+@pytest.mark.parametrize(
+    "due",
+    [[5, 6, 7], (5, 6, 7), array.array("q", [5, 6, 7]), np.array([5, 6, 7]), np.uint32([5, 6, 7])],
+)
+def test_batch_takes_due_times_as_list_tuple_or_array(due: Any) -> None:
+    assert list(batch([b"a", b"bb", b""], due_ms=due).due_ms) == [5, 6, 7]
+
+
+def test_batch_takes_one_due_time_for_all() -> None:
+    parsed = batch([b"a", b"bb", b""], delay=timedelta(seconds=1))
+    assert list(parsed.delay_ms) == [1000]
+    assert list(parsed.payload_sizes) == [1, 2, 0]
+    assert parsed.payloads == b"abb"
+
+
+def test_batch_takes_a_table_of_bytes_and_wide_views() -> None:
+    table = batch(np.arange(6, dtype=np.uint8).reshape(3, 2))
+    assert (list(table.payload_sizes), table.payloads) == ([2, 2, 2], bytes(range(6)))
+    views = batch([memoryview(array.array("I", [1, 2])), bytearray(b"x")])
+    assert list(views.payload_sizes) == [8, 1]
+
+
+@pytest.mark.parametrize(
+    ("payloads", "more", "text"),
+    [
+        ([], {}, "at least one"),
+        (b"abc", {}, "sequence of bytes"),
+        (["text"], {}, "must be bytes"),
+        ([b"a", b"b"], {"due_ms": [1, 2, 3]}, "3 values"),
+        ([b"a", b"b"], {"keys": ["k"]}, "keys"),
+        ([b"a", b"b"], {"headers": [{}]}, "headers"),
+        ([b"a"], {"headers": {"n": 1}}, "must be str"),
+        ([b"a"], {"headers": {"n": "x" * 70_000}}, "65535"),
+    ],
+)
+def test_batch_of_unequal_or_wrong_columns_is_refused(
+    payloads: Any, more: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        batch(payloads, **more)
+
+
+def test_batch_over_the_message_limit_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(InvalidRequest, match="at most"):
+        batch([bytes(rows.REQUEST_SIZE_MAX)])
+
+
+def test_keys_and_headers_travel_per_row_or_not_at_all() -> None:
+    parsed = batch([b"a", b"b"], keys=["k", None], headers=[None, {"n": "wert ä"}])
+    assert (list(parsed.key_sizes), parsed.keys) == ([1, 0], b"k")
+    assert list(parsed.headers_sizes)[0] == 0
+    assert columns.decode_headers(parsed.headers) == {"n": "wert ä"}
+    bare = batch([b"a"], keys=[None], headers=[{}])
+    assert not bare.key_sizes
+    assert not bare.headers_sizes
+
+
+def test_headers_have_the_servers_form() -> None:
+    headers = {"a": "1", "ü": "", "": "x"}
+    assert rows.encode_headers(headers) == columns.encode_headers(headers)
+    assert rows.decode_headers(columns.encode_headers(headers)) == headers
+
+
+def test_ids_have_the_servers_form() -> None:
+    raw = timer_id.encode(np.array([1_700_000_000_123]), np.array([42], np.uint64), salt=7)
+    assert ids.to_text(raw) == timer_id.to_text(raw)
+    assert ids.from_text(timer_id.to_text(raw)) == raw
+    assert ids.due_ms_of(raw) == 1_700_000_000_123
+
+
+@pytest.mark.parametrize("text", ["", "x" * 24, "0" * 23, "ä" * 24, "0" * 32])
+def test_id_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="24 characters"):
+        ids.from_text(text)
+
+
+def test_client_needs_nothing_but_grpc_and_protobuf() -> None:
+    code = (
+        "import sys; import timerclient, timerclient.cli; "
+        "bad = {'numpy', 'timer', 'replication', 'cluster', 'pyarrow'} & set(sys.modules); "
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,374 @@
+"""Scheduling and cancelling against a cluster that fails over, refuses and loses answers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+
+import pytest
+
+from tests.timerclient.fake_cluster import NOW_MS, Cluster, id_text, wire_error
+from timerclient import AsyncTimerClient, CancelResult, Settings, errors
+from timerclient.proto import timer_pb2 as pb
+
+QUICK = Settings(stall_s=0.2, probe_s=0.2, pause_s_min=0.002, pause_s_max=0.05)
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
+    async with AsyncTimerClient(cluster.address, timeout=10, settings=QUICK) as client:
+        yield client
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds; fail after 5 s."""
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+def once(*orders: pb.Error | str | None) -> Callable[[object], pb.Error | str | None]:
+    """Give these orders, one per request, then none."""
+    rest = list(orders)
+    return lambda _: rest.pop(0) if rest else None
+
+
+def payloads(cluster: Cluster) -> list[bytes]:
+    return [row.payload for row in cluster.rows]
+
+
+async def test_schedule_returns_the_timer_and_carries_all_of_it(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    delay = timedelta(minutes=30)
+    timer = await client.schedule("orders", b"p", delay=delay, key="k", headers={"a": "b"})
+    [row] = cluster.rows
+    assert (row.topic, row.payload, row.key) == ("orders", b"p", b"k")
+    assert row.headers == b"\1\0a\1\0b"
+    assert timer.id == id_text(row.raw)
+    assert timer.due_ms == NOW_MS + 1_800_000
+    assert not timer.duplicate
+
+
+async def test_schedule_without_a_time_is_at_once(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    assert (await client.schedule("orders", b"p")).due_ms == NOW_MS
+
+
+async def test_batch_returns_lazy_ids_in_order(cluster: Cluster, client: AsyncTimerClient) -> None:
+    timers = await client.schedule_batch("orders", [b"a", b"b", b"c"], due_ms=[30, 10, 20])
+    assert len(cluster.requests) == 1
+    assert timers.due_ms == [30, 10, 20]
+    assert timers.ids == [id_text(row.raw) for row in cluster.rows]
+    assert timers[-1].due_ms == 20
+    assert [timer.due_ms for timer in timers[1:]] == [10, 20]
+    with pytest.raises(IndexError):
+        timers[3]
+
+
+async def test_hundred_concurrent_calls_share_few_requests(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    calls = [client.schedule(f"t{i % 3}", b"%d" % i, delay=i) for i in range(100)]
+    timers = await asyncio.gather(*calls)
+    assert len(cluster.requests) <= 3
+    for i, timer in enumerate(timers):
+        [row] = [row for row in cluster.rows if row.raw == timer.raw]
+        assert (row.payload, row.topic) == (b"%d" % i, f"t{i % 3}")
+
+
+async def test_columns_of_one_topic_hold_delays_or_due_times(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    await asyncio.gather(
+        client.schedule("orders", b"a", delay=1),
+        client.schedule("orders", b"b", due_ms=5),
+        client.schedule("orders", b"c", due_ms=6),
+    )
+    for request in cluster.requests:
+        topics = [columns.topic for columns in request.timers]
+        assert len(topics) == len(set(topics))
+    assert payloads(cluster) == [b"a", b"b", b"c"]
+
+
+async def test_bad_row_among_collected_ones_fails_alone(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    results = await asyncio.gather(
+        *(client.schedule("orders", payload) for payload in (b"a", b"BAD", b"b")),
+        client.schedule_batch("orders", [b"c"]),
+        return_exceptions=True,
+    )
+    assert [isinstance(result, errors.InvalidRequest) for result in results] == [0, 1, 0, 0]
+    assert payloads(cluster) == [b"a", b"b", b"c"]
+    assert cluster.registrations == 1
+
+
+async def test_batches_are_pipelined_in_the_order_of_their_calls(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.hold = asyncio.Event()
+    batches = [
+        asyncio.ensure_future(client.schedule_batch("orders", [b"%d" % i])) for i in range(20)
+    ]
+    await until(lambda: cluster.requests)
+    cluster.hold.set()
+    await asyncio.gather(*batches)
+    assert payloads(cluster) == [b"%d" % i for i in range(20)]
+    assert [request.sequence for request in cluster.requests] == list(range(1, 21))
+
+
+async def test_leader_is_found_wherever_it_is(cluster: Cluster) -> None:
+    await cluster.fail_over(2)
+    async with AsyncTimerClient(cluster.address, settings=QUICK) as client:
+        await client.schedule("orders", b"p")
+    assert payloads(cluster) == [b"p"]
+
+
+async def test_new_leader_is_followed_by_its_hint_even_off_the_list(cluster: Cluster) -> None:
+    async with AsyncTimerClient(cluster.nodes[0].address, settings=QUICK) as client:
+        await client.schedule("orders", b"a")
+        await cluster.fail_over(1)
+        await client.schedule("orders", b"b")
+    assert payloads(cluster) == [b"a", b"b"]
+
+
+async def test_no_leader_for_a_while_is_waited_for(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.leader = None
+    call = asyncio.ensure_future(client.schedule("orders", b"p"))
+    await until(lambda: cluster.probes > 3 * len(cluster.nodes))
+    assert not call.done()
+    await cluster.fail_over(1)
+    await call
+    assert payloads(cluster) == [b"p"]
+
+
+async def test_no_leader_until_the_time_is_up_is_unreachable_and_known(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.leader = None
+    with pytest.raises(errors.Unreachable, match=r"within 0.1 s.*does not lead") as caught:
+        await client.schedule("orders", b"p", timeout=0.1)
+    assert caught.value.outcome_known
+    await cluster.fail_over(0)
+    await client.schedule("orders", b"q")
+    assert payloads(cluster) == [b"q"]
+
+
+async def test_leader_killed_mid_stream_resends_and_nothing_is_doubled(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    await client.schedule("orders", b"first")
+    cluster.hold = asyncio.Event()
+    calls = [asyncio.ensure_future(client.schedule_batch("orders", [b"%d" % i])) for i in range(10)]
+    await until(lambda: len(cluster.rows) > 1)
+    await asyncio.gather(cluster.nodes[0].stop(), cluster.fail_over(1))
+    cluster.hold = None
+    await asyncio.gather(*calls)
+    assert payloads(cluster) == [b"first", *(b"%d" % i for i in range(10))]
+    assert cluster.registrations == 1
+
+
+async def test_lost_answer_is_repeated_and_marked_as_duplicate(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.on_schedule = once("lose")
+    timer = await client.schedule("orders", b"p")
+    assert timer.duplicate
+    assert payloads(cluster) == [b"p"]
+    assert [request.sequence for request in cluster.requests] == [1, 1]
+
+
+@pytest.mark.parametrize("reason", [pb.COMMIT_TIMEOUT, pb.LEADERSHIP_LOST, pb.SHUTTING_DOWN])
+async def test_answers_that_call_for_another_try_are_tried_again(
+    cluster: Cluster, client: AsyncTimerClient, reason: int
+) -> None:
+    cluster.on_schedule = once(wire_error(reason), wire_error(reason))
+    await client.schedule("orders", b"p")
+    assert [request.sequence for request in cluster.requests] == [1, 1, 1]
+
+
+async def test_overload_backs_off_as_long_as_asked_and_keeps_the_order(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.on_schedule = once(wire_error(pb.OVERLOADED, retry_after_ms=80))
+    begun = time.monotonic()
+    await asyncio.gather(*(client.schedule_batch("orders", [b"%d" % i]) for i in range(5)))
+    assert time.monotonic() - begun >= 0.08
+    assert payloads(cluster) == [b"%d" % i for i in range(5)]
+
+
+async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.on_schedule = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=5)
+    with pytest.raises(errors.Overloaded) as caught:
+        await client.schedule("orders", b"p", timeout=0.15)
+    assert caught.value.outcome_known
+    cluster.on_schedule = once()
+    await client.schedule("orders", b"q")
+    assert payloads(cluster) == [b"q"]
+
+
+async def test_silence_until_the_time_is_up_is_an_unknown_outcome(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.hold = asyncio.Event()
+    with pytest.raises(errors.OutcomeUnknown) as caught:
+        await client.schedule("orders", b"p", timeout=0.1)
+    assert not caught.value.outcome_known
+    assert payloads(cluster) == [b"p"]
+    cluster.hold.set()
+    cluster.hold = None
+    await client.schedule("orders", b"q")
+    assert payloads(cluster) == [b"p", b"q"]
+
+
+async def test_paused_leader_is_left_for_the_one_that_leads_by_now(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    await client.schedule("orders", b"a")
+    cluster.nodes[0].pause()
+    call = asyncio.ensure_future(client.schedule("orders", b"b"))
+    probes = cluster.probes
+    await until(lambda: cluster.probes > probes)
+    await cluster.fail_over(1)
+    begun = time.monotonic()
+    await call
+    assert time.monotonic() - begun < 2
+    assert payloads(cluster) == [b"a", b"b"]
+
+
+async def test_slow_leader_that_still_leads_is_not_left(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.hold = asyncio.Event()
+    call = asyncio.ensure_future(client.schedule("orders", b"a"))
+    await until(lambda: cluster.requests)
+    probes = cluster.probes
+    await until(lambda: cluster.probes >= probes + 2 * len(cluster.nodes))
+    cluster.hold.set()
+    await call
+    assert len(cluster.requests) == 1
+
+
+async def test_forgotten_producer_registers_again(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    await client.schedule("orders", b"a")
+    cluster.producers.clear()
+    cluster.tokens.clear()
+    await client.schedule("orders", b"b")
+    assert payloads(cluster) == [b"a", b"b"]
+    assert cluster.registrations == 2
+
+
+async def test_forgotten_outcome_surfaces(cluster: Cluster, client: AsyncTimerClient) -> None:
+    cluster.on_schedule = once(wire_error(pb.OUTCOME_FORGOTTEN))
+    with pytest.raises(errors.OutcomeForgotten):
+        await client.schedule("orders", b"a")
+
+
+async def test_cancelled_call_is_withdrawn_and_later_ones_go_on(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.leader = None
+    gone = asyncio.ensure_future(client.schedule_batch("orders", [b"gone"]))
+    kept = asyncio.ensure_future(client.schedule_batch("orders", [b"kept"]))
+    await until(lambda: cluster.probes >= 2 * len(cluster.nodes))
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await cluster.fail_over(0)
+    await kept
+    assert payloads(cluster) == [b"kept"]
+
+
+async def test_cancels_tell_the_truth(cluster: Cluster, client: AsyncTimerClient) -> None:
+    timers = await client.schedule_batch("orders", [b"a", b"FIRED", b"c"])
+    assert await client.cancel(timers[0].id) == CancelResult.CANCELLED
+    assert await client.cancel(timers[0]) == CancelResult.ALREADY_CANCELLED
+    results = await client.cancel_batch([timers[1], timers[2].raw, bytes(15)])
+    assert results == [
+        CancelResult.ALREADY_FIRED,
+        CancelResult.CANCELLED,
+        CancelResult.NOT_FOUND,
+    ]
+    assert await client.cancel_batch(timers) == [
+        CancelResult.ALREADY_CANCELLED,
+        CancelResult.ALREADY_FIRED,
+        CancelResult.ALREADY_CANCELLED,
+    ]
+    assert await client.cancel_batch([]) == []
+
+
+async def test_cancel_with_a_lost_answer_meets_its_own_work(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    timer = await client.schedule("orders", b"a")
+    lose = once("lose")
+    cluster.on_cancel = lambda: lose(None)
+    assert await client.cancel(timer) == CancelResult.ALREADY_CANCELLED
+
+
+async def test_cancel_follows_the_leader_and_leaves_a_silent_one(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    timer = await client.schedule("orders", b"a")
+    cluster.nodes[0].pause()
+    await cluster.fail_over(1)
+    assert await client.cancel(timer) == CancelResult.CANCELLED
+
+
+async def test_administration_asks_whoever_answers(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    await cluster.nodes[0].stop()
+    await cluster.fail_over(1)
+    assert (await client.status()).leader == "n2"
+    assert [node.node for node in (await client.checkpoint()).nodes] == ["n1", "n2", "n3"]
+    assert [topic.name for topic in await client.topics()] == ["orders", "quiet"]
+    assert await client.create_topic("x") == 17
+    await client.transfer("n3")
+    assert cluster.transfers == ["n3"]
+    with pytest.raises(errors.NotFound, match="nobody"):
+        await client.transfer("nobody")
+
+
+async def test_close_waits_for_what_was_submitted(cluster: Cluster) -> None:
+    client = AsyncTimerClient(cluster.address, settings=QUICK)
+    call = asyncio.ensure_future(client.schedule("orders", b"p"))
+    await asyncio.sleep(0)
+    await client.close()
+    assert (await call).due_ms == NOW_MS
+    with pytest.raises(errors.Closed):
+        await client.schedule("orders", b"q")
+    await client.close()
+
+
+async def test_close_gives_up_in_time_and_says_what_may_have_happened(cluster: Cluster) -> None:
+    cluster.hold = asyncio.Event()
+    client = AsyncTimerClient(cluster.address, settings=QUICK)
+    call = asyncio.ensure_future(client.schedule("orders", b"p"))
+    await until(lambda: cluster.requests)
+    await client.close(0.05)
+    with pytest.raises(errors.OutcomeUnknown, match="closed"):
+        await call
+    cluster.hold.set()
+
+
+async def test_close_leaves_no_task_behind(cluster: Cluster) -> None:
+    before = asyncio.all_tasks()
+    async with AsyncTimerClient(cluster.address, settings=QUICK) as client:
+        await client.schedule("orders", b"p")
+        async with client.consumer("orders", "g") as consumer:
+            assert await consumer.receive()
+    await until(lambda: not [t for t in asyncio.all_tasks() - before if "timerclient" in repr(t)])
+
+
+@pytest.mark.parametrize("cluster_text", ["", "nohost", "host:", ":1", "a:1,b", [], ["a:x"]])
+def test_cluster_that_names_no_address_is_refused(cluster_text: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="cluster"):
+        AsyncTimerClient(cluster_text)

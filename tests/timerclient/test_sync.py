@@ -1,0 +1,170 @@
+"""The client for threads: the same, from blocking code."""
+
+import gc
+import multiprocessing
+import os
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import datetime, timedelta
+
+import pytest
+
+from tests.timerclient.conftest import Threaded
+from tests.timerclient.fake_cluster import wire_error
+from timerclient import AckResult, CancelResult, Settings, TimerClient, errors
+from timerclient.proto import timer_pb2 as pb
+from timerclient.sync import Budget
+
+QUICK = Settings(stall_s=0.2, probe_s=0.2, pause_s_min=0.002, pause_s_max=0.05)
+
+
+def connect(threaded: Threaded, **more: object) -> TimerClient:
+    return TimerClient(threaded.cluster.address, timeout=10, settings=Settings() if more else QUICK)
+
+
+def test_tour(threaded: Threaded) -> None:
+    with connect(threaded) as client:
+        timer = client.schedule("orders", b"cancel 4711", delay=timedelta(minutes=30), key="k")
+        timers = client.schedule_batch("orders", [b"a", b"b"], due_ms=[1, 2])
+        assert client.cancel(timer.id) == CancelResult.CANCELLED
+        assert client.cancel_batch(timers) == [CancelResult.CANCELLED] * 2
+        with client.consumer("orders", group="billing", lease=timedelta(seconds=30)) as consumer:
+            ackings = [next(consumer).ack() for _ in range(3)]
+        assert [acking.result(0) for acking in ackings] == [AckResult.ACKED] * 3
+
+
+def test_naive_datetime_is_refused(threaded: Threaded) -> None:
+    with connect(threaded) as client, pytest.raises(ValueError, match="naive"):
+        client.schedule("orders", b"p", due=datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+def test_submitted_batches_keep_their_order(threaded: Threaded) -> None:
+    with connect(threaded) as client:
+        futures = [client.submit_batch("orders", [b"%d" % i]) for i in range(200)]
+        futures += [client.submit("orders", b"single")]  # type: ignore[list-item]
+        done, _ = wait(futures, timeout=10)
+        assert len(done) == 201
+    expected = [*(b"%d" % i for i in range(200)), b"single"]
+    assert [row.payload for row in threaded.cluster.rows] == expected
+
+
+def test_threads_share_a_client_and_its_requests(threaded: Threaded) -> None:
+    with connect(threaded) as client, ThreadPoolExecutor(16) as pool:
+        timers = list(pool.map(lambda i: client.schedule("orders", b"%d" % i), range(400)))
+    assert len({timer.id for timer in timers}) == 400
+    assert len(threaded.cluster.requests) < 400
+
+
+def test_failover_goes_unnoticed(threaded: Threaded) -> None:
+    cluster = threaded.cluster
+    with connect(threaded) as client:
+        client.schedule("orders", b"a")
+        threaded.run(cluster.fail_over(1))
+        threaded.run(cluster.nodes[0].stop())
+        client.schedule("orders", b"b")
+    assert [row.payload for row in cluster.rows] == [b"a", b"b"]
+
+
+def test_timeout_is_an_unknown_outcome(threaded: Threaded) -> None:
+    threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
+    with connect(threaded) as client:
+        with pytest.raises(errors.OutcomeUnknown):
+            client.schedule("orders", b"p", timeout=0.05)
+        threaded.cluster.on_schedule = lambda _: None
+
+
+def test_consumer_hands_over_messages_batches_and_timeouts(threaded: Threaded) -> None:
+    cluster = threaded.cluster
+    cluster.seed("orders", [b"%d" % i for i in range(500)])
+    with connect(threaded) as client:
+        with client.consumer("orders", "one", max_messages=500) as consumer:
+            payloads = []
+            for message in consumer:
+                payloads.append(message.payload)
+                _ = message.ack()
+        assert payloads == [b"%d" % i for i in range(500)]
+        assert cluster.groups["orders", "one"].acked == set(range(500))
+        with client.consumer("orders", "two", max_messages=500) as consumer:
+            assert sum(batch.ack().result(10) for batch in consumer.batches()) == 500
+        with client.consumer("empty", "one") as consumer:
+            assert consumer.receive(timeout=0.02) == []
+
+
+def test_consumer_is_woken_by_a_close_from_another_thread(threaded: Threaded) -> None:
+    with connect(threaded) as client:
+        consumer = client.consumer("orders", "g")
+        seen: list[object] = []
+        thread = threading.Thread(target=lambda: seen.extend(consumer))
+        thread.start()
+        consumer.close()
+        thread.join(5)
+        assert not thread.is_alive()
+        with pytest.raises(StopIteration):
+            next(consumer)
+
+
+def test_refused_consumer_raises_at_once(threaded: Threaded) -> None:
+    with connect(threaded) as client, pytest.raises(errors.InvalidRequest, match="FORBIDDEN"):
+        client.consumer("orders", "FORBIDDEN")
+
+
+def test_error_in_the_block_is_not_replaced_by_the_closing(threaded: Threaded) -> None:
+    threaded.cluster.seed("orders", [b"p"])
+    threaded.cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+    client = TimerClient(threaded.cluster.address, timeout=0.2, settings=QUICK)
+    with pytest.raises(ZeroDivisionError), client, client.consumer("orders", "g") as consumer:
+        _ = next(consumer).ack()
+        raise ZeroDivisionError
+
+
+def test_closed_client_refuses_everything(threaded: Threaded) -> None:
+    client = connect(threaded)
+    client.schedule("orders", b"p")
+    client.close()
+    client.close()
+    for call in (
+        lambda: client.schedule("orders", b"p"),
+        lambda: client.cancel("0" * 24),
+        lambda: client.consumer("orders", "g"),
+        client.status,
+    ):
+        with pytest.raises(errors.Closed):
+            call()
+
+
+def test_closing_leaves_no_thread_and_no_warning(threaded: Threaded) -> None:
+    before = set(threading.enumerate())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with connect(threaded) as client:
+            client.schedule("orders", b"p")
+            next(client.consumer("orders", "g"))
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+    assert not {t for t in set(threading.enumerate()) - before if t.name == "timerclient"}
+
+
+def test_budget_blocks_until_bytes_are_given_back() -> None:
+    budget = Budget(10)
+    budget.take(100, 1)
+    with pytest.raises(errors.Overloaded, match="unanswered"):
+        budget.take(1, 0.01)
+    budget.give(100)
+    budget.take(6, 1)
+    taken = threading.Thread(target=lambda: budget.take(6, 5))
+    taken.start()
+    budget.give(6)
+    taken.join(5)
+    assert not taken.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_client_of_another_process_refuses_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK) as client:
+        with monkeypatch.context() as patch:
+            pid = multiprocessing.current_process().pid
+            assert pid is not None
+            patch.setattr(os, "getpid", lambda: pid + 1)
+            with pytest.raises(RuntimeError, match="fork"):
+                client.schedule("orders", b"p")
