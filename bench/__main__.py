@@ -9,6 +9,7 @@ run/bench/ (bench/results.py) and each table shows the last ones beside its own.
 """
 
 import argparse
+import asyncio
 import os
 import signal
 import sys
@@ -22,10 +23,10 @@ from bench.delivery import S4, S5, S6
 from bench.failover import S9
 from bench.idle import S12
 from bench.ingest import S1, S2, S3
-from bench.measure import BenchError, Form, Measure, Series
+from bench.measure import Form, Measure, Series
 from bench.profile import Who, flame_graph, pid_of
 from bench.results import Head, Outcome
-from bench.rig import new_rig
+from bench.rig import BenchError, new_rig
 from deploy.local import LaunchError
 from timerclient import TimerError
 
@@ -46,9 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        if arguments[:1] == ["profile"]:
-            return _profile(arguments[1:])
-        return _measure(arguments)
+        with asyncio.Runner() as loop:
+            if arguments[:1] == ["profile"]:
+                return _profile(arguments[1:], loop)
+            return _measure(arguments, loop)
     except (BenchError, LaunchError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -65,7 +67,7 @@ def _on_sigterm(number: int, frame: object) -> None:
 # ---- measuring
 
 
-def _measure(arguments: Sequence[str]) -> int:
+def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     parser = argparse.ArgumentParser(prog="bench", description="Measure the cluster's speed.")
     parser.add_argument("--only", type=_chosen, default=[*MEASURES.values()], metavar="S1,S3")
     parser.add_argument("--repeat", type=int, metavar="N", help="runs of each measure")
@@ -76,16 +78,18 @@ def _measure(arguments: Sequence[str]) -> int:
     form = Form.FULL if args.full else Form.SHORT
     head = _head(args.dir, form)
     last = results.last_values(args.dir, BASELINE)
-    outcomes = [
-        _outcome(measure, form, args.repeat or measure.runs[form], args.dir / f"data-{head.utc}")
-        for measure in args.only
-    ]
+    outcomes = []
+    for measure in args.only:
+        runs = args.repeat or measure.runs[form]
+        outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
+        _run(outcome, runs, form, args.dir / f"data-{head.utc}", loop)
+        outcomes.append(outcome)
     path = args.dir / f"{head.stem}.json"
     results.save(path, head, outcomes)
     if args.baseline:
         results.save(BASELINE, head, outcomes)
     print(table.render(outcomes, last))
-    print(f"commit {head.commit}, {form} form: {path}")
+    print(f"commit {head.commit}, {form} form: {os.path.relpath(path)}")
     return int(any(outcome.error for outcome in outcomes))
 
 
@@ -105,16 +109,14 @@ def _head(directory: Path, form: Form) -> Head:
     return Head(utc=utc, commit=commit, form=form, machine=machine.describe(directory))
 
 
-def _outcome(measure: Measure, form: Form, runs: int, data: Path) -> Outcome:
-    """Return what `runs` runs gave; what fails ends this measure, not the others."""
-    outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
+def _run(outcome: Outcome, runs: int, form: Form, data: Path, loop: asyncio.Runner) -> None:
+    """Add the series of `runs` runs; what fails ends this measure, not the others."""
     try:
-        for series in _runs(measure, form, runs, data):
+        for series in _series(outcome.measure, runs, form, data, loop):
             outcome.add(series)
     except (BenchError, LaunchError, TimerError, ExceptionGroup) as error:
         outcome.error = f"{type(error).__name__}: {_text(error)}"
-        print(f"{measure.name}: {outcome.error}", file=sys.stderr)
-    return outcome
+        print(f"{outcome.measure.name}: {outcome.error}", file=sys.stderr)
 
 
 def _text(error: Exception) -> str:
@@ -123,21 +125,23 @@ def _text(error: Exception) -> str:
     return str(error)
 
 
-def _runs(measure: Measure, form: Form, runs: int, data: Path) -> Iterator[Series]:
-    """Yield each run's series: on one cluster, or on a fresh one for each."""
-    per_rig = 1 if measure.fresh else runs
-    for rig_number in range(runs // per_rig):
-        with new_rig(Path(f"{data}-{measure.name}-{rig_number}")) as rig:
-            for number in range(per_rig):
-                at = f"{rig_number + number + 1}/{runs}"
-                print(f"{measure.name} {at}: {measure.title} ...", file=sys.stderr, flush=True)
+def _series(
+    measure: Measure, runs: int, form: Form, data: Path, loop: asyncio.Runner
+) -> Iterator[Series]:
+    """Yield each run's series: all on one cluster, or each on a fresh one."""
+    numbers = range(1, runs + 1)
+    for group in [[number] for number in numbers] if measure.fresh else [numbers]:
+        with new_rig(data.with_name(f"{data.name}-{measure.name}-{group[0]}"), loop) as rig:
+            for number in group:
+                at = f"{measure.name} {number}/{runs}"
+                print(f"{at}: {measure.title} ...", file=sys.stderr, flush=True)
                 yield measure.run(rig, form)
 
 
 # ---- profiling
 
 
-def _profile(arguments: Sequence[str]) -> int:
+def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     parser = argparse.ArgumentParser(prog="bench profile", description="Draw a flame graph.")
     parser.add_argument("measure", choices=[*MEASURES])
     parser.add_argument("--of", type=Who, choices=[*Who], default=Who.LEADER)
@@ -149,7 +153,7 @@ def _profile(arguments: Sequence[str]) -> int:
     svg = args.dir / f"{head.stem}-{measure.name}-{args.of}.svg"
     outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
     with (
-        new_rig(args.dir / f"data-{head.utc}-{measure.name}") as rig,
+        new_rig(args.dir / f"data-{head.utc}", loop) as rig,
         flame_graph(pid_of(rig, args.of), svg, native=args.native),
     ):
         outcome.add(measure.run(rig, Form.SHORT))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.feed import BATCH_SIZE, Feed, now_ms
-from bench.measure import Figure, Form, Measure, Series, check, cost, rate, within
+from bench.measure import Figure, Form, Measure, Series, check, cost, rate
 from bench.rig import Rig
 from timerclient import Acking, AsyncConsumer, AsyncTimerClient, Batch, TimerClient
 
@@ -96,7 +96,7 @@ async def consuming(consumer: AsyncConsumer, take: Callable[[Batch], None]) -> A
 def end_to_end(rig: Rig, form: Form) -> Series:
     """Schedule, fire, deliver and ack as fast as it goes; by batches, then one by one."""
     lasting_s = 15.0 if form is Form.FULL else 4.0
-    series = within(90, _end_to_end(rig, lasting_s))
+    series = rig.within(90, _end_to_end(rig, lasting_s))
     return series | _one_by_one(rig, lasting_s)
 
 
@@ -188,7 +188,7 @@ def lateness(rig: Rig, form: Form) -> Series:
     lasting_s = 20.0 if form is Form.FULL else 4.0
     series: Series = {}
     for per_s in RATES:
-        series |= within(lasting_s + 60, _lateness(rig, per_s, lasting_s))
+        series |= rig.within(lasting_s + 60, _lateness(rig, per_s, lasting_s))
     return series
 
 
@@ -219,9 +219,9 @@ async def _lateness(rig: Rig, per_s: int, lasting_s: float) -> Series:
 
 def burst(rig: Rig, form: Form) -> Series:
     """Let a hundred thousand be due in one second, and in the full form a million."""
-    series = within(60, _burst(rig, 100_000, ahead_s=3, label="100k"))
+    series = rig.within(60, _burst(rig, 100_000, ahead_s=3, label="100k"))
     if form is Form.FULL:
-        series |= within(180, _burst(rig, 1_000_000, ahead_s=20, label="1m"))
+        series |= rig.within(180, _burst(rig, 1_000_000, ahead_s=20, label="1m"))
     return series
 
 

@@ -18,8 +18,8 @@ from typing import Final
 
 from bench.delivery import GROUP, consuming
 from bench.feed import Feed, now_ms
-from bench.measure import MEDIAN, BenchError, Figure, Form, Measure, Series, within
-from bench.rig import Rig
+from bench.measure import MEDIAN, Figure, Form, Measure, Series
+from bench.rig import BenchError, Rig
 from timerclient import AsyncTimerClient, Batch
 from timerclient.errors import OutcomeUnknown
 
@@ -64,7 +64,7 @@ class Firings:
 def failover(rig: Rig, form: Form) -> Series:
     """Kill the leader, again and again; milliseconds from the kill."""
     kills = KILLS[form]
-    return within(kills * KILL_LIMIT_S, _failover(rig, kills))
+    return rig.within(kills * KILL_LIMIT_S, _failover(rig, kills))
 
 
 async def _failover(rig: Rig, kills: int) -> Series:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from bench.feed import HOUR_MS, PAYLOAD_SIZE, Feed, now_ms
-from bench.measure import Figure, Form, Measure, Series, check, cost, rate, within
+from bench.measure import Figure, Form, Measure, Series, check, cost, rate
 from bench.rig import Rig
 from timerclient import AsyncTimerClient
 
@@ -22,9 +22,9 @@ LONG_S: Final = 60.0
 
 def batches(rig: Rig, form: Form) -> Series:
     """Schedule batches of 1,000 for 5 s; in the full form also for 60 s."""
-    series = within(60, _batches(rig, SHORT_S, "5s"))
+    series = rig.within(60, _batches(rig, SHORT_S, "5s"))
     if form is Form.FULL:
-        series |= within(240, _batches(rig, LONG_S, "60s"))
+        series |= rig.within(240, _batches(rig, LONG_S, "60s"))
     return series
 
 
@@ -56,7 +56,7 @@ async def _batches(rig: Rig, lasting_s: float, label: str) -> Series:
 
 def singles(rig: Rig, form: Form) -> Series:
     """Call `schedule` from 400 concurrent callers; the client coalesces them."""
-    return within(60, _singles(rig, 15.0 if form is Form.FULL else 3.0))
+    return rig.within(60, _singles(rig, 15.0 if form is Form.FULL else 3.0))
 
 
 async def _singles(rig: Rig, lasting_s: float) -> Series:
@@ -80,7 +80,7 @@ async def _singles(rig: Rig, lasting_s: float) -> Series:
 
 def one_at_a_time(rig: Rig, form: Form) -> Series:
     """Call `schedule` and await it, for a while; latencies in milliseconds."""
-    return within(60, _one_at_a_time(rig, 10.0 if form is Form.FULL else 3.0))
+    return rig.within(60, _one_at_a_time(rig, 10.0 if form is Form.FULL else 3.0))
 
 
 async def _one_at_a_time(rig: Rig, lasting_s: float) -> Series:

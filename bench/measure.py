@@ -9,26 +9,19 @@ runs. A series of single events, such as failovers, has one sample each, and p50
 figures of it. A series without a figure is kept in the file all the same.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import numpy as np
 
-from bench.rig import Rig
-
-T = TypeVar("T")
+from bench.rig import BenchError, Rig
 
 Series = dict[str, list[float]]
 """Samples by the name of their series."""
 
 MEDIAN: Final = 50.0
-
-
-class BenchError(RuntimeError):
-    """A run gave no figure, or one that can't be believed; says why."""
 
 
 class Form(StrEnum):
@@ -87,23 +80,6 @@ def cost(
 ) -> Figure:
     """Return the median of something that should be small."""
     return Figure(name=name, series=series, unit=unit, must=must, aim=aim)
-
-
-def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` on an event loop of its own and return its result.
-
-    Raises:
-        BenchError: it is not done in time.
-    """
-
-    async def limited() -> T:
-        async with asyncio.timeout(limit_s):
-            return await work
-
-    try:
-        return asyncio.run(limited())
-    except TimeoutError:
-        raise BenchError(f"not done within {limit_s:g} s") from None
 
 
 def check(whole: bool, why: str) -> None:  # noqa: FBT001 -- it reads as an assertion

@@ -18,8 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from bench.measure import BenchError
-from bench.rig import Rig
+from bench.rig import BenchError, Rig
 
 RATE_HZ: Final = 200
 """About one percent of a core; enough for what takes a percent of the time."""
@@ -58,7 +57,7 @@ def flame_graph(pid: int, svg: Path, *, native: bool) -> Iterator[None]:
     if program is None:
         raise BenchError("py-spy is not installed: pip install py-spy")
     command = [program, "record", "--pid", str(pid), "--output", str(svg), "--rate", str(RATE_HZ)]
-    command += ["--threads", "--nonblocking"] + (["--native"] if native else [])
+    command += ["--threads", *(["--native"] if native else [])]
     log = svg.with_suffix(".log")
     with log.open("wb") as out:
         sampler = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)

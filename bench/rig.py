@@ -4,19 +4,24 @@ The nodes run as users run them (deploy/local.py), with their defaults. Their en
 nobody needs the data, and a clean stop would only take time. After a failure the directory stays.
 """
 
+import asyncio
 import contextlib
 import itertools
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, TypeVar
 
 from bench import cpu
 from deploy.local import LocalCluster
 
-POLL_S: Final = 0.02
+T = TypeVar("T")
+
+
+class BenchError(RuntimeError):
+    """A run gave no figure, or one that can't be believed; says why."""
 
 
 @dataclass(slots=True)
@@ -42,6 +47,8 @@ class Rig:
     """A running cluster and what measures share."""
 
     cluster: LocalCluster
+    loop: asyncio.Runner
+    """One for all runs of this process: gRPC does not like to change its event loop."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -52,6 +59,22 @@ class Rig:
     def topic(self, name: str) -> str:
         """Return the name of a topic that no run has used."""
         return f"{name}-{next(self._numbers)}"
+
+    def within(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the event loop and return its result.
+
+        Raises:
+            BenchError: it is not done in time.
+        """
+
+        async def limited() -> T:
+            async with asyncio.timeout(limit_s):
+                return await work
+
+        try:
+            return self.loop.run(limited())
+        except TimeoutError:
+            raise BenchError(f"not done within {limit_s:g} s") from None
 
     def node_cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds of the nodes' processes, by name."""
@@ -71,7 +94,7 @@ class Rig:
 
 
 @contextlib.contextmanager
-def new_rig(directory: Path) -> Iterator[Rig]:
+def new_rig(directory: Path, loop: asyncio.Runner) -> Iterator[Rig]:
     """Bring a new cluster up in `directory`; take it down and away.
 
     Raises:
@@ -81,7 +104,7 @@ def new_rig(directory: Path) -> Iterator[Rig]:
     try:
         cluster.start()
         cluster.wait_for_leader()
-        yield Rig(cluster)
+        yield Rig(cluster, loop)
     finally:
         for name in filter(cluster.is_running, cluster.nodes):
             cluster.kill(name)

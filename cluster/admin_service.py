@@ -9,6 +9,7 @@ from cluster.rpc import Context, Service, answered, within
 from cluster.timer_service import TimerService
 from timer.errors import NotFound
 from timer.machine import Topic
+from timer.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -22,8 +23,8 @@ class View(Protocol):
     def node_status(self) -> pb.NodeStatus:
         """This node's part of the status."""
 
-    def node_checkpoint(self) -> pb.NodeCheckpoint:
-        """This node's part of the checkpoints."""
+    def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
+        """This node's part of the checkpoints; with the digest at one of the last ones, or 0."""
 
     def shared_checkpoint(self) -> pb.SharedCheckpoint | None:
         """The shared checkpoint, as this node's control plane knows it."""
@@ -73,7 +74,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     ) -> pb.GetCheckpointResponse:
         """Every node's checkpoint and the shared one; of this node alone if `local`."""
         del context
-        nodes = [self._view.node_checkpoint()]
+        nodes = [self._view.node_checkpoint(LogIndex(request.at_index))]
         if not request.local:
             nodes += await ask_all(self._view.peers(), checkpoint_of)
         return pb.GetCheckpointResponse(

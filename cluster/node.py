@@ -33,6 +33,7 @@ from cluster.controller import Report, Role
 from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
+from cluster.peers import digests_at, judge
 from cluster.raft_link import CHANNEL_OPTIONS
 from cluster.status import reason_of
 from cluster.telemetry import Telemetry
@@ -50,7 +51,14 @@ from timer.entry import Entry
 from timer.errors import ConfigError, TimerError
 from timer.leader import Delivery, LeaderConfig
 from timer.log import Log
-from timer.machine import AcksApplied, Applied, FireApplied, GroupApplied, ScheduleApplied
+from timer.machine import (
+    AcksApplied,
+    Applied,
+    Checkpoint,
+    FireApplied,
+    GroupApplied,
+    ScheduleApplied,
+)
 from timer.payloads import GroupOp, Op
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, UnixMs
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -58,6 +66,7 @@ from timerclient.proto import timer_pb2_grpc as rpc
 logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
+DRAIN_POLL_S: Final = 0.005
 GRPC_GRACE_S: Final = 0.5
 """After leadership is handed over, how long open RPCs may still take."""
 SERVICES: Final = ("timer.v1.TimerService", "timer.v1.ConsumeService", "timer.v1.AdminService")
@@ -87,7 +96,7 @@ _ROLES: Final = {
 
 
 class Diverged(Exception):
-    """This replica's state differs from the leader's at the same index (P6)."""
+    """A majority holds another state at the same index than this replica, or none agrees (P6)."""
 
 
 def mono_ms() -> MonoMs:
@@ -279,7 +288,9 @@ class Node:
     # ---- between the planes
 
     def _control_changed(self, state: ControlState) -> None:
-        if state.leader is not None and not self._stopping:
+        if state.leader is not None and not (
+            self._stopping and state.leader == self.replica.replica_id
+        ):
             self.replica.appointed(state.epoch, state.leader)
         self._compare(state.checkpoint)
 
@@ -335,14 +346,19 @@ class Node:
             outcome = await self.control.publish_checkpoint(shared)
             if outcome is Outcome.OK:
                 published = checkpoint.index
+                await self._judge(checkpoint)
 
     def _compare(self, shared: SharedCheckpoint | None) -> None:
-        """Compare digests with the shared checkpoint: if they differ, one of us is wrong."""
+        """Compare digests with the shared checkpoint; ask the others if they differ."""
         mine = self._engine.checkpoints.get(shared.index) if shared is not None else None
-        if shared is None or mine is None or mine.digest == shared.digest:
-            return
-        why = f"state diverged at {shared.index}: {mine.digest} here, {shared.digest} at the leader"
-        self._fatal(Diverged(why))
+        if shared is not None and mine is not None and mine.digest != shared.digest:
+            self._spawn(self._judge(mine))
+
+    async def _judge(self, mine: Checkpoint) -> None:
+        """Stop if a majority holds another state than this replica, or none holds any (P6)."""
+        others = await digests_at(self.view.peers(), mine.index)
+        if why := judge(mine.digest, others, len(self.replica.voters)):
+            self._fatal(Diverged(f"state diverged at {mine.index}: {why}"))
 
     # ---- telemetry
 
@@ -427,19 +443,17 @@ class Node:
 
     async def _drain(self) -> None:
         led = self.host.leader is not None
-        await self.host.drain(lambda: asyncio.sleep(0.005))
+        await self.host.drain(lambda: asyncio.sleep(DRAIN_POLL_S))
         self._stopping = True
         if led:
-            await self.replica.release()
-            self.control.report_now()
-            await self._until(lambda: self.replica.leader_id not in (None, self.replica.replica_id))
+            # The successor's fence makes this replica commit its tail and release the epoch.
+            answer = await self.control.request_transfer(None)
+            if answer.outcome is not Outcome.OK:
+                logger.warning("nobody takes over: %s", answer.why)
+                await self.replica.release()
+            while self.replica.serving:  # noqa: ASYNC110 - bounded by the drain's timeout
+                await asyncio.sleep(DRAIN_POLL_S)
         await self.host.flush()
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(400):
-            if condition():
-                return
-            await asyncio.sleep(0.005)
 
 
 def _channel(address: str) -> grpc.aio.Channel:

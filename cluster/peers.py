@@ -6,6 +6,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 
+from timer.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -17,9 +18,7 @@ Stub: TypeAlias = "rpc.AdminServiceAsyncStub"
 _Part = TypeVar("_Part", pb.NodeStatus, pb.NodeCheckpoint)
 
 
-async def ask_all(
-    peers: Peers, ask: Callable[[str, str, Stub], Awaitable[_Part]]
-) -> list[_Part]:
+async def ask_all(peers: Peers, ask: Callable[[str, str, Stub], Awaitable[_Part]]) -> list[_Part]:
     """Return every other node's part, asked at the same time."""
     asked = (ask(name, address, stub) for name, (address, stub) in peers.items())
     return list(await asyncio.gather(*asked))
@@ -35,9 +34,7 @@ async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:
     return answer.nodes[0]
 
 
-async def checkpoint_of(
-    name: str, address: str, stub: Stub
-) -> pb.NodeCheckpoint:
+async def checkpoint_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoint:
     """Return a node's checkpoint; an unreachable one's says why."""
     del address
     try:
@@ -46,3 +43,28 @@ async def checkpoint_of(
         why = f"{error.code().name}: {error.details()}"
         return pb.NodeCheckpoint(node=name, role="unreachable", error=why)
     return answer.nodes[0]
+
+
+async def digests_at(peers: Peers, index: LogIndex) -> dict[str, str]:
+    """Return the others' digests at a CHECKPOINT, by name; who has none, or is gone, is absent."""
+
+    async def digest_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoint:
+        request = pb.GetCheckpointRequest(local=True, at_index=index)
+        try:
+            return (await stub.GetCheckpoint(request, timeout=TIMEOUT_S)).nodes[0]
+        except grpc.aio.AioRpcError:
+            return pb.NodeCheckpoint(node=name)
+
+    answers = await ask_all(peers, digest_of)
+    return {answer.node: answer.digest for answer in answers if answer.digest}
+
+
+def judge(mine: str, others: Mapping[str, str], voters: int) -> str:
+    """Return why this replica can't go on, or nothing: a majority must hold the same state (P6).
+
+    A replica goes on while a majority of `voters` agrees with it, or nobody contradicts it.
+    """
+    agree = 1 + sum(digest == mine for digest in others.values())
+    if agree > voters // 2 or agree == 1 + len(others):
+        return ""
+    return f"{mine} here, {', '.join(f'{d} on {n}' for n, d in sorted(others.items()))}"

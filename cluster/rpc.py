@@ -50,7 +50,7 @@ async def within(work: Awaitable[Any], context: Context) -> Any:
     Raises:
         CommitTimeout: it took longer; the outcome is unknown.
     """
-    left_s = context.time_remaining()
+    left_s: float | None = context.time_remaining()  # the stubs know of no caller without one
     timeout_s = COMMIT_TIMEOUT_S if left_s is None else left_s
     try:
         return await asyncio.wait_for(work, timeout_s)

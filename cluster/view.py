@@ -17,7 +17,7 @@ from replication.replica import Replica
 from timer.errors import NotReady
 from timer.groups import Group
 from timer.machine import Topic
-from timer.units import MonoMs, ReplicaId
+from timer.units import LogIndex, MonoMs, ReplicaId
 from timerclient.proto import timer_pb2 as pb
 
 VERSION = "0.1.0"
@@ -158,11 +158,11 @@ class NodeState:
             disk_bytes=_disk_bytes(self._config.data),
         )
 
-    def node_checkpoint(self) -> pb.NodeCheckpoint:
-        """Return this node's part of the checkpoints."""
+    def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
+        """Return this node's part of the checkpoints: the last one, or the one at `at_index`."""
         engine, replica = self._host.engine, self._replica
         machine = engine.machine
-        checkpoint = machine.checkpoint
+        checkpoint = engine.checkpoints.get(at_index) if at_index else machine.checkpoint
         known_end = max(replica.last_index, replica.commit_index)
         return pb.NodeCheckpoint(
             node=self.name,

@@ -131,7 +131,7 @@ class Replica:
     async def release(self) -> None:
         """Lead no more, in good order: the tail commits, then nobody waits for the lease."""
         self._driver.handle(Handover())
-        while self._core.role is Role.LEADER and not self._stopped:
+        while self._core.role is Role.LEADER and not self._stopped:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
     def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:

@@ -55,7 +55,7 @@ class Transport:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what the node's gRPC server needs."""
-        link = grpc.stream_stream_rpc_method_handler(self._link)
+        link: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._link)
         service, method = METHOD.strip("/").split("/")
         return grpc.method_handlers_generic_handler(service, {method: link})
 
@@ -97,7 +97,7 @@ class Transport:
             try:
                 self._on_message(sender, data)
             except ValueError as error:
-                logger.error("bad message from replica %016x: %s", sender, error)
+                logger.warning("bad message from replica %016x: %s", sender, error)
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     def _greet(self, data: bytes) -> ReplicaId | None:
@@ -158,7 +158,7 @@ class _Outbound:
             await asyncio.sleep(RECONNECT_S)
 
     async def _speak(self, channel: grpc.aio.Channel) -> None:
-        call = channel.stream_stream(METHOD)()
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)()
         await call.write(self._transport.hello(self._peer))
         first = await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S)
         if first is grpc.aio.EOF:

@@ -35,7 +35,7 @@ class Index(Protocol):
         """Take n pairs; `due_min` is the least due. The arrays are kept: don't change them."""
 
     def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
-        """Return the first pairs after `after` with due <= `until_ms`, sorted, and whether more are.
+        """Return the first pairs after `after` with due <= `until_ms`, sorted; True: more are.
 
         Up to `count`, or fewer, but at least one if there is one.
         """

@@ -266,9 +266,11 @@ def _add_missing(
         print(f"timerctl: {name} {why}", file=sys.stderr)
         return FAILED
 
-    # "%" is argparse's own; the arguments are the absent command's, so any are taken.
-    command = commands.add_parser(name, help=why.replace("%", "%%"), add_help=False)
-    command.add_argument("rest", nargs=argparse.REMAINDER)
+    # The arguments are the absent command's: none is an option here, so that any are taken.
+    command = commands.add_parser(
+        name, help=why.replace("%", "%%"), add_help=False, prefix_chars="\0"
+    )
+    command.add_argument("rest", nargs="*")
     command.set_defaults(run=run)
 
 

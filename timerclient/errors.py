@@ -192,7 +192,7 @@ class BadConfig(TimerError):
 
 
 class RpcFailed(TimerError):
-    """The call failed without one of the cluster's reasons: a proxy, another version, a bug."""
+    """The call was refused without one of the cluster's reasons: a proxy, another version."""
 
 
 class Closed(TimerError):
@@ -237,7 +237,7 @@ def from_wire(wire: pb.Error) -> TimerError:
     return error
 
 
-_NOT_DONE = frozenset(
+_REFUSED = frozenset(
     {
         grpc.StatusCode.UNIMPLEMENTED,
         grpc.StatusCode.UNAUTHENTICATED,
@@ -246,14 +246,7 @@ _NOT_DONE = frozenset(
         grpc.StatusCode.INVALID_ARGUMENT,
     }
 )
-_LOST = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.ABORTED,
-    }
-)
+"""Statuses of a call that nobody took up; all others may come in the middle of the work."""
 
 
 def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
@@ -264,13 +257,8 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
                 return from_wire(pb.Error.FromString(value))
             except DecodeError:
                 break
-    code = failed.code()
-    text = f"{code.name}: {failed.details() or 'no details'}"
-    if code in _LOST:
-        return ConnectionLost(text)
-    error = RpcFailed(text)
-    error.outcome_known = code in _NOT_DONE
-    return error
+    text = f"{failed.code().name}: {failed.details() or 'no details'}"
+    return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)
 
 
 def as_unknown(error: TimerError) -> TimerError:

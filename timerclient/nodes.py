@@ -337,6 +337,20 @@ def converted() -> Iterator[None]:
         raise ConnectionLost("the node cancelled the call") from None
 
 
+async def write(stream: Any, message: Any) -> None:
+    """Write to a stream.
+
+    Raises:
+        ConnectionLost: the stream is over. Why, only its reader is told: to a writer grpc.aio
+            reports an internal error, whatever the true status is.
+    """
+    try:
+        with converted():
+            await stream.write(message)
+    except TimerError as error:
+        raise ConnectionLost("the stream broke") from error
+
+
 async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
     with converted():
         return await call()

@@ -30,6 +30,7 @@ from timerclient.nodes import (
     converted,
     first_to_end,
     out_of_time,
+    write,
 )
 from timerclient.pipeline import Pipeline, Request, Step
 from timerclient.proto import timer_pb2 as pb
@@ -366,8 +367,7 @@ class Producer:
             )
             # Two encoded messages, one after the other, are their union: the rows stay encoded.
             message = head.SerializeToString() + request.seal()
-            with converted():
-                await stream.write(message)
+            await write(stream, message)
 
     async def _receive(self, stream: Any) -> None:
         loop = asyncio.get_running_loop()

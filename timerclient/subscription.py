@@ -12,6 +12,7 @@
 - **Acks** are sent as soon as fewer than `ack_requests_max` requests are unanswered, each with all
   acks of one lease that wait by then. They survive the stream: an unanswered one is sent again on
   the next, with the epoch and lease it came from; the answer to a repetition is ALREADY_ACKED.
+  A new stream gets them before its credit, lest the leader hand the same messages out again.
 
 The inbox and the outbox may be used from any thread; all else belongs to the event loop's.
 """
@@ -43,6 +44,7 @@ from timerclient.nodes import (
     converted,
     first_to_end,
     out_of_time,
+    write,
 )
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import AckResult
@@ -193,6 +195,8 @@ class Subscription:
         """To be sent, by request_no, in that order."""
         self._on_wire: dict[int, AckCall] = {}
         self._request_no = 0
+        self._resent_up_to = 0
+        """Ack requests up to this one were made before this stream."""
         self._heard_at = 0.0
         self._resume_at = 0.0
         self._pauses = Pauses(self._settings, nodes.rng)
@@ -349,11 +353,12 @@ class Subscription:
         async with closing_call(node.consuming.Consume()) as stream:
             opening = pb.OpenConsumer()
             opening.CopyFrom(self._opening)
+            self._pack()
+            self._resent_up_to = self._request_no
             with self._lock:
                 self._credit.lost()
-                opening.credit = self._credit.grant()
-            with converted():
-                await stream.write(pb.ConsumeRequest(open=opening))
+                opening.credit = 0 if self._packed else self._credit.grant()
+            await write(stream, pb.ConsumeRequest(open=opening))
             self._heard_at = self._loop.time()
             self._changed.set()
             await first_to_end(self._send(stream), self._receive(stream), self._guard(node))
@@ -416,18 +421,20 @@ class Subscription:
             pause_s = self._resume_at - self._loop.time()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
-            with self._lock:
-                credit = self._credit.grant() if self._credit.due() else 0
-            if credit:
-                with converted():
-                    await stream.write(pb.ConsumeRequest(credit=credit))
-            if len(self._on_wire) < self._settings.ack_requests_max:
-                if not self._packed:
-                    self._pack()
-                if self._packed:
-                    await self._send_ack(stream)
-                    continue
+            if not self._packed:
+                self._pack()
+            if self._packed and len(self._on_wire) < self._settings.ack_requests_max:
+                await self._send_ack(stream)
+                continue
+            if not self._packed or next(iter(self._packed)) > self._resent_up_to:
+                await self._send_credit(stream)
             await self._changed.wait()
+
+    async def _send_credit(self, stream: Any) -> None:
+        with self._lock:
+            credit = self._credit.grant() if self._credit.due() else 0
+        if credit:
+            await write(stream, pb.ConsumeRequest(credit=credit))
 
     async def _send_ack(self, stream: Any) -> None:
         request_no = next(iter(self._packed))
@@ -435,8 +442,7 @@ class Subscription:
         call.sent = True
         if len(self._on_wire) == 1:
             self._heard_at = max(self._heard_at, self._loop.time() - self._settings.stall_s / 2)
-        with converted():
-            await stream.write(pb.ConsumeRequest(ack=call.request))
+        await write(stream, pb.ConsumeRequest(ack=call.request))
 
     def _pack(self) -> None:
         """Put the waiting acks into requests, one per lease."""

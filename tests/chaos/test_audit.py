@@ -222,9 +222,6 @@ def test_what_only_looks_wrong_is_not_blamed(spark: SparkSession) -> None:
     p.pending(10, UNTIL_MS)
     p.answer(10, UNTIL_MS)
     expected[10] = "pending"
-    # Due before it was asked for: the leader may give it any time that has passed.
-    p.change(5, due_ms=DUE_MS - 9, scheduled_at_ms=DUE_MS + 5)
-    p.answer(5, DUE_MS - 9)
     # A late copy from a deposed leader, which a client could not know to be stale.
     p.change(11, end_epoch=1)
     p.acks = [a | {"ack_epoch": 2} if a["queue_offset"] == 11 else a for a in p.acks]

@@ -1,4 +1,4 @@
-"""The launcher, with a stand-in for timerd: starting, restarting, stopping, and not killing others."""
+"""The launcher, with a stand-in for timerd: starts, restarts, stops, and never harms strangers."""
 
 import argparse
 import json

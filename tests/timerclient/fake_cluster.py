@@ -143,7 +143,9 @@ class Cluster:
         else:
             rows = [row for columns in request.timers for row in unpack(columns)]
             if any(row.payload == b"BAD" for row in rows):
-                refused = wire_error(pb.INVALID_REQUEST, "payload = BAD", field="payload", limit="x")
+                refused = wire_error(
+                    pb.INVALID_REQUEST, "payload = BAD", field="payload", limit="x"
+                )
                 answer.error.CopyFrom(refused)
             else:
                 producer.last = request.sequence
@@ -228,7 +230,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         leader = self.cluster.leader
         known = self.hint and leader is not None
         return wire_error(
-            pb.NOT_LEADER, leader=self.cluster.nodes[leader].address if known else ""  # type: ignore[index]
+            pb.NOT_LEADER,
+            leader=self.cluster.nodes[leader].address if known else "",  # type: ignore[index]
         )
 
     async def _must_lead(self, context: Any) -> None:
@@ -363,7 +366,9 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
                 )
                 for node in self.cluster.nodes
             ],
-            shared=pb.SharedCheckpoint(epoch=self.cluster.epoch, index=9, digest="abcdef0123456789"),
+            shared=pb.SharedCheckpoint(
+                epoch=self.cluster.epoch, index=9, digest="abcdef0123456789"
+            ),
         )
 
     async def ListTopics(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -60,7 +60,7 @@ def test_rpc_that_failed_is_read_by_its_trailer() -> None:
         (grpc.StatusCode.UNAVAILABLE, errors.ConnectionLost, False),
         (grpc.StatusCode.CANCELLED, errors.ConnectionLost, False),
         (grpc.StatusCode.UNIMPLEMENTED, errors.RpcFailed, True),
-        (grpc.StatusCode.INTERNAL, errors.RpcFailed, False),
+        (grpc.StatusCode.INTERNAL, errors.ConnectionLost, False),
     ],
 )
 def test_rpc_that_failed_without_a_reason_goes_by_its_status(

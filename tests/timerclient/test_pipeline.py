@@ -268,7 +268,9 @@ class Model:
         self.producers[len(self.producers) + 1] = Producer()
         return len(self.producers)
 
-    def decide(self, producer_id: int, sequence: int, item: Item) -> tuple[int | None, TimerError | None]:
+    def decide(
+        self, producer_id: int, sequence: int, item: Item
+    ) -> tuple[int | None, TimerError | None]:
         producer = self.producers[producer_id]
         if producer.last < 0:
             return None, UnknownProducer("expired")

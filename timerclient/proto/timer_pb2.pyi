@@ -850,15 +850,19 @@ class GetCheckpointRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOCAL_FIELD_NUMBER: _builtins.int
+    AT_INDEX_FIELD_NUMBER: _builtins.int
     local: _builtins.bool
+    at_index: _builtins.int
+    """the digest at this CHECKPOINT, if it is still known; 0: at the last one"""
     def __init__(
         self,
         *,
         local: _builtins.bool = ...,
+        at_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_index", b"at_index", "local", b"local"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
