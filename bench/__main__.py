@@ -1,7 +1,7 @@
 """The benchmarks: a real cluster of three nodes and one client process, on this machine.
 
     python -m bench [--only s1,s3] [--repeat N] [--full] [--baseline]
-    python -m bench profile s1 [--of leader|follower|client] [--native]
+    python -m bench profile s1 [--of leader|follower|client] [--threads]
 
 The short form takes less than three minutes; --full, or BENCH=full, is what targets are judged by.
 Client and nodes share the machine's cores: nothing else should run meanwhile. Results are kept in
@@ -145,7 +145,7 @@ def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     parser = argparse.ArgumentParser(prog="bench profile", description="Draw a flame graph.")
     parser.add_argument("measure", choices=[*MEASURES])
     parser.add_argument("--of", type=Who, choices=[*Who], default=Who.LEADER)
-    parser.add_argument("--native", action="store_true", help="with the frames of C extensions")
+    parser.add_argument("--threads", action="store_true", help="also threads without the GIL")
     parser.add_argument("--dir", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     measure = MEASURES[args.measure]
@@ -154,11 +154,11 @@ def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
     with (
         new_rig(args.dir / f"data-{head.utc}", loop) as rig,
-        flame_graph(pid_of(rig, args.of), svg, native=args.native),
+        flame_graph(pid_of(rig, args.of), svg, threads=args.threads),
     ):
         outcome.add(measure.run(rig, Form.SHORT))
     print(table.render([outcome], results.last_values(args.dir, BASELINE)))
-    print(f"sampled meanwhile, so these figures are not kept: {svg}")
+    print(f"sampled meanwhile, so these figures are not kept: {os.path.relpath(svg)}")
     return 0
 
 

@@ -2,6 +2,11 @@
 
     python -m bench profile s1              the leader
     python -m bench profile s4 --of client  this process
+    python -m bench profile s1 --threads    every thread at every moment, waiting or not
+
+By default a moment counts for the thread that holds the GIL: what Python runs, which is what one
+process is short of. Work without it (syncs, compression, gRPC's own threads) shows in --threads,
+beside what only waits.
 
 Needs py-spy (a program of its own: `pip install py-spy`), and the right to trace: root, or
 kernel.yama.ptrace_scope = 0.
@@ -46,7 +51,7 @@ def pid_of(rig: Rig, who: Who) -> int:
 
 
 @contextlib.contextmanager
-def flame_graph(pid: int, svg: Path, *, native: bool) -> Iterator[None]:
+def flame_graph(pid: int, svg: Path, *, threads: bool) -> Iterator[None]:
     """Sample a process during the block; its flame graph is in `svg` afterwards.
 
     Raises:
@@ -57,7 +62,7 @@ def flame_graph(pid: int, svg: Path, *, native: bool) -> Iterator[None]:
     if program is None:
         raise BenchError("py-spy is not installed: pip install py-spy")
     command = [program, "record", "--pid", str(pid), "--output", str(svg), "--rate", str(RATE_HZ)]
-    command += ["--threads", *(["--native"] if native else [])]
+    command += ["--threads" if threads else "--gil"]
     log = svg.with_suffix(".log")
     with log.open("wb") as out:
         sampler = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)

@@ -134,8 +134,9 @@ class _GroupBatch:
         """Split off what comes next and fits into one entry."""
         room = GROUP_OFFSETS_MAX
         ops, room = _fitting([_weight(op) for op in self.ops], room)
+        ops = ops or len(self.ops[:1])  # at least one of anything
         acks, _ = _fitting([len(ack.accepted) for ack in self.acks], room)
-        acks = acks or int(not ops)  # at least one of anything
+        acks = acks or len(self.acks[:1])
         created = sum(isinstance(op, CreateGroup) for op in self.ops[:ops])
         taken = _GroupBatch(self.ops[:ops], self.created[:created], self.acks[:acks])
         del self.ops[:ops], self.created[:created], self.acks[:acks]
@@ -173,6 +174,7 @@ def _fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
 class Delivery:
     """A lease and its consumer; the rows are in the topic's queue."""
 
+    epoch: Epoch
     topic: Topic
     group: Group
     lease: Lease
@@ -191,6 +193,8 @@ class Leader:
         self._config = config
         self._time_ms = machine.applied_time_ms
         """Header time of the last entry appended: never goes back."""
+        self._read_time_ms = machine.last_read_time_ms
+        """Of the last FIRE that was tried: those in flight do not go back either."""
         self._parts: list[tuple[Part, Done]] = []
         self._parts_bytes = 0
         self._admitted: dict[ProducerId, int] = {}
@@ -230,7 +234,7 @@ class Leader:
         None is before the last read time: what lies there is queued when it is applied.
         """
         tick = self._config.tick_ms
-        rounded = -(-requested_ms // tick) * tick
+        rounded = np.minimum(-(-requested_ms // tick) * tick, DUE_MS_MAX)  # what an id can hold
         due = np.maximum(requested_ms, self.machine.last_read_time_ms)
         return np.where(requested_ms <= now.clock_ms, due, rounded)
 
@@ -427,7 +431,7 @@ class Leader:
             topic = self.machine.topics[group.topic]
             lease = leases.hand_out(now.mono_ms, topic.queue, DELIVERY_ROWS_MAX)
             if lease is not None:
-                out.append(Delivery(topic, group, lease, group.attempts(lease.offsets)))
+                out.append(Delivery(self.epoch, topic, group, lease, group.attempts(lease.offsets)))
                 turns.rotate(-1)
                 continue
             self._add_op(leases.reserve())
@@ -575,8 +579,9 @@ class Leader:
         self._fires_in_flight += 1
         self._fire_again = False
         self._fire_refused = False
-        read_time_ms = max(now.clock_ms, self.machine.last_read_time_ms)
-        fire = payloads.encode_fire(Fire(UnixMs(read_time_ms)))
+        read_time_ms = max(now.clock_ms, self.machine.last_read_time_ms, self._read_time_ms)
+        self._read_time_ms = UnixMs(read_time_ms)
+        fire = payloads.encode_fire(Fire(self._read_time_ms))
         self._propose(Kind.FIRE, [fire], now, self._fired)
 
     def _fired(self, applied: Applied | TimerError) -> None:

@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict, cast
 
 from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
@@ -77,7 +77,7 @@ def moment(when: Mapping[str, Any]) -> Moment:
     if not isinstance(value, Iterable):
         return Moment(is_delay=name == "delay", ms=(convert(value),))
     if name == "due_ms" and _all_in_range(value):
-        return Moment(is_delay=False, ms=list(value))
+        return Moment(is_delay=False, ms=cast("list[int]", value))
     return Moment(is_delay=name == "delay", ms=[convert(one) for one in value])
 
 
@@ -251,14 +251,15 @@ def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
         rows = _listed(payloads)
         n = len(rows)
         try:
-            to.payloads = b"".join(rows)
-            to.payload_sizes.extend(map(len, rows))
+            blob = to.payloads = b"".join(rows)
+            sizes = list(map(len, rows))
         except TypeError:
             for row in rows:
                 payload_bytes(row)
             raise
-        if sum(to.payload_sizes) != len(to.payloads):  # views of wider items
-            to.payload_sizes[:] = [memoryview(row).nbytes for row in rows]
+        if sum(sizes) != len(blob):  # views of wider items
+            sizes = [memoryview(row).nbytes for row in rows]
+        to.payload_sizes.extend(sizes)
     if not n:
         raise InvalidRequest.of("payloads", [], "a batch has at least one row")
     return n

@@ -6,12 +6,14 @@ named (`assertion`: an invariant of the code itself). Production code knows noth
 """
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from unittest import mock
 
 from chaos.sim.node import PROMISE_PATH, SimNode
+from chaos.sim.options import Options
 from chaos.sim.referee import Broken
 from chaos.sim.world import World
 from replication import promise
@@ -36,6 +38,8 @@ class Mutation:
     seeds: int
     """It must be found within so many."""
     plant: Callable[[], contextlib.AbstractContextManager[object]]
+    aim: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    """(faults, mischief) of the worlds to hunt it in, where the usual mix would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,18 @@ def hunt(mutation: Mutation, first_seed: int, seconds: int = 60) -> Found | None
     """Return how the simulator finds `mutation`; None: not within its number of seeds."""
     for number in range(mutation.seeds):
         with mutation.plant():
-            world = World(first_seed + number)
+            seed = first_seed + number
+            options = Options.draw(random.Random(seed))
+            if mutation.aim is not None:
+                faults, mischief = mutation.aim
+                options = replace(options, faults=faults, mischief=mischief)
+            world = World(seed, options=options)
             try:
                 world.run(seconds)
             except Broken as error:
-                return Found(first_seed + number, number + 1, error.checker, str(error))
+                return Found(seed, number + 1, error.checker, str(error))
             except AssertionError as error:
-                return Found(first_seed + number, number + 1, ASSERTION, str(error))
+                return Found(seed, number + 1, ASSERTION, str(error))
     return None
 
 
@@ -249,6 +258,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost", "storage", "frames", ASSERTION}),
         60,
         lambda: mock.patch.object(World, "make_node", _AckBeforeSync),
+        aim=(("power_all", "slow_disk"), ()),
     ),
     Mutation(
         "any_leader_of_the_epoch",
@@ -277,6 +287,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost", ASSERTION}),
         200,
         _core(_CommitOldEpochs),
+        aim=(("newborn", "power", "isolate", "handover"), ("spurious", "dead")),
     ),
     Mutation(
         "lease_from_receipt",
@@ -298,6 +309,7 @@ MUTATIONS: Final = (
         frozenset({"lease"}),
         200,
         _core(_NoWaitAtStart),
+        aim=(("ambush", "split", "kill", "one_way"), ("spurious", "double", "late")),
     ),
     Mutation(
         "lead_without_fetching",
@@ -312,6 +324,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost", ASSERTION}),
         200,
         _core(_LongestLog),
+        aim=(("newborn", "power", "isolate"), ("spurious", "dead")),
     ),
     Mutation(
         "count_unsure",
@@ -354,6 +367,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost", "liveness", ASSERTION}),
         100,
         _core(_TrustOldProcess),
+        aim=(("lying_disk", "power"), ()),
     ),
     Mutation(
         "release_before_draining",
@@ -361,6 +375,7 @@ MUTATIONS: Final = (
         frozenset({"lease"}),
         60,
         _core(_ReleaseBeforeDraining),
+        aim=(("ambush", "slow_disk", "handover"), ("spurious",)),
     ),
 )
 """The list; tests/chaos/test_sim_mutations.py hunts each of them."""

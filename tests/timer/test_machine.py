@@ -593,7 +593,7 @@ CHANGES: dict[str, Callable[[Log], Entry]] = {
     "a cancel": lambda log: log.cancel([(400, 2)]),
     "another cancel": lambda log: log.cancel([(300, 1)]),
     "a fire": lambda log: log.fire(300),
-    "a limited fire": lambda log: log.fire(400, 1),
+    "another fire": lambda log: log.fire(400),
     "an empty fire": lambda log: log.fire(299),
     "an ack": lambda log: log.op(Op.ACK, 1, 1, [0]),
     "another ack": lambda log: log.op(Op.ACK, 1, 1, [1]),

@@ -269,6 +269,10 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             await self._alive()
             yield answer
 
+    async def Schedule(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        return self.cluster.schedule(request)
+
     async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         order = self.cluster.on_cancel()
@@ -276,7 +280,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
         results = []
         for raw in slices([15] * (len(request.timer_ids) // 15), request.timer_ids):
-            [row] = [row for row in self.cluster.rows if row.raw == raw] or [None]
+            row = next((row for row in self.cluster.rows if row.raw == raw), None)
             if row is None:
                 results.append(pb.TIMER_NOT_FOUND)
             elif row.cancelled:
@@ -456,7 +460,7 @@ class Session:
             return self.answers.popleft()
         group, queue = self.group, self.cluster.queue(self.topic)
         limit = min(self.credit, self.cluster.deliver_max)
-        offsets = []
+        offsets: list[int] = []
         while len(offsets) < limit and group.back:
             offset = group.back.popleft()
             if offset not in group.acked:

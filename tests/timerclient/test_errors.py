@@ -19,7 +19,8 @@ def test_every_reason_has_one_class() -> None:
 @pytest.mark.parametrize("reason", sorted(errors.BY_REASON))
 def test_error_of_the_wire_keeps_reason_and_flags(reason: Reason) -> None:
     for flag in (True, False):
-        wire = pb.Error(reason=reason.value, message="m", retryable=flag, outcome_known=not flag)
+        wire = pb.Error(message="m", retryable=flag, outcome_known=not flag)
+        wire.reason = reason.value  # type: ignore[assignment]
         error = errors.from_wire(wire)
         assert error.reason == reason
         assert (error.retryable, error.outcome_known, str(error)) == (flag, not flag, "m")

@@ -1,7 +1,6 @@
 """The client for threads: the same, from blocking code."""
 
 import gc
-import multiprocessing
 import os
 import threading
 import warnings
@@ -19,8 +18,8 @@ from timerclient.sync import Budget
 QUICK = Settings(stall_s=0.2, probe_s=0.2, pause_s_min=0.002, pause_s_max=0.05)
 
 
-def connect(threaded: Threaded, **more: object) -> TimerClient:
-    return TimerClient(threaded.cluster.address, timeout=10, settings=Settings() if more else QUICK)
+def connect(threaded: Threaded) -> TimerClient:
+    return TimerClient(threaded.cluster.address, timeout=10, settings=QUICK)
 
 
 def test_tour(threaded: Threaded) -> None:
@@ -112,10 +111,17 @@ def test_refused_consumer_raises_at_once(threaded: Threaded) -> None:
 def test_error_in_the_block_is_not_replaced_by_the_closing(threaded: Threaded) -> None:
     threaded.cluster.seed("orders", [b"p"])
     threaded.cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
-    client = TimerClient(threaded.cluster.address, timeout=0.2, settings=QUICK)
-    with pytest.raises(ZeroDivisionError), client, client.consumer("orders", "g") as consumer:
-        _ = next(consumer).ack()
-        raise ZeroDivisionError
+
+    def work() -> None:
+        with (
+            TimerClient(threaded.cluster.address, timeout=0.2, settings=QUICK) as client,
+            client.consumer("orders", "g") as consumer,
+        ):
+            _ = next(consumer).ack()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
 
 
 def test_closed_client_refuses_everything(threaded: Threaded) -> None:
@@ -161,10 +167,11 @@ def test_budget_blocks_until_bytes_are_given_back() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_client_of_another_process_refuses_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    with TimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK) as client:
-        with monkeypatch.context() as patch:
-            pid = multiprocessing.current_process().pid
-            assert pid is not None
-            patch.setattr(os, "getpid", lambda: pid + 1)
-            with pytest.raises(RuntimeError, match="fork"):
-                client.schedule("orders", b"p")
+    pid = os.getpid()
+    with (
+        TimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK) as client,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(os, "getpid", lambda: pid + 1)
+        with pytest.raises(RuntimeError, match="fork"):
+            client.schedule("orders", b"p")

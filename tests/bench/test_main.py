@@ -1,0 +1,116 @@
+"""The command: what is chosen, on which clusters it runs, and what a failure leaves."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as command
+from bench.measure import Form, Measure, Series, rate
+from bench.rig import BenchError, Rig
+from deploy.local import LocalCluster
+
+
+@pytest.fixture
+def rigs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The directories of the clusters that would have been started."""
+    made: list[Path] = []
+
+    @contextlib.contextmanager
+    def fake_rig(directory: Path, loop: asyncio.Runner) -> Iterator[Rig]:
+        made.append(directory)
+        yield Rig(LocalCluster(directory), loop)
+
+    monkeypatch.setattr(command, "new_rig", fake_rig)
+    monkeypatch.setattr(command, "LOOK_S", 0.0)
+    return made
+
+
+def make_measure(name: str, rates: list[float], *, fresh: bool = False) -> Measure:
+    """Return a measure whose runs give these rates, then fail."""
+    left = [*rates]
+
+    def run(rig: Rig, form: Form) -> Series:
+        if not left:
+            raise BenchError("nothing left")
+        return {"rate": [left.pop(0)]}
+
+    figures = (rate("rate", "rate", "timers/s", 2, 4),)
+    runs = {Form.SHORT: 3, Form.FULL: 5}
+    return Measure(name=name, title=name, run=run, figures=figures, runs=runs, fresh=fresh)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *measures: Measure) -> None:
+    monkeypatch.setattr(command, "MEASURES", {each.name: each for each in measures})
+
+
+def only_result(directory: Path) -> dict[str, object]:
+    [path] = directory.glob("*.json")
+    measures: dict[str, object] = json.loads(path.read_text())["measures"]
+    return measures
+
+
+def test_chosen_measures_run_on_shared_or_fresh_clusters(
+    tmp_path: Path, rigs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(
+        monkeypatch,
+        make_measure("s1", [1.0, 2.0, 3.0], fresh=True),
+        make_measure("s2", [1.0]),
+        make_measure("s3", [1.0, 2.0, 3.0]),
+    )
+    assert command.main(["--only", "s3,S1", "--dir", str(tmp_path)]) == 0
+    assert [each.name.partition("Z-")[2] for each in rigs] == ["s1-1", "s1-2", "s1-3", "s3-1"]
+    measures = only_result(tmp_path)
+    assert [*measures] == ["s1", "s3"]
+
+
+def test_a_failure_keeps_earlier_runs_and_the_other_measures(
+    tmp_path: Path,
+    rigs: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, make_measure("s1", [1.0, 2.0]), make_measure("s2", [5.0, 6.0, 7.0]))
+    assert command.main(["--dir", str(tmp_path)]) == 1
+    measures = only_result(tmp_path)
+    assert [(m["runs"], m["error"]) for m in measures.values()] == [  # type: ignore[index]
+        (2, "BenchError: nothing left"),
+        (3, None),
+    ]
+    printed = capsys.readouterr().out
+    assert "failed: BenchError: nothing left" in printed
+    assert "reaches the aim" in printed
+
+
+@pytest.mark.parametrize(("full", "runs"), [("", 3), ("full", 5)])
+def test_the_environment_chooses_the_form(
+    full: str, runs: int, tmp_path: Path, rigs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH", full)
+    use(monkeypatch, make_measure("s1", [1.0] * runs))
+    assert command.main(["--dir", str(tmp_path)]) == 0
+    assert only_result(tmp_path)["s1"]["runs"] == runs  # type: ignore[index]
+
+
+def test_the_next_table_shows_the_last_result(
+    tmp_path: Path,
+    rigs: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, make_measure("s1", [3.0, 6.0]))
+    assert command.main(["--repeat", "1", "--dir", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert command.main(["--repeat", "1", "--dir", str(tmp_path)]) == 0
+    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if "timers/s" in line]
+    assert row[1:4] == ["6", "3", "2.00"]
+
+
+def test_unknown_measures_are_refused_by_name() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="s99: there are s1, "):
+        command._chosen("s1,s99")

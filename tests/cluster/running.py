@@ -1,0 +1,223 @@
+"""A cluster of real processes under test: the launcher, clients, raw stubs, and what was logged."""
+
+import contextlib
+import json
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from deploy.local import LocalCluster, Node
+from timerclient import TimerClient
+from timerclient.errors import TRAILER
+from timerclient.messages import Message
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.sync import Consumer
+
+WAIT_S: Final = 20.0
+"""For what takes a second or two on an idle machine."""
+QUICK: Final = ("timing.checkpoint_interval_ms = 500",)
+
+_BAD_LINE: Final = re.compile(
+    r"level=(error|critical)|exc=|Traceback|never retrieved|was never awaited|was destroyed"
+)
+T = TypeVar("T")
+
+
+class Running(LocalCluster):
+    """Three nodes; `cleaned` ends them whatever happened to them."""
+
+    def __init__(self, directory: Path, settings: Iterable[str] = ()) -> None:
+        super().__init__(directory, settings=[*QUICK, *settings])
+        self._channels: dict[str, grpc.Channel] = {}
+
+    @contextlib.contextmanager
+    def cleaned(self) -> Iterator["Running"]:
+        """The cluster, up; every process of it has ended afterwards, and said nothing bad."""
+        try:
+            self.start()
+            yield self
+            self.up()
+            self.stop()
+        finally:
+            for channel in self._channels.values():
+                channel.close()
+            for name in self.nodes:
+                if self.is_running(name):
+                    self.kill(name)
+        assert not self.complaints()
+
+    def up(self) -> str:
+        """Bring back who is down and return the leader's name."""
+        self.start()
+        return self.wait_for_leader()
+
+    def kill_at_once(self, *names: str) -> None:
+        """Send kill -9 to all of them before any has ended."""
+        nodes = [self._node(name) for name in names]
+        for node in nodes:
+            self._signal(node, signal.SIGKILL)
+        self._wait_ended(nodes, WAIT_S)
+
+    # ---- who is who
+
+    def node(self, name: str) -> Node:
+        return self._node(name)
+
+    def followers(self) -> list[str]:
+        leader = self.wait_for_leader()
+        return [name for name in self.nodes if name != leader]
+
+    # ---- asking
+
+    @contextlib.contextmanager
+    def client(self, **options: Any) -> Iterator[TimerClient]:
+        with TimerClient(self.endpoints, **options) as client:
+            yield client
+
+    def channel(self, name: str) -> grpc.Channel:
+        """Return a channel to one node, kept until the end."""
+        if name not in self._channels:
+            size = 64 << 20
+            options = [("grpc.max_send_message_length", size), ("grpc.max_reconnect_backoff_ms", 200)]
+            self._channels[name] = grpc.insecure_channel(self._node(name).grpc, options=options)
+        return self._channels[name]
+
+    def timers(self, name: str | None = None) -> rpc.TimerServiceStub:
+        """Return a raw stub to a node; None: to the leader."""
+        return rpc.TimerServiceStub(self.channel(name or self.wait_for_leader()))
+
+    def consuming(self, name: str | None = None) -> rpc.ConsumeServiceStub:
+        return rpc.ConsumeServiceStub(self.channel(name or self.wait_for_leader()))
+
+    def admin(self, name: str | None = None) -> rpc.AdminServiceStub:
+        return rpc.AdminServiceStub(self.channel(name or self.wait_for_leader()))
+
+    def get(self, name: str, path: str, timeout_s: float = 10.0) -> tuple[int, str]:
+        """Return status and body of a page of a node's HTTP port."""
+        url = f"http://{self._node(name).http}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, refused.read().decode()
+
+    def json(self, name: str, path: str) -> Any:
+        status, body = self.get(name, path)
+        assert status == 200, body
+        return json.loads(body)
+
+    def metric(self, name: str, metric: str) -> float:
+        """Return the sum of a metric's samples."""
+        _, body = self.get(name, "/metrics")
+        found = re.findall(rf"^{metric}(?:{{[^}}]*}})? (\S+)$", body, re.MULTILINE)
+        assert found, f"{metric} is not among the metrics"
+        return sum(map(float, found))
+
+    # ---- what is on all nodes
+
+    def digests_agree(self) -> pb.GetCheckpointResponse:
+        """Wait until all nodes applied one CHECKPOINT newer than now; they hold the same state."""
+        leader = self.wait_for_leader()
+        from_index = self.admin(leader).GetStatus(pb.GetStatusRequest(local=True)).nodes[0].log_end
+
+        def agreed() -> pb.GetCheckpointResponse | None:
+            answer = self.admin(leader).GetCheckpoint(pb.GetCheckpointRequest(), timeout=5)
+            at = {node.checkpoint_index for node in answer.nodes}
+            whole = len(at) == 1 and min(at) > from_index and len(answer.nodes) == len(self.nodes)
+            return answer if whole else None
+
+        answer = until(agreed)
+        assert len({node.digest for node in answer.nodes}) == 1, answer
+        return answer
+
+    def counts_add_up(self) -> pb.NodeStatus:
+        """Return the leader's status: every timer scheduled is pending or has one end (P7)."""
+        status = self.admin().GetStatus(pb.GetStatusRequest(local=True)).nodes[0]
+        ended = status.fired + status.cancelled + status.dropped
+        assert status.scheduled == status.pending + ended, status
+        return status
+
+    # ---- logs
+
+    def log(self, name: str) -> str:
+        return self._log_path(name).read_text(errors="replace")
+
+    def complaints(self) -> list[str]:
+        """Return what no node should ever have logged."""
+        lines = (line for name in self.nodes for line in self.log(name).splitlines())
+        return [line[:2000] for line in lines if _BAD_LINE.search(line)]
+
+
+def until(condition: Callable[[], T], timeout_s: float = WAIT_S, every_s: float = 0.02) -> T:
+    """Return what `condition` gives as soon as it is true of something."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {condition}, {value!r}"
+        time.sleep(every_s)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def take(consumer: Consumer, count: int, timeout_s: float = WAIT_S) -> list[Message]:
+    """Return `count` messages, acked."""
+    taken: list[Message] = []
+    deadline_s = time.monotonic() + timeout_s
+    while len(taken) < count:
+        left_s = deadline_s - time.monotonic()
+        assert left_s > 0, f"{len(taken)} of {count} messages within {timeout_s} s"
+        found = consumer.receive(count - len(taken), timeout=left_s)
+        for message in found:
+            message.ack()
+        taken += found
+    consumer.flush()
+    return taken
+
+
+def nothing_comes(consumer: Consumer, after: Callable[[], object]) -> None:
+    """Nothing was left for this consumer: what `after` schedules is the next that comes."""
+    after()
+    (message,) = take(consumer, 1)
+    assert message.payload == b"the next", message
+
+
+def error_of(failed: grpc.RpcError) -> pb.Error:
+    """Return the contract's error that an RPC carried."""
+    assert isinstance(failed, grpc.Call), failed
+    trailers = dict(failed.trailing_metadata() or ())
+    assert TRAILER in trailers, (failed.code(), failed.details())
+    value = trailers[TRAILER]
+    assert isinstance(value, bytes)
+    return pb.Error.FromString(value)
+
+
+def columns(topic: str, payloads: list[bytes], **more: Any) -> pb.TimerColumns:
+    """Return columns as a raw client writes them; due an hour from now unless it says otherwise."""
+    if "due_ms" not in more and "delay_ms" not in more:
+        more["delay_ms"] = [3_600_000]
+    sizes = [len(payload) for payload in payloads]
+    return pb.TimerColumns(
+        **{"topic": topic, "payload_sizes": sizes, "payloads": b"".join(payloads)} | more
+    )
+
+
+def schedule(*timers: pb.TimerColumns, **more: Any) -> pb.ScheduleRequest:
+    return pb.ScheduleRequest(timers=timers, **more)
+
+
+def as_node(node: Node, **changes: Any) -> Node:
+    return replace(node, **changes)

@@ -1,0 +1,777 @@
+"""The leader's core over a log in memory that commits what is appended when told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import START_MS, Log, Timer, answer_of, machine_on, part_of, u64
+from timer import leader as leader_module
+from timer.columns import decode_schedule
+from timer.entry import Kind
+from timer.errors import (
+    InvalidRequest,
+    LeadershipLost,
+    NotFound,
+    NotLeader,
+    Overloaded,
+    SequenceGap,
+    ShuttingDown,
+    TimerError,
+    UnknownProducer,
+)
+from timer.groups import Group
+from timer.leader import Delivery, Leader, LeaderConfig, Now, resolve_due
+from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Consumer
+from timer.machine import CANCELLED, Topic
+from timer.payloads import CreateGroup, Start, decode_cancel, decode_fire, decode_group
+from timer.units import DUE_MS_MAX, Epoch, LeaseId, LogIndex, MonoMs, TopicId, UnixMs
+
+LEASE_MS = 1000
+
+
+@dataclass
+class Play:
+    """A leader and its surroundings: log, clocks, and what it answered."""
+
+    config: LeaderConfig = field(default_factory=LeaderConfig)
+    full: TimerError | None = None
+    """What appending is refused with."""
+    mono_ms: int = 50_000
+    answers: dict[str, Any] = field(default_factory=dict)
+    deliveries: list[Delivery] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.log = Log()
+        self.machine = machine_on(SimDisk(), leads=True)
+        self.machine.apply(self.log.begin_epoch())
+        self.lead()
+        self.topic_id = self.make_topic("a").topic_id
+
+    def lead(self) -> None:
+        epoch = Epoch(self.log.epoch)
+        self.leader = Leader(self.machine, epoch, self.append, self.config, self.now)
+
+    def append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        if self.full is not None:
+            raise self.full
+        assert time_ms >= (self.log.entries[-1].time_ms if self.log.entries else 0)
+        self.log.now_ms = time_ms
+        return self.log.append(kind, payload).index
+
+    @property
+    def now(self) -> Now:
+        return Now(MonoMs(self.mono_ms), UnixMs(START_MS + self.mono_ms))
+
+    @property
+    def appended(self) -> list[Kind]:
+        """Kinds of the entries that are appended and not applied."""
+        return [entry.kind for entry in self.log.entries[self.machine.applied_index :]]
+
+    def commit(self, count: int | None = None) -> None:
+        """Commit and apply what is appended, the first `count` of it."""
+        waiting = self.log.entries[self.machine.applied_index :]
+        for entry in waiting[:count]:
+            self.leader.applied(entry, self.machine.apply(entry))
+
+    def step(self) -> list[Kind]:
+        self.leader.step(self.now)
+        return self.appended
+
+    def wait(self, ms: int) -> None:
+        self.mono_ms += ms
+
+    def settle(self) -> None:
+        """Step, hand out, commit, until nothing is left to do at this instant."""
+        for _ in range(100):
+            self.step()
+            self.hand_out()
+            self.step()
+            if not self.appended:
+                return
+            self.commit()
+        raise AssertionError("it never settles")
+
+    def hand_out(self) -> list[list[int]]:
+        new = self.leader.hand_out(self.now)
+        self.deliveries += new
+        return [delivery.lease.offsets.tolist() for delivery in new]
+
+    def done(self, name: str) -> Callable[[object], None]:
+        def done(result: object) -> None:
+            assert name not in self.answers, f"{name} was answered twice"
+            self.answers[name] = result
+
+        return done
+
+    # ---- requests
+
+    def make_topic(self, name: str) -> Topic:
+        self.leader.topic(name, self.now, self.done(f"topic {name}"))
+        self.commit()
+        topic = self.answers.pop(f"topic {name}")
+        assert isinstance(topic, Topic)
+        return topic
+
+    def make_group(self, name: str = "g") -> Group:
+        create = CreateGroup(self.topic_id, name, Start.EARLIEST, LEASE_MS)
+        self.leader.create_group(create, self.done(f"group {name}"))
+        self.settle()
+        group = self.answers.pop(f"group {name}")
+        assert isinstance(group, Group)
+        return group
+
+    def schedule(
+        self, name: str, *delays: int, producer: int = 0, sequence: int = 0, size: int = 1
+    ) -> None:
+        requested = np.array([self.now.clock_ms + delay for delay in delays], np.int64)
+        due = self.leader.effective_due(requested, self.now)
+        timers: list[Timer] = [(self.topic_id, each, b"x" * size) for each in due.tolist()]
+        self.leader.schedule(part_of(timers, producer, sequence), self.done(name))
+
+    def cancel(self, name: str, *targets: tuple[int, int]) -> None:
+        due = np.array([due for due, _ in targets], np.int64)
+        self.leader.cancel(due, u64(seq for _, seq in targets), self.done(name))
+
+    def join(self, group: Group, credit: int = 100) -> Consumer:
+        consumer = Consumer("c", LEASE_MS, lambda _: None)
+        self.leader.join(group, consumer)
+        self.leader.credit(group, consumer, credit)
+        return consumer
+
+    def ack(
+        self,
+        name: str,
+        delivery: Delivery,
+        offsets: list[int] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        chosen = delivery.lease.offsets if offsets is None else u64(offsets)
+        epoch = self.log.epoch if epoch is None else epoch
+        lease_id = delivery.lease.lease_id
+        self.leader.ack(delivery.group, Epoch(epoch), lease_id, chosen, self.done(name))
+
+    def verdict(self, name: str) -> list[int]:
+        return [int(each) for each in self.answers[name]]
+
+
+def delivered(play: Play, *delays: int, credit: int = 100) -> tuple[Group, Consumer]:
+    """Schedule messages that are due at once and deliver them to one consumer."""
+    group = play.make_group()
+    consumer = play.join(group, credit)
+    play.settle()
+    play.schedule("s", *(delays or (0,)))
+    play.settle()
+    del play.answers["s"]
+    return group, consumer
+
+
+# ---- answers
+
+
+def test_request_is_answered_only_when_it_was_applied() -> None:
+    play = Play()
+    play.schedule("one", 100, 200)
+    assert play.step() == [Kind.SCHEDULE]
+    assert play.answers == {}
+    play.commit()
+    answer, duplicate = play.answers["one"]
+    assert (answer.first_seq, len(answer.due_ms), duplicate) == (1, 2, False)
+
+
+def test_requests_gather_while_two_entries_are_in_flight() -> None:
+    play = Play()
+    for at in range(10):
+        play.schedule(f"s{at}", 100)
+        play.step()
+    assert play.appended == [Kind.SCHEDULE] * 2
+    play.commit(1)
+    assert list(play.answers) == ["s0"]
+    assert play.step() == [Kind.SCHEDULE] * 2
+    play.commit()
+    assert list(play.answers) == [f"s{at}" for at in range(10)]
+    assert [answer.first_seq for answer, _ in play.answers.values()] == list(range(1, 11))
+
+
+def test_so_much_waiting_is_appended_whatever_is_in_flight() -> None:
+    play = Play(LeaderConfig(gather_bytes=1000))
+    for at in range(4):
+        play.schedule(f"s{at}", 100, size=1000)
+        play.step()
+    assert play.appended == [Kind.SCHEDULE] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "entries"),
+    [
+        ("ENTRY_PARTS_MAX", 4, [4, 4, 2]),
+        ("ENTRY_ROWS_MAX", 6, [3, 3, 3, 1]),
+        ("ENTRY_BYTES_MAX", 250, [3, 3, 3, 1]),
+    ],
+)
+def test_entry_is_bounded_in_requests_rows_and_bytes(
+    name: str, limit: int, entries: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_module, name, limit)
+    play = Play(LeaderConfig(gather_bytes=0))
+    for at in range(10):
+        play.schedule(f"s{at}", 100, 100)
+    play.step()
+    parts = [
+        len(decode_schedule(entry.payload).parts) for entry in play.log.entries[-len(entries) :]
+    ]
+    assert parts == entries
+    play.commit()
+    assert list(play.answers) == [f"s{at}" for at in range(10)]
+
+
+def test_too_much_waiting_is_refused_until_it_was_applied() -> None:
+    play = Play(LeaderConfig(waiting_bytes_max=1000))
+    play.schedule("big", 100, size=5000)  # one is always taken
+    with pytest.raises(Overloaded):
+        play.schedule("small", 100)
+    play.step()
+    with pytest.raises(Overloaded):
+        play.schedule("small", 100)
+    play.commit()
+    play.schedule("small", 100)
+    play.settle()
+    assert list(play.answers) == ["big", "small"]
+    assert play.leader.bytes_in_flight == 0
+
+
+@pytest.mark.parametrize("rows", [0, 65_537])
+def test_request_without_a_row_or_with_too_many_is_refused(rows: int) -> None:
+    play = Play()
+    with pytest.raises(InvalidRequest):
+        play.schedule("s", *[100] * rows)
+    with pytest.raises(InvalidRequest):
+        play.cancel("c", *[(1, 1)] * rows)
+    assert play.leader.idle
+
+
+def test_request_of_the_maximum_size_passes_and_a_larger_one_is_refused() -> None:
+    # E.12
+    play = Play(LeaderConfig(waiting_bytes_max=1 << 30))
+    overhead = part_of([(1, 1, b"")]).size
+    play.schedule("max", 100, size=leader_module.REQUEST_BYTES_MAX - overhead)
+    with pytest.raises(InvalidRequest):
+        play.schedule("more", 100, size=leader_module.REQUEST_BYTES_MAX - overhead + 1)
+    play.schedule("next", *[0] * 65_536)
+    play.settle()
+    assert list(play.answers) == ["max", "next"]
+
+
+def test_refused_append_answers_its_schedules_and_cancels_with_the_reason() -> None:
+    play = Play()
+    play.full = Overloaded("log", retry_after_ms=7)
+    play.schedule("s", 100)
+    play.cancel("c", (1, 1))
+    play.step()
+    assert play.answers == {"s": play.full, "c": play.full}
+    assert play.leader.bytes_in_flight == 0
+    play.full = None
+    play.schedule("s2", 100)
+    play.settle()
+    assert "s2" in play.answers
+
+
+def test_cancels_of_many_requests_go_in_one_entry_and_each_gets_its_own_results() -> None:
+    play = Play()
+    play.schedule("s", 100, 200, 300)
+    play.settle()
+    answer, _ = play.answers["s"]
+    timers = list(zip(answer.due_ms.tolist(), range(1, 4), strict=True))
+    play.cancel("one", timers[0])
+    play.cancel("two", timers[2], timers[1])
+    assert play.step() == [Kind.CANCEL]
+    assert "one" not in play.answers
+    play.commit()
+    assert [play.verdict(name) for name in ("one", "two")] == [[CANCELLED], [CANCELLED] * 2]
+
+
+def test_cancels_are_bounded_in_an_entry_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "ENTRY_ROWS_MAX", 5)
+    monkeypatch.setattr(leader_module, "WAITING_ROWS_MAX", 9)
+    play = Play()
+    for name in ("one", "two", "three"):
+        play.cancel(name, *[(1, 1)] * 3)
+    with pytest.raises(Overloaded):
+        play.cancel("four", (1, 1))
+    play.settle()
+    rows = [len(decode_cancel(e.payload)[0]) for e in play.log.entries if e.kind is Kind.CANCEL]
+    assert rows == [3, 3, 3]
+    play.cancel("four", (1, 1))
+    play.settle()
+    assert len(play.answers) == 4
+
+
+def test_producer_gaps_and_unknown_ids_are_refused_before_they_are_written() -> None:
+    play = Play()
+    play.leader.register(b"token", play.now, play.done("p"))
+    play.commit()
+    producer = play.answers["p"]
+    with pytest.raises(UnknownProducer):
+        play.schedule("x", 100, producer=99, sequence=1)
+    with pytest.raises(SequenceGap):
+        play.schedule("x", 100, producer=producer, sequence=2)
+    play.schedule("one", 100, producer=producer, sequence=1)
+    play.schedule("two", 100, producer=producer, sequence=2)  # before the first is committed
+    play.schedule("one again", 100, producer=producer, sequence=1)
+    with pytest.raises(SequenceGap):
+        play.schedule("x", 100, producer=producer, sequence=4)
+    play.settle()
+    firsts = {name: play.answers[name][0].first_seq for name in ("one", "two", "one again")}
+    assert firsts == {"one": 1, "two": 2, "one again": 1}
+    assert play.answers["one again"][1]
+    assert not play.answers["two"][1]
+
+
+def test_sequence_after_a_refused_one_is_judged_by_apply() -> None:
+    play = Play()
+    play.leader.register(b"token", play.now, play.done("p"))
+    play.commit()
+    play.full = Overloaded("log", retry_after_ms=1)
+    play.schedule("one", 100, producer=1, sequence=1)
+    play.step()
+    play.full = None
+    play.schedule("two", 100, producer=1, sequence=2)
+    play.settle()
+    assert isinstance(play.answers["two"], SequenceGap)
+    play.schedule("one again", 100, producer=1, sequence=1)
+    play.settle()
+    assert not play.answers["one again"][1]
+
+
+def test_topic_asked_for_twice_at_once_is_one_topic_and_later_is_answered_at_once() -> None:
+    play = Play()
+    play.leader.topic("b", play.now, play.done("one"))
+    play.leader.topic("b", play.now, play.done("two"))
+    assert play.appended == [Kind.TOPIC]
+    play.commit()
+    play.leader.topic("b", play.now, play.done("three"))
+    assert play.answers["one"] is play.answers["two"] is play.answers["three"]
+
+
+def test_group_asked_for_twice_at_once_is_one_group() -> None:
+    play = Play()
+    create = CreateGroup(play.topic_id, "g", Start.EARLIEST, LEASE_MS)
+    for name in ("one", "two"):
+        play.leader.create_group(create, play.done(name))
+    play.settle()
+    play.leader.create_group(create, play.done("three"))
+    assert play.answers["one"] is play.answers["two"] is play.answers["three"]
+
+
+# ---- due times
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.integers(0, DUE_MS_MAX), st.sampled_from([DUE_MS_MAX, DUE_MS_MAX - 1])),
+        min_size=1,
+    ),
+    st.sampled_from([1, 10, 1000]),
+)
+def test_effective_due_is_never_early_at_most_a_tick_late_and_fits_into_an_id(
+    requested: list[int], tick: int
+) -> None:
+    # E.2
+    play = Play(LeaderConfig(tick_ms=tick))
+    effective = play.leader.effective_due(np.array(requested, np.int64), play.now).tolist()
+    for asked, due in zip(requested, effective, strict=True):
+        if asked <= play.now.clock_ms:
+            assert due == max(asked, play.machine.last_read_time_ms)
+        else:
+            assert asked <= due < asked + tick
+            assert due % tick == 0 or due == DUE_MS_MAX
+            assert due <= DUE_MS_MAX
+
+
+def test_what_is_due_at_once_fires_with_the_entry_behind_its_own() -> None:
+    play = Play()
+    play.schedule("s", 0, -1, -(10**9), 1)
+    assert play.step() == [Kind.SCHEDULE, Kind.FIRE]
+    play.commit()
+    assert play.machine.counts.fired == 3
+    play.schedule("later", 500)
+    assert play.step() == [Kind.SCHEDULE]
+    play.commit()
+
+
+@pytest.mark.parametrize(
+    ("due", "delay"),
+    [(None, None), ([1], [1]), ([-1], None), (None, [-1]), ([DUE_MS_MAX + 1], None), ([1, 2], None),
+     (None, [DUE_MS_MAX]), ([], None), (None, [2**63 - 1])],
+)  # fmt: skip
+def test_due_or_delay_out_of_range_is_refused(
+    due: list[int] | None, delay: list[int] | None
+) -> None:
+    columns = [None if each is None else np.array(each, np.int64) for each in (due, delay)]
+    with pytest.raises(InvalidRequest):
+        resolve_due(columns[0], columns[1], 3, Now(MonoMs(0), UnixMs(START_MS)))
+
+
+def test_due_or_delay_is_given_once_or_for_each_row() -> None:
+    now = Now(MonoMs(0), UnixMs(1000))
+    assert resolve_due(np.array([7]), None, 3, now).tolist() == [7, 7, 7]
+    assert resolve_due(None, np.array([7, 0]), 2, now).tolist() == [1007, 1000]
+    assert resolve_due(None, np.array([DUE_MS_MAX - 1000]), 1, now).tolist() == [DUE_MS_MAX]
+
+
+# ---- firing
+
+
+def test_leader_sleeps_until_the_next_due_and_fires_then() -> None:
+    play = Play(LeaderConfig(checkpoint_interval_ms=10**6))
+    play.schedule("s", 5000)
+    play.settle()
+    wake = play.leader.wake_at_ms(play.now)
+    assert 0 <= wake - (play.mono_ms + 5000) < 10
+    play.mono_ms = wake - 1
+    assert play.step() == []
+    play.mono_ms = wake
+    assert play.step() == [Kind.FIRE]
+    play.commit()
+    assert play.machine.counts.fired == 1
+    assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1000
+
+
+def test_one_fire_is_in_flight_and_what_falls_due_meanwhile_goes_into_the_next() -> None:
+    play = Play()
+    play.schedule("s", 100, 200)
+    play.settle()
+    play.wait(110)
+    assert play.step() == [Kind.FIRE]
+    play.wait(100)
+    assert play.step() == [Kind.FIRE]
+    assert play.leader.wake_at_ms(play.now) > play.mono_ms
+    play.commit()
+    assert play.machine.counts.fired == 1
+    assert play.leader.wake_at_ms(play.now) == play.mono_ms
+    assert play.step() == [Kind.FIRE]
+    play.commit()
+    assert play.machine.counts.fired == 2
+
+
+def test_limited_fire_is_followed_by_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fire = leader_module.Fire
+    monkeypatch.setattr(leader_module, "Fire", lambda read_time_ms: fire(read_time_ms, 2))
+    play = Play()
+    play.schedule("s", *[100] * 5)
+    play.settle()
+    play.wait(150)
+    for left in (3, 1, 0):
+        assert play.step() == [Kind.FIRE]
+        play.commit()
+        assert play.machine.counts.pending == left
+        assert (play.leader.wake_at_ms(play.now) <= play.mono_ms) == bool(left)
+    assert play.step() == []
+
+
+def test_refused_fire_is_tried_again_without_a_busy_loop() -> None:
+    play = Play()
+    play.schedule("s", 100)
+    play.settle()
+    play.wait(150)
+    play.full = Overloaded("log", retry_after_ms=1)
+    assert play.step() == []
+    assert play.mono_ms < play.leader.wake_at_ms(play.now) <= play.mono_ms + 100
+    play.full = None
+    assert play.step() == [Kind.FIRE]
+
+
+def test_read_time_never_goes_back_with_the_clock() -> None:
+    play = Play()
+    play.schedule("s", 100)
+    play.settle()
+    play.wait(500)
+    play.settle()
+    read = play.machine.last_read_time_ms
+    play.wait(-400)
+    play.leader.checkpoint(play.now)
+    assert play.appended == [Kind.FIRE, Kind.CHECKPOINT]
+    assert decode_fire(play.log.entries[-2].payload).read_time_ms == read
+    play.commit()
+
+
+def test_read_time_of_fires_in_flight_never_goes_back_either() -> None:
+    play = Play()
+    for name in ("one", "two"):
+        play.schedule(name, 0)
+        assert play.step()[-1] is Kind.FIRE
+        play.wait(-300)
+    play.settle()
+    assert play.machine.counts.fired == 2
+
+
+def test_checkpoint_comes_every_interval_after_a_fire_and_one_at_a_time() -> None:
+    play = Play()
+    play.wait(play.leader.wake_at_ms(play.now) - play.mono_ms)
+    assert play.step() == [Kind.FIRE, Kind.CHECKPOINT]
+    play.wait(10_000)
+    assert play.step() == [Kind.FIRE, Kind.CHECKPOINT]
+    play.commit()
+    assert play.machine.checkpoint is not None
+    assert play.machine.checkpoint.last_read_time_ms == play.machine.last_read_time_ms
+    assert play.step() == [Kind.FIRE, Kind.CHECKPOINT]
+
+
+# ---- consumers
+
+
+def test_fired_messages_are_handed_out_and_acked() -> None:
+    play = Play()
+    delivered(play, 0, 0)
+    (delivery,) = play.deliveries
+    assert delivery.lease.offsets.tolist() == [0, 1]
+    assert delivery.attempts.tolist() == [1, 1]
+    play.ack("a", delivery)
+    assert play.step() == [Kind.GROUP]
+    assert play.answers == {}
+    play.commit()
+    assert play.verdict("a") == [ACCEPT, ACCEPT]
+    assert delivery.group.cursor == 2
+
+
+def test_acks_of_many_requests_go_in_one_entry_and_each_is_judged() -> None:
+    play = Play()
+    delivered(play, 0, 0, 0)
+    (delivery,) = play.deliveries
+    play.ack("one", delivery, [0])
+    play.ack("two", delivery, [0, 1])
+    play.ack("three", delivery, [2])
+    assert play.step() == [Kind.GROUP]
+    assert len(list(decode_group(play.log.entries[-1].payload))) == 1
+    play.commit()
+    assert [play.verdict(n) for n in ("one", "two", "three")] == [
+        [ACCEPT],
+        [ALREADY_ACKED, ACCEPT],
+        [ACCEPT],
+    ]
+    play.ack("late", delivery)
+    assert play.verdict("late") == [ALREADY_ACKED] * 3
+
+
+def test_expired_lease_is_delivered_again_marked_and_its_late_ack_judged() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0)
+    play.join(group)
+    assert play.leader.wake_at_ms(play.now) <= play.mono_ms + LEASE_MS
+    play.wait(LEASE_MS)
+    assert play.step() == [Kind.GROUP]
+    assert play.hand_out() == []
+    first = play.deliveries[0]
+    play.ack("expired", first, [1])
+    play.settle()
+    assert play.verdict("expired") == [ACCEPT]
+    again = play.deliveries[-1]
+    assert (again.lease.offsets.tolist(), again.attempts.tolist()) == ([0], [2])
+    play.ack("lost", first, [0])
+    assert play.verdict("lost") == [LEASE_LOST]
+    play.ack("won", again)
+    play.settle()
+    assert play.verdict("won") == [ACCEPT]
+
+
+def test_consumer_leaving_and_another_joining_gets_everything_at_once_and_nothing_twice() -> None:
+    # E.7
+    play = Play()
+    group, consumer = delivered(play, 0, 0, 0, credit=2)
+    play.ack("a", play.deliveries[0], [0])
+    play.settle()
+    play.leader.leave(group, consumer)
+    play.join(group)
+    play.settle()
+    rest = [(d.lease.offsets.tolist(), d.attempts.tolist()) for d in play.deliveries[1:]]
+    assert sorted(rest) == [([1], [2]), ([2], [1])]
+
+
+def test_ack_of_an_older_epoch_is_accepted_and_redeliveries_are_marked() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0)
+    old = play.deliveries[0]
+    play.leader.close(NotLeader(None))
+    play.machine.apply(play.log.begin_epoch())
+    play.lead()
+    with pytest.raises(NotFound):
+        play.ack("nobody", old, epoch=old.lease.lease_id)
+    play.join(group, credit=1)
+    play.settle()
+    again = play.deliveries[-1]
+    assert (again.lease.offsets.tolist(), again.attempts.tolist()) == ([0], [2])
+    play.ack("old", old, epoch=play.log.epoch - 1)
+    play.settle()
+    assert play.verdict("old") == [LEASE_LOST, ACCEPT]
+    assert old.lease.lease_id == again.lease.lease_id == LeaseId(1), "the epoch tells them apart"
+
+
+def test_refused_acks_and_ended_leases_are_tried_again() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0)
+    play.ack("a", play.deliveries[0], [0])
+    play.wait(LEASE_MS)
+    play.full = Overloaded("log", retry_after_ms=1)
+    create = CreateGroup(play.topic_id, "h", Start.EARLIEST, LEASE_MS)
+    play.leader.create_group(create, play.done("h"))
+    play.step()
+    play.step()
+    assert play.answers == {"h": play.full}
+    play.full = None
+    play.settle()
+    assert play.verdict("a") == [ACCEPT]
+    assert play.deliveries[-1].lease.offsets.tolist() == [1]
+    assert group.cursor == 1
+
+
+def test_many_leases_that_end_at_once_go_in_bounded_entries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader_module, "ENDED_OFFSETS_MAX", 4)
+    monkeypatch.setattr(leader_module, "GROUP_OFFSETS_MAX", 10)
+    play = Play()
+    group, consumer = delivered(play, *[0] * 21)
+    before = len(play.log.entries)
+    play.leader.leave(group, consumer)
+    play.settle()
+    entries = [list(decode_group(e.payload)) for e in play.log.entries[before:]]
+    assert [[len(op.offsets) for op in ops] for ops in entries] == [[4], [4], [4], [4], [4, 1]]  # type: ignore[union-attr]
+    play.join(group)
+    play.settle()
+    assert play.deliveries[-1].lease.offsets.tolist()
+    assert play.leader.leased(group) == (21, 1)
+
+
+def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "WAITING_ROWS_MAX", 3)
+    play = Play()
+    delivered(play, 0, 0)
+    (delivery,) = play.deliveries
+    play.ack("one", delivery)
+    with pytest.raises(Overloaded):
+        play.ack("again", delivery)
+    play.settle()
+    play.ack("again", delivery)
+    assert play.verdict("again") == [ALREADY_ACKED] * 2
+
+
+def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "DELIVERY_ROWS_MAX", 1)
+    monkeypatch.setattr(leader_module, "DELIVERIES_MAX", 3)
+    play = Play()
+    groups = [play.make_group(name) for name in ("g", "h", "i", "j")]
+    for group in groups:
+        play.join(group)
+    play.settle()
+    play.schedule("s", *[0] * 3)
+    play.step()
+    play.commit()
+    counts = dict.fromkeys((group.name for group in groups), 0)
+    for _ in range(4):
+        assert len(play.hand_out()) == 3
+        assert play.leader.wake_at_ms(play.now) <= play.mono_ms + 1
+        for delivery in play.deliveries[-3:]:
+            counts[delivery.group.name] += 1
+        assert max(counts.values()) - min(counts.values()) <= 1
+    assert play.hand_out() == []
+    assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
+
+
+# ---- the end
+
+
+def everything(play: Play) -> tuple[list[str], list[str]]:
+    """Leave requests of every kind in flight and waiting; return their names."""
+    group, _ = delivered(play, 0, 0)
+    flying, waiting = [], []
+    for names, tag in ((flying, "flying"), (flying, "flying too"), (waiting, "waiting")):
+        play.schedule(f"schedule {tag}", 100)
+        play.cancel(f"cancel {tag}", (1, 1))
+        create = CreateGroup(play.topic_id, f"new {tag}", Start.EARLIEST, LEASE_MS)
+        play.leader.create_group(create, play.done(f"group {tag}"))
+        play.ack(f"ack {tag}", play.deliveries[0])
+        names += [f"{kind} {tag}" for kind in ("schedule", "cancel", "group", "ack")]
+        play.step()
+    play.leader.topic("b", play.now, play.done("topic"))
+    play.leader.topic("b", play.now, play.done("same topic"))
+    play.leader.register(b"r", play.now, play.done("producer"))
+    assert group.cursor == 0
+    return [*flying, "topic", "same topic", "producer"], waiting
+
+
+def test_close_answers_everybody_once_and_says_whose_outcome_is_unknown() -> None:
+    play = Play()
+    flying, waiting = everything(play)
+    assert play.answers == {}
+    why = NotLeader("elsewhere")
+    play.leader.close(why)
+    play.leader.close(NotLeader(None))
+    assert set(play.answers) == {*flying, *waiting}
+    assert all(isinstance(play.answers[name], LeadershipLost) for name in flying)
+    assert all(play.answers[name] is why for name in waiting)
+    assert play.leader.closed is why
+    assert play.leader.idle
+    entries = len(play.log.entries)
+    play.commit()  # what still commits is nobody's business here
+    play.wait(10**6)
+    play.step()
+    assert len(play.log.entries) == entries
+    assert play.hand_out() == []
+    with pytest.raises(NotLeader):
+        play.schedule("s", 100)
+
+
+def test_refusing_leader_takes_nothing_new_and_drains() -> None:
+    play = Play()
+    flying, waiting = everything(play)
+    play.leader.refuse(ShuttingDown("bye"))
+    refused: list[Callable[[], object]] = [
+        lambda: play.schedule("s", 100),
+        lambda: play.cancel("c", (1, 1)),
+        lambda: play.leader.topic("t", play.now, play.done("t")),
+        lambda: play.leader.register(b"q", play.now, play.done("q")),
+    ]
+    for request in refused:
+        with pytest.raises(ShuttingDown):
+            request()
+    assert not play.leader.idle
+    play.settle()
+    assert play.leader.idle
+    assert set(play.answers) == {*flying, *waiting}
+    assert not any(isinstance(answer, TimerError) for answer in play.answers.values())
+
+
+def test_error_raised_often_does_not_keep_every_frame() -> None:
+    play = Play()
+    why = ShuttingDown("bye")
+    play.leader.refuse(why)
+    for _ in range(50):
+        with pytest.raises(ShuttingDown):
+            play.schedule("s", 100)
+    depth, frame = 0, why.__traceback__
+    while frame is not None:
+        depth, frame = depth + 1, frame.tb_next
+    assert depth < 10
+
+
+def test_followers_agree_with_what_the_leader_had_applied() -> None:
+    # P6: a follower that applies the same log, without a wheel.
+    play = Play()
+    delivered(play, 0, 100, 5000, credit=2)
+    play.ack("a", play.deliveries[0])
+    for _ in range(30):
+        play.wait(400)
+        play.schedule(f"s{play.mono_ms}", 0, 300, 10_000)
+        play.settle()
+    follower = machine_on(SimDisk(), leads=False)
+    for entry in play.log.entries:
+        follower.apply(entry)
+    assert follower.digest() == play.machine.digest()
+    assert answer_of(follower.checkpoint) == play.machine.checkpoint  # type: ignore[arg-type]
+    assert play.machine.topics[TopicId(1)].counts == play.machine.counts
