@@ -121,8 +121,10 @@ def _run(outcome: Outcome, runs: int, form: Form, data: Path, loop: asyncio.Runn
 
 def _text(error: Exception) -> str:
     if isinstance(error, ExceptionGroup):
-        return "; ".join(f"{type(each).__name__}: {_text(each)}" for each in error.exceptions)
-    return str(error)
+        texts = [f"{type(each).__name__}: {_text(each)}" for each in error.exceptions]
+    else:
+        texts = [str(error)]
+    return "; ".join([*texts, *getattr(error, "__notes__", [])])
 
 
 def _series(

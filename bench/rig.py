@@ -7,6 +7,7 @@ nobody needs the data, and a clean stop would only take time. After a failure th
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
 import time
 from collections.abc import Coroutine, Iterator
@@ -100,12 +101,17 @@ def new_rig(directory: Path, loop: asyncio.Runner) -> Iterator[Rig]:
     Raises:
         LaunchError: it does not come up.
     """
-    cluster = LocalCluster(directory)
+    cluster, failed = LocalCluster(directory), False
     try:
         cluster.start()
         cluster.wait_for_leader()
         yield Rig(cluster, loop)
+    except Exception as error:
+        failed = True
+        error.add_note(f"the nodes' files: {os.path.relpath(directory)}")
+        raise
     finally:
         for name in filter(cluster.is_running, cluster.nodes):
             cluster.kill(name)
-    shutil.rmtree(directory)
+        if not failed:
+            shutil.rmtree(directory)

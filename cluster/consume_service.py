@@ -4,8 +4,9 @@
                                                   |
     client: <- opened, deliveries    writer <-- outbox <-- sink, ack results
 
-The outbox is bounded by the credit; a consumer whose stream does not drain is paused, so that
-a slow reader costs a bounded amount of memory and holds nobody up.
+The outbox is bounded: a consumer whose stream does not drain is paused, and its acks are read no
+faster than it reads their answers, so that a slow reader costs a bounded amount of memory and
+holds nobody up.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster import status, wire
+from cluster.config import Groups
 from cluster.host import Host
 from cluster.rpc import Context, Service
 from cluster.timer_service import TimerService
@@ -31,8 +33,8 @@ from timerclient.proto import timer_pb2_grpc as rpc
 OUTBOX_BYTES_MAX: Final = 8 << 20
 CREDIT_MAX: Final = 1_000_000
 ACK_OFFSETS_MAX: Final = 65_536
-LEASE_MS_MIN: Final = 10
-LEASE_MS_MAX: Final = 12 * 3_600_000
+UNREAD_ACKS_MAX: Final = 1 << 20
+"""Offsets acked whose answers the consumer has not read yet; beyond it no request is read."""
 
 _RESULTS: Final = np.array(
     [
@@ -50,12 +52,19 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     """Hands messages out and takes acks, on the leader."""
 
     def __init__(
-        self, host: Host, timers: TimerService, *, salt: int, default_lease_ms: int
+        self,
+        host: Host,
+        timers: TimerService,
+        *,
+        salt: int,
+        groups: Groups,
+        group_name_bytes_max: int,
     ) -> None:
         self._host = host
         self._timers = timers
         self._salt = salt
-        self._default_lease_ms = default_lease_ms
+        self._groups = groups
+        self._group_name_bytes_max = group_name_bytes_max
         self._streams: set[_Stream] = set()
 
     def end_streams(self) -> None:
@@ -91,16 +100,17 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             raise InvalidRequest("kind", first and first.WhichOneof("kind"), "must begin with open")
         opening = first.open
         wire.check_name("topic", opening.topic)
-        wire.check_name("group", opening.group, wire.GROUP_NAME)
+        wire.check_name("group", opening.group, wire.GROUP_NAME, self._group_name_bytes_max)
         lease_ms = opening.lease_ms
-        if lease_ms and not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
-            limit = f"must be {LEASE_MS_MIN} to {LEASE_MS_MAX}, or 0 for the group's default"
+        low, high = self._groups.visibility_timeout_ms_min, self._groups.visibility_timeout_ms_max
+        if lease_ms and not low <= lease_ms <= high:
+            limit = f"must be {low} to {high}, or 0 for the group's default"
             raise InvalidRequest("lease_ms", lease_ms, limit)
         leader = self._host.require_leader()
         topic = await self._timers.topic(leader, opening.topic)
         start = Start.LATEST if opening.start == pb.LATEST else Start.EARLIEST
         create = CreateGroup(
-            topic.topic_id, opening.group, start, lease_ms or self._default_lease_ms
+            topic.topic_id, opening.group, start, lease_ms or self._groups.visibility_timeout_ms
         )
         group = await self._host.ask(lambda done: leader.create_group(create, done))
         assert isinstance(group, Group)
@@ -120,9 +130,16 @@ class _Stream:
         self._leader = leader
         self._group = group
         self._salt = salt
-        self._outbox: asyncio.Queue[tuple[pb.ConsumeResponse | None, int]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[tuple[pb.ConsumeResponse | None, int, int]] = asyncio.Queue()
+        """Responses, each with its bytes and the acks that it answers. None: the end."""
         self._outbox_bytes = 0
         self._consumer: Consumer | None = None
+        self._acking = 0
+        """Ack requests that are not answered yet."""
+        self._reading = True
+        self._unread_acks = 0
+        self._read = asyncio.Event()
+        """Set when the consumer has read something."""
         self.ended: TimerError | None = None
 
     def join(self, name: str, lease_ms: int) -> None:
@@ -146,9 +163,12 @@ class _Stream:
         self._host.kick()
 
     async def read(self, requests: AsyncIterator[pb.ConsumeRequest]) -> None:
-        """Take what the client sends, until it ends or breaks a rule."""
+        """Take what the client sends, until it ends or breaks a rule; then answer every ack."""
         try:
             async for request in requests:
+                while self._unread_acks > UNREAD_ACKS_MAX:
+                    self._read.clear()
+                    await self._read.wait()
                 kind = request.WhichOneof("kind")
                 if kind == "credit":
                     self.credit(request.credit)
@@ -159,6 +179,11 @@ class _Stream:
         except TimerError as error:
             self.end(error)
         finally:
+            self._reading = False
+            self._end_if_answered()
+
+    def _end_if_answered(self) -> None:
+        if not self._reading and not self._acking:
             self._put(None, 0)
 
     def _ack(self, request: pb.AckRequest) -> None:
@@ -166,6 +191,8 @@ class _Stream:
         if not 1 <= len(offsets) <= ACK_OFFSETS_MAX:
             raise InvalidRequest("offsets", len(offsets), f"1 to {ACK_OFFSETS_MAX} in one ack")
         request_no = request.request_no
+        self._acking += 1
+        self._unread_acks += len(offsets)
 
         def done(result: npt.NDArray[np.uint8] | TimerError) -> None:
             acked = pb.AckResponse(request_no=request_no)
@@ -173,10 +200,15 @@ class _Stream:
                 acked.error.CopyFrom(status.to_wire(result))
             else:
                 acked.results.extend(_RESULTS[result].tolist())
-            self._put(pb.ConsumeResponse(acked=acked), 0)
+            self._acking -= 1
+            self._put(pb.ConsumeResponse(acked=acked), 0, acks=len(offsets))
+            self._end_if_answered()
 
         lease_id, epoch = LeaseId(request.lease_id), Epoch(request.epoch)
-        self._leader.ack(self._group, epoch, lease_id, offsets, done)
+        try:
+            self._leader.ack(self._group, epoch, lease_id, offsets, done)
+        except TimerError as refused:
+            done(refused)
         self._host.kick()
 
     def _deliver(self, delivery: Delivery) -> None:
@@ -188,13 +220,15 @@ class _Stream:
         self._consumer.paused = self._outbox_bytes > OUTBOX_BYTES_MAX
         self._put(pb.ConsumeResponse(deliveries=deliveries), size)
 
-    def _put(self, response: pb.ConsumeResponse | None, size: int) -> None:
-        self._outbox.put_nowait((response, size))
+    def _put(self, response: pb.ConsumeResponse | None, size: int, acks: int = 0) -> None:
+        self._outbox.put_nowait((response, size, acks))
 
     async def next(self) -> pb.ConsumeResponse | None:
         """Return what to write next. None: the stream is over."""
-        response, size = await self._outbox.get()
+        response, size, acks = await self._outbox.get()
         self._outbox_bytes -= size
+        self._unread_acks -= acks
+        self._read.set()
         consumer = self._consumer
         if consumer is not None and consumer.paused and self._outbox_bytes < OUTBOX_BYTES_MAX // 2:
             consumer.paused = False

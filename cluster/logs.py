@@ -14,6 +14,8 @@ import time
 from typing import Final, TextIO
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:/@+,\[\]-]+", re.ASCII)
+_GRPC: Final = "grpc._cython.cygrpc"
+_PEERS_FAULTS: Final = frozenset({"ExecuteBatchError", "DecodeError"})
 _STANDARD: Final = frozenset(
     [*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"]
 )
@@ -48,6 +50,23 @@ def _quoted(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
+class _PeersFault(logging.Filter):
+    """Makes a line of what gRPC logs as our error, and is the other side's doing.
+
+    A client that goes while it is written to, or sends what is no message, must not fill the log
+    with tracebacks.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True; the record may be another afterwards."""
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is not None and kind.__name__ in _PEERS_FAULTS:
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]}", None  # type: ignore[index]
+            record.exc_info = record.exc_text = None
+        return True
+
+
 def setup_logs(*, level: str, node: str, stream: TextIO | None = None) -> logging.Handler:
     """Log all of the process as lines, from `level` (a name) on, in place of what was set before.
 
@@ -59,4 +78,5 @@ def setup_logs(*, level: str, node: str, stream: TextIO | None = None) -> loggin
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.captureWarnings(capture=True)
+    logging.getLogger(_GRPC).addFilter(_PeersFault())
     return handler

@@ -239,9 +239,14 @@ class Node:
             limits=request_limits,
             salt=salt,
             auto_create_topics=config.auto_create_topics,
+            topic_name_bytes_max=limits.topic_name_bytes_max,
         )
         self._consumers = ConsumeService(
-            self.host, timers, salt=salt, default_lease_ms=config.groups.visibility_timeout_ms
+            self.host,
+            timers,
+            salt=salt,
+            groups=config.groups,
+            group_name_bytes_max=limits.group_name_bytes_max,
         )
         admin = AdminService(self.view, timers, self.host.require_leader)
         for service in (timers, self._consumers, admin):

@@ -181,7 +181,10 @@ class RaftLink(grpc.GenericRpcHandler):
         while True:
             try:
                 await self._stream_to(peer)
-            except (_Broken, BadMessage, grpc.aio.AioRpcError, TimeoutError) as error:
+            except (
+                *(_Broken, BadMessage, grpc.aio.AioRpcError, TimeoutError),
+                asyncio.InvalidStateError,  # a write to a call that has just ended
+            ) as error:
                 if peer.up:
                     logger.info("link to %s broke: %s", peer.name, _brief(error))
             except Exception:  # `channel_for` is the node's: resolving a name may fail in any way

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -26,18 +26,27 @@ _RESULTS: Final = (
     pb.TIMER_NOT_FOUND,
 )
 """timer.machine's results to CancelResult."""
+UNREAD_ANSWERS_MAX: Final = 1024
+"""Answers of a stream that its client has not read; beyond it no request is read."""
 
 
 class TimerService(Service, rpc.TimerServiceServicer):
     """Schedules and cancels, on the leader."""
 
     def __init__(
-        self, host: Host, *, limits: RequestLimits, salt: int, auto_create_topics: bool
+        self,
+        host: Host,
+        *,
+        limits: RequestLimits,
+        salt: int,
+        auto_create_topics: bool,
+        topic_name_bytes_max: int,
     ) -> None:
         self._host = host
         self._limits = limits
         self._salt = salt
         self._auto_create_topics = auto_create_topics
+        self._topic_name_bytes_max = topic_name_bytes_max
 
     @answered
     async def RegisterProducer(  # noqa: N802
@@ -67,8 +76,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self, requests: AsyncIterator[pb.ScheduleRequest], context: Context
     ) -> AsyncIterator[pb.ScheduleResponse]:
         """Take requests in the order of the stream; answer each once."""
-        answers: asyncio.Queue[asyncio.Future[pb.ScheduleResponse] | pb.ScheduleResponse | None]
-        answers = asyncio.Queue()
+        answers: asyncio.Queue[_Answering | None] = asyncio.Queue()
+        room = asyncio.Semaphore(UNREAD_ANSWERS_MAX)
 
         async def read() -> None:
             try:
@@ -78,6 +87,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
                     except TimerError as error:
                         self.on_error("ScheduleStream", error)
                         answers.put_nowait(_failed(request.request_no, error))
+                    await room.acquire()
             finally:
                 answers.put_nowait(None)
 
@@ -85,8 +95,13 @@ class TimerService(Service, rpc.TimerServiceServicer):
         try:
             while (answer := await answers.get()) is not None:
                 yield answer if isinstance(answer, pb.ScheduleResponse) else await _answer(answer)
+                room.release()
         finally:
             reader.cancel()
+            while not answers.empty():  # nobody waits for these any more
+                left = answers.get_nowait()
+                if isinstance(left, asyncio.Future):
+                    left.cancel()
 
     async def _take(self, request: pb.ScheduleRequest) -> "asyncio.Future[pb.ScheduleResponse]":
         """Hand a request to the leader; the future has its answer, or a TimerError as exception.
@@ -141,12 +156,14 @@ class TimerService(Service, rpc.TimerServiceServicer):
 
         Raises:
             NotFound: it does not exist, and auto_create_topics is off.
+            InvalidRequest: its name is longer than a new topic's may be.
         """
         known = leader.machine.topic_by_name.get(name)
         if known is not None:
             return known
         if not (create or self._auto_create_topics):
             raise NotFound("topic", name)
+        wire.check_name("topic", name, bytes_max=self._topic_name_bytes_max)
         now = self._host.now()
         topic = await self._host.ask(lambda done: leader.topic(name, now, done))
         assert isinstance(topic, Topic)
@@ -165,6 +182,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
             asked = self._host.ask(lambda done: leader.cancel(due_ms[genuine], seq[genuine], done))
             results[genuine] = await within(asked, context)
         return pb.CancelResponse(results=[_RESULTS[result] for result in results.tolist()])
+
+
+_Answering: TypeAlias = asyncio.Future[pb.ScheduleResponse] | pb.ScheduleResponse
 
 
 class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):

@@ -45,14 +45,17 @@ def id_salt(cluster_id: str) -> int:
     return int.from_bytes(hashlib.sha256(b"timer-id/" + cluster_id.encode()).digest()[:8], "big")
 
 
-def check_name(field: str, name: str, pattern: re.Pattern[str] = TOPIC_NAME) -> str:
+def check_name(
+    field: str, name: str, pattern: re.Pattern[str] = TOPIC_NAME, bytes_max: int = 255
+) -> str:
     """Return `name` if it may name a topic or group.
 
     Raises:
         InvalidRequest: it may not.
     """
-    if not pattern.fullmatch(name):
-        limit = "must be 1 to 255 of A-Z a-z 0-9 . _ -, beginning with a letter or digit"
+    if not pattern.fullmatch(name) or len(name) > bytes_max:
+        signs = "A-Z a-z 0-9 . _ -" + (" /" if pattern is TOPIC_NAME else "")
+        limit = f"must be 1 to {bytes_max} of {signs}, beginning with a letter or digit"
         raise InvalidRequest(field, name, limit)
     return name
 

@@ -55,7 +55,9 @@ class Transport:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what the node's gRPC server needs."""
-        link: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._link)
+        link: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._link
+        )
         service, method = METHOD.strip("/").split("/")
         return grpc.method_handlers_generic_handler(service, {method: link})
 

@@ -19,7 +19,14 @@ from timer.disk import Disk
 from timer.entry import HEADER_SIZE, Entry, Kind
 from timer.errors import NotLeader, TimerError
 from timer.leader import Leader, LeaderConfig, Now
-from timer.machine import Applied, Checkpoint, FireApplied, Machine
+from timer.machine import (
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    FireApplied,
+    Machine,
+    ScheduleApplied,
+)
 from timer.manifest import State
 from timer.queues import Block
 from timer.run import RunMeta
@@ -31,10 +38,12 @@ FOLD_BYTES: Final = 2 << 20
 """Payload applied in one go: a few milliseconds."""
 CHECKPOINTS_KEPT: Final = 64
 """Three minutes of them, by default."""
+
+# What an entry counts for besides its payload, measured as the time that it takes to apply.
 _ENTRY_BYTES: Final = 4096
-"""What an entry counts for besides its payload."""
+_PART_BYTES: Final = 1024
 _FIRED_BYTES: Final = 64
-"""What a fired row counts for: a FIRE is small and moves a lot."""
+_CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
 
 
 class LogView(Protocol):
@@ -83,6 +92,21 @@ class Flush:
         if self.run is not None:
             self.state["runs"].append(self.run.pack())
         manifest.write(self.disk, self.directory, self.state)
+
+
+def _work(entry: Entry, applied: Applied) -> int:
+    """Return what applying the entry has cost, in bytes of payload that cost the same."""
+    work = len(entry.payload) + _ENTRY_BYTES
+    match applied:
+        case ScheduleApplied(parts, _):
+            work += _PART_BYTES * len(parts)
+        case FireApplied(fired, _):
+            work += _FIRED_BYTES * sum(len(rows) for _, rows in fired)
+        case CancelApplied(results):
+            work += _CANCEL_BYTES * len(results)
+        case _:
+            pass
+    return work
 
 
 class Engine:
@@ -146,11 +170,9 @@ class Engine:
                 break
             applied = self.machine.apply(entry)
             count += 1
-            work += len(entry.payload) + _ENTRY_BYTES
+            work += _work(entry, applied)
             self.log_bytes_since_flush += len(entry.payload) + HEADER_SIZE
-            if isinstance(applied, FireApplied):
-                work += _FIRED_BYTES * sum(len(rows) for _, rows in applied.fired)
-            elif isinstance(applied, Checkpoint):
+            if isinstance(applied, Checkpoint):
                 self._record(applied)
             if self._observe is not None:
                 self._observe(entry, applied)

@@ -88,7 +88,9 @@ class Queue:
         """Yield (block, positions in it) that together cover `offsets` (ascending), in order."""
         start = 0
         while start < len(offsets):
-            block = self.blocks[bisect_right(self._firsts, int(offsets[start])) - 1]
+            number = bisect_right(self._firsts, int(offsets[start])) - 1
+            assert number >= 0, (int(offsets[start]), self.begin, self.end)
+            block = self.blocks[number]
             stop = start + int(np.searchsorted(offsets[start:], np.uint64(block.end)))
             assert stop > start, (int(offsets[start]), self.begin, self.end)
             yield block, offsets[start:stop] - np.uint64(block.first)

@@ -91,7 +91,7 @@ class Blobs:
         offsets[-1] = end[-1]
         place = np.empty(n, np.int64)
         place[order] = np.arange(0, 2 * n, 2)
-        return _binary(offsets, self._data).take(pa.array(place))
+        return _binary(offsets, self._data).take(_numbers(place, pa.int64()))
 
 
 class RunWriter:
@@ -187,7 +187,8 @@ class RunWriter:
         n = len(rows)
         columns = [np.ascontiguousarray(rows[name]) for name in _SCHEMA.names[:4]]
         binaries = [blobs.column(rows, name) for name in _BINARIES]
-        batch = pa.record_batch([*map(pa.array, columns), *binaries], schema=_SCHEMA)
+        numbers = [_numbers(c, f.type) for c, f in zip(columns, _SCHEMA, strict=False)]
+        batch = pa.record_batch([*numbers, *binaries], schema=_SCHEMA)
         assert self._arrow is not None
         self._arrow.write_batch(batch)
         data = self._sink.taken()
@@ -277,6 +278,11 @@ class _Sink:
     def taken(self) -> list[memoryview]:
         chunks, self._chunks = self._chunks, []
         return chunks
+
+
+def _numbers(column: npt.NDArray[Any], of: pa.DataType) -> pa.Array:
+    """Wrap a column without copying; `pa.array` would import pandas to look at it, for a second."""
+    return pa.Array.from_buffers(of, len(column), [None, pa.py_buffer(column)])
 
 
 def _binary(offsets: npt.NDArray[np.int32], data: bytes | memoryview) -> pa.BinaryArray:

@@ -43,6 +43,10 @@ TimerLike = Timer | str | bytes
 
 STARTS = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
 WINDOW = 1_000
+WINDOW_MAX = 1_000_000
+"""Of one consumer; the leader grants no more."""
+LEASE_S_MAX = 43_200
+"""Twelve hours; the leader may allow less."""
 CLOSE_AFTER_ERROR_S = 2.0
 
 
@@ -69,9 +73,10 @@ def make_row(
     is_delay, ms = rows.moment(when)
     if len(ms) != 1:
         raise InvalidRequest.of("when", ms, "one timer has one due time")
+    rows.utf8("topic", topic)  # here, or it would break the request that others share with it
     row = Row(topic, rows.payload_bytes(payload), is_delay=is_delay, ms=ms[0])
     if key:
-        row.key = key.encode()
+        row.key = rows.utf8("key", key)
     if headers:
         row.headers = rows.encode_headers(headers)
     if row.size > rows.REQUEST_SIZE_MAX:
@@ -88,10 +93,10 @@ def raw_ids(timers: Iterable[TimerLike]) -> bytes:
     """
     out = bytearray()
     for timer in timers:
-        raw = timer.raw if isinstance(timer, Timer) else timer
+        raw: Any = timer.raw if isinstance(timer, Timer) else timer
         if isinstance(raw, str):
             raw = ids.from_text(raw)
-        if len(raw) != ids.SIZE:
+        if not isinstance(raw, bytes) or len(raw) != ids.SIZE:
             raise InvalidRequest.of("timer_id", raw, f"must be {ids.SIZE} bytes")
         out += raw
     return bytes(out)
@@ -103,11 +108,17 @@ def make_opening(
     """Return what opens a consumer.
 
     Raises:
-        InvalidRequest: `start` is neither "earliest" nor "latest", or the lease is not positive.
+        InvalidRequest: `start` is neither "earliest" nor "latest", the lease is not positive or
+            far too long, or a name is no text.
     """
+    for field, text in (("topic", topic), ("group", group), ("name", name)):
+        rows.utf8(field, text)
     if start not in STARTS:
         raise InvalidRequest.of("start", start, f"must be one of {', '.join(STARTS)}")
-    lease_ms = 0 if lease is None else max(1, round(seconds(lease) * 1000))
+    lease_s = 0.0 if lease is None else seconds(lease)
+    if lease_s > LEASE_S_MAX:
+        raise InvalidRequest.of("lease", lease, f"must be at most {LEASE_S_MAX} s")
+    lease_ms = 0 if lease is None else max(1, round(lease_s * 1000))
     return pb.OpenConsumer(
         topic=topic, group=group, lease_ms=lease_ms, start=STARTS[start], consumer=name
     )
@@ -117,11 +128,13 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     """Return the credit of a consumer.
 
     Raises:
-        InvalidRequest: a number is not positive.
+        InvalidRequest: a number is not positive, or the window is beyond WINDOW_MAX.
     """
     for name, value in (("window", window), ("max_messages", max_messages)):
         if value is not None and value < 1:
             raise InvalidRequest.of(name, value, "must be positive")
+    if window > WINDOW_MAX:
+        raise InvalidRequest.of("window", window, f"must be at most {WINDOW_MAX}")
     return Credit(window, max_messages)
 
 
@@ -287,6 +300,7 @@ class AsyncTimerClient:
 
     async def create_topic(self, topic: str) -> int:
         """Return the id of a topic that exists from now on."""
+        rows.utf8("topic", topic)
         request = pb.CreateTopicRequest(topic=topic)
         answer = await self.nodes().call(
             lambda node: lambda: node.admin.CreateTopic(request), within_s=self._call_s
@@ -295,6 +309,7 @@ class AsyncTimerClient:
 
     async def transfer(self, target: str = "") -> None:
         """Hand the leadership over to the node named `target`; empty: to any other."""
+        rows.utf8("target", target)
         request = pb.TransferLeadershipRequest(target=target)
         await self.nodes().call(
             lambda node: lambda: node.admin.TransferLeadership(request),

@@ -129,6 +129,20 @@ _CONVERT: Final[dict[str, Callable[[Any], int]]] = {
 }
 
 
+def utf8(field: str, text: Any) -> bytes:
+    """Return a text as it travels.
+
+    Raises:
+        InvalidRequest: it is no str, or holds half a character (a lone surrogate).
+    """
+    if not isinstance(text, str):
+        raise InvalidRequest.of(field, text, "must be str")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest.of(field, text, "must have a form in UTF-8") from None
+
+
 def encode_headers(headers: Headers | None) -> bytes:
     """Return one row's headers as they travel; none is empty.
 
@@ -139,9 +153,7 @@ def encode_headers(headers: Headers | None) -> bytes:
         return b""
     out = bytearray()
     for text in (text for pair in headers.items() for text in pair):
-        if not isinstance(text, str):
-            raise InvalidRequest.of("headers", text, "names and values must be str")
-        encoded = text.encode()
+        encoded = utf8("headers", text)
         if len(encoded) > TEXT_SIZE_MAX:
             limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"
             raise InvalidRequest.of("headers", text[:32] + "…", limit)
@@ -196,13 +208,14 @@ def encode_batch(
     """
     request = pb.ScheduleRequest()
     to = request.timers.add()
+    utf8("topic", topic)
     to.topic = topic
     n = _write_payloads(to, payloads)
     is_delay, ms = moment(when)
     if len(ms) not in (1, n):
         raise InvalidRequest.of("when", f"{len(ms)} values", f"give one, or one for each of {n}")
     (to.delay_ms if is_delay else to.due_ms).extend(ms)
-    key_list = [] if keys is None else [(key or "").encode() for key in _listed(keys)]
+    key_list = [] if keys is None else [utf8("keys", key or "") for key in _listed(keys)]
     if isinstance(headers, Mapping):
         header_list = [encode_headers(headers)] * n
     else:

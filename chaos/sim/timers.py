@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.sim.options import Options
-from chaos.sim.town import LEASE_MS, Request, SimConsumer, TimerName, Town
+from chaos.sim.town import LEASE_MS, Request, Row, SimConsumer, TimerName, Town
 from chaos.sim.world import World
 from timer.clock import ClusterClock, Sample
 from timer.columns import Binary, Part
@@ -21,10 +21,10 @@ from timer.errors import NotLeader, TimerError
 from timer.groups import Group
 from timer.leader import Delivery, LeaderConfig, Now
 from timer.leases import Consumer
-from timer.machine import Applied, Checkpoint, Topic
+from timer.machine import Applied, Checkpoint
 from timer.payloads import CreateGroup, Start
 from timer.producers import Answer
-from timer.units import Epoch, LeaseId, LogIndex, MonoMs, ProducerId, ReplicaId, UnixMs
+from timer.units import Epoch, LeaseId, LogIndex, ProducerId, ReplicaId, UnixMs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,9 +43,7 @@ class TimerApp:
         self._town = town
         self.engine = Engine(node.disk, STATE_PATH, CONFIG, self._observe)
         self.voters: frozenset[ReplicaId] | None = (
-            frozenset(self.engine.machine.voters) or None
-            if self.engine.manifest_index
-            else None
+            frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
         )
         self._clock: ClusterClock | None = None
         self._kicked = False
@@ -137,7 +135,7 @@ class TimerApp:
             self._clock.observe(sample)
         now = self._now()
         leader.step(now)
-        if self.node.core.lease_held(self.node.mono_ms()):
+        if self.may_hand_out():
             for delivery in leader.hand_out(now):
                 delivery.lease.consumer.sink(delivery)
             leader.step(now)
@@ -146,6 +144,10 @@ class TimerApp:
         if self._wake_us is None or wake_us < self._wake_us:
             self._wake_us = wake_us
             self.node.later(wait_ms * 1000, self._wake, wake_us)
+
+    def may_hand_out(self) -> bool:
+        """Whether nobody else can lead at this moment."""
+        return self.node.core.lease_held(self.node.mono_ms())
 
     def _wake(self, wake_us: int) -> None:
         if self._wake_us == wake_us:
@@ -190,7 +192,7 @@ class TimerApp:
                 due_ms=leader.effective_due(requested, now),
                 requested_ms=requested,
                 topic=np.full(rows, topic.topic_id, np.uint32),
-                payload=Binary.of([b"%d" % request.sequence] * rows),
+                payload=Binary.of(request.payloads(producer_id)),
             )
             leader.schedule(part, lambda result: reply(_names(result)))
         except TimerError as refused:
@@ -231,26 +233,13 @@ class TimerApp:
         assert leader is not None
 
         def sink(delivery: Delivery) -> None:
-            rows = [row for row in self._rows(delivery.topic, delivery)]
-            self._town.line.stream(consumer.take, stream, delivery, self, rows)
+            self._town.line.stream(consumer.take, stream, delivery, self, _rows(delivery))
 
         joined = Consumer("sim", LEASE_MS, sink)
         self._joined[consumer, stream] = (group, joined)
         leader.join(group, joined)
         leader.credit(group, joined, credit)
         self._kick()
-
-    def _rows(self, topic: Topic, delivery: Delivery) -> list[tuple[TimerName, int]]:
-        out: list[tuple[TimerName, int]] = []
-        for block, at in topic.queue.slices(delivery.lease.offsets):
-            for row in block.rows[at.astype(np.int64)]:
-                name = TimerName(int(row["due_ms"]), int(row["seq"]))
-                out.append((name, int(block.fired_at_ms)))
-        return out
-
-    def epoch_of(self, delivery: Delivery) -> Epoch:
-        """Return the epoch that handed it out."""
-        return delivery.epoch
 
     def leave(self, consumer: SimConsumer, stream: int) -> None:
         """A stream broke."""
@@ -266,7 +255,7 @@ class TimerApp:
             self.engine.leader.credit(*joined, messages)
             self._kick()
 
-    def ack(  # noqa: PLR0913
+    def ack(
         self,
         consumer: SimConsumer,
         stream: int,
@@ -293,6 +282,18 @@ class TimerApp:
         except TimerError as refused:
             reply(refused)
         self._kick()
+
+
+def _rows(delivery: Delivery) -> list[Row]:
+    """Return the messages of a lease."""
+    out: list[Row] = []
+    for block, at in delivery.topic.queue.slices(delivery.lease.offsets):
+        for row in block.rows[at.astype(np.int64)]:
+            start = int(row["payload_start"])
+            payload = bytes(block.bufs[int(row["buf"])][start : start + int(row["payload_size"])])
+            name = TimerName(int(row["due_ms"]), int(row["seq"]))
+            out.append(Row(name, int(block.fired_at_ms), payload))
+    return out
 
 
 def _names(result: object) -> object:
@@ -327,6 +328,3 @@ class TimerWorld(World):
         """
         super().run(seconds)
         self.town.settle()
-
-
-__all__ = ["MonoMs", "TimerApp", "TimerWorld"]

@@ -28,7 +28,8 @@ TOPICS: Final = ("a", "b")
 GROUPS: Final = ("g", "h")
 RESEND_MS: Final = 1_500
 LEASE_MS: Final = 2_000
-SETTLE_MS_MAX: Final = 90_000
+SETTLE_MS_MAX: Final = 200_000
+"""A clock that was led astray comes back at half the rate of time."""
 LINE_US: Final = 300
 
 
@@ -38,6 +39,16 @@ class TimerName:
 
     due_ms: int
     seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A delivered message."""
+
+    name: TimerName
+    fired_at_ms: int
+    payload: bytes
+    """Says which row of which request it is; see `Request.payloads`."""
 
 
 @dataclass(slots=True)
@@ -61,6 +72,8 @@ class Book:
     digests: dict[LogIndex, str] = field(default_factory=dict)
     fired: dict[TimerName, tuple[str, int]] = field(default_factory=dict)
     """Timer -> (topic, queue offset), as consumers saw it."""
+    payloads: dict[bytes, TimerName] = field(default_factory=dict)
+    """Row of a request -> the one timer that it became."""
     acked: set[tuple[str, str, int]] = field(default_factory=set)
     """(topic, group, offset) whose ack was confirmed."""
     delivered: set[tuple[str, str, int]] = field(default_factory=set)
@@ -86,9 +99,12 @@ class Book:
         if name in self.fired:
             raise Broken("cancel", f"{name} was delivered, then cancelled")
 
-    def seen(self, key: tuple[str, str, int], name: TimerName, fired_at: int, attempt: int) -> None:
+    def seen(self, key: tuple[str, str, int], row: Row, attempt: int) -> None:
         """P1 - P5: a consumer got a message."""
         topic, _, offset = key
+        name, fired_at = row.name, row.fired_at_ms
+        if self.payloads.setdefault(row.payload, name) != name:
+            raise Broken("twice", f"{row} is {self.payloads[row.payload]} as well")
         if self.fired.setdefault(name, (topic, offset)) != (topic, offset):
             raise Broken("twice", f"{name} fired at {self.fired[name]} and {(topic, offset)}")
         if fired_at < name.due_ms:
@@ -136,6 +152,11 @@ class Request:
     absolute: bool
     sent_us: int = -1
 
+    def payloads(self, producer_id: int) -> list[bytes]:
+        """Return one payload per timer, like no other's in the world."""
+        count = len(self.delays_ms)
+        return [b"%d/%d/%d" % (producer_id, self.sequence, row) for row in range(count)]
+
 
 class Line:
     """How clients reach nodes: late, and not always."""
@@ -145,16 +166,16 @@ class Line:
         self._rng = rng
         self.loss = rng.choice((0.0, 0.01, 0.1))
 
-    def carry(self, call: Callable[..., object], *args: object) -> None:
+    def carry(self, call: Callable[..., None], *args: object) -> None:
         """Call in a while, or never."""
         if self._rng.random() < self.loss:
             return
         delay_us = int(LINE_US * (0.2 + self._rng.expovariate(1.0)))
-        self._world.timeline.after(delay_us, lambda: call(*args) and None)
+        self._world.timeline.after(delay_us, call, *args)
 
-    def stream(self, call: Callable[..., object], *args: object) -> None:
+    def stream(self, call: Callable[..., None], *args: object) -> None:
         """Call in a while: a stream loses nothing until it breaks."""
-        self._world.timeline.after(LINE_US, lambda: call(*args) and None)
+        self._world.timeline.after(LINE_US, call, *args)
 
     def ask(self, app: "TimerApp", call: Callable[..., object], *args: object) -> None:
         """Call a method of an application on its node, unless the node is dead by then."""
@@ -287,21 +308,21 @@ class SimConsumer:
         if app is not None and app.node.alive and app.node.app is app:
             app.node.call(app.leave, self, self._stream)
 
-    def take(self, stream: int, delivery: Delivery, app: "TimerApp", rows: list[object]) -> None:
+    def take(self, stream: int, delivery: Delivery, app: "TimerApp", rows: list[Row]) -> None:
         """A delivery arrives."""
-        if stream != self._stream or app.epoch_of(delivery) < self._epoch:
+        if stream != self._stream or delivery.epoch < self._epoch:
             return
-        self._epoch = app.epoch_of(delivery)
+        self._epoch = delivery.epoch
         offsets = delivery.lease.offsets.tolist()
         for offset, row, attempt in zip(offsets, rows, delivery.attempts.tolist(), strict=True):
-            name, fired_at = row  # type: ignore[misc]
-            self._town.book.seen((self.topic, self.group, offset), name, fired_at, attempt)
+            key = (self.topic, self.group, offset)
+            self._town.book.seen(key, row, attempt)
         if self._app is app:
             app.node.call(app.credit, self, stream, len(offsets))
         if self._rng.random() < self._laziness and not self._town.closing:
             return  # its lease will end
         delay_us = int(self._rng.choice((1, 20, 500, LEASE_MS + 200)) * 1000 * self._rng.random())
-        epoch, lease_id = app.epoch_of(delivery), delivery.lease.lease_id
+        epoch, lease_id = delivery.epoch, delivery.lease.lease_id
         self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, offsets)
 
     def _ack(self, epoch: int, lease_id: int, offsets: list[int]) -> None:
@@ -343,11 +364,7 @@ class Town:
 
     def leader(self) -> "TimerApp | None":
         """Return somebody who believes to serve; deposed leaders included."""
-        serving = [
-            node.app
-            for node in self.world.nodes
-            if node.alive and getattr(node.app, "engine", None) and node.app.engine.leader
-        ]
+        serving = [app for app in self._apps() if app.node.alive and app.engine.leader]
         return self._rng.choice(serving) if serving else None
 
     def reply(self, answered: Callable[[object], None]) -> Callable[[object], None]:
@@ -366,11 +383,15 @@ class Town:
             Broken: a promise was.
         """
         self.closing = True
+        for node in self.world.nodes:
+            node.wall_offset_ms = 0
         timeline = self.world.timeline
         give_up_us = timeline.now_us + SETTLE_MS_MAX * 1000
         while timeline.now_us < give_up_us and not self._settled():
-            for client in (*self.producers, *self.consumers):
-                client.act()
+            for producer in self.producers:
+                producer.act()
+            for consumer in self.consumers:
+                consumer.act()
             timeline.run_until(timeline.now_us + 200_000)
         if not self._settled():
             states = [str(app.engine.machine.counts) for app in self._apps()]
@@ -380,7 +401,8 @@ class Town:
             self.book.at_end(app)
 
     def _apps(self) -> "list[TimerApp]":
-        return [node.app for node in self.world.nodes]  # type: ignore[misc]
+        """Return the applications of all nodes that were ever started."""
+        return [node.app for node in self.world.nodes if hasattr(node, "app")]  # type: ignore[misc]
 
     def _settled(self) -> bool:
         return not any(p.waiting for p in self.producers) and all(

@@ -87,7 +87,10 @@ class Running(LocalCluster):
         """Return a channel to one node, kept until the end."""
         if name not in self._channels:
             size = 64 << 20
-            options = [("grpc.max_send_message_length", size), ("grpc.max_reconnect_backoff_ms", 200)]
+            options = [
+                ("grpc.max_send_message_length", size),
+                ("grpc.max_reconnect_backoff_ms", 200),
+            ]
             self._channels[name] = grpc.insecure_channel(self._node(name).grpc, options=options)
         return self._channels[name]
 

@@ -1,7 +1,7 @@
 """What tests of the machine share: a log in memory, and a naive model of the machine."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
     return {
         "digest": machine.digest(),
         "applied": (machine.applied_index, machine.applied_epoch, machine.applied_time_ms),
-        "counts": machine.counts,
+        "counts": astuple(machine.counts),
         "pending": machine.store.pending,
         "position": tuple(machine.store.position),
         "voters": machine.voters,
@@ -230,6 +230,8 @@ class Model:
     next_seq: int = 1
     timers: dict[int, Timer] = field(default_factory=dict)
     """Of every seq ever issued."""
+    weights: dict[int, int] = field(default_factory=dict)
+    """Seq -> bytes of payload and key."""
     pending: set[int] = field(default_factory=set)
     queues: dict[int, list[int]] = field(default_factory=dict)
     """Topic -> seqs in the order of their offsets."""
@@ -264,6 +266,8 @@ class Model:
     def _take(self, part: Part, now_ms: int) -> None:
         ends = np.cumsum(part.payload.sizes).tolist()
         starts = [0, *ends[:-1]]
+        sizes = part.payload.sizes + (0 if part.key is None else part.key.sizes)
+        self.weights.update(enumerate(sizes.tolist(), start=self.next_seq))
         for topic, due, start, end in zip(part.topic, part.due_ms, starts, ends, strict=True):
             seq = self.next_seq
             self.next_seq += 1
@@ -287,7 +291,7 @@ class Model:
         fired: list[int] = []
         size = 0
         for _, seq in due:
-            weight = len(self.timers[seq][2])
+            weight = self.weights[seq]
             if len(fired) == fire.rows_max or (fired and size + weight > fire.bytes_max):
                 break
             fired.append(seq)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.simdisk import SimDisk
-from tests.timer.machines import START_MS, Log, Timer, answer_of, machine_on, part_of, u64
+from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
 from timer import leader as leader_module
 from timer.columns import decode_schedule
 from timer.entry import Kind
@@ -29,7 +29,7 @@ from timer.groups import Group
 from timer.leader import Delivery, Leader, LeaderConfig, Now, resolve_due
 from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Consumer
 from timer.machine import CANCELLED, Topic
-from timer.payloads import CreateGroup, Start, decode_cancel, decode_fire, decode_group
+from timer.payloads import CreateGroup, Fire, Start, decode_cancel, decode_fire, decode_group
 from timer.units import DUE_MS_MAX, Epoch, LeaseId, LogIndex, MonoMs, TopicId, UnixMs
 
 LEASE_MS = 1000
@@ -296,16 +296,16 @@ def test_cancels_of_many_requests_go_in_one_entry_and_each_gets_its_own_results(
 
 
 def test_cancels_are_bounded_in_an_entry_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "ENTRY_ROWS_MAX", 5)
+    monkeypatch.setattr(leader_module, "CANCEL_ROWS_MAX", 5)
     monkeypatch.setattr(leader_module, "WAITING_ROWS_MAX", 9)
     play = Play()
-    for name in ("one", "two", "three"):
-        play.cancel(name, *[(1, 1)] * 3)
+    for name, count in (("one", 2), ("two", 1), ("three", 6)):
+        play.cancel(name, *[(1, 1)] * count)
     with pytest.raises(Overloaded):
         play.cancel("four", (1, 1))
     play.settle()
     rows = [len(decode_cancel(e.payload)[0]) for e in play.log.entries if e.kind is Kind.CANCEL]
-    assert rows == [3, 3, 3]
+    assert rows == [3, 6]
     play.cancel("four", (1, 1))
     play.settle()
     assert len(play.answers) == 4
@@ -461,8 +461,7 @@ def test_one_fire_is_in_flight_and_what_falls_due_meanwhile_goes_into_the_next()
 
 
 def test_limited_fire_is_followed_by_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    fire = leader_module.Fire
-    monkeypatch.setattr(leader_module, "Fire", lambda read_time_ms: fire(read_time_ms, 2))
+    monkeypatch.setattr(leader_module, "Fire", lambda read_time_ms: Fire(read_time_ms, 2))
     play = Play()
     play.schedule("s", *[100] * 5)
     play.settle()
@@ -689,7 +688,8 @@ def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPat
 def everything(play: Play) -> tuple[list[str], list[str]]:
     """Leave requests of every kind in flight and waiting; return their names."""
     group, _ = delivered(play, 0, 0)
-    flying, waiting = [], []
+    flying: list[str] = []
+    waiting: list[str] = []
     for names, tag in ((flying, "flying"), (flying, "flying too"), (waiting, "waiting")):
         play.schedule(f"schedule {tag}", 100)
         play.cancel(f"cancel {tag}", (1, 1))
@@ -740,8 +740,9 @@ def test_refusing_leader_takes_nothing_new_and_drains() -> None:
     for request in refused:
         with pytest.raises(ShuttingDown):
             request()
-    assert not play.leader.idle
+    busy = not play.leader.idle
     play.settle()
+    assert busy
     assert play.leader.idle
     assert set(play.answers) == {*flying, *waiting}
     assert not any(isinstance(answer, TimerError) for answer in play.answers.values())
@@ -773,5 +774,5 @@ def test_followers_agree_with_what_the_leader_had_applied() -> None:
     for entry in play.log.entries:
         follower.apply(entry)
     assert follower.digest() == play.machine.digest()
-    assert answer_of(follower.checkpoint) == play.machine.checkpoint  # type: ignore[arg-type]
+    assert follower.checkpoint == play.machine.checkpoint
     assert play.machine.topics[TopicId(1)].counts == play.machine.counts

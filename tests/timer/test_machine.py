@@ -143,8 +143,12 @@ class World:
         assert counts.scheduled == counts.pending + counts.fired + counts.cancelled + counts.dropped
         assert counts.pending == len(self.model.pending)
 
-    def advance_flush(self) -> None:
-        """Begin a flush, write it, or end it: one at a time."""
+    def advance_flush(self, stages: int) -> None:
+        """Begin a flush, write it, end it: so many of these, from where it stands."""
+        for _ in range(stages):
+            self._advance_flush()
+
+    def _advance_flush(self) -> None:
         if self.flush is None:
             catch_up(self.engine, self.log)
             self.flush = self.engine.begin_flush()
@@ -227,17 +231,18 @@ steps_of = st.lists(
         ),
         st.tuples(st.just(World.epoch)),
         st.tuples(st.just(World.checkpoint)),
-        st.tuples(st.just(World.advance_flush)),
-        st.tuples(st.just(World.advance_flush)),
+        st.tuples(st.just(World.advance_flush), st.sampled_from([3, 3, 1, 2])),
+        st.tuples(st.just(World.advance_flush), st.sampled_from([3, 3, 1, 2])),
         st.tuples(st.just(World.toggle_leading), st.booleans()),
         st.tuples(st.just(World.restart), st.integers(0, 9)),
         st.tuples(st.just(World.compare)),
     ),
-    max_size=40,
+    min_size=20,
+    max_size=50,
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None, max_examples=250)
 @given(steps_of)
 def test_replicas_and_model_agree_whatever_is_flushed_merged_or_restarted(
     steps: list[tuple[Any, ...]],

@@ -1,0 +1,215 @@
+"""The protocol of one replica, as texts: tests/replication/scenarios."""
+
+from pathlib import Path
+
+import pytest
+
+from replication.config import ReplicationConfig
+from replication.core import (
+    Appointed,
+    Core,
+    Durable,
+    Effects,
+    Event,
+    Handover,
+    Proposed,
+    Received,
+    Tick,
+)
+from replication.messages import (
+    Append,
+    AppendAnswer,
+    Conflict,
+    Fence,
+    FenceAnswer,
+    Message,
+    Refused,
+    Release,
+    Start,
+)
+from replication.promise import NO_PROMISE, Promise
+from replication.shape import Shape
+from tests.datadriven import run_file
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
+SIZE = 100
+ME = ReplicaId(1)
+NONCE = Nonce(7)
+VOTERS = frozenset(map(ReplicaId, (1, 2, 3)))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path, rewrite: bool) -> None:
+    run_file(path, Player().play, rewrite=rewrite)
+
+
+class Player:
+    """Replica 1 of voters 1, 2, 3, in the process with nonce 7; peers have nonce 10 x their id.
+
+    new log=E@I,E@I..LAST promise=E:L:N   what a start finds: epochs, where they begin, the end
+    at T EVENT                            see `_event`
+    """
+
+    core: Core
+
+    def play(self, line: str) -> str:
+        words = line.split()
+        named = dict(word.split("=", 1) for word in words if "=" in word)
+        if words[0] == "new":
+            self._new(named, unsure="unsure" in words)
+            return str(self.core)
+        now_ms = MonoMs(int(words[1]))
+        effects = self.core.step(now_ms, self._event(words[2:], named))
+        lines = self._effects(effects)
+        if effects.start is not None:
+            self.core.started(SIZE)
+            lines += self._effects(self.core.step(now_ms, Tick()))
+        self.core.check_invariants()
+        lease = " lease" if self.core.lease_held(now_ms) else ""
+        return "\n".join([*lines, f"{self.core}{lease}"])
+
+    def _new(self, named: dict[str, str], *, unsure: bool) -> None:
+        shape = Shape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
+        if "log" in named:
+            runs, last = named["log"].split("..")
+            starts = [_start(run) for run in runs.split(",")]
+            shape.extend(LogIndex(int(last)), starts)
+        self.core = Core(
+            me=ME,
+            nonce=NONCE,
+            peers=[ReplicaId(2), ReplicaId(3)],
+            conf=ReplicationConfig(),
+            promise=_promise(named["promise"]) if "promise" in named else NO_PROMISE,
+            unsure=unsure,
+            shape=shape,
+            commit_index=LogIndex(int(named.get("commit", 0))),
+            now_ms=MonoMs(0),
+        )
+
+    def _event(self, words: list[str], named: dict[str, str]) -> Event:
+        match words[0]:
+            case "appointed":
+                return Appointed(Epoch(int(words[1])), ReplicaId(int(words[2])))
+            case "durable":
+                return Durable(self.core.version, LogIndex(int(words[1])))
+            case "propose":
+                return Proposed([SIZE] * int(words[1]))
+            case "handover":
+                return Handover()
+            case "tick":
+                return Tick()
+            case "from":
+                sender = ReplicaId(int(words[1]))
+                message = _message(sender, words[2:], named)
+                count = message.last_index - message.prev_index if _is_append(message) else 0
+                return Received(sender, message, UnixMs(0), [SIZE] * count)
+        raise ValueError(words)
+
+    def _effects(self, effects: Effects) -> list[str]:
+        out: list[str] = []
+        if effects.persist is not None:
+            promise = effects.persist.promise
+            out.append(
+                f"persist {promise.epoch}:{promise.leader}:{promise.nonce}"
+                f"{' unsure' if effects.persist.unsure else ''}"
+            )
+        if effects.truncate_after is not None:
+            out.append(f"truncate after {effects.truncate_after}")
+        if effects.append is not None:
+            out.append(f"append {effects.append[0]}..{effects.append[1]}")
+        if effects.start is not None:
+            out.append(f"append EPOCH {effects.start.epoch} at {effects.start.index}")
+        return out + [f"-> {to} {_brief(message)}" for to, message in effects.send]
+
+
+def _is_append(message: Message) -> bool:
+    return isinstance(message, Append)
+
+
+def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Message:
+    under = _promise(words[1])
+    match words[0]:
+        case "fence":
+            return Fence(under=under, sent_ms=MonoMs(0))
+        case "release":
+            return Release(under=under)
+        case "refused":
+            return Refused(under=under, promise=_promise(words[2]))
+        case "fence-answer":
+            epoch, index = map(int, named["end"].split(":"))
+            return FenceAnswer(
+                under=under,
+                last_epoch=Epoch(epoch),
+                last_index=LogIndex(index),
+                unsure="unsure" in words,
+                sets=(Start(LogIndex(0), Epoch(0), VOTERS),),
+                echo_ms=MonoMs(0),
+                held_ms=0,
+            )
+        case "append":
+            epoch, index = map(int, named["prev"].split(":"))
+            return Append(
+                under=under,
+                sent_ms=MonoMs(int(named.get("sent", 0))),
+                to_nonce=Nonce(int(named.get("to", 0))),
+                prev_epoch=Epoch(epoch),
+                prev_index=LogIndex(index),
+                last_index=LogIndex(int(named.get("last", index))),
+                starts=tuple(map(_start, filter(None, named.get("starts", "").split(",")))),
+                commit_index=LogIndex(int(named.get("commit", 0))),
+                kept_from=LogIndex(0),
+            )
+        case "answer":
+            durable = LogIndex(int(named.get("durable", 0)))
+            conflict = named.get("conflict")
+            return AppendAnswer(
+                under=under,
+                nonce=Nonce(int(named.get("nonce", sender * 10))),
+                prev_index=LogIndex(int(named["prev"])),
+                matched_index=LogIndex(int(named.get("matched", durable))),
+                durable_index=durable,
+                conflict=_conflict(conflict) if conflict else None,
+                fenced_by=Epoch(int(named.get("fenced", 0))),
+                echo_ms=MonoMs(int(named["echo"])),
+                held_ms=0,
+            )
+    raise ValueError(words)
+
+
+def _promise(text: str) -> Promise:
+    epoch, leader, nonce = map(int, text.split(":"))
+    return Promise(Epoch(epoch), ReplicaId(leader), Nonce(nonce))
+
+
+def _start(text: str) -> Start:
+    epoch, index = map(int, text.split("@"))
+    return Start(LogIndex(index), Epoch(epoch), VOTERS)
+
+
+def _conflict(text: str) -> Conflict:
+    epoch, first, last = map(int, text.split(":"))
+    return Conflict(Epoch(epoch), LogIndex(first), LogIndex(last))
+
+
+def _brief(message: Message) -> str:
+    under = f"{message.under.epoch}:{message.under.leader}:{message.under.nonce}"
+    match message:
+        case Append():
+            span = f"{message.prev_epoch}:{message.prev_index}..{message.last_index}"
+            return f"Append {under} ({span}] commit={message.commit_index}"
+        case AppendAnswer():
+            matched = f"matched={message.matched_index} durable={message.durable_index}"
+            fenced = f" fenced by {message.fenced_by}" if message.fenced_by else ""
+            if message.conflict is not None:
+                c = message.conflict
+                return f"AppendAnswer {under} parts: {c.epoch}:{c.first_index}..{c.last_index}"
+            return f"AppendAnswer {under} {matched}{fenced}"
+        case FenceAnswer():
+            end = f"end={message.last_epoch}:{message.last_index}"
+            return f"FenceAnswer {under} {end}{' unsure' if message.unsure else ''}"
+        case Refused():
+            p = message.promise
+            return f"Refused {under}, promised {p.epoch}:{p.leader}:{p.nonce}"
+        case _:
+            return f"{type(message).__name__} {under}"

@@ -1,0 +1,207 @@
+"""The engine: what it folds, when it flushes, how it begins and ends to lead."""
+
+import numpy as np
+import pytest
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
+from timer import engine as engine_module
+from timer.engine import CHECKPOINTS_KEPT, FOLD_BYTES, Engine
+from timer.entry import Entry, Kind
+from timer.errors import NotLeader, ShuttingDown
+from timer.leader import LeaderConfig, Now
+from timer.units import Epoch, LogIndex, MonoMs, UnixMs
+
+
+class View(Log):
+    """A log as the engine sees it."""
+
+    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        self.now_ms = max(self.now_ms, time_ms)
+        return self.append(kind, payload).index
+
+    def cached(self, first: LogIndex, last: LogIndex) -> list[Entry]:
+        return self.entries[first - 1 : last]
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        return self.entries[-1].time_ms
+
+
+NOW = Now(MonoMs(1000), UnixMs(START_MS))
+
+
+def begun() -> tuple[Engine, View]:
+    engine, log = engine_on(SimDisk()), View()
+    log.begin_epoch()
+    log.topic("a")
+    catch_up(engine, log)
+    return engine, log
+
+
+def test_only_what_is_committed_is_applied() -> None:
+    engine, log = begun()
+    applied = engine.machine.applied_index
+    log.topic("b")
+    log.topic("c")
+    seen = [engine.behind]
+    engine.committed(LogIndex(applied + 1))
+    seen.append(engine.behind)
+    assert seen == [False, True]
+    assert engine.next_chunk() == (applied + 1, applied + 1)
+    engine.committed(LogIndex(1))  # never goes back
+    assert engine.commit_index == applied + 1
+
+
+def test_fold_stops_after_about_its_share_of_bytes_and_goes_on_from_there() -> None:
+    engine, log = begun()
+    for _ in range(5):
+        log.schedule(part_of([(1, START_MS, bytes(FOLD_BYTES // 2))]))
+    first = engine.machine.applied_index
+    engine.committed(LogIndex(len(log.entries)))
+    sizes = []
+    while engine.behind:
+        start, end = engine.next_chunk()
+        sizes.append(engine.fold(log.cached(start, end)))
+    assert sizes == [2, 2, 1]
+    assert engine.machine.applied_index == first + 5
+
+
+def test_fold_stops_after_a_fire_of_many_rows() -> None:
+    # P9: a FIRE is a few dozen bytes, whatever it moves.
+    engine, log = begun()
+    rows = 2 * FOLD_BYTES // engine_module._FIRED_BYTES
+    for start in range(0, rows, 30_000):
+        count = min(30_000, rows - start)
+        log.schedule(part_of([(1, START_MS + 10, b"")] * count))
+    catch_up(engine, log)
+    for _ in range(4):
+        log.fire(START_MS + 10, rows_max=rows // 2)
+    engine.committed(LogIndex(len(log.entries)))
+    sizes = []
+    while engine.behind:
+        sizes.append(engine.fold(log.cached(*engine.next_chunk())))
+    assert sizes == [1, 1, 2]
+
+
+@pytest.mark.parametrize("what", ["requests", "cancels"])
+def test_fold_stops_after_an_entry_of_many_small_things(what: str) -> None:
+    # P9
+    engine, log = begun()
+    for _ in range(4):
+        if what == "requests":
+            log.schedule(*[part_of([(1, START_MS, b"")])] * 1500)
+        else:
+            log.cancel([(START_MS, 1)] * 1500)
+    engine.committed(LogIndex(len(log.entries)))
+    assert engine.fold(log.cached(*engine.next_chunk())) == 2
+
+
+def test_log_bytes_count_towards_a_flush_however_they_were_folded() -> None:
+    engine, log = begun()
+    begun_at = engine.log_bytes_since_flush
+    for _ in range(4):
+        log.schedule(part_of([(1, START_MS, bytes(FOLD_BYTES))]))
+    catch_up(engine, log)
+    grown = engine.log_bytes_since_flush - begun_at
+    assert 4 * FOLD_BYTES <= grown <= 4 * FOLD_BYTES + 1000
+    assert engine.wants_flush(memtable_bytes=1 << 40, log_bytes=4 * FOLD_BYTES)
+    assert not engine.wants_flush(memtable_bytes=1 << 40, log_bytes=5 * FOLD_BYTES)
+    flush = engine.begin_flush()
+    assert flush is not None
+    assert engine.begin_flush() is None
+    assert not engine.wants_flush(memtable_bytes=0, log_bytes=0)
+    flush.write()
+    engine.end_flush(flush)
+    assert engine.log_bytes_since_flush == 0
+    assert engine.begin_flush() is None, "nothing is new"
+
+
+def test_memtable_that_is_full_wants_a_flush_and_is_empty_after_it() -> None:
+    engine, log = begun()
+    log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))] * 10))
+    catch_up(engine, log)
+    assert engine.wants_flush(memtable_bytes=100_000, log_bytes=1 << 40)
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    engine.end_flush(flush)
+    assert not engine.wants_flush(memtable_bytes=1000, log_bytes=1 << 40)
+    assert engine.machine.store.pending == 10
+
+
+def test_last_checkpoints_are_kept() -> None:
+    engine, log = begun()
+    for _ in range(CHECKPOINTS_KEPT + 5):
+        log.checkpoint()
+    catch_up(engine, log)
+    last = len(log.entries)
+    assert list(engine.checkpoints) == list(range(last - CHECKPOINTS_KEPT + 1, last + 1))
+    assert engine.checkpoints[LogIndex(last)] == engine.machine.checkpoint
+
+
+def test_observer_hears_of_each_entry_once_in_order() -> None:
+    heard: list[int] = []
+    engine = Engine(SimDisk(), STATE, LeaderConfig(), lambda entry, _: heard.append(entry.index))
+    log = View()
+    for name in ("a", "b", "c"):
+        log.topic(name)
+    catch_up(engine, log)
+    assert heard == [1, 2, 3]
+
+
+def test_leader_serves_until_it_steps_down_and_the_next_epoch_may_be_led_again() -> None:
+    engine, log = begun()
+    answers: list[object] = []
+    for epoch in (2, 3):
+        leader = engine.lead(Epoch(epoch), log, NOW)
+        leader.topic(f"t{epoch}", NOW, answers.append)
+        leader.schedule(part_of([(1, START_MS + 10, b"x")]), answers.append)
+        leader.step(NOW)
+        catch_up(engine, log)
+        assert len(answers) == 2 * (epoch - 1)
+        engine.step_down()
+        engine.step_down()
+        assert engine.leader is None
+        assert isinstance(leader.closed, NotLeader)
+        log.begin_epoch()
+        catch_up(engine, log)
+    assert engine.machine.counts.scheduled == 2
+
+
+def test_stepping_down_answers_what_waits_with_the_given_reason() -> None:
+    engine, log = begun()
+    leader = engine.lead(Epoch(2), log, NOW)
+    answers: list[object] = []
+    leader.schedule(part_of([(1, START_MS, b"x")]), answers.append)
+    why = ShuttingDown("bye")
+    engine.step_down(why)
+    assert answers == [why]
+
+
+def test_engine_that_is_behind_does_not_lead() -> None:
+    engine, log = begun()
+    log.topic("b")
+    engine.committed(LogIndex(len(log.entries)))
+    with pytest.raises(AssertionError):
+        engine.lead(Epoch(2), log, NOW)
+
+
+def test_leader_follower_leader_within_a_second_fires_what_is_due_in_it_once() -> None:
+    # E.13
+    engine, log = begun()
+    other = engine_on(SimDisk())
+    log.schedule(part_of([(1, START_MS + at, b"x") for at in range(0, 1000, 5)]))
+    for at in range(100, 1100, 100):
+        leads, follows = (engine, other) if at // 100 % 2 else (other, engine)
+        log.begin_epoch()
+        catch_up(leads, log)
+        now = Now(MonoMs(1000 + at), UnixMs(START_MS + at))
+        leader = leads.lead(Epoch(log.epoch), log, now)
+        leader.step(now)
+        catch_up(leads, log)
+        leads.step_down()
+        catch_up(follows, log)
+        assert state_of(engine.machine) == state_of(other.machine)
+        assert engine.machine.counts.fired == np.sum(np.arange(0, 1000, 5) <= at)
+    assert engine.machine.counts.fired == 200

@@ -1,0 +1,244 @@
+"""Manifests: a restart from one is the uninterrupted machine, or says what is damaged."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import (
+    START_MS,
+    STATE,
+    Log,
+    catch_up,
+    engine_on,
+    part_of,
+    queue_of,
+    state_of,
+)
+from timer import manifest
+from timer.engine import Engine
+from timer.errors import CorruptFile, DiskFailed, TimerError, UnknownVersion
+from timer.manifest import NAME, SPILL_DIRECTORY
+from timer.payloads import Op
+from timer.units import LogIndex, TopicId, UnixMs
+
+PATH = STATE / NAME
+SPILLS = STATE / SPILL_DIRECTORY
+
+
+def busy_log() -> Log:
+    """Return a log that leaves something in every part of the state."""
+    log = Log()
+    log.begin_epoch()
+    log.topic("a")
+    log.topic("empty")
+    log.producer(b"p")
+    log.producer(b"never used")
+    log.schedule(part_of([(1, START_MS + d, b"x%d" % d) for d in range(1, 20)], 1, 1, keys=True))
+    log.schedule(part_of([(1, START_MS + 10**6, b"far")]))
+    log.cancel([(START_MS + 7, 7), (START_MS + 18, 18)])
+    log.fire(START_MS + 9)
+    for name in ("g", "h"):
+        log.create_group(1, name)
+    log.op(Op.RESERVE, 1, 1, [100])
+    log.op(Op.ACK, 1, 1, [0, 1, 4])
+    log.op(Op.RESERVE, 1, 2, [4])
+    log.op(Op.ACK, 1, 2, [0])
+    log.op(Op.ENDED, 1, 1, [2, 3])
+    log.begin_epoch()
+    log.fire(START_MS + 12)
+    log.now_ms += 5000
+    log.checkpoint()
+    log.cancel([(START_MS + 19, 19)])
+    return log
+
+
+def flushed(log: Log) -> tuple[SimDisk, Engine]:
+    disk = SimDisk()
+    engine = engine_on(disk)
+    catch_up(engine, log)
+    flush(engine)
+    return disk, engine
+
+
+def flush(engine: Engine) -> None:
+    begun = engine.begin_flush()
+    assert begun is not None
+    begun.write()
+    engine.end_flush(begun)
+
+
+@pytest.mark.parametrize("cut", range(1, 21))
+def test_restart_from_a_manifest_of_any_index_is_the_uninterrupted_machine(cut: int) -> None:
+    whole = busy_log()
+    log = Log(entries=whole.entries[:cut])
+    disk, engine = flushed(log)
+    disk.crash(random.Random(cut))
+    again = engine_on(disk)
+    assert again.manifest_index == cut == again.commit_index
+    assert state_of(again.machine) == state_of(engine.machine)
+    uninterrupted = engine_on(SimDisk())
+    for each in (again, uninterrupted):
+        catch_up(each, whole)
+    assert state_of(again.machine) == state_of(uninterrupted.machine)
+
+
+def test_flush_upon_flush_keeps_what_earlier_ones_spilled() -> None:
+    log = busy_log()
+    disk, engine = flushed(log)
+    expected = queue_of(engine.machine, 1)
+    for _ in range(3):
+        log.schedule(part_of([(1, START_MS, b"more")]))
+        catch_up(engine, log)
+        flush(engine)
+        expected.append((len(expected) + expected[0][0], log.entries[-1].index, b""))
+    disk.die()
+    again = engine_on(disk)
+    assert state_of(again.machine) == state_of(engine.machine)
+    assert [m[0] for m in queue_of(again.machine, 1)] == [m[0] for m in expected]
+    assert queue_of(again.machine, 1)[-1][2] == b"more"
+
+
+def test_spill_files_leave_with_the_last_block_that_a_group_needs() -> None:
+    log = busy_log()
+    disk, engine = flushed(log)
+    first = disk.list_dir(SPILLS)
+    assert len(first) == 1
+    end = engine.machine.topics[TopicId(1)].queue.end
+    for group in (1, 2):
+        log.op(Op.RESERVE, 1, group, [end])
+        log.op(Op.ACK, 1, group, range(end))
+    catch_up(engine, log)
+    assert disk.list_dir(SPILLS) == first
+    flush(engine)
+    assert disk.list_dir(SPILLS) == []
+    assert engine_on(disk).machine.topics[TopicId(1)].queue.end == end
+
+
+def test_files_that_no_manifest_names_are_removed_at_start() -> None:
+    disk, _ = flushed(busy_log())
+    names = disk.list_dir(SPILLS)
+    disk.write_atomic(SPILLS / "00ff.spill", b"of a flush that was cut short")
+    engine_on(disk)
+    assert disk.list_dir(SPILLS) == names
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_flush_that_fails_leaves_the_old_manifest_whole(after: int) -> None:
+    log = busy_log()
+    disk, engine = flushed(log)
+    log.schedule(part_of([(1, START_MS, b"more"), (1, START_MS + 10**6, b"far")]))
+    catch_up(engine, log)
+    begun = engine.begin_flush()
+    assert begun is not None
+    disk.fail_sync(random.Random(after), after=after)
+    try:
+        begun.write()
+        written = True
+    except DiskFailed:
+        written = False
+    disk.crash(random.Random(after))
+    again = engine_on(disk)
+    assert again.manifest_index == (len(log.entries) if written else len(log.entries) - 1)
+    catch_up(again, log)
+    assert state_of(again.machine) == state_of(engine.machine)
+
+
+def test_manifest_with_any_byte_flipped_is_corrupt_or_another_version() -> None:
+    disk, _ = flushed(busy_log())
+    for position in range(0, disk.size(PATH), 1):
+        disk.flip(PATH, position, mask=0x21)
+        with pytest.raises((CorruptFile, UnknownVersion)):
+            manifest.read(disk, STATE)
+        disk.flip(PATH, position, mask=0x21)
+    assert manifest.read(disk, STATE)
+
+
+def test_manifest_cut_at_every_byte_is_corrupt() -> None:
+    disk, _ = flushed(busy_log())
+    data = disk.read(PATH)
+    for size in range(len(data)):
+        disk.write_atomic(PATH, data[:size])
+        with pytest.raises(CorruptFile):
+            manifest.read(disk, STATE)
+
+
+def test_directory_without_a_manifest_is_empty() -> None:
+    disk = SimDisk()
+    disk.make_dir(STATE)
+    assert manifest.read(disk, STATE) is None
+    assert engine_on(disk).machine.applied_index == 0
+
+
+@pytest.mark.parametrize("kind", ["spill", "run"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_damaged_file_of_a_manifest_stops_the_start_or_its_first_reading(
+    kind: str, damage: str
+) -> None:
+    log = busy_log()
+    disk, engine = flushed(log)
+    if kind == "spill":
+        path = SPILLS / disk.list_dir(SPILLS)[0]
+    else:
+        path = STATE / "runs" / engine.machine.store.runs[0].name
+    if damage == "missing":
+        disk.remove(path)
+    elif damage == "cut":
+        disk.write_atomic(path, disk.read(path)[:-1])
+    else:
+        disk.flip(path, disk.size(path) // 2)
+    log.fire(START_MS + 10**9)
+    with pytest.raises(CorruptFile):
+        catch_up(engine_on(disk), log)
+
+
+def test_state_that_does_not_match_its_digest_is_corrupt() -> None:
+    disk, _ = flushed(busy_log())
+    state = manifest.read(disk, STATE)
+    assert state is not None
+    state["topics"][0]["pending_sum"] += 1
+    manifest.write(disk, STATE, state)
+    with pytest.raises(CorruptFile, match="digest"):
+        engine_on(disk)
+
+
+def test_capture_is_of_its_index_whatever_is_applied_while_it_is_written() -> None:
+    log = busy_log()
+    disk = SimDisk()
+    engine = engine_on(disk)
+    catch_up(engine, log)
+    before = state_of(engine.machine)
+    begun = engine.begin_flush()
+    assert begun is not None
+    index = LogIndex(len(log.entries))
+    log.schedule(part_of([(1, START_MS + 50, b"later")], 1, 2))
+    log.cancel([(START_MS + 15, 15), (START_MS + 10**6, 20)])
+    log.fire(START_MS + 60)
+    log.op(Op.ACK, 1, 1, [2, 3, 5, 6])
+    log.op(Op.ENDED, 1, 2, [1, 2])
+    log.now_ms += 10**6
+    log.checkpoint()
+    catch_up(engine, log)
+    begun.write()
+    disk.crash(random.Random(3))
+    again = engine_on(disk)
+    assert again.manifest_index == index
+    assert state_of(again.machine) == before
+    catch_up(again, log)
+    engine.end_flush(begun)
+    assert state_of(again.machine) == state_of(engine.machine)
+    assert UnixMs(log.now_ms) == again.machine.applied_time_ms
+
+
+def test_nothing_but_errors_of_ours_comes_from_a_damaged_directory() -> None:
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(100):
+        disk, engine = flushed(busy_log())
+        assert disk.flip_synced(rng, Path("/")) is not None
+        try:
+            assert engine_on(disk).machine.digest() == engine.machine.digest()
+        except TimerError:
+            refused += 1
+    assert 50 < refused < 100
