@@ -11,7 +11,7 @@ from cluster.host import Host
 from cluster.rpc import Context, Service, answered, within
 from cluster.wire import RequestLimits
 from timer.errors import InvalidRequest, NotFound, TimerError
-from timer.leader import Leader
+from timer.leader import CANCEL_ROWS_MAX, Leader
 from timer.machine import NOT_FOUND, Topic
 from timer.producers import Answer
 from timer.units import TopicId
@@ -175,7 +175,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.CancelResponse:
         """Cancel timers; the log's order decides what each is told."""
         leader = self._host.require_leader()
-        rows_max = self._limits.request_rows_max
+        rows_max = CANCEL_ROWS_MAX
         due_ms, seq, genuine = wire.timers_of(request.timer_ids, rows_max, self._salt)
         results = np.full(len(seq), NOT_FOUND, np.uint8)
         if genuine.any():

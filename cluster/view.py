@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
@@ -20,7 +20,8 @@ from timer.machine import Topic
 from timer.units import LogIndex, MonoMs, ReplicaId
 from timerclient.proto import timer_pb2 as pb
 
-VERSION = "0.1.0"
+VERSION: Final = "0.1.0"
+DISK_LOOK_MS: Final = 5_000
 
 
 class NodeState:
@@ -44,6 +45,8 @@ class NodeState:
         self._stubs = stubs
         self._mono_ms = mono_ms
         self._started_at_ms = mono_ms()
+        self._disk = (mono_ms() - DISK_LOOK_MS, 0)
+        """(when it was looked at, bytes): a walk over the directory, and status is asked often."""
 
     # ---- leadership
 
@@ -155,8 +158,14 @@ class NodeState:
             uptime_ms=self._mono_ms() - self._started_at_ms,
             unsure=replica.unsure,
             rss_bytes=rss_bytes(),
-            disk_bytes=_disk_bytes(self._config.data),
+            disk_bytes=self._disk_bytes(),
         )
+
+    def _disk_bytes(self) -> int:
+        now = self._mono_ms()
+        if now - self._disk[0] >= DISK_LOOK_MS:
+            self._disk = (now, _disk_bytes(self._config.data))
+        return self._disk[1]
 
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
         """Return this node's part of the checkpoints: the last one, or the one at `at_index`."""

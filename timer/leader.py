@@ -361,7 +361,8 @@ class Leader:
             NotFound: nobody consumes in this group on this leader.
             Overloaded: too many wait already; nothing was taken.
         """
-        self._check_open()
+        if self.closed is not None:
+            raise self.closed.with_traceback(None)
         leases = self._leases.get(group.group_id)
         if leases is None:
             raise NotFound("consumer of group", group.name)
@@ -427,7 +428,7 @@ class Leader:
         The groups take turns; after DELIVERIES_MAX leases the rest waits for the next call.
         """
         out: list[Delivery] = []
-        turns = deque(self._hungry) if self.closed is None else deque()
+        turns = deque() if self.closed or self._refusing else deque(self._hungry)
         while turns and len(out) < DELIVERIES_MAX:
             leases = self._leases[turns[0]]
             group = leases.group
@@ -457,7 +458,7 @@ class Leader:
             self._feed(applied.ready)
 
     def refuse(self, why: TimerError) -> None:
-        """Take no new requests; what was taken goes on. The first step of a drain."""
+        """Take nothing new but acks, hand nothing out; what was taken goes on: a drain begins."""
         self._refusing = why
 
     def close(self, why: TimerError) -> None:
@@ -481,8 +482,9 @@ class Leader:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is in flight."""
-        return not (self._in_flight or self._parts or self._cancels or self._group_batch)
+        """Nobody waits for an answer. Firing goes on."""
+        waiting = self._parts or self._cancels or self._group_batch
+        return not waiting and len(self._in_flight) == self._fires_in_flight
 
     def _check_open(self) -> None:
         refused = self.closed or self._refusing

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from timer import payloads
 from timer.columns import I64, TOMBSTONE, U64, Buffers, RowArray, decode_schedule
 from timer.entry import Entry, Kind
-from timer.errors import TimerError
+from timer.errors import TimerError, UnknownVersion
 from timer.groups import Group
 from timer.outcomes import HORIZON_MS, Cancels
 from timer.payloads import CreateGroup, GroupOp, Op, Start
@@ -47,6 +47,8 @@ from timer.units import (
 RETENTION_MS: Final = 7 * 24 * 3_600_000
 """How long a topic without groups keeps what has fired."""
 FIRE_MARK_MS: Final = 10_000
+APPLY_VERSION: Final = 1
+"""How entries are applied; a replica that does not know an epoch's version stops."""
 
 _MASK: Final = (1 << 64) - 1
 
@@ -301,22 +303,26 @@ class Machine:
             topic.pending_sum = (topic.pending_sum - _row_sum(mine)) & _MASK
             topic.counts.cancelled += len(mine)
         self.counts.cancelled += len(removed)
-        self.cancels.add(seq[hit], entry.time_ms)
+        self.cancels.add(due_ms[hit], seq[hit])
         results = np.full(len(seq), NOT_FOUND, np.uint8)
         results[self._ended_by_fire(due_ms, seq)] = ALREADY_FIRED
-        results[self.cancels.contains(seq)] = ALREADY_CANCELLED
+        results[self.cancels.contain(due_ms, seq)] = ALREADY_CANCELLED
         results[hit] = CANCELLED
         return CancelApplied(results)
 
     def _ended_by_fire(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which genuine ids, if not cancelled, fired within the horizon (n, bool)."""
-        forgotten = -1
+        recent = (due_ms <= self.last_read_time_ms) & (due_ms > self._forgotten_ms())
+        return recent & (seq < self.next_seq) & (seq > 0)
+
+    def _forgotten_ms(self) -> UnixMs:
+        """Return the read time of the horizon: what fired up to there may be NOT_FOUND now."""
+        forgotten = UnixMs(-1)
         for time_ms, read_time_ms in self.fire_marks:
             if time_ms > self.applied_time_ms - HORIZON_MS:
                 break
             forgotten = read_time_ms
-        recent = (due_ms <= self.last_read_time_ms) & (due_ms > forgotten)
-        return recent & (seq < self.next_seq) & (seq > 0)
+        return forgotten
 
     def _by_topic(self, rows: RowArray) -> list[tuple[Topic, RowArray]]:
         """Split rows by topic, each part in the order of `rows`."""
@@ -396,16 +402,18 @@ class Machine:
             for group in topic.groups.values():
                 group.begin_epoch(topic.queue.end)
         start = payloads.decode_epoch(entry.payload)
+        if start.apply_version != APPLY_VERSION:
+            raise UnknownVersion(f"entry {entry.index}", start.apply_version, APPLY_VERSION)
         self.voters = start.voters
         return start
 
     def _checkpoint(self) -> Checkpoint:
         now_ms = self.applied_time_ms
         self.producers.expire(now_ms)
-        self.cancels.expire(now_ms)
         # The newest mark that lies before the horizon stays: it says what is forgotten.
         while len(self.fire_marks) > 1 and self.fire_marks[1][0] <= now_ms - HORIZON_MS:
             self.fire_marks.popleft()
+        self.cancels.forget(self._forgotten_ms())
         for topic in self.topics.values():
             if not topic.groups:
                 topic.queue.expire(UnixMs(now_ms - RETENTION_MS))
@@ -441,6 +449,7 @@ class Machine:
             for group in topic.groups.values():
                 put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
                 put(group.acked_count, group.lease_ms, len(group.marks), *group.marks)
+        put(self.cancels.sum, len(self.fire_marks), *self.voters)
         put(self.producers.next_id)
         for producer_id, producer in self.producers:
             put(producer_id, producer.last_sequence, len(producer.answers), producer.used_at_ms)

@@ -26,7 +26,6 @@ from timer.errors import CorruptFile, UnknownVersion
 from timer.groups import Group
 from timer.machine import Checkpoint, Counts, Machine, Topic
 from timer.order import START, Position
-from timer.outcomes import BUCKET_MS
 from timer.producers import Answer, Producer
 from timer.queues import Block, SpillRef
 from timer.run import RunMeta
@@ -79,7 +78,7 @@ def capture(machine: Machine) -> tuple[State, list[tuple[TopicId, Block]]]:
         "next_producer": machine.producers.next_id,
         "producers": [_producer_state(i, producer) for i, producer in machine.producers],
         "cancels": [
-            [minute, np.concatenate(arrays).tobytes()]
+            [minute, np.sort(np.concatenate(arrays)).tobytes()]
             for minute, arrays in machine.cancels.buckets.items()
         ],
         "fire_marks": [list(mark) for mark in machine.fire_marks],
@@ -136,7 +135,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     for fields in state["producers"]:
         machine.producers.restore(*_producer(fields))
     for minute, data in state["cancels"]:
-        machine.cancels.add(_u64(data), UnixMs(minute * BUCKET_MS))
+        machine.cancels.restore(minute, _u64(data))
     machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
     if state["checkpoint"] is not None:
         machine.checkpoint = Checkpoint(**state["checkpoint"])

@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 import grpc
 
@@ -37,6 +37,9 @@ from timerclient.subscription import Credit, Subscription
 from timerclient.timers import Timer, Timers
 
 T = TypeVar("T")
+
+CANCEL_IDS_MAX: Final = 4_000
+"""Ids in one request; the server takes 4,096."""
 Seconds = float | timedelta
 TimerLike = Timer | str | bytes
 """A timer, its id as text, or its raw id."""
@@ -246,11 +249,12 @@ class AsyncTimerClient:
         raw = timers.raw if isinstance(timers, Timers) else raw_ids(timers)
         if not raw:
             return []
-        request = pb.CancelRequest(timer_ids=raw)
-        answer = await self.nodes().call(
-            lambda node: lambda: node.timers.Cancel(request), within_s=self.within_s(timeout)
-        )
-        return [CancelResult(result) for result in answer.results]
+        within_s = self.within_s(timeout)
+        results: list[CancelResult] = []
+        for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
+            request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
+            results += (await self.nodes().call(cancel_on(request), within_s=within_s)).results
+        return [CancelResult(result) for result in results]
 
     # ---- consuming
 
@@ -377,6 +381,13 @@ class AsyncTimerClient:
         if self._producer is None:
             self._producer = Producer(self.nodes())
         return self._producer
+
+
+def cancel_on(
+    request: pb.CancelRequest,
+) -> Callable[[Node], Callable[[], Awaitable[pb.CancelResponse]]]:
+    """Return what asks a node to cancel."""
+    return lambda node: lambda: node.timers.Cancel(request)
 
 
 def make_timer(raw: bytes, *, duplicate: bool) -> Timer:

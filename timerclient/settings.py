@@ -18,7 +18,8 @@ class Settings:
     """How long one node may take to say whether it leads."""
     pause_s_min: float = 0.02
     """First pause between attempts; each is twice the last, with jitter."""
-    pause_s_max: float = 0.5
+    pause_s_max: float = 0.15
+    """A failover takes half a second; who looks seldom adds his pause to it."""
     wire_requests_max: int = 64
     """Requests that are sent and not answered."""
     wire_bytes_max: int = 32 << 20

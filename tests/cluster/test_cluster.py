@@ -16,8 +16,8 @@ from tests.cluster.running import (
     Running,
     columns,
     error_of,
-    now_ms,
     nothing_comes,
+    now_ms,
     schedule,
     take,
     until,
@@ -156,7 +156,7 @@ def test_a_lease_that_ends_gives_the_message_to_another_and_the_late_ack_is_told
     from timerclient import LeaseLost
 
     with (
-        client.consumer(topic, group="g", lease=0.2, window=1) as slow,
+        client.consumer(topic, group="g", lease=0.2, max_messages=1) as slow,
     ):
         client.schedule(topic, b"x")
         (message,) = slow.receive(1, timeout=10)
@@ -235,7 +235,7 @@ HEADER = struct.pack("<H", 1) + b"n" + struct.pack("<H", 1) + b"v"
 BAD_COLUMNS: dict[str, tuple[pb.TimerColumns, str]] = {
     "payload too large": (columns("t", [bytes(PAYLOAD_MAX + 1)]), "payload"),
     "too many rows": (columns("t", [b""] * (ROWS_MAX + 1)), "timers"),
-    "no rows": (columns("t", []), "timers"),
+    "no rows": (columns("t", []), "payload_sizes"),
     "request too large": (columns("t", [bytes(PAYLOAD_MAX)] * 9), "payloads"),
     "due too far": (columns("t", [b""], due_ms=[(1 << 62)]), "due_ms"),
     "due before the epoch": (columns("t", [b""], due_ms=[-1]), "due_ms"),
@@ -509,7 +509,7 @@ def test_a_consumer_that_never_reads_is_paused_and_the_others_go_on(
     assert 0 < leased < count, "the unread stream took everything"
     answers.cancel()
     hold.end()
-    assert cluster.metric(leader, "timerd_consumers") >= 0
+    assert cluster.metric(leader, "timer_consumers") >= 0
 
 
 # ---- other ways in

@@ -1,3 +1,5 @@
+"""The replicated object: commands are total, idempotent and never step back."""
+
 import msgpack
 import pytest
 from hypothesis import given

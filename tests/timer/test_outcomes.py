@@ -1,53 +1,66 @@
-"""Recent cancels against a naive model: a dict of when each was cancelled."""
+"""Cancelled timers against a naive model: a dict of due times."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer.outcomes import ARRAYS_MAX, BUCKET_MS, HORIZON_MS, Cancels
+from timer.columns import I64, U64
+from timer.outcomes import ARRAYS_MAX, BUCKET_MS, Cancels
 from timer.units import UnixMs
+
+TIMERS = st.lists(st.tuples(st.integers(0, 5 * BUCKET_MS), st.integers(1, 50)), max_size=6)
+
+
+def columns(timers: list[tuple[int, int]]) -> tuple[I64, U64]:
+    due = np.array([due_ms for due_ms, _ in timers], np.int64)
+    return due, np.array([seq for _, seq in timers], np.uint64)
 
 
 @settings(derandomize=True, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 3 * BUCKET_MS), st.lists(st.integers(1, 50), max_size=5)),
-        max_size=25,
-    ),
-    st.integers(0, HORIZON_MS + 2 * BUCKET_MS),
-)
-def test_every_cancel_is_remembered_for_the_horizon(
-    steps: list[tuple[int, list[int]]], later_ms: int
+@given(st.lists(TIMERS, max_size=20), st.integers(-1, 7 * BUCKET_MS))
+def test_every_cancel_is_remembered_until_its_due_time_is_forgotten(
+    steps: list[list[tuple[int, int]]], through_ms: int
 ) -> None:
-    cancels, cancelled_at, now = Cancels(), dict[int, int](), 1_000_000
-    for gap_ms, seqs in steps:
-        now += gap_ms
-        cancels.add(np.array(seqs, np.uint64), UnixMs(now))
-        cancelled_at.update(dict.fromkeys(seqs, now))
-        assert cancels.contains(np.array([0, 51, 2**64 - 1], np.uint64)).tolist() == [False] * 3
-    now += later_ms
-    cancels.expire(UnixMs(now))
-    asked = list(range(51))
-    found = cancels.contains(np.array(asked, np.uint64)).tolist()
-    for seq, remembered in zip(asked, found, strict=True):
-        age_ms = now - cancelled_at.get(seq, -(10**9))
-        if age_ms <= HORIZON_MS:
-            assert remembered, (seq, age_ms)
-        if age_ms > HORIZON_MS + BUCKET_MS:
-            assert not remembered, (seq, age_ms)
+    cancels, model = Cancels(), set[tuple[int, int]]()
+    for timers in steps:
+        fresh = sorted(set(timers) - model)
+        cancels.add(*columns(fresh))
+        model.update(fresh)
+    cancels.forget(UnixMs(through_ms))
+    asked = [*sorted(model), (1, 51), (5 * BUCKET_MS, 0)]
+    for timer, found in zip(asked, cancels.contain(*columns(asked)).tolist(), strict=True):
+        if timer not in model:
+            assert not found, timer
+        elif timer[0] > through_ms:
+            assert found, timer
+        elif timer[0] <= through_ms - BUCKET_MS:
+            assert not found, timer
+
+
+def test_sum_does_not_depend_on_order_and_forgets_what_is_forgotten() -> None:
+    one, other = Cancels(), Cancels()
+    one.add(*columns([(5, 1), (70_000, 2), (6, 3)]))
+    other.add(*columns([(70_000, 2)]))
+    other.add(*columns([(6, 3), (5, 1)]))
+    assert one.sum == other.sum != 0
+    one.forget(UnixMs(BUCKET_MS))
+    assert one.sum != other.sum
+    one.forget(UnixMs(10 * BUCKET_MS))
+    assert one.sum == 0
 
 
 def test_many_cancels_of_one_minute_are_merged_before_they_are_searched() -> None:
     cancels = Cancels()
     for seq in range(ARRAYS_MAX + 5, 0, -1):
-        cancels.add(np.array([seq], np.uint64), UnixMs(7))
-    assert cancels.contains(np.arange(1, ARRAYS_MAX + 6, dtype=np.uint64)).all()
+        cancels.add(*columns([(7, seq)]))
+    everyone = columns([(7, seq) for seq in range(1, ARRAYS_MAX + 6)])
+    assert cancels.contain(*everyone).all()
     assert [len(arrays) for arrays in cancels.buckets.values()] == [1]
 
 
 def test_nothing_asked_nothing_found() -> None:
     cancels = Cancels()
-    cancels.add(np.zeros(0, np.uint64), UnixMs(1))
+    cancels.add(*columns([]))
     assert cancels.buckets == {}
-    cancels.add(np.array([3], np.uint64), UnixMs(1))
-    assert cancels.contains(np.zeros(0, np.uint64)).tolist() == []
+    cancels.add(*columns([(1, 3)]))
+    assert cancels.contain(*columns([])).tolist() == []

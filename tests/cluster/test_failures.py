@@ -1,0 +1,394 @@
+"""Against three real processes: nodes killed, stopped, ended, cut to a minority, and flooded."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from deploy import local
+from tests.cluster.load import loaded
+from tests.cluster.running import (
+    Running,
+    columns,
+    nothing_comes,
+    now_ms,
+    schedule,
+    take,
+    until,
+)
+from timerclient import CancelResult, OutcomeUnknown, TimerError
+from timerclient.errors import NotFound
+from timerclient.proto import timer_pb2 as pb
+
+pytestmark = pytest.mark.slow
+
+KIB = 1 << 10
+MIB = 1 << 20
+SEGMENT_BYTES = 64 * MIB
+SETTINGS = (
+    "auto_create_topics = false",
+    "limits.payload_bytes_max = 65536",
+    "limits.request_bytes_max = 524288",
+    f"limits.inflight_bytes_max = {33 * MIB}",
+    f"storage.memtable_bytes_flush = {MIB}",
+    f"storage.log_bytes_flush = {4 * MIB}",
+    "storage.flush_interval_ms = 1000",
+)
+EXIT_S_MAX = 10.0
+
+
+@pytest.fixture
+def topic(cluster: Running, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own; all nodes are up."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    cluster.up()
+    with cluster.client() as client:
+        client.create_topic(name)
+    return name
+
+
+def leader_other_than(cluster: Running, name: str) -> str:
+    def other() -> str | None:
+        """Asking a stopped process takes a second: the others say who leads."""
+        for each in cluster.nodes:
+            state = cluster.state(each) if each != name else None
+            if state is not None and state.role == "leader" and state.serving:
+                return each
+        return None
+
+    found = until(other)
+    assert found is not None
+    return found
+
+
+def process_of(cluster: Running, name: str) -> "subprocess.Popen[bytes]":
+    return local._CHILDREN[cluster.node(name).pid]
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Iterator[Callable[[str], None]]:
+    """Print figures past pytest's capture."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n    {text}")
+
+    yield say
+
+
+# ---- one node
+
+
+def test_leader_killed_under_load_loses_and_repeats_nothing(
+    cluster: Running, topic: str, figures: Callable[[str], None]
+) -> None:
+    before = cluster.digests_agree().shared.epoch
+    with loaded(cluster, topic) as load:
+        leader = cluster.wait_for_leader()
+        killed_s = time.monotonic()
+        cluster.kill(leader)
+        leader_other_than(cluster, leader)
+        led_s = time.monotonic()
+        load.wait_for_acks(200)
+        cluster.restart(leader)
+        load.wait_for_acks(100)
+    figures(
+        f"kill -9: successor seen after {led_s - killed_s:.2f} s, no schedule answered for "
+        f"{load.longest_gap_s():.2f} s, no delivery for {load.longest_delivery_gap_s():.2f} s; "
+        f"{len(load.scheduled)} timers, {len(load.deliveries) - len(load.acked)} redeliveries"
+    )
+    state = cluster.digests_agree()
+    assert state.shared.epoch > before
+    assert {node.epoch for node in state.nodes} == {state.shared.epoch}
+
+
+def test_leader_stopped_for_three_seconds_is_replaced_and_confirms_nothing_late(
+    cluster: Running, topic: str, figures: Callable[[str], None]
+) -> None:
+    leader = cluster.wait_for_leader()
+    pid = cluster.node(leader).pid
+    stub = cluster.timers(leader)
+    with ThreadPoolExecutor() as threads, loaded(cluster, topic) as load:
+        stopped_s = time.monotonic()
+        cluster.kill(leader, signal.SIGSTOP)
+        late = [
+            threads.submit(stub.Schedule, schedule(columns(topic, [b"late"])), timeout=10)
+            for _ in range(5)
+        ]
+        successor = leader_other_than(cluster, leader)
+        led_s = time.monotonic()
+        load.wait_for_acks(100)
+        until(lambda: time.monotonic() - stopped_s >= 3)
+        cluster.kill(leader, signal.SIGCONT)
+        for future in late:
+            with pytest.raises(grpc.RpcError):
+                future.result()
+        load.wait_for_acks(100)
+    assert cluster.node(leader).pid == pid, "it went on as a follower"
+    assert cluster.is_running(leader)
+    assert cluster.wait_for_leader() == successor
+    figures(
+        f"SIGSTOP: successor seen after {led_s - stopped_s:.2f} s, no schedule answered for "
+        f"{load.longest_gap_s():.2f} s"
+    )
+
+
+def test_messages_of_a_deposed_leader_are_dropped_by_the_client_and_come_again_marked(
+    cluster: Running, topic: str
+) -> None:
+    leader = cluster.wait_for_leader()
+    with cluster.client() as client, client.consumer(topic, group="g") as consumer:
+        client.schedule_batch(topic, [b"%d" % at for at in range(100)])
+        until(consumer._arrived.is_set)  # here, and not taken
+        cluster.kill(leader)
+        leader_other_than(cluster, leader)
+        client.schedule(topic, b"last")
+        messages = take(consumer, 101)
+        assert consumer.dropped_stale == 100
+        assert [m.queue_offset for m in messages] == [*range(101)]
+        assert {m.attempt for m in messages[:100]} == {2}
+        assert len({m.epoch for m in messages}) == 1
+    cluster.restart(leader)
+
+
+def test_sigterm_of_the_leader_under_load_is_not_seen_by_clients(
+    cluster: Running, topic: str, figures: Callable[[str], None]
+) -> None:
+    with loaded(cluster, topic) as load:
+        leader = cluster.wait_for_leader()
+        child = process_of(cluster, leader)
+        began_s = time.monotonic()
+        cluster.kill(leader, signal.SIGTERM)
+        took_s = time.monotonic() - began_s
+        assert child.returncode == 0
+        assert took_s < EXIT_S_MAX
+        load.wait_for_acks(200)
+        cluster.restart(leader)
+    figures(
+        f"SIGTERM of the leader: ended in {took_s:.2f} s, no schedule answered for "
+        f"{load.longest_gap_s():.2f} s"
+    )
+
+
+def test_a_follower_that_ends_or_is_killed_costs_no_pause(
+    cluster: Running, topic: str, figures: Callable[[str], None]
+) -> None:
+    epoch = cluster.digests_agree().shared.epoch
+    with loaded(cluster, topic) as load:
+        first, second = cluster.followers()
+        child = process_of(cluster, first)
+        began_s = time.monotonic()
+        cluster.kill(first, signal.SIGTERM)
+        took_s = time.monotonic() - began_s
+        assert child.returncode == 0
+        assert took_s < EXIT_S_MAX
+        load.wait_for_acks(100)
+        cluster.restart(first)
+        cluster.digests_agree()
+        cluster.kill(second)
+        load.wait_for_acks(100)
+        cluster.restart(second)
+    assert cluster.digests_agree().shared.epoch == epoch
+    figures(
+        f"SIGTERM of a follower: ended in {took_s:.2f} s, no schedule answered for "
+        f"{load.longest_gap_s():.2f} s"
+    )
+
+
+# ---- all nodes
+
+
+def test_all_killed_at_once_keep_every_acked_timer_and_fire_the_overdue_in_order(
+    cluster: Running, topic: str
+) -> None:
+    start_ms = now_ms()
+    with cluster.client() as client:
+        client.schedule_batch(topic, [b"acked"] * 50)
+        with client.consumer(topic, group="g") as consumer:
+            take(consumer, 50)
+        soon = [b"%04d" % at for at in range(300)]
+        dues = [start_ms + 1000 + 7 * at for at in range(300)]
+        timers = client.schedule_batch(topic, soon[::-1], due_ms=dues[::-1])
+        far = client.schedule_batch(topic, [b"far"] * 10, delay=3600)
+        assert client.cancel_batch(timers[:10]) == [CancelResult.CANCELLED] * 10
+    cluster.kill_at_once(*cluster.nodes)
+    until(lambda: now_ms() > dues[-1])
+    cluster.start()
+    with cluster.client() as client, client.consumer(topic, group="g") as consumer:
+        messages = take(consumer, 290)
+        assert [m.payload for m in messages] == soon[:290]
+        assert [m.queue_offset for m in messages] == [*range(50, 340)]
+        assert {m.attempt for m in messages} == {1}
+        nothing_comes(consumer, lambda: client.schedule(topic, b"the next"))
+        assert client.cancel_batch(far) == [CancelResult.CANCELLED] * 10
+        assert client.cancel(timers[0]) == CancelResult.ALREADY_CANCELLED
+        assert client.cancel(timers[20]) == CancelResult.ALREADY_FIRED
+    cluster.digests_agree()
+
+
+def test_sigterm_of_all_ends_all_with_0_and_a_restart_has_everything(
+    cluster: Running, topic: str, figures: Callable[[str], None]
+) -> None:
+    with cluster.client() as client:
+        timers = client.schedule_batch(topic, [b"x"] * 100, delay=3600)
+    children = [process_of(cluster, name) for name in cluster.nodes]
+    began_s = time.monotonic()
+    cluster.stop(timeout_s=EXIT_S_MAX)
+    figures(f"SIGTERM of all: ended in {time.monotonic() - began_s:.2f} s")
+    assert [child.returncode for child in children] == [0, 0, 0]
+    cluster.start()
+    with cluster.client() as client:
+        assert client.cancel_batch(timers) == [CancelResult.CANCELLED] * 100
+    cluster.digests_agree()
+
+
+def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_answering(
+    cluster: Running, topic: str
+) -> None:
+    leader, (first, second) = cluster.wait_for_leader(), cluster.followers()
+    stub = cluster.timers(leader)
+    with cluster.client() as client:
+        client.schedule(topic, b"before", delay=3600)
+        cluster.kill_at_once(first, second)
+        began_s = time.monotonic()
+        with pytest.raises(OutcomeUnknown) as caught:  # it was on its way when the lease ended
+            client.schedule(topic, b"maybe", timeout=3)
+        assert not caught.value.outcome_known
+        assert time.monotonic() - began_s < 4
+        until(lambda: not (cluster.state(leader) or pytest.fail()).serving)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Schedule(schedule(columns(topic, [b"never"])), timeout=5)
+        assert refused.value.code() in (  # type: ignore[attr-defined]
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.FAILED_PRECONDITION,
+        )
+    # A client that never reached a leader knows that nothing happened.
+    with cluster.client() as fresh:
+        began_s = time.monotonic()
+        with pytest.raises(TimerError) as known:
+            fresh.schedule(topic, b"never", timeout=2)
+        assert known.value.outcome_known
+        assert time.monotonic() - began_s < 3
+        status = fresh.status()
+        roles = {node.name: node.reachable for node in status.nodes}
+        assert roles == {leader: True, first: False, second: False}
+    assert cluster.get(leader, "/healthz")[0] == 200
+    assert cluster.get(leader, "/readyz")[0] == 503
+    assert cluster.json(leader, "/v1/status")["nodes"][0]["serving"] is False
+    assert cluster.json(leader, "/v1/checkpoint?scope=cluster")["shared"]
+    assert cluster.metric(leader, "timer_serving") == 0
+    cluster.restart(first)
+    with cluster.client() as client:
+        client.schedule(topic, b"after")
+        with client.consumer(topic, group="g") as consumer:
+            payloads = [m.payload for m in take(consumer, 1)]
+            if payloads == [b"maybe"]:
+                payloads = [m.payload for m in take(consumer, 1)]
+            assert payloads == [b"after"]
+            nothing_comes(consumer, lambda: client.schedule(topic, b"the next"))
+    cluster.restart(second)
+    cluster.digests_agree()
+
+
+# ---- limits of what a node holds
+
+
+def test_an_unknown_topic_is_refused_where_topics_are_not_created_on_use(
+    cluster: Running, topic: str
+) -> None:
+    with cluster.client() as client:
+        with pytest.raises(NotFound, match="'unheard-of'"):
+            client.schedule("unheard-of", b"x", delay=60)
+        with pytest.raises(NotFound, match="'unheard-of'"):
+            client.consumer("unheard-of", group="g")
+        client.schedule(topic, b"x", delay=60)
+        assert "unheard-of" not in {each.name for each in client.topics()}
+
+
+def test_more_than_the_disks_take_is_refused_as_overloaded_and_the_client_gets_all_through(
+    cluster: Running, topic: str, figures: Callable[[str], None]
+) -> None:
+    leader, followers = cluster.wait_for_leader(), cluster.followers()
+    stub = cluster.timers(leader)
+    block = [bytes(60 * KIB)] * 8
+    before = cluster.counts_add_up()
+    requests = [schedule(columns(topic, block), request_no=at) for at in range(60)]
+    for name in followers:  # no disk but the leader's: nothing commits
+        cluster.kill(name, signal.SIGSTOP)
+    answers = stub.ScheduleStream(iter(requests), timeout=30)
+    with cluster.client() as client:
+        futures = [client.submit_batch(topic, block, delay=3600) for _ in range(60)]
+        # Answers come in order, and the first has to wait for the followers.
+        until(lambda: cluster.metric(leader, "timer_errors_total") > 0)
+        for name in followers:
+            cluster.kill(name, signal.SIGCONT)
+        answered = [*answers]
+        assert [answer.request_no for answer in answered] == [*range(60)]
+        taken = sum(bool(answer.timer_ids) for answer in answered)
+        overloaded = [a for a in answered if a.error.reason == pb.OVERLOADED]
+        assert overloaded, {pb.Reason.Name(a.error.reason) for a in answered}
+        for each in overloaded:
+            assert each.error.retry_after_ms > 0
+            assert each.error.retryable
+            assert each.error.outcome_known
+        assert len({i for future in futures for i in future.result().ids}) == 480
+    cluster.wait_for_leader()
+    after = cluster.counts_add_up()
+    unknown = sum(a.error.reason == pb.LEADERSHIP_LOST for a in answered)
+    more = (after.scheduled - before.scheduled) // 8 - 60
+    assert taken <= more <= taken + unknown
+    figures(
+        f"flood: {taken} taken, {len(overloaded)} overloaded, {unknown} unknown; "
+        f"leader's memory {before.rss_bytes / MIB:.0f} -> {after.rss_bytes / MIB:.0f} MiB"
+    )
+    assert after.rss_bytes - before.rss_bytes < 300 * MIB
+    cluster.digests_agree()
+
+
+def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
+    cluster: Running, topic: str, figures: Callable[[str], None]
+) -> None:
+    def on_all(done: Callable[[pb.NodeCheckpoint], bool]) -> bool:
+        answer = cluster.admin().GetCheckpoint(pb.GetCheckpointRequest(), timeout=5)
+        return len(answer.nodes) == 3 and all(map(done, answer.nodes))
+
+    block = [b"%03d" % at + bytes(60 * KIB) for at in range(8)]
+    with cluster.client() as client:
+        unacked = client.schedule_batch(topic, [b"unacked %d" % at for at in range(100)])
+        dues = [now_ms() + 3_600_000 + at for at in range(170)]
+        far = [client.submit_batch(topic, block, due_ms=due) for due in dues]
+        soon = client.schedule_batch(topic, [b"soon %d" % at for at in range(100)], delay=6)
+        ids = [i for future in far for i in future.result().ids]
+        assert client.cancel_batch(ids[::100]) == [CancelResult.CANCELLED] * 14
+        index = cluster.admin().GetStatus(pb.GetStatusRequest(local=True)).nodes[0].log_end
+        until(lambda: on_all(lambda node: node.manifest_index >= index and node.runs > 0))
+        assert client.cancel_batch(ids[1::100]) == [CancelResult.CANCELLED] * 14
+    for name in cluster.nodes:
+        folder = cluster.directory / name
+        until(lambda folder=folder: not (folder / "log" / f"{1:016x}.log").exists())
+        assert [*(folder / "state").rglob("*")], "no state on disk"
+    runs = [node.runs for node in cluster.digests_agree().nodes]
+    cluster.kill_at_once(*cluster.nodes)
+    began_s = time.monotonic()
+    cluster.start()
+    figures(
+        f"restart from manifests ({runs} runs) after kill -9 of all: "
+        f"{time.monotonic() - began_s:.2f} s"
+    )
+    with cluster.client() as client, client.consumer(topic, group="g") as consumer:
+        messages = take(consumer, 200)
+        assert [m.id for m in messages[:100]] == unacked.ids
+        assert [m.id for m in messages[100:]] == soon.ids
+        nothing_comes(consumer, lambda: client.schedule(topic, b"the next"))
+        assert (
+            client.cancel_batch(ids[::100] + ids[1::100]) == [CancelResult.ALREADY_CANCELLED] * 28
+        )
+        rest = [i for at, i in enumerate(ids) if at % 100 > 1]
+        assert {*client.cancel_batch(rest)} == {CancelResult.CANCELLED}
+    cluster.digests_agree()
+    assert cluster.counts_add_up().dropped == 0

@@ -1,0 +1,235 @@
+"""Three real replicas over loopback streams and real files."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from replication.config import ReplicationConfig
+from replication.core import Role
+from replication.promise import PromiseFile
+from replication.replica import Replica
+from timer.disk import RealDisk
+from timer.entry import Entry, Kind
+from timer.errors import NotLeader
+from timer.log import Log
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+DEADLINE_S = 20.0
+CONF = ReplicationConfig(lease_ms=300, heartbeat_ms=50)
+
+
+class Node:
+    """One replica with its server; starts again from its directory."""
+
+    def __init__(self, cluster: "Cluster", replica: ReplicaId, directory: Path) -> None:
+        self.cluster = cluster
+        self.replica_id = replica
+        self.directory = directory
+        self.port = 0
+        self.leads: list[Epoch] = []
+        self.stepdowns: list[Epoch] = []
+        self.roles: list[Role] = []
+        self.committed = LogIndex(0)
+        self.fatal: list[BaseException] = []
+        self.alive = False
+        self._starts = 0
+
+    async def start(self, peers: dict[ReplicaId, Callable[[], grpc.aio.Channel]]) -> None:
+        self._starts += 1
+        disk = RealDisk()
+        disk.make_dir(self.directory)
+        log = Log.open(disk, self.directory / "log")
+        promise = PromiseFile.load(disk, self.directory / "promise", last_epoch=log.last_epoch)
+        self.committed = LogIndex(0)
+        self.replica = Replica(
+            replica_id=self.replica_id,
+            nonce=Nonce(self.replica_id * 100 + self._starts),
+            cluster_id="test",
+            founding=frozenset(self.cluster.nodes),
+            voters=None,
+            peers=peers,
+            log=log,
+            promise=promise,
+            commit_index=LogIndex(0),
+            config=CONF,
+            listener=self,
+            mono_ms=lambda: MonoMs(time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000),
+            wall_ms=lambda: UnixMs(time.time_ns() // 1_000_000),
+            fatal=self.fatal.append,
+        )
+        self.server = grpc.aio.server()
+        self.server.add_generic_rpc_handlers(tuple(self.replica.handlers()))
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self.server.start()
+
+    async def join(self) -> None:
+        await self.replica.start()
+        self.alive = True
+
+    async def stop(self) -> None:
+        if self.alive:
+            self.alive = False
+            await self.server.stop(None)
+            await self.replica.stop()
+
+    def on_commit(self, commit_index: LogIndex) -> None:
+        assert commit_index > self.committed
+        self.committed = commit_index
+
+    def on_role(self, role: Role, epoch: Epoch) -> None:
+        self.roles.append(role)
+
+    def on_lead(self, epoch: Epoch) -> None:
+        self.leads.append(epoch)
+
+    def on_stepdown(self, epoch: Epoch) -> None:
+        self.stepdowns.append(epoch)
+
+
+class Cluster:
+    def __init__(self, directory: Path) -> None:
+        ids = [ReplicaId(number) for number in (1, 2, 3)]
+        self.nodes: dict[ReplicaId, Node] = {}
+        for replica in ids:
+            self.nodes[replica] = Node(self, replica, directory / str(replica))
+
+    def peers_of(self, node: Node) -> dict[ReplicaId, Callable[[], grpc.aio.Channel]]:
+        def dialer(other: Node) -> Callable[[], grpc.aio.Channel]:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            return lambda: grpc.aio.insecure_channel(f"127.0.0.1:{other.port}", options=options)
+
+        return {
+            other.replica_id: dialer(other) for other in self.nodes.values() if other is not node
+        }
+
+    async def start(self) -> None:
+        for node in self.nodes.values():
+            await node.start(self.peers_of(node))
+        for node in self.nodes.values():
+            await node.join()
+
+    def appoint(self, epoch: int, leader: Node) -> None:
+        for node in self.nodes.values():
+            if node.alive:
+                node.replica.appointed(Epoch(epoch), leader.replica_id)
+
+    async def stop(self) -> None:
+        for node in self.nodes.values():
+            await node.stop()
+            assert not node.fatal, node.fatal
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    await cluster.start()
+    yield cluster
+    await cluster.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.002)
+
+
+def propose(node: Node, payload: bytes) -> LogIndex:
+    return node.replica.propose(Kind.SCHEDULE, [payload], node.replica.last_time_ms)
+
+
+async def payloads(node: Node, first: int, last: int) -> list[bytes]:
+    found: list[Entry] = []
+    while not found or found[-1].index < last:
+        begin = LogIndex(found[-1].index + 1 if found else first)
+        found += await node.replica.entries(begin, LogIndex(last))
+    return [bytes(entry.payload) for entry in found]
+
+
+async def test_leader_dies_and_nothing_committed_is_lost(cluster: Cluster) -> None:
+    one, two, three = cluster.nodes.values()
+    cluster.appoint(1, one)
+    await until(lambda: one.leads == [1])
+    said = [f"entry {number}".encode() * 200 for number in range(300)]
+    first = propose(one, said[0])
+    for each in said[1:]:
+        propose(one, each)
+    last = first + len(said) - 1
+    await until(lambda: all(node.committed >= last for node in (one, two, three)))
+    assert one.replica.lease_held()
+    with pytest.raises(NotLeader):
+        propose(two, b"not here")
+
+    await one.stop()
+    cluster.appoint(2, two)
+    await until(lambda: two.leads == [2])
+    assert await payloads(two, first, last) == said
+    more = propose(two, b"after the failover")
+    await until(lambda: three.committed >= more)
+
+    await one.start(cluster.peers_of(one))
+    await one.join()
+    await until(lambda: one.committed >= more)
+    assert (await payloads(one, first, more))[-1] == b"after the failover"
+    assert one.replica.leader_id == two.replica_id
+    assert two.replica.clock_samples.keys() == {one.replica_id, three.replica_id}
+
+
+async def test_follower_that_was_away_catches_up_from_disk(cluster: Cluster) -> None:
+    one, two, three = cluster.nodes.values()
+    cluster.appoint(1, one)
+    await until(lambda: one.leads == [1])
+    await three.stop()
+    last = LogIndex(0)
+    for number in range(100):
+        last = propose(one, bytes([number]) * 1_000_000)
+        await until(lambda: one.replica.last_index - one.committed < 20)
+    await until(lambda: one.committed >= last)
+    assert one.replica.cached(LogIndex(2), LogIndex(3)) is None, "else it says nothing of the disk"
+
+    await three.start(cluster.peers_of(three))
+    await three.join()
+    await until(lambda: three.committed >= last)
+    assert await payloads(three, 2, 4) == [bytes([number]) * 1_000_000 for number in range(3)]
+
+
+async def test_released_leadership_moves_without_waiting_for_the_lease(cluster: Cluster) -> None:
+    one, two, _ = cluster.nodes.values()
+    cluster.appoint(1, one)
+    await until(lambda: one.leads == [1])
+    await until(one.replica.lease_held)
+    last = propose(one, b"the last word")
+    begun = time.monotonic()
+    await one.replica.release()
+    assert one.stepdowns == [1]
+    assert one.committed >= last
+    assert not one.replica.lease_held()
+    cluster.appoint(2, two)
+    await until(lambda: two.leads == [2])
+    took_s = time.monotonic() - begun
+    assert took_s < CONF.lease_ms / 1000, took_s
+
+
+async def test_appointment_above_makes_a_healthy_leader_hand_over(cluster: Cluster) -> None:
+    one, two, _ = cluster.nodes.values()
+    cluster.appoint(1, one)
+    await until(lambda: one.leads == [1])
+    await until(one.replica.lease_held)
+    begun = time.monotonic()
+    cluster.appoint(2, two)
+    await until(lambda: two.leads == [2])
+    assert one.stepdowns == [1]
+    assert time.monotonic() - begun < CONF.lease_ms / 1000
+
+
+async def test_other_cluster_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    one, _, _ = cluster.nodes.values()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+        call = channel.stream_stream("/replication.v1.Peer/Link")()
+        await call.write(b"\x12\x05other")
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -1,0 +1,108 @@
+"""The shape of a log against the plain list of epochs that it stands for."""
+
+import random
+
+import pytest
+
+from replication.messages import Start
+from replication.quorum import granted, reached
+from replication.shape import Shape, Tail
+from timer.units import Epoch, LogIndex, ReplicaId
+
+VOTERS = frozenset(map(ReplicaId, (1, 2, 3)))
+OTHERS = frozenset(map(ReplicaId, (3, 4, 5)))
+
+
+def shape_of(epochs: list[int]) -> Shape:
+    """`epochs[i]` is that of entry i + 1."""
+    shape = Shape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
+    if epochs:
+        shape.extend(LogIndex(len(epochs)), starts_of(epochs))
+    return shape
+
+
+def starts_of(epochs: list[int]) -> list[Start]:
+    return [
+        Start(LogIndex(number + 1), Epoch(epoch), VOTERS)
+        for number, epoch in enumerate(epochs)
+        if number == 0 or epochs[number - 1] != epoch
+    ]
+
+
+def two_logs(rng: random.Random) -> tuple[list[int], list[int]]:
+    """Two logs that a cluster could have: each epoch has one leader, so one beginning."""
+    common = sorted(rng.choices(range(1, 4), k=rng.randint(0, 6)))
+    base = common[-1] if common else 0
+    mine = sorted(rng.choices([base + 1, base + 3], k=rng.randint(0, 5)))
+    other = sorted(rng.choices([base + 2, base + 4], k=rng.randint(0, 5)))
+    return common + mine, common + other
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_logs_find_where_they_agree(seed: int) -> None:
+    ours, theirs = two_logs(random.Random(seed))
+    us, them = shape_of(ours), shape_of(theirs)
+    agree = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+        min(len(ours), len(theirs)),
+    )
+    prev, rounds = LogIndex(len(ours)), 0
+    while not (prev <= len(theirs) and us.epoch_at(prev) == them.epoch_at(prev)):
+        following = us.resume_at(them.conflict_at(prev))
+        assert agree <= following < prev
+        prev = following
+        rounds += 1
+    assert prev == agree
+    assert rounds <= 4, "one step per epoch, not per entry"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_parting_index_is_the_first_that_differs(seed: int) -> None:
+    rng = random.Random(seed)
+    ours, theirs = two_logs(rng)
+    agree = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    end = min(len(ours), len(theirs)) if agree is None else agree
+    prev, last = LogIndex(rng.randint(0, end)), LogIndex(len(theirs))
+    parts = shape_of(ours).parts_at(prev, starts_of(theirs), last)
+    assert parts == (None if agree is None else agree + 1)
+
+
+def test_truncated_and_dropped_log_keeps_epochs_and_voters() -> None:
+    shape = shape_of([1, 1, 2, 2, 5, 5])
+    shape.truncate_after(LogIndex(4))
+    assert (shape.last_epoch, shape.last_index) == (2, 4)
+    shape.drop_before(LogIndex(4))
+    assert shape.epoch_at(LogIndex(3)) == 2
+    assert shape.voters == VOTERS
+    assert shape.starts_in(LogIndex(3), LogIndex(4)) == ()
+    shape.extend(LogIndex(5), [Start(LogIndex(5), Epoch(7), OTHERS)])
+    assert [start.epoch for start in shape.sets_from(LogIndex(4))] == [2, 7]
+    assert [start.epoch for start in shape.sets_from(LogIndex(5))] == [7]
+
+
+def test_epoch_that_goes_back_is_refused() -> None:
+    with pytest.raises(AssertionError, match="epoch goes back"):
+        shape_of([1, 2]).extend(LogIndex(3), [Start(LogIndex(3), Epoch(2), VOTERS)])
+
+
+def test_tail_spans_at_least_one_entry_and_at_most_the_limit() -> None:
+    tail = Tail(LogIndex(11))
+    tail.extend([100, 50, 50, 900])
+    assert tail.span(LogIndex(11), 1) == 11
+    assert tail.span(LogIndex(11), 199) == 12
+    assert tail.span(LogIndex(11), 200) == 13
+    assert tail.span(LogIndex(14), 10) == 14
+    assert tail.size(LogIndex(11), LogIndex(13)) == 100
+    tail.trim(LogIndex(13), keep_bytes=300)
+    assert tail.first_index == 14, "durable entries only, oldest first"
+    tail.truncate_after(LogIndex(13))
+    assert len(tail) == 0
+
+
+def test_majority_is_of_every_set() -> None:
+    sets = (VOTERS, OTHERS)
+    assert not granted(sets, {ReplicaId(1), ReplicaId(2)})
+    assert granted(sets, {ReplicaId(1), ReplicaId(3), ReplicaId(4)})
+    values = {ReplicaId(1): 9, ReplicaId(2): 8, ReplicaId(3): 7, ReplicaId(4): 2}
+    assert reached((VOTERS,), values) == 8
+    assert reached(sets, values) == 2
