@@ -9,18 +9,21 @@ All methods are for the event loop, and none holds it for long: what is large is
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Concatenate, Final, ParamSpec, Protocol
 
 from timer.clock import ClusterClock, Sample
 from timer.engine import Engine
 from timer.entry import Entry, Kind
-from timer.errors import NotLeader, NotReady, ShuttingDown, StorageError, TimerError
+from timer.errors import NotLeader, NotReady, ShuttingDown, TimerError
 from timer.leader import Delivery, Leader, Now
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 
 logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
 
 WAKE_MS_MAX: Final = 1000
 SAMPLE_MS: Final = 100
@@ -48,6 +51,24 @@ class Log(Protocol):
 
     def drop_before(self, index: LogIndex) -> None:
         """This node's restart does not need entries below `index`."""
+
+
+def _fatal_errors(work: Callable[Concatenate["Host", _P], None]) -> Callable[..., None]:
+    """Make a step of the state plane whose every error ends the process.
+
+    Half a step was done: neither what is in memory nor that we lead can be trusted after it. And
+    who called, gRPC for one, might do no more than log it.
+    """
+
+    @functools.wraps(work)
+    def step(host: "Host", *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            work(host, *args, **kwargs)
+        except Exception as error:
+            host.fatal(error)
+            raise
+
+    return step
 
 
 class Host:
@@ -82,7 +103,7 @@ class Host:
         self._log_bytes_flush = log_bytes_flush
         self._flush_interval_ms = flush_interval_ms
         self._handed_out = handed_out
-        self._fatal = fatal
+        self.fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._kicked = False
         self._folding = False
@@ -161,6 +182,7 @@ class Host:
 
     # ---- what the replica tells
 
+    @_fatal_errors
     def on_commit(self, commit_index: LogIndex) -> None:
         """Entries up to here may be applied."""
         self.engine.committed(commit_index)
@@ -169,12 +191,14 @@ class Host:
         elif self._fold_timer is None:
             self._fold_timer = self._loop.call_later(self._fold_interval_s, self._fold_later)
 
+    @_fatal_errors
     def on_lead(self, epoch: Epoch) -> None:
         """Apply what is committed, then serve."""
         logger.info("promoted: epoch %d, applied %d", epoch, self.engine.machine.applied_index)
         self._promoting = epoch
         self._fold()
 
+    @_fatal_errors
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving at once."""
         logger.info("leadership of epoch %d is over", epoch)
@@ -189,6 +213,7 @@ class Host:
         self._fold_timer = None
         self._fold()
 
+    @_fatal_errors
     def _fold(self) -> None:
         if self._folding:
             return
@@ -228,6 +253,7 @@ class Host:
 
     # ---- stepping
 
+    @_fatal_errors
     def _step(self) -> None:
         self._kicked = False
         if self._wake is not None:
@@ -318,8 +344,8 @@ class Host:
         async def run() -> None:
             try:
                 await work
-            except (StorageError, AssertionError, OSError) as error:
-                self._fatal(error)
+            except Exception as error:  # noqa: BLE001 - it ends the process
+                self.fatal(error)
 
         task = self._loop.create_task(run())
         self._tasks.add(task)

@@ -20,7 +20,6 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from timer.columns import U64
 from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.groups import Group
@@ -57,6 +56,7 @@ State = dict[str, Any]
 def capture(machine: Machine) -> tuple[State, list[tuple[TopicId, Block]]]:
     """Return the state at `applied_index`, without runs, and the blocks that need a spill file.
 
+    Nothing in it changes later, and what is large is encoded only by `write`, in its thread.
     Each queue's blocks are named by their SpillRef once they have one; fill in the others'
     (`add_spills`) after writing them.
     """
@@ -77,10 +77,7 @@ def capture(machine: Machine) -> tuple[State, list[tuple[TopicId, Block]]]:
         "topics": topics,
         "next_producer": machine.producers.next_id,
         "producers": [_producer_state(i, producer) for i, producer in machine.producers],
-        "cancels": [
-            [minute, np.sort(np.concatenate(arrays)).tobytes()]
-            for minute, arrays in machine.cancels.buckets.items()
-        ],
+        "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
         "fire_marks": [list(mark) for mark in machine.fire_marks],
         "digest": machine.digest(),
         "checkpoint": _checkpoint_state(machine.checkpoint),
@@ -134,8 +131,9 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.producers.next_id = ProducerId(state["next_producer"])
     for fields in state["producers"]:
         machine.producers.restore(*_producer(fields))
-    for minute, data in state["cancels"]:
-        machine.cancels.restore(minute, _u64(data))
+    for minute, arrays in state["cancels"]:
+        for data in arrays:
+            machine.cancels.restore(minute, np.frombuffer(data, np.uint64))
     machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
     if state["checkpoint"] is not None:
         machine.checkpoint = Checkpoint(**state["checkpoint"])
@@ -146,7 +144,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
 
 def write(disk: Disk, directory: Path, state: State) -> None:
     """Replace the manifest, durably."""
-    body: bytes = msgpack.packb(state)
+    body: bytes = msgpack.packb(state, default=_pack)
     header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body))
     disk.write_atomic(directory / NAME, header + body)
 
@@ -223,7 +221,6 @@ def _topic(fields: State, disk: Disk, spills: Path) -> Topic:
 
 def _group_state(group: Group) -> State:
     skip = group.cursor - group.base
-    used = max(_used(group.acked[skip:]), _used(group.ended[skip:]))
     return {
         "id": group.group_id,
         "topic": group.topic,
@@ -233,20 +230,27 @@ def _group_state(group: Group) -> State:
         "reserved": group.reserved,
         "marks": list(group.marks),
         "sums": [group.ack_sum, group.ended_sum, group.acked_count],
-        "acked": zlib.compress(np.packbits(group.acked[skip : skip + used]).tobytes(), 1),
-        "ended": zlib.compress(group.ended[skip : skip + used].tobytes(), 1),
+        "acked": group.acked[skip:].copy(),
+        "ended": group.ended[skip:].copy(),
     }
 
 
-def _used(array: np.ndarray[Any, np.dtype[Any]]) -> int:
-    used = np.flatnonzero(array)
-    return int(used[-1]) + 1 if len(used) else 0
+def _pack(value: object) -> object:
+    """Return what msgpack writes for a value that `capture` left as it was: in the thread."""
+    if isinstance(value, Answer):
+        return [value.sequence, value.first_seq, value.due_ms.tobytes()]
+    assert isinstance(value, np.ndarray), type(value)
+    if value.dtype == np.uint64:  # seqs of cancels
+        return value.tobytes()
+    used = np.flatnonzero(value)
+    return zlib.compress(value[: int(used[-1]) + 1 if len(used) else 0].tobytes(), 1)
 
 
 def _group(fields: State) -> Group:
     ack_sum, ended_sum, acked_count = fields["sums"]
-    ended = np.frombuffer(zlib.decompress(fields["ended"]), np.uint16).copy()
-    packed = np.frombuffer(zlib.decompress(fields["acked"]), np.uint8)
+    acked = np.frombuffer(zlib.decompress(fields["acked"]), np.bool_)
+    ended = np.frombuffer(zlib.decompress(fields["ended"]), np.uint16)
+    size = max(len(acked), len(ended))
     return Group(
         group_id=GroupId(fields["id"]),
         topic=TopicId(fields["topic"]),
@@ -259,14 +263,14 @@ def _group(fields: State) -> Group:
         ended_sum=ended_sum,
         acked_count=acked_count,
         base=fields["cursor"],
-        acked=np.unpackbits(packed, count=len(ended)).astype(np.bool_),
-        ended=ended,
+        acked=np.pad(acked, (0, size - len(acked))),
+        ended=np.pad(ended, (0, size - len(ended))),
     )
 
 
 def _producer_state(producer_id: ProducerId, producer: Producer) -> list[Any]:
-    answers = [[a.sequence, a.first_seq, a.due_ms.tobytes()] for a in producer.answers]
-    return [producer_id, producer.token, producer.used_at_ms, producer.last_sequence, answers]
+    past = [producer.used_at_ms, producer.last_sequence]
+    return [producer_id, producer.token, *past, [*producer.answers]]
 
 
 def _producer(fields: list[Any]) -> tuple[ProducerId, Producer]:
@@ -290,7 +294,3 @@ def _checkpoint_state(checkpoint: Checkpoint | None) -> State | None:
         "queue_offsets": checkpoint.queue_offsets,
         "digest": checkpoint.digest,
     }
-
-
-def _u64(data: bytes) -> U64:
-    return np.frombuffer(data, np.uint64)
