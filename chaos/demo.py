@@ -55,6 +55,21 @@ class Plan:
     """A killed node stays down for so long."""
     seed: int = 1
 
+    @classmethod
+    def of(cls, *, timers: int, kills: int, seed: int) -> "Plan":
+        """Return a plan with so many kills, one every ten seconds, under load until the last."""
+        kills_at_s = tuple(8.0 + 10.0 * number for number in range(kills))
+        last_s = max(kills_at_s, default=8.0)
+        return cls(
+            timers=timers,
+            scheduling_s=last_s + 4,
+            delay_s_max=last_s + 12,
+            singles=20 * int(last_s + 4),
+            cancels=timers // 50,
+            kills_at_s=kills_at_s,
+            seed=seed,
+        )
+
 
 def now_ms() -> int:
     """Return this machine's clock, in Unix milliseconds."""
@@ -385,13 +400,16 @@ def fresh(folder: Path) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `python -m chaos.demo`."""
-    parser = argparse.ArgumentParser(description="kill the leader twice; lose and repeat nothing")
+    parser = argparse.ArgumentParser(description="kill the leader; lose and repeat nothing")
     parser.add_argument("--dir", type=Path, default=Path("run/demo"), help="the run's folder")
     parser.add_argument("--timers", type=int, default=30_000)
+    parser.add_argument("--kills", type=int, default=2, help="of the leader, ten seconds apart")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
     try:
-        return Demo(fresh(args.dir), Plan(timers=args.timers, seed=args.seed)).play()
+        return Demo(
+            fresh(args.dir), Plan.of(timers=args.timers, kills=args.kills, seed=args.seed)
+        ).play()
     except LaunchError as error:
         print(error, file=sys.stderr)
         return 2

@@ -267,7 +267,11 @@ class Node:
             raise ConfigError("grpc", config.grpc, "can't listen: in use, or not ours") from None
         await self._server.start()
         self._http = HttpServer(config.http, self.view, self.telemetry.registry)
-        await self._http.start()
+        try:
+            await self._http.start()
+        except ConfigError:
+            await self._server.stop(None)  # or it complains, at the end of the loop
+            raise
         self._loop_watch.start()
         await self._set_health()
 

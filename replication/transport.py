@@ -6,6 +6,10 @@
 A stream is in order and either whole or broken: what was queued when it breaks is lost, which the
 core expects; once it is rebuilt the core hears so. gRPC's flow control holds a fast sender; what
 then piles up here is bounded in bytes, and the rest is lost.
+
+A peer that dies resets its streams at once. One that is cut off is noticed by its silence: its
+answers come on its own stream, so when none came for SILENCE_S ours is built anew, on a new
+connection. Otherwise it would wait for TCP's ever longer retransmissions after the cut is healed.
 """
 
 import asyncio
@@ -27,6 +31,9 @@ VERSION: Final = 1
 METHOD: Final = "/replication.v1.Peer/Link"
 HELLO_TIMEOUT_S: Final = 2.0
 RECONNECT_S: Final = 0.1
+SILENCE_S: Final = 2.0
+WRITE_TIMEOUT_S: Final = 10.0
+"""A message of some megabytes gets through in this, or never."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 
 Dial = Callable[[], grpc.aio.Channel]
@@ -52,6 +59,7 @@ class Transport:
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in peers.items()}
         self._on_connected = on_connected
         self._inbound: dict[ReplicaId, object] = {}
+        self._heard_s: dict[ReplicaId, float] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what the node's gRPC server needs."""
@@ -81,6 +89,10 @@ class Transport:
             version=VERSION, cluster_id=self._cluster_id, sender=self._me, receiver=to
         ).SerializeToString()
 
+    def heard_s(self, peer: ReplicaId) -> float:
+        """Return the loop's time at which `peer` last said something."""
+        return self._heard_s.get(peer, 0.0)
+
     def connected(self, peer: ReplicaId) -> None:
         """A stream to `peer` was built."""
         self._on_connected(peer)
@@ -93,7 +105,9 @@ class Transport:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not a peer of this replica")
         generation = self._inbound[sender] = object()
         yield b""
+        loop = asyncio.get_running_loop()
         async for data in messages:
+            self._heard_s[sender] = loop.time()
             if self._inbound.get(sender) is not generation:
                 await context.abort(grpc.StatusCode.ABORTED, "superseded by a newer stream")
             try:
@@ -126,6 +140,7 @@ class _Outbound:
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._up = False
+        self._up_since_s = 0.0
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -161,12 +176,13 @@ class _Outbound:
 
     async def _speak(self, channel: grpc.aio.Channel) -> None:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)()
-        await call.write(self._transport.hello(self._peer))
-        first = await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S)
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            await call.write(self._transport.hello(self._peer))
+            first = await call.read()
         if first is grpc.aio.EOF:
             logger.warning("replica %016x refuses: %s", self._peer, await call.details())
             return
-        self._up = True
+        self._up, self._up_since_s = True, asyncio.get_running_loop().time()
         self._transport.connected(self._peer)
         # Nothing more is read: a read that ends says at once that the stream broke.
         broken = asyncio.ensure_future(call.read())
@@ -175,7 +191,9 @@ class _Outbound:
                 while self._queue:
                     data = self._queue.popleft()
                     self._queued_bytes -= len(data)
-                    await call.write(data)
+                    self._check_silence()
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                        await call.write(data)
                 self._more.clear()
                 more = asyncio.ensure_future(self._more.wait())
                 await asyncio.wait({more, broken}, return_when=asyncio.FIRST_COMPLETED)
@@ -185,3 +203,10 @@ class _Outbound:
             call.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await broken
+
+    def _check_silence(self) -> None:
+        """Return if the peer has said something lately; raise TimeoutError if not."""
+        heard_s = max(self._transport.heard_s(self._peer), self._up_since_s)
+        silent_s = asyncio.get_running_loop().time() - heard_s
+        if silent_s > SILENCE_S:
+            raise TimeoutError(f"nothing heard for {silent_s:.1f} s")

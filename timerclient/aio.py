@@ -253,8 +253,9 @@ class AsyncTimerClient:
         results: list[CancelResult] = []
         for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
             request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
-            results += (await self.nodes().call(cancel_on(request), within_s=within_s)).results
-        return [CancelResult(result) for result in results]
+            answer = await self.nodes().call(cancel_on(request), within_s=within_s)
+            results += [CancelResult(result) for result in answer.results]
+        return results
 
     # ---- consuming
 

@@ -225,6 +225,11 @@ class Pipeline(Generic[R]):
         return not (self.queue or self.wire or self._refused)
 
     @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for what is to be sent or answered."""
+        return any(not r.abandoned for r in (*self.queue, *self.wire.values(), *self._refused))
+
+    @property
     def needs_producer(self) -> bool:
         """Whether the next request waits for a producer id."""
         return not self.producer_id and not self.wire and not self._draining

@@ -297,9 +297,9 @@ class Producer:
     # ---- sending
 
     async def close(self, within_s: float) -> None:
-        """Wait until everything is answered, for so long; then give up what is not."""
+        """Wait until everybody is answered, for so long; then give up what is not."""
         self._closed = True
-        if not self._pipeline.idle:
+        if self._pipeline.awaited:
             self._quiet.clear()
             try:
                 async with asyncio.timeout(within_s):
@@ -426,5 +426,5 @@ class Producer:
         self._settled()
 
     def _settled(self) -> None:
-        if self._pipeline.idle:
+        if self._closed and not self._pipeline.awaited:
             self._quiet.set()

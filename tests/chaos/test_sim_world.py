@@ -4,6 +4,7 @@ import pytest
 
 from chaos.sim import __main__ as command
 from chaos.sim.options import FAULTS_MIN
+from chaos.sim.play import EXIT_PROMISE
 from chaos.sim.referee import Broken
 from chaos.sim.world import World
 from timer.units import Epoch
@@ -36,8 +37,8 @@ def test_lost_entry_is_reported_with_seed_and_story(
         raise Broken("lost", f"after {seconds} s")
 
     monkeypatch.setattr(World, "run", run)
-    assert command.main(["--seed", "77", "--seconds", "9"]) == command.EXIT_PROMISE
+    assert command.main(["--seed", "77", "--seconds", "9"]) == EXIT_PROMISE
     said = capsys.readouterr().out
     assert "does something" in said
     assert "PROMISE BROKEN: lost: after 9 s" in said
-    assert "python -m chaos.sim --seed 77 --seconds 9" in said
+    assert "python -m chaos.sim --seed 77 --app timers --seconds 9" in said

@@ -15,7 +15,7 @@ from timerclient import Batch, CancelResult, LeaseLost, TimerClient, TimerError
 
 TOPIC = "load"
 GROUP = "workers"
-DELAY_S_MAX = 1.5
+DELAY_S_MAX = 0.8
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,7 +23,8 @@ from timerclient.sync import Consumer
 
 WAIT_S: Final = 20.0
 """For what takes a second or two on an idle machine."""
-QUICK: Final = ("timing.checkpoint_interval_ms = 500",)
+POLL_S: Final = 0.02
+QUICK: Final = ("timing.checkpoint_interval_ms = 300",)
 
 _BAD_LINE: Final = re.compile(
     r"level=(error|critical)|exc=|Traceback|never retrieved|was never awaited|was destroyed"
@@ -35,8 +35,8 @@ T = TypeVar("T")
 class Running(LocalCluster):
     """Three nodes; `cleaned` ends them whatever happened to them."""
 
-    def __init__(self, directory: Path, settings: Iterable[str] = ()) -> None:
-        super().__init__(directory, settings=[*QUICK, *settings])
+    def __init__(self, directory: Path, settings: Iterable[str] = (), nodes: int = 3) -> None:
+        super().__init__(directory, nodes, settings=[*QUICK, *settings])
         self._channels: dict[str, grpc.Channel] = {}
 
     @contextlib.contextmanager
@@ -128,19 +128,35 @@ class Running(LocalCluster):
     # ---- what is on all nodes
 
     def digests_agree(self) -> pb.GetCheckpointResponse:
-        """Wait until all nodes applied one CHECKPOINT newer than now; they hold the same state."""
-        leader = self.wait_for_leader()
-        from_index = self.admin(leader).GetStatus(pb.GetStatusRequest(local=True)).nodes[0].log_end
+        """Wait for a CHECKPOINT after all that was asked so far, applied everywhere and shared.
 
-        def agreed() -> pb.GetCheckpointResponse | None:
-            answer = self.admin(leader).GetCheckpoint(pb.GetCheckpointRequest(), timeout=5)
-            at = {node.checkpoint_index for node in answer.nodes}
-            whole = len(at) == 1 and min(at) > from_index and len(answer.nodes) == len(self.nodes)
-            return answer if whole else None
+        All nodes held the same state there (P6). Returns their checkpoints as they are by then.
+        """
+        leader = self.admin()
+        status = leader.GetStatus(pb.GetStatusRequest(local=True), timeout=5).nodes[0]
+        local = pb.GetCheckpointRequest(local=True)
 
-        answer = until(agreed)
-        assert len({node.digest for node in answer.nodes}) == 1, answer
-        return answer
+        def last() -> int:
+            return leader.GetCheckpoint(local, timeout=5).nodes[0].checkpoint_index
+
+        until(lambda: last() > status.log_end)
+        index = last()
+        digests = {name: until(lambda name=name: self._digest(name, index)) for name in self.nodes}
+        assert len({*digests.values()}) == 1, (index, digests)
+
+        def shared() -> pb.GetCheckpointResponse | None:
+            answer = leader.GetCheckpoint(pb.GetCheckpointRequest(), timeout=5)
+            return answer if answer.shared.index >= index else None
+
+        return until(shared)
+
+    def _digest(self, name: str, index: int) -> str:
+        """Return a node's digest at a CHECKPOINT; empty: it is not there yet."""
+        asked = pb.GetCheckpointRequest(local=True, at_index=index)
+        try:
+            return self.admin(name).GetCheckpoint(asked, timeout=1).nodes[0].digest
+        except grpc.RpcError:
+            return ""
 
     def counts_add_up(self) -> pb.NodeStatus:
         """Return the leader's status: every timer scheduled is pending or has one end (P7)."""
@@ -160,7 +176,7 @@ class Running(LocalCluster):
         return [line[:2000] for line in lines if _BAD_LINE.search(line)]
 
 
-def until(condition: Callable[[], T], timeout_s: float = WAIT_S, every_s: float = 0.02) -> T:
+def until(condition: Callable[[], T | None], timeout_s: float = WAIT_S) -> T:
     """Return what `condition` gives as soon as it is true of something."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -168,7 +184,7 @@ def until(condition: Callable[[], T], timeout_s: float = WAIT_S, every_s: float 
         if value:
             return value
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {condition}, {value!r}"
-        time.sleep(every_s)
+        time.sleep(POLL_S)
 
 
 def now_ms() -> int:
@@ -219,7 +235,3 @@ def columns(topic: str, payloads: list[bytes], **more: Any) -> pb.TimerColumns:
 
 def schedule(*timers: pb.TimerColumns, **more: Any) -> pb.ScheduleRequest:
     return pb.ScheduleRequest(timers=timers, **more)
-
-
-def as_node(node: Node, **changes: Any) -> Node:
-    return replace(node, **changes)

@@ -145,8 +145,10 @@ def test_messages_of_a_deposed_leader_are_dropped_by_the_client_and_come_again_m
     with cluster.client() as client, client.consumer(topic, group="g") as consumer:
         client.schedule_batch(topic, [b"%d" % at for at in range(100)])
         until(consumer._arrived.is_set)  # here, and not taken
+        nodes = consumer._subscription._nodes
+        epoch = nodes.epoch
         cluster.kill(leader)
-        leader_other_than(cluster, leader)
+        until(lambda: nodes.epoch > epoch)
         client.schedule(topic, b"last")
         messages = take(consumer, 101)
         assert consumer.dropped_stale == 100
@@ -165,7 +167,7 @@ def test_sigterm_of_the_leader_under_load_is_not_seen_by_clients(
         began_s = time.monotonic()
         cluster.kill(leader, signal.SIGTERM)
         took_s = time.monotonic() - began_s
-        assert child.returncode == 0
+        assert child.wait(1) == 0
         assert took_s < EXIT_S_MAX
         load.wait_for_acks(200)
         cluster.restart(leader)
@@ -185,7 +187,7 @@ def test_a_follower_that_ends_or_is_killed_costs_no_pause(
         began_s = time.monotonic()
         cluster.kill(first, signal.SIGTERM)
         took_s = time.monotonic() - began_s
-        assert child.returncode == 0
+        assert child.wait(1) == 0
         assert took_s < EXIT_S_MAX
         load.wait_for_acks(100)
         cluster.restart(first)
@@ -240,7 +242,7 @@ def test_sigterm_of_all_ends_all_with_0_and_a_restart_has_everything(
     began_s = time.monotonic()
     cluster.stop(timeout_s=EXIT_S_MAX)
     figures(f"SIGTERM of all: ended in {time.monotonic() - began_s:.2f} s")
-    assert [child.returncode for child in children] == [0, 0, 0]
+    assert [child.wait(1) for child in children] == [0, 0, 0]
     cluster.start()
     with cluster.client() as client:
         assert client.cancel_batch(timers) == [CancelResult.CANCELLED] * 100
@@ -316,7 +318,7 @@ def test_more_than_the_disks_take_is_refused_as_overloaded_and_the_client_gets_a
     leader, followers = cluster.wait_for_leader(), cluster.followers()
     stub = cluster.timers(leader)
     block = [bytes(60 * KIB)] * 8
-    before = cluster.counts_add_up()
+    before, refused = cluster.counts_add_up(), cluster.metric(leader, "timer_grpc_errors_total")
     requests = [schedule(columns(topic, block), request_no=at) for at in range(60)]
     for name in followers:  # no disk but the leader's: nothing commits
         cluster.kill(name, signal.SIGSTOP)
@@ -324,7 +326,7 @@ def test_more_than_the_disks_take_is_refused_as_overloaded_and_the_client_gets_a
     with cluster.client() as client:
         futures = [client.submit_batch(topic, block, delay=3600) for _ in range(60)]
         # Answers come in order, and the first has to wait for the followers.
-        until(lambda: cluster.metric(leader, "timer_grpc_errors_total") > 0)
+        until(lambda: cluster.metric(leader, "timer_grpc_errors_total") > refused)
         for name in followers:
             cluster.kill(name, signal.SIGCONT)
         answered = [*answers]
@@ -360,14 +362,14 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
     block = [b"%03d" % at + bytes(60 * KIB) for at in range(8)]
     with cluster.client() as client:
         unacked = client.schedule_batch(topic, [b"unacked %d" % at for at in range(100)])
-        dues = [now_ms() + 3_600_000 + at for at in range(170)]
+        dues = [now_ms() + 3_600_000 + at for at in range(300)]
         far = [client.submit_batch(topic, block, due_ms=due) for due in dues]
         soon = client.schedule_batch(topic, [b"soon %d" % at for at in range(100)], delay=6)
         ids = [i for future in far for i in future.result().ids]
-        assert client.cancel_batch(ids[::100]) == [CancelResult.CANCELLED] * 14
+        assert client.cancel_batch(ids[::100]) == [CancelResult.CANCELLED] * 24
         index = cluster.admin().GetStatus(pb.GetStatusRequest(local=True)).nodes[0].log_end
         until(lambda: on_all(lambda node: node.manifest_index >= index and node.runs > 0))
-        assert client.cancel_batch(ids[1::100]) == [CancelResult.CANCELLED] * 14
+        assert client.cancel_batch(ids[1::100]) == [CancelResult.CANCELLED] * 24
     for name in cluster.nodes:
         folder = cluster.directory / name
         until(lambda folder=folder: not (folder / "log" / f"{1:016x}.log").exists())
@@ -386,7 +388,7 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
         assert [m.id for m in messages[100:]] == soon.ids
         nothing_comes(consumer, lambda: client.schedule(topic, b"the next"))
         assert (
-            client.cancel_batch(ids[::100] + ids[1::100]) == [CancelResult.ALREADY_CANCELLED] * 28
+            client.cancel_batch(ids[::100] + ids[1::100]) == [CancelResult.ALREADY_CANCELLED] * 48
         )
         rest = [i for at, i in enumerate(ids) if at % 100 > 1]
         assert {*client.cancel_batch(rest)} == {CancelResult.CANCELLED}

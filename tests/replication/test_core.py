@@ -102,8 +102,12 @@ class Player:
             case "from":
                 sender = ReplicaId(int(words[1]))
                 message = _message(sender, words[2:], named)
-                count = message.last_index - message.prev_index if _is_append(message) else 0
+                count = 0
+                if isinstance(message, Append):
+                    count = message.last_index - message.prev_index
                 return Received(sender, message, UnixMs(0), [SIZE] * count)
+            case _:
+                pass
         raise ValueError(words)
 
     def _effects(self, effects: Effects) -> list[str]:
@@ -121,10 +125,6 @@ class Player:
         if effects.start is not None:
             out.append(f"append EPOCH {effects.start.epoch} at {effects.start.index}")
         return out + [f"-> {to} {_brief(message)}" for to, message in effects.send]
-
-
-def _is_append(message: Message) -> bool:
-    return isinstance(message, Append)
 
 
 def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Message:
@@ -174,7 +174,8 @@ def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Mess
                 echo_ms=MonoMs(int(named["echo"])),
                 held_ms=0,
             )
-    raise ValueError(words)
+        case _:
+            raise ValueError(words)
 
 
 def _promise(text: str) -> Promise:

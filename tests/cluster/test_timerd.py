@@ -1,0 +1,238 @@
+"""`timerd` as an operator meets it: what it refuses to start with, and its exit codes."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deploy.local import free_ports
+from tests.cluster.running import Running, take, until
+from timerclient import TimerClient
+from timerclient.proto import timer_pb2 as pb
+
+pytestmark = pytest.mark.slow
+
+TIMERD = (sys.executable, "-m", "cluster.timerd")
+MIB = 1 << 20
+SETTINGS = (
+    "limits.request_bytes_max = 524288",
+    "limits.payload_bytes_max = 65536",
+    f"storage.memtable_bytes_flush = {MIB}",
+    "storage.flush_interval_ms = 1000",
+)
+CONFIG, DIRECTORY, CORRUPT = 64, 65, 66
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A killed node's directory, to be copied, damaged and started again."""
+
+    config: Path
+    data: Path
+
+    def run(self, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        """Run timerd on it until it ends, which it must by itself."""
+        return run(["--config", str(self.config), "--data", str(self.data), *arguments], **env)
+
+
+def run(arguments: Sequence[str], **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*TIMERD, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, **env},
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A cluster of one node, with a log, a manifest, runs, and messages in its queue."""
+    directory = tmp_path_factory.mktemp("alone")
+    with Running(directory, SETTINGS, nodes=1).cleaned() as running:
+        with running.client() as client:
+            client.schedule_batch("t", [b"%d" % at for at in range(100)])
+            for _ in range(4):
+                client.schedule_batch("t", [bytes(60_000)] * 8, delay=3600)
+            client.schedule_batch("soon", [b"soon"] * 10, delay=6)
+        stub = running.admin()
+
+        def flushed() -> bool:
+            (node,) = stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=5).nodes
+            return node.runs > 0 and node.manifest_index >= node.applied_index - 10
+
+        until(flushed)
+        running.kill("n1")
+        shutil.copytree(directory / "n1", directory / "copy")
+        running.restart("n1")
+        yield running
+
+
+@pytest.fixture
+def site(alone: Running, tmp_path: Path) -> Site:
+    """A copy of what it had on disk when it was killed, on other ports."""
+    data = tmp_path / "n1"
+    shutil.copytree(alone.directory / "copy", data)
+    grpc, http = free_ports(2)
+    config = tmp_path / "n1.toml"
+    text = (alone.directory / "n1.toml").read_text()
+    node = alone.node("n1")
+    text = text.replace(node.grpc, f"127.0.0.1:{grpc}").replace(node.http, f"127.0.0.1:{http}")
+    config.write_text(text)
+    return Site(config, data)
+
+
+def refused(done: "subprocess.CompletedProcess[str]", code: int, *words: str) -> None:
+    """It ended with the code, and one line that says why."""
+    assert done.returncode == code, done
+    assert not done.stdout
+    *_, last = done.stderr.splitlines()
+    for word in words:
+        assert word in last, last
+    assert "Traceback" not in done.stderr
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("limits.key_bytes_maks=1", ("limits.key_bytes_maks", "did you mean limits.key_bytes_max")),
+        ("nonsense=1", ("nonsense", "unknown")),
+        ("timing.tick_ms=0", ("timing.tick_ms", "1 .. 1000")),
+        ("timing.tick_ms=ten", ("timing.tick_ms", "a whole number")),
+        ("http=nowhere", ("http", "host:port")),
+        ("grpc=0.0.0.0:7000", ("grpc", "insecure")),
+        ("leadership.heartbeat_ms=400", ("leadership.heartbeat_ms", "leadership.lease_ms")),
+        ("limits.inflight_bytes_max=1048576", ("limits.inflight_bytes_max", "at least")),
+        ("log_level=loud", ("log_level", "debug")),
+        ("no equals sign", ("--set", "KEY=VALUE")),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_limit(
+    site: Site, setting: str, words: tuple[str, ...]
+) -> None:
+    refused(site.run("--set", setting), CONFIG, *words)
+
+
+def test_settings_of_file_and_environment_are_checked_too(site: Site, tmp_path: Path) -> None:
+    refused(site.run(TIMERD_TIMING__TICK="1"), CONFIG, "timing.tick", "timing.tick_ms")
+    refused(run(["--config", str(tmp_path / "none.toml")]), CONFIG, "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ")
+    refused(run(["--config", str(broken)]), CONFIG, "not TOML")
+    shown = site.run("--print-config", "--set", "timing.tick_ms=20")
+    assert shown.returncode == 0
+    assert "tick_ms = 20" in shown.stdout
+
+
+@pytest.mark.parametrize("flag", ["grpc", "http"])
+def test_a_port_in_use_is_named(site: Site, flag: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused(site.run(f"--{flag}", address), CONFIG, flag, address, "in use")
+
+
+# ---- the data directory
+
+
+def test_a_directory_that_is_absent_empty_or_anothers_is_refused(
+    site: Site, alone: Running, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for other in (empty, tmp_path / "absent"):
+        done = run(["--config", str(site.config), "--data", str(other)])
+        refused(done, DIRECTORY, str(other), "init")
+    assert not (tmp_path / "absent").exists()
+    refused(site.run("--set", "cluster_id=other"), DIRECTORY, "local's, not other's")
+    port = free_ports(1)[0]
+    refused(
+        site.run("--set", "name=n2", "--set", f"peers.n2=127.0.0.1:{port}"), DIRECTORY, "n1", "n2"
+    )
+    in_use = run(["--config", str(site.config), "--data", str(alone.directory / "n1")])
+    refused(in_use, DIRECTORY, "in use", str(alone.node("n1").pid))
+    again = ["init", "--data", str(site.data), "--name", "n1", "--cluster-id", "local"]
+    refused(run([*again, "--voters", "n1"]), DIRECTORY, str(site.data))
+
+
+# ---- damage
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_a_damaged_file_below_the_durable_mark_is_named(site: Site, part: float) -> None:
+    (log,) = (site.data / "log").glob("*.log")
+    (spill,) = (site.data / "state" / "queues").iterdir()
+    manifest = site.data / "state" / "manifest"
+    for path in (log, manifest, spill, site.data / "identity.json", site.data / "promise"):
+        whole = path.read_bytes()
+        flip(path, int(part * len(whole)))
+        refused(site.run(), CORRUPT, str(path))
+        path.write_bytes(whole)
+    manifest.write_bytes(manifest.read_bytes()[: int(part * 100)])
+    refused(site.run(), CORRUPT, str(manifest))
+
+
+def test_a_damaged_run_is_named_at_the_start_or_when_it_is_read(site: Site) -> None:
+    (path, *_) = (site.data / "state" / "runs").glob("*.arrow")
+    whole = path.read_bytes()
+    for at in (-1, -20):
+        flip(path, at)
+        refused(site.run(), CORRUPT, str(path), "footer")
+        path.write_bytes(whole)
+    for path in (site.data / "state" / "runs").glob("*.arrow"):
+        flip(path, path.stat().st_size // 2)  # what is due soon lies in one, and has to be read
+    done = site.run()
+    assert done.returncode == CORRUPT, done
+    assert ".arrow: corrupt at byte" in done.stderr
+
+
+def test_a_missing_run_is_named(site: Site) -> None:
+    (path, *_) = (site.data / "state" / "runs").glob("*.arrow")
+    path.unlink()
+    done = site.run()
+    assert done.returncode in (CORRUPT, 67), done
+    assert path.name in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_torn_tail_is_cut_and_nothing_durable_is_lost(site: Site) -> None:
+    (log,) = (site.data / "log").glob("*.log")
+    with log.open("ab") as file:
+        file.write(b"\x5a" * 100)
+    http = next(
+        line.split('"')[1] for line in site.config.read_text().splitlines() if "http" in line
+    )
+    grpc = next(
+        line.split('"')[1] for line in site.config.read_text().splitlines() if "grpc" in line
+    )
+    arguments = ["--config", str(site.config), "--data", str(site.data), "--http", http]
+    with subprocess.Popen([*TIMERD, *arguments], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            with TimerClient(grpc) as client, client.consumer("t", group="g") as consumer:
+                assert [m.payload for m in take(consumer, 100)] == [b"%d" % at for at in range(100)]
+                assert client.status().nodes[0].scheduled == 142
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "the log's tail was torn" in said
+    assert "level=error" not in said
