@@ -510,6 +510,7 @@ def _parse_report(packed: tuple[object, ...]) -> Report | None:
             int(last_index),
             int(highest_promise),
             bool(unsure),
+            int(refused_epoch),
         ) if role in set(Role):
             return Report(
                 replica_id=ReplicaId(replica_id),
@@ -522,6 +523,7 @@ def _parse_report(packed: tuple[object, ...]) -> Report | None:
                 last_index=LogIndex(last_index),
                 highest_promise=Epoch(highest_promise),
                 unsure=unsure,
+                refused_epoch=Epoch(refused_epoch),
             )
         case _:
             return None

@@ -93,6 +93,9 @@ class Report:
     """The highest that it gave, or met at others when it was refused."""
     unsure: bool
     """Its log was cut or refetched and isn't matched with a leader's yet."""
+    refused_epoch: Epoch = Epoch(0)
+    """As leader: the highest epoch for which a voter refused it. At its own epoch, that voter
+    promised another appointee of it, and follows again only from the next epoch on."""
 
     def is_urgent_after(self, earlier: "Report | None") -> bool:
         """Return whether this says something that the controller should know at once."""
@@ -392,11 +395,16 @@ class Controller:
         return self._why_above(now_ms)
 
     def _why_above(self, now_ms: MonoMs) -> str | None:
-        """A voter promised an epoch above the leader's, and refuses what the leader sends."""
+        """A voter promised another leadership, and refuses what the leader sends."""
+        epoch = self._state.epoch
         above = [
             node.name
             for node in self._fresh(now_ms)
-            if node.report is not None and node.report.highest_promise > self._state.epoch
+            if node.report is not None
+            and (
+                node.report.highest_promise > epoch
+                or (node.replica_id == self._state.leader and node.report.refused_epoch >= epoch)
+            )
         ]
         if not above:
             self._promise_above_since_ms = None
@@ -405,7 +413,7 @@ class Controller:
             self._promise_above_since_ms = now_ms
         if now_ms - self._promise_above_since_ms < self.config.promise_grace_ms:
             return None
-        return f"{', '.join(above)} promised a higher epoch"
+        return f"{', '.join(above)} promised, or met, another leadership"
 
     def _is_gathered(self, now_ms: MonoMs) -> bool:
         """Return whether enough fresh reports are here to choose from."""

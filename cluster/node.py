@@ -40,7 +40,7 @@ from cluster.telemetry import Telemetry
 from cluster.timer_service import TimerService
 from cluster.view import VERSION, NodeState
 from cluster.wire import RequestLimits
-from replication import core as replication
+from replication import steps as replication
 from replication.promise import PromiseFile
 from replication.replica import Replica
 from timer.clock import ClusterClock, Sample
@@ -316,6 +316,7 @@ class Node:
             last_index=report.last_index,
             highest_promise=report.highest_promise,
             unsure=report.unsure,
+            refused_epoch=report.refused_epoch,
         )
 
     def _make_clock(self, floor_ms: UnixMs) -> ClusterClock:

@@ -430,7 +430,7 @@ def _reporting(run: Callable[[LocalCluster, Sequence[str]], None]) -> Callable[.
         cluster = LocalCluster(args.dir, args.nodes, base_port=args.base_port)
         try:
             run(cluster, args.names)
-        except LaunchError as error:
+        except (LaunchError, OSError) as error:
             print(error, file=sys.stderr)
             return 1
         return 0

@@ -25,13 +25,10 @@ Here entries are (epoch, index) and a size. The shell (replication/driver.py) ho
 Nothing in here reads a clock, a socket, a file or a random source.
 """
 
-import enum
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
 
 from replication.config import ReplicationConfig
+from replication.knowledge import Bid, Held, Progress
 from replication.messages import (
     Append,
     AppendAnswer,
@@ -40,7 +37,6 @@ from replication.messages import (
     FenceAnswer,
     Fetch,
     FetchAnswer,
-    Message,
     Refused,
     Release,
     Start,
@@ -48,191 +44,24 @@ from replication.messages import (
 from replication.promise import Promise
 from replication.quorum import Voters, granted, reached
 from replication.shape import Shape, Tail
-from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
-
-
-class Role(enum.Enum):
-    """What a replica is doing."""
-
-    LEARNER = "learner"
-    """Follows without a vote."""
-    FOLLOWER = "follower"
-    CANDIDATE = "candidate"
-    """Was appointed; collects promises, then entries."""
-    LEADER = "leader"
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message came, with the sizes of the frames beside it."""
-
-    sender: ReplicaId
-    message: Message
-    wall_ms: UnixMs
-    """The sender's wall clock at sending."""
-    sizes: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Durable:
-    """The log is on disk up to `index`, as it was after `version` truncations."""
-
-    version: int
-    index: LogIndex
-
-
-@dataclass(frozen=True, slots=True)
-class Proposed:
-    """The leader's application appends entries of these sizes. Only while `serving`."""
-
-    sizes: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The shell holds [first, last] for `peer`, as a `Read` asked."""
-
-    version: int
-    peer: ReplicaId
-    first: LogIndex
-    last: LogIndex
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appointed:
-    """The control plane says who should lead."""
-
-    epoch: Epoch
-    leader: ReplicaId
-
-
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """Somebody wants this leader to end its leadership in good order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reconnected:
-    """Messages to `peer` may have been lost; from now on they travel again."""
-
-    peer: ReplicaId
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Nothing happened but time, or the end of a burst of proposals."""
-
-
-Event: TypeAlias = (
-    Received | Durable | Proposed | Loaded | Appointed | Handover | Reconnected | Tick
+from replication.steps import (
+    Appointed,
+    ClockSample,
+    Durable,
+    Effects,
+    Event,
+    Handover,
+    Loaded,
+    Outgoing,
+    Persist,
+    Proposed,
+    Read,
+    Received,
+    Reconnected,
+    Role,
+    Tick,
 )
-
-
-class Persist(NamedTuple):
-    """What must survive this process and its machine."""
-
-    promise: Promise
-    unsure: bool
-
-
-class Read(NamedTuple):
-    """Get entries from `first` on, about `limit_bytes` of them, at least one, for `peer`."""
-
-    version: int
-    peer: ReplicaId
-    first: LogIndex
-    last: LogIndex
-    limit_bytes: int
-
-
-class Outgoing(NamedTuple):
-    """A message to one peer."""
-
-    to: ReplicaId
-    message: Message
-
-
-@dataclass(slots=True, kw_only=True)
-class Effects:
-    """Orders for the shell, carried out in field order."""
-
-    persist: Persist | None = None
-    """Durable before anything below happens."""
-    truncate_after: LogIndex | None = None
-    """Cut the log; what was on its way to the disk goes first."""
-    append: tuple[LogIndex, LogIndex] | None = None
-    """Append these (first, last) of the frames that came with the event."""
-    start: Start | None = None
-    """Append the EPOCH entry of this leader."""
-    read: list[Read] = field(default_factory=list[Read])
-    send: list[Outgoing] = field(default_factory=list[Outgoing])
-
-
-@dataclass(frozen=True, slots=True)
-class ClockSample:
-    """A peer's wall clock: it showed `wall_ms` at our `at_ms`, give or take `error_ms`."""
-
-    wall_ms: UnixMs
-    at_ms: MonoMs
-    error_ms: int
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a leader knows of one follower."""
-
-    next: LogIndex
-    """First entry not sent yet."""
-    match: LogIndex = LogIndex(0)
-    """On the follower's disk, and the same as here."""
-    probing: bool = True
-    """It is not known where the logs agree: one append at a time, a small one."""
-    waiting: bool = False
-    """A probe is out."""
-    inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque[tuple[LogIndex, int]])
-    """(last index, bytes) of appends not durable there."""
-    inflight_bytes: int = 0
-    sent_ms: MonoMs = MonoMs(0)
-    acked_ms: MonoMs | None = None
-    """When the newest of the answered messages was sent."""
-    nonce: Nonce = Nonce(0)
-    retired: set[Nonce] = field(default_factory=set[Nonce])
-    reading: LogIndex | None = None
-    stranded: bool = False
-    """It lost entries that every voter once had and that were dropped here: only a snapshot
-    would help it."""
-
-    def probe_from(self, index: LogIndex) -> None:
-        """Find out where the logs agree, beginning at `index`."""
-        self.next = index
-        self.probing, self.waiting, self.reading = True, False, None
-        self.inflight.clear()
-        self.inflight_bytes = 0
-
-
-@dataclass(slots=True)
-class Held:
-    """A fence that waits: for a leader's lease, or for the log to be flushed."""
-
-    sender: ReplicaId
-    fence: Fence
-    since_ms: MonoMs
-
-
-@dataclass(slots=True)
-class Bid:
-    """A candidate's way to its epoch."""
-
-    under: Promise
-    moved_ms: MonoMs
-    """Something moved."""
-    send_at_ms: MonoMs
-    answers: dict[ReplicaId, FenceAnswer] = field(default_factory=dict[ReplicaId, FenceAnswer])
-    source: ReplicaId | None = None
-    prev: LogIndex = LogIndex(0)
-    """Of the fetch that is out."""
-    source_moved_ms: MonoMs = MonoMs(0)
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 
 class Core:

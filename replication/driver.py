@@ -18,19 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from replication.core import (
-    Core,
-    Effects,
-    Event,
-    Loaded,
-    Persist,
-    Proposed,
-    Read,
-    Received,
-    Role,
-    Tick,
-)
+from replication.core import Core
 from replication.messages import Append, Entries, FetchAnswer, Message, Start
+from replication.steps import Effects, Event, Loaded, Persist, Proposed, Read, Received, Role, Tick
 from replication.writer import Drop, Order, Truncate, Write
 from timer.disk import Bytes
 from timer.entry import HEADER_SIZE, Damage, Entry, Kind, encode, frame_at

@@ -17,10 +17,14 @@ import grpc
 
 from replication.codec import decode, encode
 from replication.config import ReplicationConfig
-from replication.core import (
+from replication.core import Core
+from replication.driver import Driver, Listener, Report
+from replication.messages import Message
+from replication.promise import PromiseFile
+from replication.recovery import recover
+from replication.steps import (
     Appointed,
     ClockSample,
-    Core,
     Durable,
     Handover,
     Persist,
@@ -28,10 +32,6 @@ from replication.core import (
     Reconnected,
     Role,
 )
-from replication.driver import Driver, Listener, Report
-from replication.messages import Message
-from replication.promise import PromiseFile
-from replication.recovery import recover
 from replication.transport import Dial, Transport
 from replication.writer import Order, write_batch
 from timer.disk import Bytes

@@ -188,13 +188,16 @@ def _add_consume(parser: argparse.ArgumentParser) -> None:
 
 def duration(text: str) -> timedelta:
     """Return the duration that "90s", "1h30m" or "250ms" stands for; a bare number is seconds."""
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return timedelta(seconds=float(text))
-    if not _DURATION.fullmatch(text):
+    plain = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
+    if not _DURATION.fullmatch(plain):
         msg = f"{text!r} is no duration; write 250ms, 90s, 1h30m or 2d"
         raise argparse.ArgumentTypeError(msg)
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
-    return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", plain)
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+    except OverflowError:
+        msg = f"{text!r} is longer than {timedelta.max.days}d"
+        raise argparse.ArgumentTypeError(msg) from None
 
 
 def aware(text: str) -> datetime:
@@ -368,7 +371,7 @@ def _groups(topic: pb.TopicStatus) -> list[tuple[Any, ...]]:
 
 
 def _schedule(args: argparse.Namespace) -> int:
-    payload = sys.stdin.buffer.read() if args.payload == "-" else args.payload.encode()
+    payload = sys.stdin.buffer.read() if args.payload == "-" else os.fsencode(args.payload)
     with _client(args) as client:
         timer = client.schedule(
             args.topic,

@@ -13,8 +13,8 @@ seems gone. What a seed's mischief may add:
 import random
 from typing import TYPE_CHECKING, Final
 
-from replication.core import Role
 from replication.driver import Report
+from replication.steps import Role
 from timer.units import Epoch, ReplicaId
 
 if TYPE_CHECKING:

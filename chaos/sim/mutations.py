@@ -17,10 +17,12 @@ from chaos.sim.options import Options
 from chaos.sim.referee import Broken
 from chaos.sim.world import World
 from replication import promise
-from replication.core import Bid, Core, Durable, Effects, Held, Progress, Role
+from replication.core import Core
+from replication.knowledge import Bid, Held, Progress
 from replication.messages import Append, AppendAnswer, Conflict
 from replication.promise import Promise, PromiseFile
 from replication.shape import Shape
+from replication.steps import Durable, Effects, Role
 from replication.writer import write_batch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 

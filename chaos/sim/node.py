@@ -9,21 +9,12 @@ from chaos.sim.app import App, MakeApp
 from chaos.sim.referee import Broken
 from chaos.simdisk import SimDisk
 from replication.config import ReplicationConfig
-from replication.core import (
-    Appointed,
-    Core,
-    Durable,
-    Event,
-    Handover,
-    Persist,
-    Read,
-    Reconnected,
-    Role,
-)
+from replication.core import Core
 from replication.driver import Driver
 from replication.messages import Message
 from replication.promise import PromiseFile
 from replication.recovery import recover
+from replication.steps import Appointed, Durable, Event, Handover, Persist, Read, Reconnected, Role
 from replication.writer import Order, write_batch
 from timer.disk import Bytes
 from timer.entry import Entry, frames

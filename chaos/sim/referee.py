@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from replication.core import Role
 from replication.messages import AppendAnswer, FenceAnswer, FetchAnswer, Message
 from replication.promise import NO_PROMISE, Promise
+from replication.steps import Role
 from timer.entry import Entry
 from timer.units import Epoch, LogIndex, Nonce, ReplicaId
 

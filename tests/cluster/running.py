@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -141,7 +142,7 @@ class Running(LocalCluster):
 
         until(lambda: last() > status.log_end)
         index = last()
-        digests = {name: until(lambda name=name: self._digest(name, index)) for name in self.nodes}
+        digests = {name: until(partial(self._digest, name, index)) for name in self.nodes}
         assert len({*digests.values()}) == 1, (index, digests)
 
         def shared() -> pb.GetCheckpointResponse | None:
@@ -199,8 +200,7 @@ def take(consumer: Consumer, count: int, timeout_s: float = WAIT_S) -> list[Mess
         left_s = deadline_s - time.monotonic()
         assert left_s > 0, f"{len(taken)} of {count} messages within {timeout_s} s"
         found = consumer.receive(count - len(taken), timeout=left_s)
-        for message in found:
-            message.ack()
+        _ = [message.ack() for message in found]
         taken += found
     consumer.flush()
     return taken
@@ -213,14 +213,20 @@ def nothing_comes(consumer: Consumer, after: Callable[[], object]) -> None:
     assert message.payload == b"the next", message
 
 
-def error_of(failed: grpc.RpcError) -> pb.Error:
+def error_of(failed: BaseException) -> pb.Error:
     """Return the contract's error that an RPC carried."""
-    assert isinstance(failed, grpc.Call), failed
-    trailers = dict(failed.trailing_metadata() or ())
-    assert TRAILER in trailers, (failed.code(), failed.details())
-    value = trailers[TRAILER]
-    assert isinstance(value, bytes)
-    return pb.Error.FromString(value)
+    call: Any = failed
+    trailers = dict(call.trailing_metadata() or ())
+    assert TRAILER in trailers, (call.code(), call.details())
+    return pb.Error.FromString(trailers[TRAILER])
+
+
+def code_of(failed: BaseException) -> grpc.StatusCode:
+    """Return the status that an RPC ended with."""
+    call: Any = failed
+    code = call.code()
+    assert isinstance(code, grpc.StatusCode)
+    return code
 
 
 def columns(topic: str, payloads: list[bytes], **more: Any) -> pb.TimerColumns:

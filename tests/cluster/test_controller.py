@@ -276,6 +276,16 @@ def test_voter_that_promised_above_the_leader_gets_an_epoch_above_its_promise() 
     assert [epoch for epoch, _ in play.appointed] == [10]
 
 
+def test_leader_that_a_voter_refuses_in_its_own_epoch_gets_the_next_epoch() -> None:
+    play = in_service()
+    name, report = next((n, r) for n, r in play.reports.items() if r and r.role is Role.LEADER)
+    play.reports[name] = replace(report, refused_epoch=report.epoch)
+    play.run(CONFIG.promise_grace_ms)
+    assert play.appointed == []
+    play.run(2 * STEP_MS)
+    assert [epoch for epoch, _ in play.appointed] == [report.epoch + 1]
+
+
 def test_lost_control_plane_starts_above_the_highest_promise_reported() -> None:
     play = Play(state=ControlState())
     play.reports = {

@@ -5,6 +5,8 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import grpc
 import pytest
@@ -13,6 +15,7 @@ from deploy import local
 from tests.cluster.load import loaded
 from tests.cluster.running import (
     Running,
+    code_of,
     columns,
     nothing_comes,
     now_ms,
@@ -63,6 +66,10 @@ def leader_other_than(cluster: Running, name: str) -> str:
     found = until(other)
     assert found is not None
     return found
+
+
+def is_gone(path: Path) -> bool:
+    return not path.exists()
 
 
 def process_of(cluster: Running, name: str) -> "subprocess.Popen[bytes]":
@@ -265,7 +272,7 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
         until(lambda: cluster.leader() is None)
         with pytest.raises(grpc.RpcError) as refused:
             stub.Schedule(schedule(columns(topic, [b"never"])), timeout=5)
-        assert refused.value.code() in (  # type: ignore[attr-defined]
+        assert code_of(refused.value) in (
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.FAILED_PRECONDITION,
         )
@@ -372,7 +379,8 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
         assert client.cancel_batch(ids[1::100]) == [CancelResult.CANCELLED] * 24
     for name in cluster.nodes:
         folder = cluster.directory / name
-        until(lambda folder=folder: not (folder / "log" / f"{1:016x}.log").exists())
+        first_segment = folder / "log" / f"{1:016x}.log"
+        until(partial(is_gone, first_segment))
         assert [*(folder / "state").rglob("*")], "no state on disk"
     runs = [node.runs for node in cluster.digests_agree().nodes]
     cluster.kill_at_once(*cluster.nodes)

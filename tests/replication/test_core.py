@@ -5,17 +5,7 @@ from pathlib import Path
 import pytest
 
 from replication.config import ReplicationConfig
-from replication.core import (
-    Appointed,
-    Core,
-    Durable,
-    Effects,
-    Event,
-    Handover,
-    Proposed,
-    Received,
-    Tick,
-)
+from replication.core import Core
 from replication.messages import (
     Append,
     AppendAnswer,
@@ -29,6 +19,7 @@ from replication.messages import (
 )
 from replication.promise import NO_PROMISE, Promise
 from replication.shape import Shape
+from replication.steps import Appointed, Durable, Effects, Event, Handover, Proposed, Received, Tick
 from tests.datadriven import run_file
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 

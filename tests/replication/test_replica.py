@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from replication.config import ReplicationConfig
-from replication.core import Role
 from replication.promise import PromiseFile
 from replication.replica import Replica
+from replication.steps import Role
 from timer.disk import RealDisk
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader

@@ -1,0 +1,65 @@
+"""What a replica keeps in mind of others while it leads, waits or bids."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from replication.messages import Fence, FenceAnswer
+from replication.promise import Promise
+from timer.units import LogIndex, MonoMs, Nonce, ReplicaId
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a leader knows of one follower."""
+
+    next: LogIndex
+    """First entry not sent yet."""
+    match: LogIndex = LogIndex(0)
+    """On the follower's disk, and the same as here."""
+    probing: bool = True
+    """It is not known where the logs agree: one append at a time, a small one."""
+    waiting: bool = False
+    """A probe is out."""
+    inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque[tuple[LogIndex, int]])
+    """(last index, bytes) of appends not durable there."""
+    inflight_bytes: int = 0
+    sent_ms: MonoMs = MonoMs(0)
+    acked_ms: MonoMs | None = None
+    """When the newest of the answered messages was sent."""
+    nonce: Nonce = Nonce(0)
+    retired: set[Nonce] = field(default_factory=set[Nonce])
+    reading: LogIndex | None = None
+    stranded: bool = False
+    """It lost entries that every voter once had and that were dropped here: only a snapshot
+    would help it."""
+
+    def probe_from(self, index: LogIndex) -> None:
+        """Find out where the logs agree, beginning at `index`."""
+        self.next = index
+        self.probing, self.waiting, self.reading = True, False, None
+        self.inflight.clear()
+        self.inflight_bytes = 0
+
+
+@dataclass(slots=True)
+class Held:
+    """A fence that waits: for a leader's lease, or for the log to be flushed."""
+
+    sender: ReplicaId
+    fence: Fence
+    since_ms: MonoMs
+
+
+@dataclass(slots=True)
+class Bid:
+    """A candidate's way to its epoch."""
+
+    under: Promise
+    moved_ms: MonoMs
+    """Something moved."""
+    send_at_ms: MonoMs
+    answers: dict[ReplicaId, FenceAnswer] = field(default_factory=dict[ReplicaId, FenceAnswer])
+    source: ReplicaId | None = None
+    prev: LogIndex = LogIndex(0)
+    """Of the fetch that is out."""
+    source_moved_ms: MonoMs = MonoMs(0)
