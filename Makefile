@@ -2,6 +2,7 @@
 #
 #   PYTHON=python3.13   the interpreter that makes .venv (3.11 or newer)
 #   ARGS="-k audit"     further arguments for pytest, the demo, the simulator, the benchmarks
+#   SEEDS=300           worlds that the simulator plays
 #   RUN=run/demo        the run that `make audit` re-checks
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,6 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 RUN ?= run/demo
 ARGS ?=
+SEEDS ?= 300
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-lock
@@ -56,14 +58,15 @@ check: setup  ## formatting, lint, types, layers, generated stubs
 	  diff -q "$(GENERATED)/$$f" "$$f" || { echo "$$f is not current: make proto" >&2; exit 1; }; \
 	done; echo "generated stubs are current"
 
-test: check  ## check, then every test; without Java the Spark tests are skipped, loudly
+test: check  ## check, 300 simulated worlds, every test; without Java the Spark tests are skipped, loudly
+	$(BIN)/python -m chaos.sim --seeds $(SEEDS)
 	$(BIN)/pytest $(ARGS)
 
 demo: setup java  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
 	$(BIN)/python -m chaos.demo $(ARGS)
 
-sim: setup  ## the deterministic simulator; SEED=n replays one world
-	$(BIN)/python -m chaos.sim $(if $(SEED),--seed $(SEED)) $(ARGS)
+sim: setup  ## the deterministic simulator; SEEDS=n worlds, SEED=n replays one
+	$(BIN)/python -m chaos.sim --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos: setup java  ## the fault-injection suite against real processes
 	@[[ -e chaos/suite.py ]] || { echo "make chaos: comes with a later release; see make demo and make sim" >&2; exit 1; }

@@ -309,14 +309,14 @@ class LocalCluster:
 
     def _runs(self, node: Node) -> bool:
         """Return whether the remembered pid runs this very node. A zombie does not run."""
-        child = _CHILDREN.get(node.pid)
-        if child is not None and child.poll() is not None:
-            del _CHILDREN[node.pid]
         try:
             arguments = Path(f"/proc/{node.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
-            return False
-        return node.pid > 0 and os.fsencode(self._config_path(node)) in arguments
+            arguments = []
+        runs = node.pid > 0 and os.fsencode(self._config_path(node)) in arguments
+        if not runs and node.pid in _CHILDREN:
+            _CHILDREN.pop(node.pid).wait()  # a zombie by now
+        return runs
 
     # ---- files
 

@@ -278,7 +278,7 @@ def test_voter_that_promised_above_the_leader_gets_an_epoch_above_its_promise() 
 
 def test_leader_that_a_voter_refuses_in_its_own_epoch_gets_the_next_epoch() -> None:
     play = in_service()
-    name, report = next((n, r) for n, r in play.reports.items() if r and r.role is Role.LEADER)
+    name, report = next((n, r) for n, r in play.reports.items() if r.role is Role.LEADER)
     play.reports[name] = replace(report, refused_epoch=report.epoch)
     play.run(CONFIG.promise_grace_ms)
     assert play.appointed == []
