@@ -383,6 +383,8 @@ class Controller:
                 return f"it met a promise of epoch {report.highest_promise}"
             if report.role is Role.FOLLOWER and self._served:
                 return "it stepped down or restarted"
+            if report.role is Role.FOLLOWER and report.highest_promise == self._state.epoch:
+                return "it restarted, or gave up"  # it made its promise, and bids no more
             if report.role is Role.FOLLOWER and watched_ms >= config.idle_grace_ms:
                 return "it does not begin"
         lease_bad_since_ms = self._lease_bad_since_ms

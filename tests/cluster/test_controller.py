@@ -258,6 +258,16 @@ def test_appointee_that_never_begins_is_replaced() -> None:
     assert play.appointed == [(6, "c"), (7, "a")]
 
 
+def test_leader_that_promised_its_epoch_in_an_earlier_life_is_replaced_at_once() -> None:
+    play = Play(reports={name: follower(name, epoch=5) for name in VOTERS})
+    play.state = replace(play.state, epoch=Epoch(5), leader=VOTERS["b"])
+    play.lead()
+    for name in ("b", "c"):
+        play.do(LinkChanged(name, up=True))
+    play.run(CONFIG.gather_ms + 2 * STEP_MS)
+    assert [epoch for epoch, _ in play.appointed] == [6]
+
+
 def test_refused_appointee_is_followed_by_an_epoch_above_the_promise_it_met() -> None:
     play = in_service()
     play.lose("b")
