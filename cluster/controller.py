@@ -381,10 +381,9 @@ class Controller:
         if report is not None:
             if report.highest_promise > self._state.epoch and not self._served:
                 return f"it met a promise of epoch {report.highest_promise}"
-            if report.role is Role.FOLLOWER and self._served:
+            promised = report.highest_promise == self._state.epoch  # and bids no more
+            if report.role is Role.FOLLOWER and (self._served or promised):
                 return "it stepped down or restarted"
-            if report.role is Role.FOLLOWER and report.highest_promise == self._state.epoch:
-                return "it restarted, or gave up"  # it made its promise, and bids no more
             if report.role is Role.FOLLOWER and watched_ms >= config.idle_grace_ms:
                 return "it does not begin"
         lease_bad_since_ms = self._lease_bad_since_ms

@@ -12,7 +12,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Concatenate, Final, ParamSpec, Protocol
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from timer.clock import ClusterClock, Sample
 from timer.engine import Engine
@@ -24,8 +24,10 @@ from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 logger = logging.getLogger(__name__)
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 WAKE_MS_MAX: Final = 1000
+LEASE_LOOK_MS: Final = 20
 SAMPLE_MS: Final = 100
 """How often the leader looks at what its voters said of their clocks."""
 
@@ -111,6 +113,9 @@ class Host:
         self._wake: asyncio.TimerHandle | None = None
         self._promoting: Epoch | None = None
         self._draining = False
+        self._stopped = False
+        self._writing: asyncio.Future[Any] | None = None
+        """The flush or merge that a thread is busy with."""
         self._flushed_at_ms = mono_ms()
         self._tasks: set[asyncio.Task[None]] = set()
         self.leader_address: Callable[[], str | None] = lambda: None
@@ -256,6 +261,8 @@ class Host:
     @_fatal_errors
     def _step(self) -> None:
         self._kicked = False
+        if self._stopped:
+            return
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
@@ -264,12 +271,15 @@ class Host:
         now = self.now()
         if leader is not None:
             leader.step(now)
-            if self._log.lease_held():
+            held = self._log.lease_held()
+            if held:
                 for delivery in leader.hand_out(now):
                     self._handed_out(delivery)
                     delivery.lease.consumer.sink(delivery)
                 leader.step(now)
             wait_ms = min(WAKE_MS_MAX, max(0, leader.wake_at_ms(now) - now.mono_ms))
+            if not held:  # nobody tells when it is back
+                wait_ms = min(wait_ms, LEASE_LOOK_MS)
         else:
             wait_ms = WAKE_MS_MAX
         self._maybe_flush(now)
@@ -282,6 +292,8 @@ class Host:
     # ---- flushing
 
     def _maybe_flush(self, now: Now) -> None:
+        if self._draining:
+            return  # the drain ends with one
         due = now.mono_ms - self._flushed_at_ms >= self._flush_interval_ms
         if due or self.engine.wants_flush(
             memtable_bytes=self._memtable_bytes_flush, log_bytes=self._log_bytes_flush
@@ -294,17 +306,23 @@ class Host:
         flush = self.engine.begin_flush()
         if flush is None:
             return
-        await asyncio.to_thread(flush.write)
+        await self._in_thread(flush.write)
         self.engine.end_flush(flush)
         self._log.drop_before(LogIndex(flush.index + 1))
         await self._merge()
         logger.info("manifest at %d: %d runs", flush.index, len(self.engine.machine.store.runs))
 
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        """Run slow disk work; `stop` waits for it, also when whoever asked has given up."""
+        future = self._loop.run_in_executor(None, work)
+        self._writing = future
+        return await asyncio.shield(future)
+
     async def _merge(self) -> None:
         """Bound the number of runs."""
         store = self.engine.machine.store
         while (merge := store.begin_merge()) is not None:
-            merged = await asyncio.to_thread(store.write_merge, merge)
+            merged = await self._in_thread(functools.partial(store.write_merge, merge))
             store.install_merge(merge, merged)
 
     # ---- ending
@@ -333,10 +351,11 @@ class Host:
             if timer is not None:
                 timer.cancel()
         self.engine.step_down(ShuttingDown("this node stops"))
+        self._stopped = True
         for task in list(self._tasks):
             await asyncio.wait([task])
-        if self._wake is not None:
-            self._wake.cancel()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
 
     def spawn(self, work: Awaitable[None]) -> None:
         """Run `work` beside; an error in it is fatal: the state can't be trusted any more."""

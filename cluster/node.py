@@ -67,6 +67,9 @@ logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 DRAIN_POLL_S: Final = 0.005
+JUDGE_TRIES: Final = 10
+JUDGE_AGAIN_S: Final = 0.5
+"""A replica that lags behind the checkpoint in question is asked again, for so long."""
 GRPC_GRACE_S: Final = 0.5
 """After leadership is handed over, how long open RPCs may still take."""
 SERVICES: Final = ("timer.v1.TimerService", "timer.v1.ConsumeService", "timer.v1.AdminService")
@@ -346,7 +349,7 @@ class Node:
             if leader is None or checkpoint is None or checkpoint.index <= published:
                 continue
             shared = SharedCheckpoint(
-                epoch=leader.epoch,
+                epoch=checkpoint.epoch,
                 index=checkpoint.index,
                 last_read_time_ms=checkpoint.last_read_time_ms,
                 queue_offsets={t: QueueOffset(o) for t, o in checkpoint.queue_offsets.items()},
@@ -356,23 +359,31 @@ class Node:
             outcome = await self.control.publish_checkpoint(shared)
             if outcome is Outcome.OK:
                 published = checkpoint.index
-                await self._judge(checkpoint)
+                await self._judge(checkpoint.index, checkpoint.digest)
 
     def _compare(self, shared: SharedCheckpoint | None) -> None:
         """Compare digests with the shared checkpoint; ask the others if they differ."""
-        mine = self._engine.checkpoints.get(shared.index) if shared is not None else None
-        if shared is not None and mine is not None and mine.digest != shared.digest:
-            self._spawn(self._judge(mine))
+        mine = self._engine.digests.get(shared.index) if shared is not None else None
+        if shared is not None and mine is not None and mine != shared.digest:
+            self._spawn(self._judge(shared.index, mine))
 
-    async def _judge(self, mine: Checkpoint) -> None:
+    async def _judge(self, index: LogIndex, mine: str) -> None:
         """Stop if a majority holds another state than this replica, or none holds any (P6)."""
-        others = await digests_at(self.view.peers(), mine.index)
-        if why := judge(mine.digest, others, len(self.replica.voters)):
-            self._fatal(Diverged(f"state diverged at {mine.index}: {why}"))
+        why = ""
+        for _ in range(JUDGE_TRIES):
+            others, lagging = await digests_at(self.view.peers(), index)
+            why = judge(mine, others, len(self.replica.voters))
+            if not (why and lagging):
+                break
+            await asyncio.sleep(JUDGE_AGAIN_S)  # who lags may agree with either side
+        if why:
+            self._fatal(Diverged(f"state diverged at {index}: {why}"))
 
     # ---- telemetry
 
     def _applied(self, entry: Entry, applied: Applied) -> None:
+        if isinstance(applied, Checkpoint):
+            self._compare(self.control.state.checkpoint)
         if self.host.leader is None:
             return
         telemetry = self.telemetry

@@ -45,10 +45,14 @@ async def checkpoint_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoin
     return answer.nodes[0]
 
 
-async def digests_at(peers: Peers, index: LogIndex) -> dict[str, str]:
-    """Return the others' digests at a CHECKPOINT, by name; who has none, or is gone, is absent."""
+async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], bool]:
+    """Return the others' digests at a CHECKPOINT, by name, and whether one has yet to get there.
+
+    Who is gone, or has forgotten that checkpoint, is absent.
+    """
 
     async def digest_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoint:
+        del address
         request = pb.GetCheckpointRequest(local=True, at_index=index)
         try:
             return (await stub.GetCheckpoint(request, timeout=TIMEOUT_S)).nodes[0]
@@ -56,7 +60,8 @@ async def digests_at(peers: Peers, index: LogIndex) -> dict[str, str]:
             return pb.NodeCheckpoint(node=name)
 
     answers = await ask_all(peers, digest_of)
-    return {answer.node: answer.digest for answer in answers if answer.digest}
+    lagging = any(answer.reachable and answer.applied_index < index for answer in answers)
+    return {answer.node: answer.digest for answer in answers if answer.digest}, lagging
 
 
 def judge(mine: str, others: Mapping[str, str], voters: int) -> str:

@@ -24,6 +24,7 @@ import uvloop
 from cluster.config import NodeConfig, add_flags, flags_of, load_config, print_config
 from cluster.logs import setup_logs
 from cluster.node import Diverged, Node
+from replication.promise import PromiseFile
 from timer.directory import format_directory, founding_replica_id
 from timer.disk import RealDisk
 from timer.errors import (
@@ -81,20 +82,27 @@ def init(argv: list[str]) -> int:
     """Format a data directory."""
     parser = argparse.ArgumentParser(
         prog="timerd init",
-        description="Format a data directory, once: as a founding voter if --voters names this "
-        "node, else as a learner, which an existing cluster brings up to date.",
+        description="Format a data directory, once. The first start of a cluster needs all its "
+        "founding voters.",
     )
     parser.add_argument("--data", type=Path, required=True, help="an absent or empty directory")
     parser.add_argument("--name", required=True, help="this node's name")
     parser.add_argument("--cluster-id", required=True, help="the same on all nodes")
     parser.add_argument("--voters", required=True, help="all founding voters, comma-separated")
-    parser.add_argument("--learner", action="store_true", help="replace a founding voter's disk")
+    parser.add_argument(
+        "--learner",
+        action="store_true",
+        help="a node without a vote; this release does not feed it yet",
+    )
     arguments = parser.parse_args(argv)
     names = [name.strip() for name in arguments.voters.split(",") if name.strip()]
     if not 1 <= len(names) <= 7 or len(set(names)) != len(names):
         raise ConfigError("--voters", arguments.voters, "1 to 7 different names")
     voters = {name: founding_replica_id(arguments.cluster_id, name) for name in names}
-    if arguments.learner or arguments.name not in voters:
+    if arguments.name not in voters and not arguments.learner:
+        limit = "must be one of --voters; a node that joins later is a --learner"
+        raise ConfigError("--name", arguments.name, limit)
+    if arguments.learner:
         voters.pop(arguments.name, None)
         replica_id, role = ReplicaId(secrets.randbits(62) + 1), "learner"
     else:
@@ -107,6 +115,11 @@ def init(argv: list[str]) -> int:
         replica_id=replica_id,
         founding_voters=voters,
     )
+    if not arguments.learner:
+        # Was there a disk before this one? If so, what it had acknowledged is gone. Its vote counts
+        # only where all voters answer, until a leader has matched it: the first start needs all.
+        promise = PromiseFile.load(RealDisk(), arguments.data / "promise")
+        promise.set_unsure(unsure=True)
     print(f"{arguments.data}: {role} {arguments.name} of {arguments.cluster_id}")  # noqa: T201
     return 0
 

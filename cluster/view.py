@@ -171,7 +171,8 @@ class NodeState:
         """Return this node's part of the checkpoints: the last one, or the one at `at_index`."""
         engine, replica = self._host.engine, self._replica
         machine = engine.machine
-        checkpoint = engine.checkpoints.get(at_index) if at_index else machine.checkpoint
+        checkpoint = machine.checkpoint
+        digest = checkpoint.digest if checkpoint else ""
         known_end = max(replica.last_index, replica.commit_index)
         return pb.NodeCheckpoint(
             node=self.name,
@@ -182,7 +183,7 @@ class NodeState:
             applied_index=machine.applied_index,
             last_read_time_ms=machine.last_read_time_ms,
             queue_offsets={t.name: int(t.queue.end) for t in machine.topics.values()},
-            digest=checkpoint.digest if checkpoint else "",
+            digest=engine.digests.get(at_index, "") if at_index else digest,
             checkpoint_index=checkpoint.index if checkpoint else 0,
             age_ms=max(0, self._host.now().clock_ms - checkpoint.time_ms) if checkpoint else 0,
             lag_entries=known_end - machine.applied_index,

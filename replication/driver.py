@@ -32,6 +32,10 @@ OVERLOADED_RETRY_MS = 50
 """About the time in which a loaded cluster commits what fills its window."""
 
 
+class BadMessage(ValueError):
+    """A peer sent what none of this version would; found before anything was done with it."""
+
+
 class Framed(NamedTuple):
     """An entry with the bytes it was parsed from, or encoded to."""
 
@@ -130,12 +134,15 @@ class Driver:
         """Take a message and the frames beside it.
 
         Raises:
-            ValueError: the frames are damaged, or are not those the message names.
+            BadMessage: the frames are damaged, or are not those the message names.
         """
         chunk: Sequence[Framed] = ()
         sizes: Sequence[int] = ()
         if isinstance(message, Append | FetchAnswer):
-            chunk = parse(message, data)
+            try:
+                chunk = parse(message, data)
+            except ValueError as error:
+                raise BadMessage(str(error)) from None
             sizes = [len(framed.frame) for framed in chunk]
         self.handle(Received(sender, message, wall_ms, sizes), chunk)
 

@@ -18,7 +18,7 @@ import grpc
 from replication.codec import decode, encode
 from replication.config import ReplicationConfig
 from replication.core import Core
-from replication.driver import Driver, Listener, Report
+from replication.driver import BadMessage, Driver, Listener, Report
 from replication.messages import Message
 from replication.promise import PromiseFile
 from replication.recovery import recover
@@ -90,7 +90,8 @@ class Replica:
             me=replica_id,
             peers=peers,
             on_message=self._receive,
-            on_connected=lambda peer: self._driver.handle(Reconnected(peer)),
+            on_connected=self._reconnected,
+            on_failure=fatal,
         )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._orders: list[Order] = []
@@ -112,7 +113,7 @@ class Replica:
     async def start(self) -> None:
         """Begin to talk."""
         self._transport.start()
-        self._driver.tick()
+        self._tick()
 
     async def stop(self) -> None:
         """Finish what the disk is doing, close streams and log."""
@@ -132,7 +133,8 @@ class Replica:
 
     async def release(self) -> None:
         """Lead no more, in good order: the tail commits, then nobody waits for the lease."""
-        self._driver.handle(Handover())
+        with self._fatal_errors():
+            self._driver.handle(Handover())
         while self._core.role is Role.LEADER and not self._stopped:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -224,6 +226,10 @@ class Replica:
 
     # ---- streams
 
+    def _reconnected(self, peer: ReplicaId) -> None:
+        with self._fatal_errors():
+            self._driver.handle(Reconnected(peer))
+
     def _receive(self, sender: ReplicaId, data: bytes) -> None:
         message, wall_ms, beside = decode(data)
         self._heard_ms = self._mono_ms()
@@ -235,12 +241,12 @@ class Replica:
     def _fatal_errors(self) -> Iterator[None]:
         """End the process with what is raised: a core that did half a step can't be trusted.
 
-        But for a ValueError, which is a peer's bad message, found before the step. Around every
-        way into the core: gRPC would do no more than log it.
+        But for a peer's bad message, found before the step. Around every way into the core: gRPC
+        would do no more than log it.
         """
         try:
             yield
-        except ValueError:
+        except BadMessage:
             raise
         except Exception as error:
             self._fatal(error)

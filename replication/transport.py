@@ -51,13 +51,18 @@ class Transport:
         peers: Mapping[ReplicaId, Dial],
         on_message: Callable[[ReplicaId, bytes], None],
         on_connected: Callable[[ReplicaId], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`on_message` raises ValueError for what no peer of this version would say."""
+        """`on_message` raises ValueError for what no peer of this version would say.
+
+        `on_failure` hears of what should never end a stream's task.
+        """
         self._cluster_id = cluster_id
         self._me = me
         self._on_message = on_message
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in peers.items()}
         self._on_connected = on_connected
+        self.on_failure = on_failure
         self._inbound: dict[ReplicaId, object] = {}
         self._heard_s: dict[ReplicaId, float] = {}
 
@@ -140,12 +145,18 @@ class _Outbound:
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._up = False
-        self._up_since_s = 0.0
+        self._waiting_since_s: float | None = None
+        """Of the first message that the peer has said nothing after. None: there is none."""
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._transport.on_failure(error)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -182,7 +193,7 @@ class _Outbound:
         if first is grpc.aio.EOF:
             logger.warning("replica %016x refuses: %s", self._peer, await call.details())
             return
-        self._up, self._up_since_s = True, asyncio.get_running_loop().time()
+        self._up, self._waiting_since_s = True, None
         self._transport.connected(self._peer)
         # Nothing more is read: a read that ends says at once that the stream broke.
         broken = asyncio.ensure_future(call.read())
@@ -205,8 +216,10 @@ class _Outbound:
                 await broken
 
     def _check_silence(self) -> None:
-        """Return if the peer has said something lately; raise TimeoutError if not."""
-        heard_s = max(self._transport.heard_s(self._peer), self._up_since_s)
-        silent_s = asyncio.get_running_loop().time() - heard_s
-        if silent_s > SILENCE_S:
-            raise TimeoutError(f"nothing heard for {silent_s:.1f} s")
+        """Return unless the peer has long been owing an answer; raise TimeoutError if it has."""
+        now_s = asyncio.get_running_loop().time()
+        waiting_s = self._waiting_since_s
+        if waiting_s is None or self._transport.heard_s(self._peer) >= waiting_s:
+            self._waiting_since_s = now_s
+        elif now_s - waiting_s > SILENCE_S:
+            raise TimeoutError(f"nothing heard for {now_s - waiting_s:.1f} s")

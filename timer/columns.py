@@ -237,6 +237,26 @@ def gather(rows: RowArray, bufs: Buffers, name: str) -> Binary:
     return Binary(sizes=sizes, blob=b"".join([bufs[b][s:e] for b, s, e in pieces]))
 
 
+def compact(rows: RowArray, bufs: Buffers) -> tuple[RowArray, Buffers]:
+    """Return rows that keep no more bytes alive than about twice their own.
+
+    Rows of one entry end at different times; the last must not hold the whole entry in memory.
+    """
+    own = int(row_bytes(rows).sum())
+    if 2 * own >= sum(map(len, bufs.values())):
+        return rows, bufs
+    out = rows.copy()
+    out["buf"] = 0
+    blob, start = [], 0
+    for name in ("payload", "key", "headers"):
+        column = gather(rows, bufs, name)
+        ends = start + np.cumsum(column.sizes, dtype=np.int64)
+        out[f"{name}_start"] = ends - column.sizes
+        start = int(ends[-1]) if len(ends) else start
+        blob.append(column.blob)
+    return out, {0: b"".join(blob)}
+
+
 def row_bytes(rows: RowArray) -> I64:
     """Return what each row's payload, key and headers weigh, in bytes (n, int64)."""
     total = rows["payload_size"].astype(np.int64)

@@ -7,10 +7,12 @@
     raft/           the control plane's journal
     state/          manifests, runs, queues
 
-The directory *is* the replica: its replica id is made with it and never changes, so a disk that
-is lost or wiped comes back as another replica, which has promised nothing and holds nothing. Only
-the founding voters' ids are derived, from the cluster's id and their names: so that all of them
-know all of them without having talked.
+The directory *is* the replica: its replica id is made with it and never changes, so a learner's
+disk that is lost comes back as another replica. Only the founding voters' ids are derived, from the
+cluster's id and their names: so that all of them know all of them without having talked. A founder
+that is formatted again is therefore the same replica with its memory gone: `timerd init` makes
+every founder *unsure*, so that its vote counts only where all voters answer, until a leader has
+matched its log.
 
     identity.json   {"format": 1, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
                      "sha256": of the JSON without it, keys sorted, no spaces}

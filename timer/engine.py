@@ -141,8 +141,8 @@ class Engine:
         self._drop_spills(manifest.spill_files(state) if state else set())
         self.commit_index = self.machine.applied_index
         self.leader: Leader | None = None
-        self.checkpoints: dict[LogIndex, Checkpoint] = {}
-        """The last ones recorded, by index: what other replicas are compared with."""
+        self.digests: dict[LogIndex, str] = {}
+        """Of the last checkpoints, by index: what other replicas are compared with."""
         self._flushing = False
         self.log_bytes_since_flush = 0
 
@@ -181,9 +181,9 @@ class Engine:
         return count
 
     def _record(self, checkpoint: Checkpoint) -> None:
-        self.checkpoints[checkpoint.index] = checkpoint
-        while len(self.checkpoints) > CHECKPOINTS_KEPT:
-            del self.checkpoints[next(iter(self.checkpoints))]
+        self.digests[checkpoint.index] = checkpoint.digest
+        while len(self.digests) > CHECKPOINTS_KEPT:
+            del self.digests[next(iter(self.digests))]
 
     # ---- leading
 

@@ -124,6 +124,8 @@ class SequenceGap(TimerError):
 class OutcomeForgotten(TimerError):
     """A repeated sequence was applied long ago; its ids are no longer kept."""
 
+    outcome_known = False  # "certainly no effect" would be a lie: it was applied
+
     def __init__(self, sequence: int) -> None:
         super().__init__(f"sequence = {sequence}: was applied, but its answer is no longer kept")
 

@@ -398,12 +398,12 @@ class Machine:
     # ---- epochs and checkpoints
 
     def _epoch(self, entry: Entry) -> payloads.EpochStart:
-        for topic in self.topics.values():
-            for group in topic.groups.values():
-                group.begin_epoch(topic.queue.end)
         start = payloads.decode_epoch(entry.payload)
         if start.apply_version != APPLY_VERSION:
             raise UnknownVersion(f"entry {entry.index}", start.apply_version, APPLY_VERSION)
+        for topic in self.topics.values():
+            for group in topic.groups.values():
+                group.begin_epoch(topic.queue.end)
         self.voters = start.voters
         return start
 

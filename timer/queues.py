@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from timer.columns import U64, Buffers, RowArray, row_bytes
+from timer.columns import U64, Buffers, RowArray, compact, row_bytes
 from timer.timer_id import mix
 from timer.units import QueueOffset, UnixMs
 
@@ -75,6 +75,7 @@ class Queue:
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
         tail = int(np.add.reduce(hashes, dtype=np.uint64))
         self.chain = (self.chain * int(_POWERS[n]) + tail) & _MASK
+        rows, bufs = compact(rows, bufs)
         self.restore(Block(self.end, fired_at_ms, rows, bufs))
 
     def restore(self, block: Block) -> None:

@@ -136,8 +136,10 @@ def test_last_checkpoints_are_kept() -> None:
         log.checkpoint()
     catch_up(engine, log)
     last = len(log.entries)
-    assert list(engine.checkpoints) == list(range(last - CHECKPOINTS_KEPT + 1, last + 1))
-    assert engine.checkpoints[LogIndex(last)] == engine.machine.checkpoint
+    assert list(engine.digests) == list(range(last - CHECKPOINTS_KEPT + 1, last + 1))
+    checkpoint = engine.machine.checkpoint
+    assert checkpoint is not None
+    assert engine.digests[LogIndex(last)] == checkpoint.digest
 
 
 def test_observer_hears_of_each_entry_once_in_order() -> None:

@@ -255,7 +255,7 @@ async def test_leader_of_an_older_epoch_is_not_consumed_from(
     async with client.consumer("orders", "g"):
         cluster.epoch = 0
         consumer = client.consumer("other", "g")
-        with pytest.raises(errors.Unreachable, match="older"):
+        with pytest.raises(errors.Unreachable):
             await consumer._open().opened(0.1)
         cluster.epoch = 2
         await consumer._open().opened(5)
