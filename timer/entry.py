@@ -37,7 +37,7 @@ assert _CRC.size + _HEAD.size == HEADER_SIZE
 
 
 class Kind(enum.IntEnum):
-    """What an entry does; see DESIGN's table of kinds in docs/adr/0002."""
+    """What an entry does; the table is in docs/adr/0002-log-entries.md."""
 
     EPOCH = 1
     SCHEDULE = 2

@@ -20,7 +20,9 @@ from cluster.status import (
 )
 from timer import errors
 from timer.units import Epoch
+from timerclient import errors as client_errors
 from timerclient.proto import timer_pb2
+from timerclient.reasons import Reason
 
 PROTO = Path(timer_pb2.__file__).with_name("timer.proto")
 INSTANCES: list[errors.TimerError] = [
@@ -121,3 +123,10 @@ async def test_aborted_rpc_carries_code_details_and_the_whole_error(
         assert failed.value.details() == str(error)
         trailers = dict(failed.value.trailing_metadata())
         assert timer_pb2.Error.FromString(trailers[TRAILER]) == to_wire(error)
+
+
+@pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
+def test_client_and_server_agree_on_whether_an_outcome_is_known(error: errors.TimerError) -> None:
+    wire = to_wire(error)
+    known = client_errors.BY_REASON.get(Reason(wire.reason))
+    assert known is None or known.outcome_known == error.outcome_known

@@ -11,6 +11,7 @@ from timer.columns import (
     ROW,
     Binary,
     Part,
+    compact,
     decode_headers,
     decode_schedule,
     encode_headers,
@@ -224,3 +225,29 @@ def test_row_bytes_is_payload_key_and_headers_beyond_32_bits() -> None:
     for name in ("payload", "key", "headers"):
         rows[f"{name}_size"] = [1, 2**32 - 1]
     assert row_bytes(rows).tolist() == [3, 3 * (2**32 - 1)]
+
+
+def test_compact_rows_keep_their_bytes_and_let_go_of_the_rest() -> None:
+    whole = b"k1" + b"p" * 1000 + b"h" + b"PAYLOAD"
+    rows = np.zeros(2, ROW)
+    rows["seq"] = [7, 8]
+    rows["buf"] = [3, 3]
+    rows["payload_start"], rows["payload_size"] = [1003, 0], [7, 0]
+    rows["key_start"], rows["key_size"] = [0, 0], [2, 0]
+    rows["headers_start"], rows["headers_size"] = [0, 1002], [0, 1]
+    small, bufs = compact(rows, {3: whole})
+    assert sum(map(len, bufs.values())) == 10
+    for name in ("payload", "key", "headers"):
+        one, other = gather(rows, {3: whole}, name), gather(small, bufs, name)
+        assert bytes(one.blob) == bytes(other.blob)
+        assert one.sizes.tolist() == other.sizes.tolist()
+    assert small["seq"].tolist() == [7, 8]
+
+
+def test_compact_rows_that_fill_their_buffers_are_left_alone() -> None:
+    rows = np.zeros(2, ROW)
+    rows["payload_start"], rows["payload_size"] = [0, 4], [4, 4]
+    bufs = {0: b"aaaabbbb----"}
+    same, kept = compact(rows, bufs)
+    assert same is rows
+    assert kept is bufs

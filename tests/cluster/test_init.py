@@ -1,0 +1,37 @@
+"""`timerd init`: who may vote after a directory was formatted."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.timerd import init
+from replication.promise import PromiseFile
+from timer.directory import founding_replica_id, read_identity
+from timer.disk import RealDisk
+from timer.errors import ConfigError
+
+
+def arguments(data: Path, *more: str, name: str = "n1") -> list[str]:
+    words = ["--data", str(data), "--name", name, "--cluster-id", "c", "--voters", "n1,n2,n3"]
+    return [*words, *more]
+
+
+def test_founder_begins_unsure_as_its_disk_may_not_be_its_first(tmp_path: Path) -> None:
+    assert init(arguments(tmp_path / "d")) == 0
+    identity = read_identity(RealDisk(), tmp_path / "d")
+    assert identity.replica_id == founding_replica_id("c", "n1")
+    assert PromiseFile.load(RealDisk(), tmp_path / "d" / "promise").unsure
+
+
+def test_learner_is_another_replica_than_the_founder_of_its_name(tmp_path: Path) -> None:
+    assert init(arguments(tmp_path / "d", "--learner")) == 0
+    identity = read_identity(RealDisk(), tmp_path / "d")
+    assert identity.replica_id != founding_replica_id("c", "n1")
+    assert "n1" not in identity.founding_voters
+
+
+def test_name_that_is_no_voter_must_say_that_it_is_a_learner(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--learner"):
+        init(arguments(tmp_path / "d", name="n4"))
+    assert not (tmp_path / "d").exists()
+    assert init(arguments(tmp_path / "d", "--learner", name="n4")) == 0

@@ -1,0 +1,38 @@
+"""P6: who goes on when replicas hold different states at one index."""
+
+import pytest
+
+from cluster.peers import judge
+
+
+@pytest.mark.parametrize(
+    ("others", "voters"),
+    [
+        ({}, 3),  # nobody answers: nobody contradicts
+        ({"n2": "a"}, 3),
+        ({"n2": "a", "n3": "b"}, 3),  # n3 is wrong
+        ({"n2": "a", "n3": "a"}, 3),
+        ({"n2": "a", "n3": "a", "n4": "b", "n5": "c"}, 5),
+        ({}, 1),
+    ],
+)
+def test_replica_that_a_majority_agrees_with_or_nobody_contradicts_goes_on(
+    others: dict[str, str], voters: int
+) -> None:
+    assert judge("a", others, voters) == ""
+
+
+@pytest.mark.parametrize(
+    ("others", "voters"),
+    [
+        ({"n2": "b", "n3": "b"}, 3),  # we are the minority
+        ({"n2": "b"}, 3),  # one against one: no majority
+        ({"n2": "b", "n3": "c"}, 3),
+        ({"n2": "a", "n3": "b", "n4": "b"}, 5),
+    ],
+)
+def test_replica_in_the_minority_or_without_a_majority_stops_and_names_all(
+    others: dict[str, str], voters: int
+) -> None:
+    why = judge("a", others, voters)
+    assert all(text in why for text in ("a here", *(f"{d} on {n}" for n, d in others.items())))
