@@ -33,6 +33,7 @@ TOPIC: Final = "demo"
 GROUP: Final = "workers"
 CONSUMERS: Final = 2
 PAYLOAD_SIZE: Final = 100
+BATCH_SIZE: Final = 200
 LEASE: Final = timedelta(seconds=10)
 DRAIN_TIMEOUT_S: Final = 30.0
 """After the last due time. Failovers are long over by then."""
@@ -43,7 +44,7 @@ class Plan:
     """What the demo does, and when; seconds from the first schedule."""
 
     timers: int = 30_000
-    batch_size: int = 200
+    batch_size: int = BATCH_SIZE
     scheduling_s: float = 22.0
     """Schedules are spread over this long, so that some meet a dead leader."""
     delay_s_max: float = 30.0
@@ -60,11 +61,13 @@ class Plan:
         """Return a plan with so many kills, one every ten seconds, under load until the last."""
         kills_at_s = tuple(8.0 + 10.0 * number for number in range(kills))
         last_s = max(kills_at_s, default=8.0)
+        singles = 20 * int(last_s + 4)
+        singles += (timers - singles) % BATCH_SIZE  # the rest comes in whole batches
         return cls(
             timers=timers,
             scheduling_s=last_s + 4,
             delay_s_max=last_s + 12,
-            singles=20 * int(last_s + 4),
+            singles=singles,
             cancels=timers // 50,
             kills_at_s=kills_at_s,
             seed=seed,

@@ -202,6 +202,11 @@ class ControlPlane:
         return self._view.leads
 
     @property
+    def raft_term(self) -> int:
+        """Raft's own counter; for metrics alone."""
+        return self._view.term
+
+    @property
     def controller_name(self) -> str | None:
         """The node that appoints, as far as this one knows."""
         return self._view.leader

@@ -159,6 +159,11 @@ class Host:
             for sample in self._samples():
                 self._clock.observe(sample)
 
+    @property
+    def clock_spread_ms(self) -> int:
+        """By how much the voters' clocks differ, as the leader knows them; 0 elsewhere."""
+        return self._clock.spread_ms(self._mono_ms()) if self._clock is not None else 0
+
     def kick(self) -> None:
         """Let the leader step once everything of this turn of the loop has come in."""
         if not self._kicked:

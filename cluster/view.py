@@ -113,6 +113,7 @@ class NodeState:
             role=replica.role.value,
             serving=leader is not None,
             epoch=replica.epoch,
+            raft_term=self._control.raft_term,
             log_end=replica.last_index,
             commit_index=replica.commit_index,
             applied_index=machine.applied_index,
@@ -126,6 +127,7 @@ class NodeState:
             consumers=sum(group.consumers for group in held),
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable_bytes,
+            clock_spread_ms=self._host.clock_spread_ms,
             read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
         )
 
@@ -278,10 +280,14 @@ def _as_dict(message: Any) -> dict[str, Any]:
     return fields
 
 
+_TEXTS: Final = frozenset({"address", "digest", "error", "name", "node", "role", "version"})
+"""Fields that stay text, also when they look like a number."""
+
+
 def _numbers(value: Any) -> Any:
     """Turn protobuf JSON's 64-bit integers, which are strings, back into numbers."""
     if isinstance(value, dict):
-        return {key: v if key == "digest" else _numbers(v) for key, v in value.items()}
+        return {key: v if key in _TEXTS else _numbers(v) for key, v in value.items()}
     if isinstance(value, list):
         return [_numbers(v) for v in value]
     if isinstance(value, str) and value.lstrip("-").isdigit():

@@ -25,7 +25,7 @@ Here entries are (epoch, index) and a size. The shell (replication/driver.py) ho
 Nothing in here reads a clock, a socket, a file or a random source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from replication.config import ReplicationConfig
 from replication.knowledge import Bid, Held, Progress
@@ -901,10 +901,6 @@ class Core:
                 if progress.next < index:  # lost since every voter had it: see `stranded`
                     progress.probe_from(index)
         return LogIndex(self.shape.base_index + 1)
-
-    def known_matches(self) -> Mapping[ReplicaId, LogIndex]:
-        """Return what the leader knows to be on each follower's disk; empty for others."""
-        return {peer: progress.match for peer, progress in self._progress.items()}
 
     @property
     def stranded(self) -> tuple[ReplicaId, ...]:

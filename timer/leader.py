@@ -64,9 +64,9 @@ ENTRY_ROWS_MAX: Final = 65_536
 ENTRY_BYTES_MAX: Final = 8 << 20
 ENTRY_PARTS_MAX: Final = 1024
 """Requests in one SCHEDULE entry: each costs some microseconds, however few rows it has."""
-CANCEL_ROWS_MAX: Final = 4096
-"""Cancels gathered in one entry: a thousand that lie in runs take about 15 ms. One request is
-never split."""
+CANCEL_ROWS_MAX: Final = 1024
+"""Cancels gathered in one entry: so many that lie in runs take about 15 ms. One request is never
+split, and the service takes no larger one."""
 REQUEST_BYTES_MAX: Final = PAYLOAD_SIZE_MAX - 4096
 GROUP_OFFSETS_MAX: Final = 2 * 65_536
 """Offsets in one GROUP entry."""

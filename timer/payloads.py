@@ -26,7 +26,7 @@ import msgpack
 import numpy as np
 
 from timer.columns import I64, U64
-from timer.units import Epoch, GroupId, QueueOffset, ReplicaId, TopicId, UnixMs
+from timer.units import Epoch, GroupId, ReplicaId, TopicId, UnixMs
 
 _EPOCH: Final = struct.Struct("<QQII")
 _CANCEL: Final = struct.Struct("<II")
@@ -243,8 +243,3 @@ def _unpack(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:
     if any(type(fields[key]) is not expected for key, expected in types.items()):
         raise ValueError(f"a field of a wrong type in {fields!r}")
     return fields
-
-
-def offsets_of(values: Sequence[QueueOffset] | U64) -> U64:
-    """Return queue offsets as the column that a GroupOp carries."""
-    return np.asarray(values, dtype=np.uint64)

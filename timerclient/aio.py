@@ -38,8 +38,8 @@ from timerclient.timers import Timer, Timers
 
 T = TypeVar("T")
 
-CANCEL_IDS_MAX: Final = 4_000
-"""Ids in one request; the server takes 4,096."""
+CANCEL_IDS_MAX: Final = 1_000
+"""Ids in one request; the server takes 1,024."""
 Seconds = float | timedelta
 TimerLike = Timer | str | bytes
 """A timer, its id as text, or its raw id."""
