@@ -19,11 +19,13 @@ import http.client
 import json
 import os
 import random
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -193,14 +195,16 @@ class LocalCluster:
             Node(name, 0, f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", name)
             for name, grpc_port, http_port in zip(names, grpc_ports, http_ports, strict=True)
         ]
+        # Each cluster has an id of its own: timer ids of another one are not taken for its own.
+        cluster_id = f"local-{secrets.token_hex(4)}"
         for node in nodes:
-            self._config_path(node).write_text(self._config(node, nodes))
+            self._config_path(node).write_text(self._config(cluster_id, node, nodes))
         self._write(nodes)
 
-    def _config(self, node: Node, nodes: Sequence[Node]) -> str:
+    def _config(self, cluster_id: str, node: Node, nodes: Sequence[Node]) -> str:
         lines = [
             f"name = {json.dumps(node.name)}",
-            f"cluster_id = {json.dumps('local')}",
+            f"cluster_id = {json.dumps(cluster_id)}",
             f"data = {json.dumps(str(self.directory / node.data))}",
             f"grpc = {json.dumps(node.grpc)}",
             f"http = {json.dumps(node.http)}",
@@ -231,7 +235,8 @@ class LocalCluster:
     def _format(self, node: Node, data: Path) -> None:
         """Make a data directory: once in a node's life."""
         command = [*self._program, "init", "--data", str(data), "--name", node.name]
-        command += ["--cluster-id", "local", "--voters", ",".join(self.nodes)]
+        cluster_id = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
+        command += ["--cluster-id", cluster_id, "--voters", ",".join(self.nodes)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LaunchError(f"timerd init of {node.name} failed:\n{done.stdout}{done.stderr}")
