@@ -1,6 +1,6 @@
 """Replay: what a node's log says became of every timer, told independently of production.
 
-The log's entries decide everything (DESIGN: the state machine), so their meaning fits on a page,
+The log's entries decide everything (ADR 0002), so their meaning fits on a page,
 and this module is that page: written for the audit, slow and plain, sharing only the codecs with
 timer/. Where it and the machine disagree, one of them is wrong, and the audit says `diverged`.
 

@@ -10,7 +10,7 @@ until an operator says so (`allow_empty`); then, and when a node joins later, it
 votes and acknowledgements until an entry of its own has been committed by the others without
 it: raft.py. Only a founding voter, formatted together with all others, votes from the start.
 When every node lost its files, the operator removes the marker on every node: they found anew,
-and the epoch survives in the promises of the log (DESIGN: "the epoch survives").
+and the epoch survives in the promises of the log.
 
     marker   raft/    what happens
     no       no       created; votes if founding

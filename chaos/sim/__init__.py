@@ -1,4 +1,4 @@
-"""Whole clusters in one process, under a virtual clock: PROOF.md's simulator.
+"""Whole clusters in one process, under a virtual clock: the simulator.
 
     seed ─► Options (what kind of world) ─► World
                                              ├─ Timeline    virtual clock, one queue of events
