@@ -156,11 +156,6 @@ class Limits(_Part):
             limit = f"at least one entry ({HEADER_SIZE + PAYLOAD_SIZE_MAX})"
             raise self.refuse("inflight_bytes_max", limit)
 
-    @property
-    def message_bytes_max(self) -> int:
-        """Limit for gRPC messages: the largest request or delivery, its columns, some room."""
-        return self.request_bytes_max + self.request_rows_max * 64 + MIB
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups(_Part):

@@ -251,7 +251,7 @@ class Host:
         self._promoting = None
         machine = self.engine.machine
         self._clock = self._make_clock(max(self._log.last_time_ms, machine.last_read_time_ms))
-        leader = self.engine.lead(epoch, self._log, self.now())
+        leader = self.engine.lead(epoch, self._log.propose, self.now())
         logger.info(
             "serving: epoch %d, %d pending, next due %s",
             epoch,

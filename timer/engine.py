@@ -12,13 +12,13 @@ slow part, in a thread of its own.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from timer import manifest
 from timer.disk import Disk
-from timer.entry import HEADER_SIZE, Entry, Kind
+from timer.entry import HEADER_SIZE, Entry
 from timer.errors import NotLeader, TimerError
-from timer.leader import Leader, LeaderConfig, Now
+from timer.leader import Append, Leader, LeaderConfig, Now
 from timer.machine import (
     Applied,
     CancelApplied,
@@ -32,7 +32,7 @@ from timer.queues import Block
 from timer.run import RunMeta
 from timer.spill import write_spill
 from timer.store import Frozen, Store
-from timer.units import Epoch, LogIndex, TopicId, UnixMs
+from timer.units import Epoch, LogIndex, TopicId
 
 FOLD_BYTES: Final = 2 << 20
 """Payload applied in one go: a few milliseconds."""
@@ -44,20 +44,6 @@ _ENTRY_BYTES: Final = 4096
 _PART_BYTES: Final = 1024
 _FIRED_BYTES: Final = 64
 _CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
-
-
-class LogView(Protocol):
-    """What the state plane sees of replication."""
-
-    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
-        """Append an entry as the leader."""
-
-    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
-        """Return entries [first, last] if all of them are in memory."""
-
-    @property
-    def last_time_ms(self) -> UnixMs:
-        """Header time of the log's last entry."""
 
 
 @dataclass(slots=True)
@@ -187,12 +173,12 @@ class Engine:
 
     # ---- leading
 
-    def lead(self, epoch: Epoch, log: LogView, now: Now) -> Leader:
+    def lead(self, epoch: Epoch, append: Append, now: Now) -> Leader:
         """Everything committed is applied: load the wheel and serve `epoch`."""
         assert not self.behind, (self.machine.applied_index, self.commit_index)
         assert self.leader is None or self.leader.closed is not None
         self.machine.store.lead()
-        self.leader = Leader(self.machine, epoch, log.propose, self._config, now)
+        self.leader = Leader(self.machine, epoch, append, self._config, now)
         return self.leader
 
     def step_down(self, why: TimerError | None = None) -> None:

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import I64, U64, Buffers, RowArray
+from timer.columns import I64, U64, Buffers, RowArray, row_bytes
 from timer.disk import Disk
 from timer.memtable import Memtable, Peek
 from timer.merge import Merge, last_of, merged
@@ -246,14 +246,14 @@ class Store:
                 count += len(rows)
             if horizon is None:
                 break
-            size += int(_sizes(rows).sum())
+            size += int(row_bytes(rows).sum())
             if count > rows_max or (size > bytes_max and count > 1):
                 break
             seen = horizon
         rows = concat(parts)
         stop = min(rows_max, len(rows))
         if stop:
-            ends = np.cumsum(_sizes(rows[:stop]))
+            ends = np.cumsum(row_bytes(rows[:stop]))
             if ends[-1] > bytes_max:
                 stop = max(1, int(ends.searchsorted(bytes_max, "right")))
         limited = stop < len(rows)
@@ -490,14 +490,6 @@ class Store:
             memtable.drop(position)
         for window in self._windows:
             window.drop(position)
-
-
-def _sizes(rows: RowArray) -> npt.NDArray[np.int64]:
-    """Return the bytes of payload, key and headers of each row (n,)."""
-    sizes = rows["payload_size"].astype(np.int64)
-    sizes += rows["key_size"]
-    sizes += rows["headers_size"]
-    return sizes
 
 
 def _sorted_rows(frozen: Frozen) -> Iterator[tuple[RowArray, Buffers]]:

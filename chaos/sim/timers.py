@@ -86,7 +86,7 @@ class TimerApp:
             floor_at_ms=mono_ms,
             boot_ms=mono_ms,
         )
-        self.engine.lead(epoch, self.node.driver, self._now())
+        self.engine.lead(epoch, self.node.driver.propose, self._now())
         self._kick()
 
     def on_stepdown(self, epoch: Epoch) -> None:

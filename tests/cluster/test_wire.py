@@ -1,11 +1,16 @@
 """Requests are bounded in what looking at them costs."""
 
 import time
+from typing import cast
 
 import pytest
 
-from cluster.wire import HEADERS_MAX, count_texts
+from cluster.wire import HEADERS_MAX, RequestLimits, count_texts, part_of
 from timer.columns import encode_headers
+from timer.errors import InvalidRequest
+from timer.leader import Leader, Now
+from timer.units import MonoMs, TopicId, UnixMs
+from timerclient.proto import timer_pb2 as pb
 
 
 def test_texts_of_a_row_are_counted() -> None:
@@ -35,3 +40,22 @@ def test_counting_stops_at_the_limit_whatever_follows() -> None:
 def test_malformed_headers_are_refused(blob: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         count_texts(blob, 0, len(blob), HEADERS_MAX)
+
+
+def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_many() -> None:
+    limits = RequestLimits(
+        payload_bytes_max=100,
+        key_bytes_max=100,
+        headers_bytes_max=32_768,
+        request_rows_max=100,
+        request_bytes_max=1 << 24,
+        delay_ms_max=1 << 40,
+    )
+    row = bytes(2 * (HEADERS_MAX // 4))  # empty texts, a quarter of the limit
+    timers = pb.TimerColumns(topic="t", delay_ms=[0], payload_sizes=[0] * 5)
+    timers.headers_sizes.extend([len(row)] * 5)
+    timers.headers = row * 5
+    request = pb.ScheduleRequest(timers=[timers])
+    now = Now(MonoMs(0), UnixMs(1))
+    with pytest.raises(InvalidRequest, match=f"at most {HEADERS_MAX}"):
+        part_of(request, {"t": TopicId(1)}, limits, cast("Leader", None), now)

@@ -156,7 +156,7 @@ def test_leader_serves_until_it_steps_down_and_the_next_epoch_may_be_led_again()
     engine, log = begun()
     answers: list[object] = []
     for epoch in (2, 3):
-        leader = engine.lead(Epoch(epoch), log, NOW)
+        leader = engine.lead(Epoch(epoch), log.propose, NOW)
         leader.topic(f"t{epoch}", NOW, answers.append)
         leader.schedule(part_of([(1, START_MS + 10, b"x")]), answers.append)
         leader.step(NOW)
@@ -173,7 +173,7 @@ def test_leader_serves_until_it_steps_down_and_the_next_epoch_may_be_led_again()
 
 def test_stepping_down_answers_what_waits_with_the_given_reason() -> None:
     engine, log = begun()
-    leader = engine.lead(Epoch(2), log, NOW)
+    leader = engine.lead(Epoch(2), log.propose, NOW)
     answers: list[object] = []
     leader.schedule(part_of([(1, START_MS, b"x")]), answers.append)
     why = ShuttingDown("bye")
@@ -186,7 +186,7 @@ def test_engine_that_is_behind_does_not_lead() -> None:
     log.topic("b")
     engine.committed(LogIndex(len(log.entries)))
     with pytest.raises(AssertionError):
-        engine.lead(Epoch(2), log, NOW)
+        engine.lead(Epoch(2), log.propose, NOW)
 
 
 def test_leader_follower_leader_within_a_second_fires_what_is_due_in_it_once() -> None:
@@ -199,7 +199,7 @@ def test_leader_follower_leader_within_a_second_fires_what_is_due_in_it_once() -
         log.begin_epoch()
         catch_up(leads, log)
         now = Now(MonoMs(1000 + at), UnixMs(START_MS + at))
-        leader = leads.lead(Epoch(log.epoch), log, now)
+        leader = leads.lead(Epoch(log.epoch), log.propose, now)
         leader.step(now)
         catch_up(leads, log)
         leads.step_down()

@@ -112,3 +112,10 @@ def test_block_of_the_maximum_size_is_taken_and_one_row_more_is_our_bug() -> Non
     for size in (0, BLOCK_ROWS_MAX + 1):
         with pytest.raises(AssertionError):
             queue.append(rows_of([1] * size), {}, UnixMs(1))
+
+
+def test_a_queued_row_does_not_keep_the_rest_of_its_entry_in_memory() -> None:
+    queue = Queue()
+    queue.append(rows_of([1, 2], size=10), {0: bytes(1_000_000)}, UnixMs(1))
+    assert sum(map(len, queue.blocks[0].bufs.values())) == 20
+    assert seqs_at(queue, [0, 1]) == [1, 2]
