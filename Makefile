@@ -31,10 +31,10 @@ $(PROTOC) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICES)
 endef
 GENERATED := build/proto
 
-.PHONY: help setup check test demo sim chaos audit bench proto lock fmt clean java
+.PHONY: help setup check test demo sim chaos chaos-short audit bench proto lock fmt clean java
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(STAMP)  ## .venv with exactly what requirements.lock names
 $(STAMP): pyproject.toml requirements.lock
@@ -60,7 +60,7 @@ check: setup  ## formatting, lint, types, layers, generated stubs
 
 test: check  ## check, 300 simulated worlds, every test; without Java the Spark tests are skipped, loudly
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 demo: setup java  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
 	$(BIN)/python -m chaos.demo $(ARGS)
@@ -68,9 +68,11 @@ demo: setup java  ## three nodes, 30,000 timers, the leader killed twice, the au
 sim: setup  ## the deterministic simulator; SEEDS=n worlds, SEED=n replays one
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-chaos: setup java  ## the fault-injection suite against real processes
-	@[[ -e chaos/suite.py ]] || { echo "make chaos: comes with a later release; see make demo and make sim" >&2; exit 1; }
-	$(BIN)/python -m chaos.suite $(ARGS)
+chaos: setup java  ## the fault-injection suite: a 10-minute mix of all faults, and the audit
+	$(BIN)/python -m chaos.suite run mix --minutes 10 $(ARGS)
+
+chaos-short: setup java  ## a 2-minute mix; works without root, and says what that leaves out
+	$(BIN)/python -m chaos.suite run short --minutes 2 $(ARGS)
 
 audit: setup java  ## re-check a run's folder: make audit RUN=run/demo
 	$(BIN)/python -m chaos.audit $(RUN) $(ARGS)

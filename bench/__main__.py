@@ -27,11 +27,12 @@ from bench.measure import Form, Measure, Series
 from bench.profile import Who, flame_graph, pid_of
 from bench.results import Head, Outcome
 from bench.rig import BenchError, new_rig
+from bench.sim import SIM
 from deploy.local import LaunchError
 from timerclient import TimerError
 
 MEASURES: Final[dict[str, Measure]] = {
-    measure.name: measure for measure in (S1, S2, S3, S4, S5, S6, S9, S12)
+    measure.name: measure for measure in (S1, S2, S3, S4, S5, S6, S9, S12, SIM)
 }
 """Every measure, in the order of the table. A new one is a function, and a line here."""
 
@@ -132,12 +133,21 @@ def _series(
 ) -> Iterator[Series]:
     """Yield each run's series: all on one cluster, or each on a fresh one."""
     numbers = range(1, runs + 1)
+    if measure.alone is not None:
+        for number in numbers:
+            _announce(measure, number, runs)
+            yield measure.alone(form)
+        return
+    assert measure.run is not None
     for group in [[number] for number in numbers] if measure.fresh else [numbers]:
         with new_rig(data.with_name(f"{data.name}-{measure.name}-{group[0]}"), loop) as rig:
             for number in group:
-                at = f"{measure.name} {number}/{runs}"
-                print(f"{at}: {measure.title} ...", file=sys.stderr, flush=True)
+                _announce(measure, number, runs)
                 yield measure.run(rig, form)
+
+
+def _announce(measure: Measure, number: int, runs: int) -> None:
+    print(f"{measure.name} {number}/{runs}: {measure.title} ...", file=sys.stderr, flush=True)
 
 
 # ---- profiling
@@ -145,12 +155,13 @@ def _series(
 
 def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     parser = argparse.ArgumentParser(prog="bench profile", description="Draw a flame graph.")
-    parser.add_argument("measure", choices=[*MEASURES])
+    parser.add_argument("measure", choices=[name for name, each in MEASURES.items() if each.run])
     parser.add_argument("--of", type=Who, choices=[*Who], default=Who.LEADER)
     parser.add_argument("--threads", action="store_true", help="also threads without the GIL")
     parser.add_argument("--dir", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     measure = MEASURES[args.measure]
+    assert measure.run is not None
     head = _head(args.dir, Form.SHORT)
     svg = args.dir / f"{head.stem}-{measure.name}-{args.of}.svg"
     outcome = Outcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))

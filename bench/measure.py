@@ -61,11 +61,16 @@ class Measure:
 
     name: str
     title: str
-    run: Callable[[Rig, Form], Series]
     figures: tuple[Figure, ...]
     runs: Mapping[Form, int]
+    run: Callable[[Rig, Form], Series] | None = None
+    alone: Callable[[Form], Series] | None = None
+    """Instead of `run`: it needs no cluster, and gets none."""
     fresh: bool = False
     """Each run gets a cluster of its own: the last one's data would weigh on the next."""
+
+    def __post_init__(self) -> None:
+        assert (self.run is None) != (self.alone is None), self.name
 
 
 def rate(

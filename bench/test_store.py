@@ -13,13 +13,19 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from timer.columns import ROW, RowArray
+from timer.compaction import PART_SIZE, Sketch, plan
 from timer.disk import RealDisk
+from timer.entry import Entry, Kind
 from timer.order import START, Position
+from timer.payloads import Ids, encode_cancel
+from timer.queues import Queue
 from timer.run import RunMeta
+from timer.spill import Fetch, Spill, write_spill
 from timer.store import Fired, Store
 from timer.tiers import Tiers
-from timer.units import UnixMs
+from timer.units import Epoch, LogIndex, TopicId, UnixMs
 from timer.wheel import Wheel
+from timer.window import Window
 
 NOW = 1_700_000_000_000
 BATCH = 1_000
@@ -73,9 +79,9 @@ def rows_per_s(benchmark: BenchmarkFixture, rows: int) -> None:
 def flush(store: Store) -> RunMeta | None:
     """Make a run of the memtable."""
     frozen = store.freeze()
-    meta = store.write_run(frozen)
-    store.install(frozen, meta)
-    return meta
+    windows = store.write_run(frozen)
+    store.install(frozen, windows)
+    return windows[0].run.meta if windows else None
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
@@ -173,50 +179,130 @@ def test_freeze_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     measure(benchmark, lambda store: store.freeze(), setup=fresh, rounds=5)
 
 
-def test_merge_four_runs_of_150000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spread", ["over each other", "side by side"])
+def test_merge_eight_runs_of_75000(
+    benchmark: BenchmarkFixture, tmp_path: Path, spread: str
+) -> None:
     """Reading, merging and writing 84 MB."""
     entries = Entries()
     store = filled(tmp_path, entries, 0, 1, 2)
-    for _ in range(8):
-        for _ in range(150):
-            store.insert(entries.next(1, DAY_MS), entries.buf)
+    for run in range(8):
+        low = 1 + run * DAY_MS * (spread == "side by side")
+        for _ in range(75):
+            store.insert(entries.next(low, low + DAY_MS), entries.buf)
         flush(store)
     merge = store.begin_merge()
     assert merge is not None
     path = tmp_path / "runs"
 
-    def write() -> RunMeta | None:
+    def write() -> list[Window]:
         return store.write_merge(merge)
 
     def clear() -> None:
-        for meta in path.glob(f"*{merge.number}.arrow"):
-            meta.unlink()
+        for number in merge.numbers:
+            (path / f"{number:010d}.arrow").unlink(missing_ok=True)
 
     measure(benchmark, write, setup=clear, rounds=3)
     rows_per_s(benchmark, 600_000)
 
 
 def test_lead_over_600000_rows(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """What a promotion builds from memory."""
+    """What a promotion does with what is in memory, and its first look at what is due."""
     entries = Entries()
     store = filled(tmp_path, entries, 600_000, 1, DAY_MS)
-    measure(benchmark, store.lead, setup=store.follow, rounds=10)
+
+    def lead() -> int | None:
+        store.lead()
+        return store.next_due()
+
+    measure(benchmark, lead, setup=store.follow, rounds=10)
 
 
-def test_window_load_of_the_next_second(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """About 10,000 rows out of one run of a minute."""
+def test_cancel_1000_in_a_million_rows_of_sixteen_runs(
+    benchmark: BenchmarkFixture, tmp_path: Path
+) -> None:
+    """What the event loop waits for, once a thread has looked them up."""
+    entries = Entries()
+    store = filled(tmp_path, entries, 0, 1, 2)
+    batches: list[RowArray] = []
+    for _ in range(16):
+        for _ in range(60):
+            batches.append(entries.next(1, DAY_MS))
+            store.insert(batches[-1], entries.buf)
+        flush(store)
+    targets = iter(entries.random.permutation(np.concatenate(batches)).reshape(-1, BATCH))
+
+    def looked_up() -> tuple[tuple[RowArray], dict[str, object]]:
+        mine = next(targets)
+        ids = Ids(mine["due_ms"].copy(), mine["seq"].copy())
+        payload = memoryview(b"".join(encode_cancel(ids)))
+        entry = Entry(Kind.CANCEL, Epoch(1), LogIndex(1), UnixMs(0), payload)
+        lookup = store.begin_lookup([entry])
+        assert lookup is not None
+        lookup.read()
+        store.end_lookup(lookup)
+        return (mine,), {}
+
+    def cancel(mine: RowArray) -> None:
+        hit, _ = store.cancel(mine["due_ms"].copy(), mine["seq"].copy())
+        assert hit.all()
+
+    measure(benchmark, cancel, setup=looked_up, rounds=20)
+
+
+def test_plan_over_two_hundred_parts(benchmark: BenchmarkFixture) -> None:
+    """The policy at a hundred million pending."""
+    random = np.random.default_rng(3)
+    first = random.integers(0, DAY_MS, 200).tolist()
+    runs = [
+        Sketch(Position(at, 0), Position(at + DAY_MS // 20, 0), PART_SIZE, 500_000, 1_000)
+        for at in first
+    ]
+    measure(benchmark, lambda: plan(runs), rounds=20)
+
+
+def test_queue_spill_and_fetch_300000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """Fired messages to a file and back, as a queue that nobody reads goes; with rows/s."""
+    entries = Entries()
+    disk = RealDisk()
+    path = tmp_path / "x.spill"
+
+    def fresh() -> tuple[tuple[Queue], dict[str, object]]:
+        path.unlink(missing_ok=True)
+        queue = Queue()
+        for _ in range(300):
+            queue.append(entries.next(1, 2), {0: entries.buf}, UnixMs(NOW))
+        return (queue,), {}
+
+    def through(queue: Queue) -> None:
+        spill = Spill(TopicId(1), queue, queue.unspilled(), [])
+        write_spill(disk, path, [spill])
+        spill.install()
+        queue.pages.evict(0)
+        for block in queue.blocks:
+            queue.pages.want(block)
+        fetch = Fetch(disk, tmp_path, queue.pages.wanted(1 << 40))
+        fetch.read()
+        fetch.install(queue.pages)
+
+    measure(benchmark, through, setup=fresh, rounds=5)
+    rows_per_s(benchmark, 300_000)
+
+
+def test_window_load_of_the_next_two_seconds(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """What a thread copies ahead: about 20,000 rows each two seconds out of one run of a minute."""
     entries = Entries()
     store = filled(tmp_path, entries, 600_000, 1, 60_000)
     flush(store)
-    times = iter(range(NOW, NOW + 60_000, 1_000))
 
     def load() -> None:
-        store.preload(UnixMs(next(times)))
+        store.preload(UnixMs(store.position.due_ms))
 
     def fire() -> None:
-        store.fire(UnixMs(max(store.position.due_ms, NOW + 1) + 1_000), 1 << 20, 1 << 30)
+        store.fire(UnixMs(store.position.due_ms + 2_000), 1 << 20, 1 << 30)
 
-    measure(benchmark, load, setup=fire, rounds=40)
+    measure(benchmark, load, setup=fire, rounds=25)
+    rows_per_s(benchmark, 20_000)
 
 
 @pytest.mark.parametrize("spread_ms", [16_000, 3_600_000, 30 * DAY_MS])

@@ -1,8 +1,13 @@
-"""`timerctl audit`: what chaos/ adds to the operators' command."""
+"""`timerctl audit` and `timerctl chaos`: what chaos/ adds to the operators' command."""
 
 import argparse
+import secrets
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+RUNS: Final = Path("run/chaos")
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -10,15 +15,140 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "audit", help="check a run's folder against the promises (needs Java 17)"
     )
-    parser.add_argument("folder", type=Path, metavar="RUN_DIR", help="the run's folder")
+    parser.add_argument(
+        "folder", type=Path, metavar="RUN_DIR", help="the run's folder; with --live the events'"
+    )
+    parser.add_argument(
+        "--check-history", action="store_true", help="hold the histories against their format first"
+    )
+    live = parser.add_argument_group("following a running cluster (docs/live-audit.md)")
+    live.add_argument("--live", action="store_true", help="follow exported events until stopped")
+    add_live_arguments(live)
     parser.set_defaults(run=_audit)
+
+
+def add_live_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add the options of the live audit; what is not given is None."""
+    for name, of, what in (
+        ("--checkpoint", Path, "where the job remembers (default: <DIR>.checkpoint)"),
+        ("--alerts", Path, "the folder for the alerts (default: <DIR>.alerts)"),
+        ("--overdue-ms", int, "until a timer is lost (default: 5000)"),
+        ("--horizon-ms", int, "how long what has ended is remembered (default: 600000)"),
+        ("--stalled-ms", int, "until silence is told (default: 10000)"),
+        ("--trigger", str, "time between batches (default: 1 second)"),
+    ):
+        parser.add_argument(name, type=of, help=what)
+
+
+def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl chaos`; see `register`."""
+    chaos = subparsers.add_parser("chaos", help="real nodes under faults, and the audit's verdict")
+    add_actions(chaos)
+
+
+def add_actions(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the suite's actions."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="the scenarios and the workloads")
+    listing.set_defaults(run=_list)
+    run = actions.add_parser("run", help="play a scenario, audit it")
+    run.add_argument("scenario", metavar="SCENARIO")
+    run.add_argument("--nodes", type=int, default=3)
+    run.add_argument("--minutes", type=float, default=10.0, metavar="M")
+    run.add_argument("--seed", type=int, metavar="S", help="default: another one each time")
+    run.add_argument("--workloads", default="", metavar="A,B", help="default: all")
+    run.add_argument("--rate", type=int, default=200, metavar="N", help="timers a second, in all")
+    run.add_argument(
+        "--plain", action="store_true", help="plain processes on loopback, also where root"
+    )
+    run.set_defaults(run=_run)
+    replay = actions.add_parser("replay", help="play a run's schedule anew, in a new folder")
+    replay.add_argument("folder", type=Path, metavar="RUN_DIR")
+    replay.set_defaults(run=_replay)
+    for each in (run, replay):
+        each.add_argument("--dir", type=Path, metavar="D", help=f"its folder; default: in {RUNS}")
+    clean = actions.add_parser("clean", help="end and remove what crashed runs left behind")
+    clean.add_argument("--dir", type=Path, default=RUNS, metavar="D", help="where runs lie")
+    clean.set_defaults(run=_clean)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m chaos.suite`: the same as `timerctl chaos`."""
+    parser = argparse.ArgumentParser(prog="timerctl chaos")
+    add_actions(parser)
+    args = parser.parse_args(argv)
+    status: int = args.run(args)
+    return status
 
 
 def _audit(args: argparse.Namespace) -> int:
     # Spark is imported only by the command that needs it: timerctl starts quickly.
     try:
+        if args.live:
+            from chaos.live import run
+
+            return run(args)
         from chaos.audit import run_audit
     except ModuleNotFoundError as missing:
         print(f"audit: {missing.name} is missing: pip install 'timer-cluster[server,audit]'")
         return 2
-    return run_audit(args.folder, output=args.output)
+    return run_audit(args.folder, output=args.output, check_history=args.check_history)
+
+
+def _list(_: argparse.Namespace) -> int:
+    from chaos.suite.scenarios import SCENARIOS
+    from chaos.workloads import NAMES
+
+    for name, scenario in SCENARIOS.items():
+        needs = ", ".join(sorted(scenario.needs))
+        line = f"{name:18}{scenario.line}"
+        print(f"{line}  [root: {needs}]" if needs else line)
+    print("\nworkloads:")
+    for name, line in NAMES.items():
+        print(f"{name:18}{line}")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from chaos.suite import commands
+
+    seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
+    workloads = tuple(filter(None, args.workloads.split(",")))
+    return _reported(
+        lambda: commands.run(
+            args.scenario,
+            seed,
+            folder=args.dir or RUNS / f"{args.scenario}-{seed}",
+            nodes=args.nodes,
+            minutes=args.minutes,
+            clients=workloads,
+            rate_per_s=args.rate,
+            plain=args.plain,
+        )
+    )
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from chaos.suite import commands
+
+    folder = args.dir or args.folder.with_name(args.folder.name + "-replay")
+    return _reported(lambda: commands.replay(args.folder, folder))
+
+
+def _clean(args: argparse.Namespace) -> int:
+    from chaos.suite import commands
+
+    return _reported(lambda: commands.clean(args.dir))
+
+
+def _reported(command: "Any") -> int:
+    """Run a command; what the machine or the command line can't do is one line on stderr."""
+    from chaos.suite.network import NetworkError
+    from deploy.local import LaunchError
+
+    try:
+        status: int = command()
+    except (LaunchError, NetworkError, OSError, ValueError) as error:
+        print(f"timerctl chaos: {error}", file=sys.stderr)
+        return 2
+    return status

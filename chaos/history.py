@@ -25,23 +25,41 @@ connection broke: it may have happened). An unknown one has no ids or results.
 timers itself and puts that number into the first eight bytes of the payload: the *mark*, unique
 in a run. It is found again in the log and in what consumers get, whatever became of the ids.
 
+For clients in other languages docs/history-format.md says all of this at length, and
+chaos/history_check.py finds what is wrong with a history.
+
 A run's folder:
 
-    histories/*.jsonl   one file per client
+    histories/*.jsonl   one file per client; *.parquet with the same columns is read as well
     faults.jsonl        what was done to the cluster, and when
     cluster.json        the nodes: name, address, data directory
-    <node>/log/         the nodes' own logs
+    <node>/log/         the nodes' own logs (`log/` in the data directory that cluster.json names)
+    nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it
+    logs/               what the nodes printed
+    run.json            of the suite: seed, versions, machine, options, schedule
     audit/              what the audit found
+
+Each line of the timeline has `event` and `at_ms`, and where it applies `node`, `role` and `epoch`
+(of the node, at that moment). What belongs to a strike of the suite also has `strike`, its number
+in the schedule, from its `strike` (with `nemesis`) to its `healed`.
+
+    strike, healed      a nemesis begins and has been undone; everything of it lies between
+    kill, restart       kill -9 of a node, and the node is up again
+    term                SIGTERM; it has ended
+    died, lost          it ended though nobody had asked it to (`status`); because it is damaged
+    pause, resume       SIGSTOP, SIGCONT
+    drained, gave_up    everything asked for was accounted for at the end, or not in time
 """
 
 import enum
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+
+from chaos.replay.nodelog import Segment, segments
 
 MARK_SIZE: Final = 8
 MARK_NONE: Final = -1
@@ -102,6 +120,18 @@ class Run:
         """The folder of the audit's findings."""
         return self.root / "audit"
 
+    @property
+    def about(self) -> Path:
+        """What the suite says of the run: seed, versions, machine, options, schedule."""
+        return self.root / "run.json"
+
+    def kept(self, node: str) -> Path:
+        """The folder of a node's log with what it has dropped, if the harness kept it."""
+        return self.root / "nodes" / node / "kept"
+
+    def _log_of(self, name: str, data: str) -> Path:
+        return self.kept(name) if self.kept(name).exists() else self.root / data / "log"
+
     def nodes(self) -> dict[str, Path]:
         """Return node name -> its log's folder.
 
@@ -111,11 +141,19 @@ class Run:
         listed = self.root / "cluster.json"
         if listed.exists():
             nodes = json.loads(listed.read_text())["nodes"]
-            return {node["name"]: self.root / node["data"] / "log" for node in nodes}
+            return {node["name"]: self._log_of(node["name"], node["data"]) for node in nodes}
         found = {path.parent.name: path for path in sorted(self.root.glob("*/log"))}
         if not found:
             raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
         return found
+
+    def logs(self) -> dict[str, list[Segment]]:
+        """Return node name -> its log's segments, in order.
+
+        Raises:
+            FileNotFoundError: the run has no node's data.
+        """
+        return {name: segments(log) for name, log in self.nodes().items()}
 
 
 class _Lines:
@@ -123,15 +161,15 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = path.open("ab", buffering=0)
 
     def write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        written = os.write(self._fd, data)
+        written = self._file.write(data)
         assert written == len(data), (written, len(data))  # a full disk ends the run
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

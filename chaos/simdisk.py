@@ -153,17 +153,40 @@ class SimDisk:
 
     def flip_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
         """Flip one bit of synced data below `under`; return where, None if there is none."""
-        files = [
-            (path, file)
+        found = self._synced(rng, under)
+        if found is not None:
+            self.flip(*found, mask=1 << rng.randrange(8))
+        return found
+
+    def shorten_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+        """Cut a file below `under` within its synced data; return where, None if there is none.
+
+        For a disk that no process uses.
+        """
+        found = self._synced(rng, under)
+        if found is not None:
+            path, size = found
+            file = self._file(path)
+            del file.durable[size:]
+            file.forget()
+        return found
+
+    def names_of(self, path: Path) -> list[Path]:
+        """Return all names of the file at `path`."""
+        wanted = self._file(path)
+        return sorted(name for name, file in self._files() if file is wanted)
+
+    def _synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+        """Return the place of one synced byte below `under`: any file, any byte of it."""
+        sizes = [
+            (path, size)
             for path, file in sorted(self._files())
-            if under in path.parents and min(file.clean, len(file.durable))
+            if under in path.parents and (size := min(file.clean, len(file.durable)))
         ]
-        if not files:
+        if not sizes:
             return None
-        path, file = rng.choice(files)
-        position = rng.randrange(min(file.clean, len(file.durable)))
-        self.flip(path, position, mask=1 << rng.randrange(8))
-        return path, position
+        path, size = rng.choice(sizes)
+        return path, rng.randrange(size)
 
     def wipe(self) -> None:
         """Replace the disk by an empty one."""
@@ -173,7 +196,9 @@ class SimDisk:
 
     def used_bytes(self) -> int:
         """Return the size of all files as they are seen."""
-        return sum(len(file.seen) for _, file in self._files())
+        return sum(
+            len(file.seen) for file in {id(file): file for _, file in self._files()}.values()
+        )
 
     # Disk.
 
@@ -227,6 +252,11 @@ class SimDisk:
         """See Disk."""
         self._file(path)
         self._change({path: ""})
+
+    def link(self, path: Path, name: Path) -> None:
+        """See Disk."""
+        assert name not in self._seen, name
+        self._change({name: self._file(path)})
 
     def sync_dir(self, path: Path) -> None:
         """See Disk."""

@@ -6,10 +6,14 @@ One partition per segment file. Option `view`:
     rows      one row per row of a SCHEDULE entry, as it lies in the log: node, index, epoch,
               position, producer, sequence, due_ms, requested_ms, topic_id, payload_size, mark
 
-What became of the rows is not in the log as such: it follows from applying it (chaos/replay.py).
+Filters on `node`, `kind` and `index` are pushed down: files of other nodes, or before or after the
+indexes asked for, are not opened. (Spark offers them only while
+`spark.sql.python.filterPushdown.enabled` is set, as chaos/audit/session.py does.)
+
+What became of the rows is not in the log as such: it follows from applying it (chaos/replay/).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +21,17 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql import datasource as ds
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from chaos import replay
 from chaos.history import Run
+from chaos.replay import nodelog
+from chaos.replay.nodelog import Segment
+from chaos.replay.story import marks_of
 from timer.columns import decode_schedule
-from timer.entry import Kind
+from timer.entry import Entry, Kind
+from timer.units import LogIndex
 
 ENTRIES: Final = (
     "node STRING, index BIGINT, epoch BIGINT, kind STRING, time_ms BIGINT, crc32 BIGINT, rows INT"
@@ -33,6 +41,7 @@ ROWS: Final = (
     " due_ms BIGINT, requested_ms BIGINT, topic_id BIGINT, payload_size INT, mark BIGINT"
 )
 VIEWS: Final = {"entries": ENTRIES, "rows": ROWS}
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 _FRAMES_PER_BATCH: Final = 65_536
 
@@ -43,8 +52,75 @@ class SegmentFile(InputPartition):
 
     node: str
     path: str
-    last: bool
-    """Only a log's last segment may end torn."""
+    first: int
+    end: int | None
+
+    @property
+    def part(self) -> Segment:
+        """The segment, as chaos/replay/nodelog.py knows it."""
+        end = None if self.end is None else LogIndex(self.end)
+        return Segment(Path(self.path), LogIndex(self.first), end)
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What the pushed filters let through; None: everything."""
+
+    nodes: set[str] | None = None
+    kinds: set[str] | None = None
+    index_min: int = 0
+    index_max: int | None = None
+
+    def take(self, each: Filter) -> bool:
+        """Take over one filter; return whether it is one of those that are known here."""
+        attribute: Any = getattr(each, "attribute", ())
+        value: Any = getattr(each, "value", None)
+        match each:
+            case ds.EqualTo() | ds.In() if attribute == ("node",):
+                self.nodes = _narrowed(self.nodes, value)
+            case ds.EqualTo() | ds.In() if attribute == ("kind",):
+                self.kinds = _narrowed(self.kinds, value)
+            case ds.EqualTo() if attribute == ("index",):
+                self._between(value, value)
+            case ds.GreaterThan() if attribute == ("index",):
+                self._between(value + 1, None)
+            case ds.GreaterThanOrEqual() if attribute == ("index",):
+                self._between(value, None)
+            case ds.LessThan() if attribute == ("index",):
+                self._between(0, value - 1)
+            case ds.LessThanOrEqual() if attribute == ("index",):
+                self._between(0, value)
+            case ds.IsNotNull() if attribute in (("node",), ("kind",), ("index",)):
+                pass  # none of them is ever null
+            case _:
+                return False
+        return True
+
+    def _between(self, low: int, high: int | None) -> None:
+        self.index_min = max(self.index_min, low)
+        if high is not None:
+            self.index_max = high if self.index_max is None else min(self.index_max, high)
+
+    def file(self, node: str, part: Segment) -> bool:
+        """Whether a segment may hold something wanted."""
+        return (
+            (self.nodes is None or node in self.nodes)
+            and (part.end is None or part.end > self.index_min)
+            and (self.index_max is None or part.first <= self.index_max)
+        )
+
+    def entry(self, item: Entry) -> bool:
+        """Whether an entry of a wanted node is wanted."""
+        return (
+            (self.kinds is None or item.kind.name in self.kinds)
+            and item.index >= self.index_min
+            and (self.index_max is None or item.index <= self.index_max)
+        )
+
+
+def _narrowed(known: set[str] | None, value: Any) -> set[str]:
+    values = {*value} if isinstance(value, tuple | list) else {value}
+    return values if known is None else known & values
 
 
 class TimerLog(DataSource):
@@ -74,31 +150,43 @@ class TimerLogReader(DataSourceReader):
         self._names = names
         self._view = options.get("view", "entries")
         self._path = options["path"]
+        self._wanted = Wanted()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take over the filters on node, kind and index; return those that are left to Spark."""
+        return [each for each in filters if not self._wanted.take(each)]
 
     def partitions(self) -> list[InputPartition]:
-        """Return the segments of all nodes."""
+        """Return the segments that may hold something wanted."""
         return [
-            SegmentFile(node, str(path), last=path == paths[-1])
-            for node, log in Run(Path(self._path)).nodes().items()
-            for paths in [replay.segments(log)]
-            for path in paths
+            SegmentFile(node, str(part.path), part.first, part.end)
+            for node, parts in Run(Path(self._path)).logs().items()
+            for part in parts
+            if self._wanted.file(node, part)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield one segment's frames, or their rows, as Arrow batches."""
+        """Yield one segment's frames, or their rows, as Arrow batches.
+
+        Raises:
+            CorruptFile: the segment is damaged.
+        """
         assert isinstance(partition, SegmentFile)
-        table = _entries(partition) if self._view == "entries" else _rows(partition)
-        for columns in table:
+        found = (
+            (crc32, item)
+            for crc32, item in nodelog.entries(partition.part)
+            if self._wanted.entry(item)
+        )
+        view = _entries if self._view == "entries" else _rows
+        for columns in view(partition.node, found):
             yield pa.RecordBatch.from_arrays([*map(pa.array, columns)], names=self._names)
 
 
-def _entries(part: SegmentFile) -> Iterator[list[Any]]:
+def _entries(node: str, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
     frames: list[tuple[Any, ...]] = []
-    for crc32, item in replay.entries(Path(part.path), last=part.last):
+    for crc32, item in found:
         rows = len(decode_schedule(item.payload).rows) if item.kind is Kind.SCHEDULE else 0
-        frames.append(
-            (part.node, item.index, item.epoch, item.kind.name, item.time_ms, crc32, rows)
-        )
+        frames.append((node, item.index, item.epoch, item.kind.name, item.time_ms, crc32, rows))
         if len(frames) == _FRAMES_PER_BATCH:
             yield _columns(frames)
             frames.clear()
@@ -112,15 +200,15 @@ def _columns(frames: list[tuple[Any, ...]]) -> list[Any]:
     return columns
 
 
-def _rows(part: SegmentFile) -> Iterator[list[Any]]:
-    for _, item in replay.entries(Path(part.path), last=part.last):
+def _rows(node: str, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
+    for _, item in found:
         if item.kind is not Kind.SCHEDULE:
             continue
         schedule = decode_schedule(item.payload)
         rows, sizes = schedule.rows, schedule.parts["rows"]
         n = len(rows)
         yield [
-            pa.repeat(part.node, n),
+            pa.repeat(node, n),
             np.full(n, item.index, np.int64),
             np.full(n, item.epoch, np.int64),
             np.arange(n, dtype=np.int32),
@@ -130,7 +218,7 @@ def _rows(part: SegmentFile) -> Iterator[list[Any]]:
             np.ascontiguousarray(rows["requested_ms"]),
             rows["topic"].astype(np.int64),
             rows["payload_size"].astype(np.int32),
-            replay.marks_of(item.payload, rows),
+            marks_of(item.payload, rows),
         ]
 
 

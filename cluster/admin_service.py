@@ -1,13 +1,14 @@
 """AdminService: what operators ask. Any node answers; each is asked for its own part."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from cluster import wire
+from cluster.membership import Change
 from cluster.peers import Peers, ask_all, checkpoint_of, status_of
 from cluster.rpc import Context, Service, answered, within
 from cluster.timer_service import TimerService
-from timer.errors import NotFound
+from timer.errors import InvalidRequest, NotFound
 from timer.machine import Topic
 from timer.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
@@ -32,6 +33,9 @@ class View(Protocol):
     def leadership(self) -> tuple[int, str, str]:
         """Return (epoch, leader's name, controller's name); empty: none known."""
 
+    def leader_address(self) -> str | None:
+        """Return host:port of the leader, if it is another node and known."""
+
     def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""
 
@@ -41,9 +45,22 @@ class View(Protocol):
     async def transfer(self, target: str) -> None:
         """Hand leadership to a node, or to any if `target` is empty."""
 
+    async def members(self) -> pb.ListMembersResponse:
+        """Who votes, and who could."""
+
+    async def change_members(self, change: Change, name: str) -> None:
+        """Make, replace or remove a voter; committed when this returns."""
+
+
+_CHANGES: Final = {
+    pb.ChangeMembersRequest.ADD: Change.ADD,
+    pb.ChangeMembersRequest.REPLACE: Change.REPLACE,
+    pb.ChangeMembersRequest.REMOVE: Change.REMOVE,
+}
+
 
 class AdminService(Service, rpc.AdminServiceServicer):
-    """Status, checkpoints, topics, leadership."""
+    """Status, checkpoints, topics, leadership, members."""
 
     def __init__(self, view: View, timers: TimerService, require_leader: Callable[[], Any]) -> None:
         self._view = view
@@ -65,6 +82,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             epoch=epoch,
             leader=leader,
             controller=controller,
+            leader_address=self._view.leader_address() or "",
             nodes=sorted(nodes, key=lambda node: node.name),
         )
 
@@ -113,3 +131,26 @@ class AdminService(Service, rpc.AdminServiceServicer):
             raise NotFound("node", request.target)
         await self._view.transfer(request.target)
         return pb.TransferLeadershipResponse()
+
+    @answered
+    async def ListMembers(  # noqa: N802
+        self, request: pb.ListMembersRequest, context: Context
+    ) -> pb.ListMembersResponse:
+        """Voters as this node's log has them, and the learners that answer."""
+        del request, context
+        return await self._view.members()
+
+    @answered
+    async def ChangeMembers(  # noqa: N802
+        self, request: pb.ChangeMembersRequest, context: Context
+    ) -> pb.ListMembersResponse:
+        """Change the voters by one; answered when that is committed."""
+        del context
+        known = {self._view.name, *self._view.peers()}
+        change = _CHANGES.get(request.change)
+        if change is None:
+            raise InvalidRequest("change", int(request.change), "ADD, REPLACE or REMOVE")
+        if request.name not in known:
+            raise NotFound("node", request.name)
+        await self._view.change_members(change, request.name)
+        return await self._view.members()

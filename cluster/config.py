@@ -34,6 +34,8 @@ ENV_PREFIX: Final = "TIMERD_"
 ENV_FILE: Final = "TIMERD_CONFIG"
 """Names the TOML file; not a setting itself."""
 PEERS_MAX: Final = 7
+TEST_CLUSTER: Final = "test-"
+"""What the cluster id of a test cluster begins with: the only ones whose clock can be moved."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -183,7 +185,8 @@ class Groups(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage(_Part):
-    """When the memtable is written out as a run: at the first of these."""
+    """When the memtable is written out as a run (at the first of the first three), how much log is
+    kept, and what nodes without it get."""
 
     section: ClassVar[str] = "storage"
 
@@ -193,6 +196,14 @@ class Storage(_Part):
     """Bounds what a restart replays, and the disk that the log takes."""
     flush_interval_ms: int = _int(600_000, 1_000, 86_400_000)
     """Bounds the age of a manifest on a quiet node."""
+    log_kept_bytes_max: int = _int(1024 * MIB, 0, 1_048_576 * MIB)
+    """Below the manifest the log is kept for nodes that lack it, up to so much. Who lacks more than
+    that gets a snapshot."""
+    snapshot_bytes_per_s: int = _int(64 * MIB, 64 * KIB, 65_536 * MIB)
+    """How fast a leader sends snapshots, all of them together."""
+    refetch_timeout_ms: int = _int(300_000, 1_000, 86_400_000)
+    """A node whose files are damaged waits so long for a leader that offers a snapshot, or for the
+    next part of one; then it ends and says what is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +229,9 @@ class NodeConfig(_Part):
     """A schedule or a consumer may name a topic that doesn't exist yet."""
     log_level: str = "info"
     """debug, info, warning or error."""
+    test_clock: str = ""
+    """A file that moves this node's wall clock (cluster/wallclock.py). Refused unless `cluster_id`
+    begins with `test-`: no cluster with data that matters has one."""
     timing: Timing = field(default_factory=Timing)
     leadership: Leadership = field(default_factory=Leadership)
     limits: Limits = field(default_factory=Limits)
@@ -238,6 +252,8 @@ class NodeConfig(_Part):
         self._check_data()
         if self.grpc == self.http:
             raise self.refuse("http", "another port than grpc")
+        if self.test_clock and not self.cluster_id.startswith(TEST_CLUSTER):
+            raise self.refuse("test_clock", f"empty, unless cluster_id begins with {TEST_CLUSTER}")
         if self.log_level not in LOG_LEVELS:
             raise self.refuse("log_level", f"one of {', '.join(LOG_LEVELS)}")
         if self.storage.memtable_bytes_flush < self.limits.request_bytes_max:
@@ -275,6 +291,7 @@ class NodeConfig(_Part):
             lease_ms=self.leadership.lease_ms,
             heartbeat_ms=self.leadership.heartbeat_ms,
             uncommitted_bytes=self.limits.inflight_bytes_max,
+            log_kept_bytes=self.storage.log_kept_bytes_max,
         )
 
 

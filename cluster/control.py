@@ -1,7 +1,8 @@
 """The replicated object of the control plane: who should lead, and how far the log was read.
 
-    cluster id, voters    set once, by the first `Init`
+    cluster id, voters    set by the first `Init`; the voters again by `Members`, as the log says
     epoch, leader         moved by `Appoint`: compare-and-set, the epoch only grows
+    proposed voters       set by an `Appoint` that changes them, until the next one, or `Members`
     shared checkpoint     moved by `CheckpointPage`: (epoch, index) never goes back
 
 Every node applies the same commands in the same order with `apply`. It is total: what it does
@@ -55,6 +56,8 @@ class ControlState:
     voters: Mapping[str, ReplicaId] = field(default_factory=lambda: MappingProxyType({}))
     """Node name to replica id, as proposed; the log's own voters are what counts."""
     epoch: Epoch = Epoch(0)
+    proposed: Mapping[str, ReplicaId] | None = None
+    """Voters that the appointed leader should write into its EPOCH entry. None: no others."""
     leader: ReplicaId | None = None
     """Appointed for `epoch`. None: nobody ever was."""
     checkpoint: SharedCheckpoint | None = None
@@ -81,6 +84,17 @@ class Appoint:
     epoch: Epoch
     leader: ReplicaId
     expected_epoch: Epoch
+    voters: Mapping[str, ReplicaId] | None = None
+    """Who should vote from then on. None: who does already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """The log's voters, as the leader that serves `epoch` has them."""
+
+    op: ClassVar = "members"
+    epoch: Epoch
+    voters: Mapping[str, ReplicaId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +105,7 @@ class CheckpointPage:
     checkpoint: SharedCheckpoint
 
 
-Command: TypeAlias = Init | Appoint | CheckpointPage
+Command: TypeAlias = Init | Appoint | Members | CheckpointPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +141,12 @@ def encode_command(command: Command, *, nonce: int) -> bytes:
     match command:
         case Init(cluster_id=cluster_id, voters=voters):
             fields: dict[str, Any] = {"cluster_id": cluster_id, "voters": dict(voters)}
-        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch):
+        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch, voters=proposed):
             fields = {"epoch": epoch, "leader": leader, "expected_epoch": expected_epoch}
+            if proposed is not None:
+                fields["voters"] = dict(proposed)
+        case Members(epoch=epoch, voters=voters):
+            fields = {"epoch": epoch, "voters": dict(voters)}
         case CheckpointPage(checkpoint=checkpoint):
             fields = {"checkpoint": _pack_checkpoint(checkpoint)}
         case _:
@@ -158,9 +176,9 @@ def pages(state: ControlState, checkpoint: SharedCheckpoint) -> list[CheckpointP
 def dump(state: ControlState) -> bytes:
     """Return the state's bytes, for a snapshot."""
     checkpoint = None if state.checkpoint is None else _pack_checkpoint(state.checkpoint)
-    data: bytes = msgpack.packb(
-        [_VERSION, state.cluster_id, dict(state.voters), state.epoch, state.leader, checkpoint]
-    )
+    proposed = None if state.proposed is None else dict(state.proposed)
+    known = [state.cluster_id, dict(state.voters), state.epoch, state.leader, checkpoint, proposed]
+    data: bytes = msgpack.packb([_VERSION, *known])
     return data
 
 
@@ -170,13 +188,14 @@ def load(data: bytes) -> ControlState:
     Raises:
         ValueError: another program wrote it.
     """
-    version, cluster_id, voters, epoch, leader, checkpoint = msgpack.unpackb(data)
+    version, cluster_id, voters, epoch, leader, checkpoint, *later = msgpack.unpackb(data)
     if version != _VERSION:
         raise ValueError(f"control state version {version}; this program knows {_VERSION}")
     return ControlState(
         cluster_id=cluster_id,
         voters=MappingProxyType(voters),
         epoch=epoch,
+        proposed=MappingProxyType(later[0]) if later and later[0] is not None else None,
         leader=leader,
         checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
     )
@@ -189,12 +208,18 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
             if state.cluster_id is not None:
                 return None
             return replace(state, cluster_id=cluster_id, voters=MappingProxyType(dict(voters)))
-        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch):
+        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch, voters=proposed):
             if (state.epoch, state.leader) == (epoch, leader):
                 return state  # the same command once more
             if state.epoch != expected_epoch or epoch <= state.epoch:
                 return None
-            return replace(state, epoch=epoch, leader=leader)
+            if proposed is not None:
+                proposed = MappingProxyType(dict(proposed))
+            return replace(state, epoch=epoch, leader=leader, proposed=proposed)
+        case Members(epoch=epoch, voters=voters):
+            if epoch < state.epoch:
+                return None
+            return replace(state, voters=MappingProxyType(dict(voters)), proposed=None)
         case CheckpointPage(checkpoint=page):
             return _apply_page(state, page)
 
@@ -231,14 +256,18 @@ def _parse(fields: dict[str, Any]) -> Command:
         raise ValueError(f"version {fields['v']!r}")
     match fields["op"]:
         case Init.op:
-            voters = {_name(name): ReplicaId(_int(v)) for name, v in fields["voters"].items()}
+            voters = _voters(fields["voters"])
             return Init(cluster_id=_name(fields["cluster_id"]), voters=voters)
         case Appoint.op:
             return Appoint(
                 epoch=Epoch(_int(fields["epoch"])),
                 leader=ReplicaId(_int(fields["leader"])),
                 expected_epoch=Epoch(_int(fields["expected_epoch"])),
+                voters=_voters(fields["voters"]) if "voters" in fields else None,
             )
+        case Members.op:
+            epoch = Epoch(_int(fields["epoch"]))
+            return Members(epoch=epoch, voters=_voters(fields["voters"]))
         case CheckpointPage.op:
             return CheckpointPage(checkpoint=_parse_checkpoint(fields["checkpoint"]))
         case op:
@@ -273,6 +302,10 @@ def _parse_checkpoint(packed: list[Any]) -> SharedCheckpoint:
         digest=digest,
         published_at_ms=UnixMs(_int(published_at_ms)),
     )
+
+
+def _voters(packed: dict[object, object]) -> dict[str, ReplicaId]:
+    return {_name(name): ReplicaId(_int(voter)) for name, voter in packed.items()}
 
 
 def _int(value: object) -> int:

@@ -30,8 +30,10 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from cluster import control, raft_files
-from cluster.control import Applied, Command, ControlState, SharedCheckpoint
+from cluster.control import Applied, Command, ControlState, Members, SharedCheckpoint
 from cluster.controller import (
+    Asked,
+    ChangeAsked,
     Controller,
     ControllerConfig,
     Effects,
@@ -46,6 +48,7 @@ from cluster.controller import (
     Tick,
     TransferAsked,
 )
+from cluster.membership import NOT_YET, Change
 from cluster.raft import Exit, Raft, RaftView, exit_process, next_nonce
 from cluster.raft_link import Kind, RaftLink
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
@@ -232,18 +235,29 @@ class ControlPlane:
                     return outcome
         return Outcome.OK
 
+    async def publish_members(self, epoch: Epoch, voters: Mapping[str, ReplicaId]) -> Outcome:
+        """The replicated object names the voters that the log of `epoch` has."""
+        return await self._submit(Members(epoch=epoch, voters=voters))
+
     async def request_transfer(self, target: ReplicaId | None) -> TransferAnswer:
         """Have the controller appoint `target`, or whoever is best but the present leader."""
+        return await self._request(TransferAsked(target), (target,))
+
+    async def request_change(self, change: Change, name: str) -> TransferAnswer:
+        """Have the controller propose other voters with the next appointment."""
+        return await self._request(ChangeAsked(change, name), (str(change), name))
+
+    async def _request(self, asked: Asked, words: tuple[object, ...]) -> TransferAnswer:
         if self.is_controller:
-            return await self._transfer(target)
+            return await self._asked_for(asked)
         controller = self.controller_name
         if controller is None or controller == self.name or not self._link.is_up(controller):
-            return TransferAnswer(Outcome.FAILED, "no controller is known")
+            return TransferAnswer(Outcome.FAILED, f"{NOT_YET}no controller is known")
         assert self._loop is not None
         ask_id = next_nonce()
         answered: asyncio.Future[TransferAnswer] = self._loop.create_future()
         self._asked[ask_id] = answered
-        self._link.send(controller, Kind.ASK, (ask_id, target))
+        self._link.send(controller, Kind.ASK, (ask_id, *words))
         try:
             async with asyncio.timeout(COMMAND_DEADLINE_S):
                 return await answered
@@ -320,8 +334,8 @@ class ControlPlane:
         self._step(ProposalEnded())
         return outcome
 
-    async def _transfer(self, target: ReplicaId | None) -> TransferAnswer:
-        effects = self._controller.step(self._clock(), TransferAsked(target))
+    async def _asked_for(self, asked: Asked) -> TransferAnswer:
+        effects = self._controller.step(self._clock(), asked)
         self._log(effects)
         if effects.propose is None:
             return TransferAnswer(Outcome.FAILED, effects.refusal or "refused")
@@ -415,9 +429,10 @@ class ControlPlane:
                 if report is not None and report.name == peer:
                     self._step(Reported(report))
             case Kind.ASK, (int(ask_id), (int() | None) as target):
-                self._spawn(
-                    self._answer(peer, ask_id, None if target is None else ReplicaId(target))
-                )
+                asked = TransferAsked(None if target is None else ReplicaId(target))
+                self._spawn(self._answer(peer, ask_id, asked))
+            case Kind.ASK, (int(ask_id), str(change), str(name)) if change in set(Change):
+                self._spawn(self._answer(peer, ask_id, ChangeAsked(Change(change), name)))
             case Kind.ANSWER, (int(ask_id), str(outcome), str(why)):
                 answered = self._asked.get(ask_id)
                 if answered is not None and not answered.done() and outcome in set(Outcome):
@@ -425,8 +440,8 @@ class ControlPlane:
             case _:
                 logger.warning("unknown frame %s from %s: %.80r", kind, peer, body)
 
-    async def _answer(self, peer: str, ask_id: int, target: ReplicaId | None) -> None:
-        answer = await self._transfer(target)
+    async def _answer(self, peer: str, ask_id: int, asked: Asked) -> None:
+        answer = await self._asked_for(asked)
         self._link.send(peer, Kind.ANSWER, (ask_id, str(answer.outcome), answer.why))
 
     # Tasks

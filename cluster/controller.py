@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias, assert_never
 
 from cluster.control import Appoint, ControlState, Init
+from cluster.membership import Change, Learner, planned
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 _NEVER: Final = MonoMs(-(1 << 62))
@@ -159,8 +160,17 @@ class TransferAsked:
     target: ReplicaId | None
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeAsked:
+    """An operator wants other voters."""
+
+    change: Change
+    name: str
+
+
+Asked: TypeAlias = TransferAsked | ChangeAsked
 Event: TypeAlias = (
-    Tick | Reported | LinkChanged | StateApplied | RaftLeadership | ProposalEnded | TransferAsked
+    Tick | Reported | LinkChanged | StateApplied | RaftLeadership | ProposalEnded | Asked
 )
 
 
@@ -173,7 +183,7 @@ class Effects:
     hand_over_to: str | None = None
     """Ask Raft to make this node its leader."""
     refusal: str | None = None
-    """Why the transfer that was asked for is not proposed."""
+    """Why what was asked for is not proposed."""
     reason: str = ""
     """Why, for the log."""
 
@@ -183,7 +193,7 @@ _NOTHING: Final = Effects()
 
 @dataclass(slots=True)
 class _Node:
-    """What is known of one voter."""
+    """What is known of one voter, or of a learner."""
 
     name: str
     replica_id: ReplicaId
@@ -207,6 +217,10 @@ class Controller:
     _leads: bool = False
     _state: ControlState = field(default_factory=ControlState)
     _nodes: dict[str, _Node] = field(default_factory=dict)
+    _links: dict[str, tuple[bool, MonoMs]] = field(default_factory=dict)
+    """Of every peer, voter or not: whether it is linked, and since when."""
+    _learners: dict[str, tuple[Report, MonoMs]] = field(default_factory=dict)
+    """What came from replicas that are no voters, and when."""
     _watched_since_ms: MonoMs = _NEVER
     """Since when this node has led Raft and the appointed leader was the same."""
     _served: bool = False
@@ -231,6 +245,8 @@ class Controller:
             case Reported(report):
                 self._note_report(now_ms, report)
             case LinkChanged(name, up):
+                if name not in self._links or self._links[name][0] != up:
+                    self._links[name] = (up, now_ms)
                 node = self._nodes.get(name)
                 if node is not None and node.linked != up:
                     node.linked = up
@@ -243,6 +259,8 @@ class Controller:
                 self._proposed_at_ms = None
             case TransferAsked(target):
                 return self._transfer(now_ms, target)
+            case ChangeAsked(change, name):
+                return self._change(now_ms, change, name)
             case _:
                 assert_never(event)
         return self._decide(now_ms) if self._leads else _NOTHING
@@ -272,16 +290,19 @@ class Controller:
         for name, replica_id in voters.items():
             before = known.get(name)
             is_self = name == self.name
-            node = _Node(name, replica_id, linked=is_self, link_changed_at_ms=_NEVER)
-            if before is not None:
-                node.linked, node.link_changed_at_ms = before.linked, before.link_changed_at_ms
-                if before.replica_id == replica_id:
-                    node = before
+            linked, since_ms = self._links.get(name, (is_self, _NEVER))
+            node = _Node(name, replica_id, linked=linked, link_changed_at_ms=since_ms)
+            if before is not None and before.replica_id == replica_id:
+                node = before
+            learnt = self._learners.get(name)
+            if learnt is not None and learnt[0].replica_id == replica_id:
+                node.report, node.reported_at_ms = self._learners.pop(name)
             self._nodes[name] = node
 
     def _note_report(self, now_ms: MonoMs, report: Report) -> None:
         node = self._nodes.get(report.name)
         if node is None or node.replica_id != report.replica_id:
+            self._learners[report.name] = (report, now_ms)
             return  # a learner, or another directory under a voter's name
         node.report, node.reported_at_ms = report, now_ms
         if node.replica_id != self._state.leader:
@@ -476,7 +497,13 @@ class Controller:
         )
         return node
 
-    def _appoint(self, now_ms: MonoMs, successor: _Node, reason: str) -> Effects:
+    def _appoint(
+        self,
+        now_ms: MonoMs,
+        successor: _Node,
+        reason: str,
+        voters: Mapping[str, ReplicaId] | None = None,
+    ) -> Effects:
         leader = self._leader()
         if leader is not None and not self._served:
             leader.stalled_in = self._state.epoch
@@ -484,6 +511,7 @@ class Controller:
             epoch=self._next_epoch(),
             leader=successor.replica_id,
             expected_epoch=self._state.epoch,
+            voters=voters,
         )
         return self._propose(now_ms, appoint, f"{reason}; appointing {successor.name}")
 
@@ -521,6 +549,42 @@ class Controller:
         if successor.report.unsure:
             return Effects(refusal=f"{successor.name} is not matched with the leader's log yet")
         return self._appoint(now_ms, successor, "an operator asked for a transfer")
+
+    def _change(self, now_ms: MonoMs, change: Change, name: str) -> Effects:
+        """Appoint once more, with other voters: the present leader, if it is still one then."""
+        leader, fresh = self._leader(), self._fresh(now_ms)
+        if not self._leads:
+            return Effects(refusal="not yet: this node is not the controller")
+        if self._proposed_at_ms is not None or self._state.proposed is not None:
+            return Effects(refusal="not yet: another change, or an appointment, is under way")
+        if leader is None or leader not in fresh or leader.report is None or not self._served:
+            return Effects(refusal="not yet: nobody leads")
+        learner, at_ms = self._learners.get(name, (None, _NEVER))
+        if learner is not None and now_ms - at_ms >= self.config.report_timeout_ms:
+            learner = None
+        voters = {node.name: node.replica_id for node in self._nodes.values()}
+        reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
+        after = planned(
+            change,
+            name,
+            voters,
+            None
+            if learner is None
+            else Learner(
+                learner.replica_id, learner.last_epoch, learner.last_index, learner.unsure
+            ),
+            (leader.report.last_epoch, leader.report.last_index),
+            reporting,
+        )
+        if isinstance(after, str):
+            return Effects(refusal=after)
+        stays = after.get(leader.name) == leader.replica_id
+        remaining = [node for node in fresh if after.get(node.name) == node.replica_id]
+        successor = leader if stays else self._best(remaining, may_lead_again=True)
+        if successor is None:
+            return Effects(refusal="not yet: nobody else could lead")
+        why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"
+        return self._appoint(now_ms, successor, why, after)
 
     def _hand_over(self, now_ms: MonoMs) -> Effects:
         """Give Raft's leadership away when this node leads the log too, and all is well."""

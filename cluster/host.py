@@ -3,7 +3,7 @@
     Replica --on_commit--> fold (leader: at once; follower: a few times a second)
     services --> leader --> kick --> step, hand out
     timers  --> step at the leader's wake_at_ms
-    flush   --> in a thread, one at a time
+    flush, merge, read ahead --> in threads, one of each at a time
 
 All methods are for the event loop, and none holds it for long: what is large is folded in chunks.
 """
@@ -11,15 +11,20 @@ All methods are for the event loop, and none holds it for long: what is large is
 import asyncio
 import functools
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+from cluster.pace import Abandoned, IngestRate, Pacer
 from timer.clock import ClusterClock, Sample
 from timer.engine import Engine
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader, NotReady, ShuttingDown, TimerError
 from timer.leader import Delivery, Leader, Now
+from timer.prepare import Prepared
+from timer.spill import Fetch
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.window import Ahead
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +33,10 @@ _T = TypeVar("_T")
 
 WAKE_MS_MAX: Final = 1000
 LEASE_LOOK_MS: Final = 20
+UNSPILLED_FACTOR: Final = 4
+"""Of what asks for a flush: so much may fire while one goes on."""
+READ_AHEAD_MS: Final = 50
+"""How often it is looked whether runs must be read on."""
 SAMPLE_MS: Final = 100
 """How often the leader looks at what its voters said of their clocks."""
 
@@ -114,8 +123,14 @@ class Host:
         self._promoting: Epoch | None = None
         self._draining = False
         self._stopped = False
-        self._writing: asyncio.Future[Any] | None = None
-        """The flush or merge that a thread is busy with."""
+        self._in_threads: set[asyncio.Future[Any]] = set()
+        """The flush, merge and reading ahead that threads are busy with."""
+        self._merging = self._reading = self._fetching = False
+        self._read_at_ms = mono_ms()
+        self._ingest = IngestRate(self._loop.time())
+        self._ingested = 0
+        self._flush_pacer = Pacer(self._flush_rate)
+        self._merge_pacer = Pacer(self._ingest.writing)
         self._flushed_at_ms = mono_ms()
         self._tasks: set[asyncio.Task[None]] = set()
         self.leader_address: Callable[[], str | None] = lambda: None
@@ -143,6 +158,18 @@ class Host:
                 raise NotReady("this node was just promoted and catches up")
             raise NotLeader(self.leader_address())
         return self.engine.leader
+
+    def require_lease(self) -> Leader:
+        """Return the leader core while nobody else can lead: for answers that nobody commits.
+
+        Raises:
+            NotLeader: another node leads, or none is known.
+            NotReady: this node is about to lead, or its leadership is not certain at the moment.
+        """
+        leader = self.require_leader()
+        if not self._log.lease_held():
+            raise NotReady("this leader holds no lease at the moment")
+        return leader
 
     def now(self) -> Now:
         """Return this instant on both clocks; the cluster's never runs behind the log.
@@ -227,15 +254,22 @@ class Host:
     def _fold(self) -> None:
         if self._folding:
             return
-        if self.engine.behind:
+        if self.engine.behind and not self._too_much_is_fired():
             first, last = self.engine.next_chunk()
             entries = self._log.cached(first, last)
             if entries is None:
                 self._folding = True
                 self.spawn(self._fold_from_disk(first, last))
                 return
+            lookup = self.engine.begin_lookup(entries)
+            if lookup is not None:
+                self._folding = True
+                self.spawn(self._fold_looked_up(entries, lookup))
+                return
             self.engine.fold(entries)
-        if self.engine.behind:
+        if self._too_much_is_fired():
+            pass  # the flush goes on when it has ended
+        elif self.engine.behind:
             self._loop.call_soon(self._fold)
         elif self._promoting is not None:
             self._serve(self._promoting)
@@ -243,8 +277,15 @@ class Host:
 
     async def _fold_from_disk(self, first: LogIndex, last: LogIndex) -> None:
         entries = await self._log.entries(first, last)
+        await self._fold_looked_up(entries, self.engine.begin_lookup(entries))
+
+    async def _fold_looked_up(self, entries: Sequence[Entry], lookup: Prepared | None) -> None:
+        if lookup is not None:
+            await self._in_thread(lookup.read)
         self._folding = False
+        self.engine.end_lookup(lookup)
         self.engine.fold(entries)
+        self.engine.end_lookup(None)
         self._fold()
 
     def _serve(self, epoch: Epoch) -> None:
@@ -288,15 +329,20 @@ class Host:
         else:
             wait_ms = WAKE_MS_MAX
         self._maybe_flush(now)
+        self._maybe_read_ahead(now)
+        self._maybe_fetch()
         self._wake = self._loop.call_later(wait_ms / 1000, self.kick)
 
     def start(self) -> None:
         """Begin to step."""
         self.kick()
 
-    # ---- flushing
+    # ---- what threads do
 
     def _maybe_flush(self, now: Now) -> None:
+        applied = self.engine.applied_bytes
+        self._ingest.add(applied - self._ingested, self._loop.time())
+        self._ingested = applied
         if self._draining:
             return  # the drain ends with one
         due = now.mono_ms - self._flushed_at_ms >= self._flush_interval_ms
@@ -306,29 +352,75 @@ class Host:
             self._flushed_at_ms = now.mono_ms
             self.spawn(self.flush())
 
+    def _too_much_is_fired(self) -> bool:
+        """Whether messages that no file holds yet take so much memory that folding must wait."""
+        unspilled = self.engine.machine.pages.unspilled_size
+        return self.engine.flushing and unspilled >= UNSPILLED_FACTOR * self._memtable_bytes_flush
+
+    def _flush_rate(self) -> float:
+        machine = self.engine.machine
+        since = machine.store.memtable_bytes + machine.pages.unspilled_size
+        return math.inf if since >= self._memtable_bytes_flush else self._ingest.writing()
+
     async def flush(self) -> None:
         """Write a manifest at the applied index; nothing if one is being written."""
         flush = self.engine.begin_flush()
         if flush is None:
             return
-        await self._in_thread(flush.write)
+        await self._in_thread(functools.partial(flush.write, self._flush_pacer))
         self.engine.end_flush(flush)
+        if not self._stopped:
+            self._fold()  # it may have waited for this
         self._log.drop_before(LogIndex(flush.index + 1))
-        await self._merge()
         logger.info("manifest at %d: %d runs", flush.index, len(self.engine.machine.store.runs))
+        if not self._merging and not self._stopped:
+            self._merging = True
+            self.spawn(self._merge())
+
+    async def _merge(self) -> None:
+        """Merge runs until there is nothing to gain."""
+        store = self.engine.machine.store
+        try:
+            while (merge := store.begin_merge()) is not None:
+                work = functools.partial(store.write_merge, merge, self._merge_pacer)
+                store.install_merge(merge, await self._in_thread(work))
+        except Abandoned:
+            pass
+        finally:
+            self._merging = False
+
+    def _maybe_read_ahead(self, now: Now) -> None:
+        if self._reading or self._stopped or now.mono_ms < self._read_at_ms:
+            return
+        self._read_at_ms = MonoMs(now.mono_ms + READ_AHEAD_MS)
+        ahead = self.engine.machine.store.begin_ahead(now.clock_ms)
+        if ahead is not None:
+            self._reading = True
+            self.spawn(self._read_ahead(ahead))
+
+    async def _read_ahead(self, ahead: Ahead) -> None:
+        await self._in_thread(ahead.read)
+        self.engine.machine.store.end_ahead(ahead)
+        self._reading = False
+
+    def _maybe_fetch(self) -> None:
+        fetch = None if self._fetching or self._stopped else self.engine.begin_fetch()
+        if fetch is not None:
+            self._fetching = True
+            self.spawn(self._fetch(fetch))
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        await self._in_thread(fetch.read)
+        self.engine.end_fetch(fetch)
+        self._fetching = False
+        self.kick()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         """Run slow disk work; `stop` waits for it, also when whoever asked has given up."""
         future = self._loop.run_in_executor(None, work)
-        self._writing = future
+        self._in_threads.add(future)
+        future.add_done_callback(self._in_threads.discard)
         return await asyncio.shield(future)
-
-    async def _merge(self) -> None:
-        """Bound the number of runs."""
-        store = self.engine.machine.store
-        while (merge := store.begin_merge()) is not None:
-            merged = await self._in_thread(functools.partial(store.write_merge, merge))
-            store.install_merge(merge, merged)
 
     # ---- ending
 
@@ -338,6 +430,7 @@ class Host:
         `wait` returns after a moment; the caller bounds the whole.
         """
         self._draining = True
+        self._flush_pacer.hurry()
         leader = self.engine.leader
         if leader is None:
             return
@@ -357,10 +450,12 @@ class Host:
                 timer.cancel()
         self.engine.step_down(ShuttingDown("this node stops"))
         self._stopped = True
+        self._flush_pacer.hurry()
+        self._merge_pacer.abandon()
         for task in list(self._tasks):
             await asyncio.wait([task])
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        if self._in_threads:
+            await asyncio.wait(self._in_threads)
 
     def spawn(self, work: Awaitable[None]) -> None:
         """Run `work` beside; an error in it is fatal: the state can't be trusted any more."""

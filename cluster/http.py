@@ -81,11 +81,11 @@ def why_not_ready(state: LocalState) -> str:
     match state.role:
         case "leader":
             return "" if state.serving else "leads, but serves nobody: no lease, or not caught up"
-        case "follower" if not state.leader:
+        case "follower" | "learner" if not state.leader:
             return "knows no leader"
-        case "follower" if state.silent_ms > state.silent_ms_max:
+        case "follower" | "learner" if state.silent_ms > state.silent_ms_max:
             return f"has not heard the leader {state.leader} for {state.silent_ms} ms"
-        case "follower":
+        case "follower" | "learner":
             return ""
         case role:
             return f"is {role}"

@@ -1,6 +1,6 @@
 """One node, assembled: the planes, the ports, and the way in and out.
 
-    DataDirectory -> Log, PromiseFile, Engine (manifest, runs)
+    Storage  -> data directory, Log, PromiseFile, Engine (manifest, runs)
     Replica  (log plane)     <- peers' streams
     Host     (state plane)   <- commits; services step it
     ControlPlane             -> appointed(epoch, leader) to the replica; reports back
@@ -33,24 +33,25 @@ from cluster.controller import Report, Role
 from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
-from cluster.peers import digests_at, judge
+from cluster.peers import digests_at, judge, majority_of
 from cluster.raft_link import CHANNEL_OPTIONS
+from cluster.repair import check_state, dials
 from cluster.status import reason_of
+from cluster.storage import open_storage
 from cluster.telemetry import Telemetry
 from cluster.timer_service import TimerService
 from cluster.view import VERSION, NodeState
+from cluster.wallclock import wall_clock
 from cluster.wire import RequestLimits
 from replication import steps as replication
-from replication.promise import PromiseFile
+from replication.refetch import Refetch
 from replication.replica import Replica
+from replication.snapshots import Snapshots
 from timer.clock import ClusterClock, Sample
-from timer.directory import open_directory
 from timer.disk import RealDisk
-from timer.engine import Engine
 from timer.entry import Entry
 from timer.errors import ConfigError, TimerError
-from timer.leader import Delivery, LeaderConfig
-from timer.log import Log
+from timer.leader import Delivery
 from timer.machine import (
     AcksApplied,
     Applied,
@@ -60,7 +61,8 @@ from timer.machine import (
     ScheduleApplied,
 )
 from timer.payloads import GroupOp, Op
-from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, UnixMs
+from timer.snapshot import Snapshot
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2_grpc as rpc
 
 logger = logging.getLogger(__name__)
@@ -101,31 +103,43 @@ _ROLES: Final = {
 class Diverged(Exception):
     """A majority holds another state at the same index than this replica, or none agrees (P6)."""
 
+    def __init__(self, why: str, *, curable: bool) -> None:
+        """`curable`: a majority agrees, so its state can be fetched."""
+        super().__init__(why)
+        self.curable = curable
+
 
 def mono_ms() -> MonoMs:
     """Return CLOCK_BOOTTIME in milliseconds: it goes on while the machine sleeps."""
     return MonoMs(time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
 
 
-def wall_ms() -> UnixMs:
-    """Return this machine's wall clock."""
-    return UnixMs(time.time_ns() // 1_000_000)
-
-
 class Node:
     """One running node. `start`, then `stop`; `fatal` hears of what ends the process."""
 
-    def __init__(self, config: NodeConfig, fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        fatal: Callable[[BaseException], None],
+        restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`restart` is called when a snapshot waits to be installed by the next start."""
         self.config = config
         self._fatal = fatal
+        self._restart = restart
+        self._disk = RealDisk()
+        self._refetching = False
+        self._wall_ms = wall_clock(config.test_clock)
         self._nonce = Nonce(secrets.randbits(62) + 1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._stranded: set[ReplicaId] = set()
 
     async def start(self) -> None:
         """Open the disk, bind the ports, join the cluster.
 
         Raises:
+            Damaged: state and log have to be fetched from the others; see cluster/repair.py.
             WrongDirectory, CorruptFile, UnknownVersion, DiskFailed: the data directory.
             ConfigError: a port is in use.
         """
@@ -141,50 +155,32 @@ class Node:
     # ---- assembly
 
     def _open_disk(self) -> None:
-        config, disk = self.config, RealDisk()
-        self._directory = open_directory(
-            disk, config.data, cluster_id=config.cluster_id, name=config.name
-        )
-        self._identity = self._directory.identity
-        leader_config = LeaderConfig(
-            tick_ms=config.timing.tick_ms,
-            checkpoint_interval_ms=config.timing.checkpoint_interval_ms,
-            waiting_bytes_max=config.limits.inflight_bytes_max // 2,
-        )
-        self._engine = Engine(disk, self._directory.state, leader_config, self._applied)
-        floor = self._engine.manifest_index
-        self._log = Log.open(disk, self._directory.log, committed_floor=floor)
-        self._promise = PromiseFile.load(
-            disk, self._directory.promise, last_epoch=self._log.last_epoch
-        )
-        if self._log.tail_was_cut:
-            logger.warning("the log's tail was torn: unsure until a leader has matched it")
-            self._promise.set_unsure(unsure=True)
-            self._log.cut_noted()
+        storage = open_storage(self._disk, self.config, self._applied)
+        self._directory, self._outgoing = storage.directory, storage.outgoing
+        self._identity = storage.directory.identity
+        self._engine, self._log, self._promise = storage.engine, storage.log, storage.promise
 
     def _assemble(self) -> None:
         config, identity = self.config, self._identity
         others = {name: a for name, a in config.peers.items() if name != config.name}
+        self._dials = dials(config, [*PEER_OPTIONS])
         self._channels = {name: _channel(address) for name, address in others.items()}
         stubs = {name: rpc.AdminServiceStub(c) for name, c in self._channels.items()}
         self.replica = Replica(
             replica_id=identity.replica_id,
+            name=config.name,
             nonce=self._nonce,
             cluster_id=config.cluster_id,
             founding=frozenset(identity.founding_voters.values()),
             voters=frozenset(self._engine.machine.voters) or None,
-            peers={
-                replica_id: functools.partial(_channel, config.peers[name])
-                for name, replica_id in identity.founding_voters.items()
-                if name in others
-            },
+            dials=self._dials,
             log=self._log,
             promise=self._promise,
             commit_index=self._engine.manifest_index,
             config=config.replication(),
             listener=self,
             mono_ms=mono_ms,
-            wall_ms=wall_ms,
+            wall_ms=self._wall_ms,
             fatal=self._fatal,
         )
         self.host = Host(
@@ -193,7 +189,7 @@ class Node:
             make_clock=self._make_clock,
             samples=self._samples,
             mono_ms=mono_ms,
-            wall_ms=wall_ms,
+            wall_ms=self._wall_ms,
             fold_interval_ms=config.timing.fold_interval_ms,
             memtable_bytes_flush=config.storage.memtable_bytes_flush,
             log_bytes_flush=config.storage.log_bytes_flush,
@@ -217,6 +213,16 @@ class Node:
         )
         self.control.on_state(self._control_changed)
         self.control.set_report_source(self._report)
+        self._snapshots = Snapshots(
+            self._outgoing,
+            cluster_id=config.cluster_id,
+            bytes_per_s=config.storage.snapshot_bytes_per_s,
+            leads=self.replica.leads_under,
+            flush=self.host.flush,
+            mono_ms=mono_ms,
+            fatal=self._fatal,
+        )
+        self.replica.needed_from = lambda: self._snapshots.kept_from
         self.view = NodeState(config, self.replica, self.host, self.control, stubs, mono_ms)
         self.host.leader_address = self.view.leader_address
         self.host.on_leading = self._leading_changed
@@ -255,7 +261,13 @@ class Node:
         for service in (timers, self._consumers, admin):
             service.on_error = self._count_error
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._server.add_generic_rpc_handlers((*self.control.handlers(), *self.replica.handlers()))
+        self._server.add_generic_rpc_handlers(
+            (
+                *self.control.handlers(),
+                *self.replica.handlers(),
+                self._snapshots.handler(),
+            )
+        )
         rpc.add_TimerServiceServicer_to_server(timers, self._server)
         rpc.add_ConsumeServiceServicer_to_server(self._consumers, self._server)
         rpc.add_AdminServiceServicer_to_server(admin, self._server)
@@ -297,17 +309,51 @@ class Node:
         """Stop serving at once."""
         self.host.on_stepdown(epoch)
 
+    def on_behind(self) -> None:
+        """Fetch a snapshot beside following, as far as that goes; the next start installs it."""
+        if not self._refetching and not self._stopping:
+            self._refetching = True
+            logger.warning("the leader has dropped what is needed next: fetching a snapshot")
+            self._spawn(self._refetch())
+
+    async def _refetch(self) -> None:
+        def needed(snapshot: Snapshot) -> bool:
+            return snapshot.index > self.replica.commit_index
+
+        config, disk = self.config, self._disk
+        refetch = Refetch(
+            disk,
+            self._directory.incoming,
+            cluster_id=config.cluster_id,
+            name=config.name,
+            dials=self._dials,
+            check=functools.partial(check_state, config, disk),
+            needed=needed,
+        )
+        if await refetch.run() is not None:
+            self._stopping = True
+            self._restart()
+        self._refetching = False
+
     # ---- between the planes
 
     def _control_changed(self, state: ControlState) -> None:
         if state.leader is not None and not (
             self._stopping and state.leader == self.replica.replica_id
         ):
-            self.replica.appointed(state.epoch, state.leader)
+            proposed = state.proposed
+            voters = frozenset(proposed.values()) if proposed is not None else None
+            self.replica.appointed(state.epoch, state.leader, voters)
         self._compare(state.checkpoint)
 
     def _report(self) -> Report:
         report = self.replica.report()
+        for replica in set(report.stranded) - self._stranded:
+            logger.warning(
+                "replica %016x lacks entries that the log has dropped: it needs a snapshot",
+                replica,
+            )
+        self._stranded = set(report.stranded)
         return Report(
             replica_id=report.replica,
             name=self.config.name,
@@ -332,7 +378,10 @@ class Node:
     def _samples(self) -> Iterable[Sample]:
         now = mono_ms()
         own = Sample(
-            voter=self._identity.replica_id, wall_ms=wall_ms(), sent_ms=now, received_ms=now
+            voter=self._identity.replica_id,
+            wall_ms=self._wall_ms(),
+            sent_ms=now,
+            received_ms=now,
         )
         others = self.replica.clock_samples.items()
         return [own, *(Sample.at(voter, s.wall_ms, s.at_ms, s.error_ms) for voter, s in others)]
@@ -344,6 +393,9 @@ class Node:
         published = LogIndex(0)
         while True:
             await asyncio.sleep(self.config.timing.checkpoint_interval_ms / 4000)
+            await self._snapshots.expire()
+            if self.host.leader is not None:
+                await self._publish_members()
             checkpoint = self._engine.machine.checkpoint
             leader = self.host.leader
             if leader is None or checkpoint is None or checkpoint.index <= published:
@@ -361,6 +413,20 @@ class Node:
                 published = checkpoint.index
                 await self._judge(checkpoint.index, checkpoint.digest)
 
+    async def _publish_members(self) -> None:
+        """Tell the control plane who votes, if it thinks otherwise: the log decides."""
+        known = {replica: name for name, replica in self.control.state.voters.items()}
+        for name, replica in (self.control.state.proposed or {}).items():
+            known.setdefault(replica, name)
+        voters = self._engine.machine.voters  # committed
+        names = {voter: self.replica.name_of(voter) or known.get(voter) for voter in voters}
+        named = {name: voter for voter, name in names.items() if name is not None}
+        if len(named) < len(voters):
+            return  # until the last of them was met
+        state = self.control.state
+        if named != state.voters or (state.proposed is not None and named == state.proposed):
+            await self.control.publish_members(self.replica.epoch, named)
+
     def _compare(self, shared: SharedCheckpoint | None) -> None:
         """Compare digests with the shared checkpoint; ask the others if they differ."""
         mine = self._engine.digests.get(shared.index) if shared is not None else None
@@ -369,15 +435,18 @@ class Node:
 
     async def _judge(self, index: LogIndex, mine: str) -> None:
         """Stop if a majority holds another state than this replica, or none holds any (P6)."""
-        why = ""
+        why, others = "", dict[str, str]()
         for _ in range(JUDGE_TRIES):
             others, lagging = await digests_at(self.view.peers(), index)
-            why = judge(mine, others, len(self.replica.voters))
+            voters = self.replica.voters
+            votes = self.replica.replica_id in voters
+            why = judge(mine, others, len(voters), votes=votes)
             if not (why and lagging):
                 break
             await asyncio.sleep(JUDGE_AGAIN_S)  # who lags may agree with either side
         if why:
-            self._fatal(Diverged(f"state diverged at {index}: {why}"))
+            agreed = majority_of(others, len(self.replica.voters))
+            self._fatal(Diverged(f"state diverged at {index}: {why}", curable=agreed))
 
     # ---- telemetry
 

@@ -46,9 +46,9 @@ async def checkpoint_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoin
 
 
 async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], bool]:
-    """Return the others' digests at a CHECKPOINT, by name, and whether one has yet to get there.
+    """Return the voters' digests at a CHECKPOINT, by name, and whether one has yet to get there.
 
-    Who is gone, or has forgotten that checkpoint, is absent.
+    Of the others, that is. Who is gone, or has forgotten that checkpoint, is absent.
     """
 
     async def digest_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoint:
@@ -59,17 +59,24 @@ async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], boo
         except grpc.aio.AioRpcError:
             return pb.NodeCheckpoint(node=name)
 
-    answers = await ask_all(peers, digest_of)
+    answers = [answer for answer in await ask_all(peers, digest_of) if answer.role != "learner"]
     lagging = any(answer.reachable and answer.applied_index < index for answer in answers)
     return {answer.node: answer.digest for answer in answers if answer.digest}, lagging
 
 
-def judge(mine: str, others: Mapping[str, str], voters: int) -> str:
+def judge(mine: str, others: Mapping[str, str], voters: int, *, votes: bool = True) -> str:
     """Return why this replica can't go on, or nothing: a majority must hold the same state (P6).
 
-    A replica goes on while a majority of `voters` agrees with it, or nobody contradicts it.
+    A replica goes on while a majority of `voters` agrees with it (itself included, if it
+    `votes`), or nobody contradicts it.
     """
-    agree = 1 + sum(digest == mine for digest in others.values())
-    if agree > voters // 2 or agree == 1 + len(others):
+    agree = sum(digest == mine for digest in others.values())
+    if agree + votes > voters // 2 or agree == len(others):
         return ""
     return f"{mine} here, {', '.join(f'{d} on {n}' for n, d in sorted(others.items()))}"
+
+
+def majority_of(others: Mapping[str, str], voters: int) -> bool:
+    """Return whether a majority of `voters`, this replica not among them, agrees."""
+    digests = [*others.values()]
+    return any(digests.count(digest) > voters // 2 for digest in digests)

@@ -4,34 +4,26 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
-import numpy as np
-
 from cluster import status, wire
+from cluster.changes import Changes
 from cluster.host import Host
+from cluster.looking_in import LookingIn
 from cluster.rpc import Context, Service, answered, within
 from cluster.wire import RequestLimits
 from timer.errors import InvalidRequest, NotFound, TimerError
-from timer.leader import CANCEL_ROWS_MAX, Leader
-from timer.machine import NOT_FOUND, Topic
+from timer.leader import Leader
+from timer.machine import Topic
 from timer.producers import Answer
 from timer.units import TopicId
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
-_RESULTS: Final = (
-    pb.CANCEL_RESULT_UNSPECIFIED,
-    pb.CANCELLED,
-    pb.ALREADY_CANCELLED,
-    pb.ALREADY_FIRED,
-    pb.TIMER_NOT_FOUND,
-)
-"""timer.machine's results to CancelResult."""
 UNREAD_ANSWERS_MAX: Final = 1024
 """Answers of a stream that its client has not read; beyond it no request is read."""
 
 
 class TimerService(Service, rpc.TimerServiceServicer):
-    """Schedules and cancels, on the leader."""
+    """Schedules, changes and shows timers, on the leader."""
 
     def __init__(
         self,
@@ -47,6 +39,15 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._salt = salt
         self._auto_create_topics = auto_create_topics
         self._topic_name_bytes_max = topic_name_bytes_max
+        key_bytes_max = limits.key_bytes_max
+        self._looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max)
+        self._changes = Changes(
+            host,
+            self._looking_in,
+            salt=salt,
+            key_bytes_max=key_bytes_max,
+            delay_ms_max=limits.delay_ms_max,
+        )
 
     @answered
     async def RegisterProducer(  # noqa: N802
@@ -173,15 +174,39 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def Cancel(  # noqa: N802
         self, request: pb.CancelRequest, context: Context
     ) -> pb.CancelResponse:
-        """Cancel timers; the log's order decides what each is told."""
-        leader = self._host.require_leader()
-        rows_max = CANCEL_ROWS_MAX
-        due_ms, seq, genuine = wire.timers_of(request.timer_ids, rows_max, self._salt)
-        results = np.full(len(seq), NOT_FOUND, np.uint8)
-        if genuine.any():
-            asked = self._host.ask(lambda done: leader.cancel(due_ms[genuine], seq[genuine], done))
-            results[genuine] = await within(asked, context)
-        return pb.CancelResponse(results=[_RESULTS[result] for result in results.tolist()])
+        """Cancel timers by id, key or filter."""
+        return await self._changes.cancel(request, context)
+
+    @answered
+    async def Reschedule(  # noqa: N802
+        self, request: pb.RescheduleRequest, context: Context
+    ) -> pb.RescheduleResponse:
+        """Give timers another due time, by id, key or filter."""
+        return await self._changes.reschedule(request, context)
+
+    @answered
+    async def GetTimer(  # noqa: N802
+        self, request: pb.GetTimerRequest, context: Context
+    ) -> pb.GetTimerResponse:
+        """Tell of one timer."""
+        del context
+        return await self._looking_in.get(request)
+
+    @answered
+    async def ListTimers(  # noqa: N802
+        self, request: pb.ListTimersRequest, context: Context
+    ) -> pb.ListTimersResponse:
+        """Give a page of pending timers."""
+        del context
+        return await self._looking_in.list(request)
+
+    @answered
+    async def CountTimers(  # noqa: N802
+        self, request: pb.CountTimersRequest, context: Context
+    ) -> pb.CountTimersResponse:
+        """Count pending timers."""
+        del context
+        return await self._looking_in.count(request)
 
 
 _Answering: TypeAlias = asyncio.Future[pb.ScheduleResponse] | pb.ScheduleResponse

@@ -7,6 +7,11 @@
 Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
 files; 67 the disk failed; 68 the state diverged from the leader's; 70-75 the control plane (see
 cluster/raft.py); 1 anything else.
+
+A node whose state or log is damaged, or whose state differs from that of a majority, does not end:
+it fetches both anew from the leader (cluster/repair.py). To install what was fetched is to start
+again: the process replaces itself by a new one with the same pid, so that nothing of what it had in
+memory stays. It ends with 66 or 68 if no leader offers a snapshot in time, or there are no others.
 """
 
 import argparse
@@ -17,13 +22,15 @@ import secrets
 import signal
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import uvloop
 
 from cluster.config import NodeConfig, add_flags, flags_of, load_config, print_config
 from cluster.logs import setup_logs
-from cluster.node import Diverged, Node
+from cluster.node import PEER_OPTIONS, Diverged, Node
+from cluster.repair import repair
+from cluster.storage import Damaged, note_damage
 from replication.promise import PromiseFile
 from timer.directory import format_directory, founding_replica_id
 from timer.disk import RealDisk
@@ -45,6 +52,8 @@ EXIT_DIRECTORY: Final = 65
 EXIT_CORRUPT: Final = 66
 EXIT_DISK: Final = 67
 EXIT_DIVERGED: Final = 68
+RESTART: Final = -1
+"""Not an exit code: start again, there is a snapshot to install."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,7 +101,7 @@ def init(argv: list[str]) -> int:
     parser.add_argument(
         "--learner",
         action="store_true",
-        help="a node without a vote; this release does not feed it yet",
+        help="a node without a vote: the leader brings it up to date from its log",
     )
     arguments = parser.parse_args(argv)
     names = [name.strip() for name in arguments.voters.split(",") if name.strip()]
@@ -136,18 +145,41 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(print_config(config))
         return 0
     setup_logs(level=config.log_level, node=config.name)
-    return uvloop.run(_run(config))
+    status = uvloop.run(_run(config))
+    if status == RESTART:
+        start_again()
+    return status
+
+
+def start_again() -> NoReturn:
+    """Become a new process of the same program and arguments, under the same pid."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
+
+
+def _curable(config: NodeConfig, error: BaseException) -> bool:
+    """Return whether others have what this node has lost."""
+    others = len(config.peers) > 1
+    return others and (
+        isinstance(error, CorruptFile) or (isinstance(error, Diverged) and error.curable)
+    )
 
 
 async def _run(config: NodeConfig) -> int:
     def fatal(error: BaseException) -> None:
-        """What is on disk is whole, what is in memory can't be trusted: end at once."""
+        """What is in memory can't be trusted: end at once, or begin anew."""
+        if _curable(config, error):
+            logger.error("fatal, to be healed: %s", error, exc_info=error)
+            note_damage(RealDisk(), config, error)
+            start_again()
         logger.critical("fatal: %s", error, exc_info=error)
         for handler in logging.getLogger().handlers:
             handler.flush()
         os._exit(exit_code(error))
 
     stop = asyncio.Event()
+    restarts: list[bool] = []
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -161,12 +193,31 @@ async def _run(config: NodeConfig) -> int:
         logger.error("%s", context.get("message"), exc_info=cause)
 
     loop.set_exception_handler(on_exception)
-    node = Node(config, fatal)
-    await node.start()
+
+    def restart() -> None:
+        restarts.append(True)
+        stop.set()
+
+    node = Node(config, fatal, restart)
+    try:
+        await node.start()
+    except Damaged as damaged:
+        if len(config.peers) == 1:
+            raise damaged.why from None
+        healing = loop.create_task(repair(RealDisk(), config, damaged, [*PEER_OPTIONS]))
+        stopped = loop.create_task(stop.wait())
+        await asyncio.wait({healing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not healing.done():
+            healing.cancel()
+            await asyncio.wait({healing})
+            return 0
+        stopped.cancel()
+        healing.result()
+        return RESTART
     await stop.wait()
-    logger.info("stopping")
+    logger.info("starting again" if restarts else "stopping")
     await node.stop()
-    return 0
+    return RESTART if restarts else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What a node says about itself: to operators, over gRPC and HTTP, in one place."""
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +12,11 @@ from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
 from cluster.http import LocalState
+from cluster.membership import NOT_YET, Change
 from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.telemetry import Levels, rss_bytes
 from replication.replica import Replica
-from timer.errors import NotReady
+from timer.errors import CommitTimeout, InvalidRequest, NotReady
 from timer.groups import Group
 from timer.machine import Topic
 from timer.units import LogIndex, MonoMs, ReplicaId
@@ -22,6 +24,8 @@ from timerclient.proto import timer_pb2 as pb
 
 VERSION: Final = "0.1.0"
 DISK_LOOK_MS: Final = 5_000
+CHANGE_TIMEOUT_MS: Final = 8_000
+CHANGE_POLL_S: Final = 0.05
 
 
 class NodeState:
@@ -68,7 +72,9 @@ class NodeState:
     def _name_of(self, replica_id: ReplicaId | None) -> str | None:
         if replica_id == self._replica.replica_id:
             return self.name
-        return self._control.state.name_of(replica_id) if replica_id else None
+        if replica_id is None:
+            return None
+        return self._control.state.name_of(replica_id) or self._replica.name_of(replica_id)
 
     def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""
@@ -86,6 +92,58 @@ class NodeState:
         answer = await self._control.request_transfer(replica_id)
         if answer.outcome is not Outcome.OK:
             raise NotReady(f"no transfer: {answer.why}")
+
+    async def members(self) -> pb.ListMembersResponse:
+        """Return the voters of this node's log and the learners that answer, voters first."""
+        epoch, leader, _ = self.leadership()
+        nodes = [self.node_status(), *await ask_all(self.peers(), status_of)]
+        end = max((node.log_end for node in nodes if node.name == leader), default=0)
+        voters = self._replica.voters
+        rows = [
+            pb.Member(
+                name=node.name,
+                replica_id=node.replica_id,
+                voter=node.replica_id in voters,
+                role=node.role,
+                unsure=node.unsure,
+                log_end=node.log_end,
+                lag_entries=max(0, end - node.log_end),
+                address=node.address,
+            )
+            for node in nodes
+            if node.reachable
+        ]
+        for voter in voters - {row.replica_id for row in rows}:
+            name = self._replica.name_of(voter) or self._name_of(voter) or ""
+            address = self._config.peers.get(name, "")
+            rows.append(
+                pb.Member(
+                    name=name, replica_id=voter, voter=True, role="unreachable", address=address
+                )
+            )
+        rows.sort(key=lambda row: (not row.voter, row.name, row.replica_id))
+        return pb.ListMembersResponse(epoch=epoch, leader=leader, members=rows)
+
+    async def change_members(self, change: Change, name: str) -> None:
+        """Have the voters changed, and wait until the log has committed it.
+
+        Raises:
+            InvalidRequest: there is nothing that could be changed so.
+            NotReady: not at the moment.
+            CommitTimeout: it was proposed; whether it comes is not known.
+        """
+        before = self._control.state.voters.get(name)
+        answer = await self._control.request_change(change, name)
+        if answer.outcome is Outcome.FAILED and not answer.why.startswith(NOT_YET):
+            raise InvalidRequest("name", name, answer.why)
+        if answer.outcome is Outcome.FAILED:
+            raise NotReady(f"{change} {name}: {answer.why}")
+        deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
+        while self._mono_ms() < deadline_ms:
+            if self._control.state.voters.get(name) != before:
+                return
+            await asyncio.sleep(CHANGE_POLL_S)
+        raise CommitTimeout(f"{change} {name}: proposed, not committed yet")
 
     def local(self) -> LocalState:
         """Return what probes ask about."""

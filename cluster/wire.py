@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import timer_id
-from timer.columns import I64, U32, U64, Binary, Part, gather
+from timer.columns import I64, U32, U64, Binary, OnConflict, Part, gather
+from timer.conflicts import Verdict
 from timer.errors import InvalidRequest
 from timer.leader import Delivery, Leader, Now, resolve_due
 from timer.producers import Answer
@@ -70,6 +71,8 @@ def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
     """
     if request.producer_id and request.sequence < 1:
         raise InvalidRequest("sequence", request.sequence, "must be 1 or more")
+    if request.on_conflict not in pb.OnConflict.values():
+        raise InvalidRequest("on_conflict", request.on_conflict, "must be REJECT, REPLACE or KEEP")
     rows = sum(len(timers.payload_sizes) for timers in request.timers)
     if not 1 <= rows <= limits.request_rows_max:
         limit = f"a request holds 1 to {limits.request_rows_max} timers"
@@ -113,6 +116,7 @@ def part_of(
         payload=_join_binary([piece.payload for piece in pieces]),
         key=_optional([piece.key for piece in pieces]),
         headers=_optional([piece.headers for piece in pieces]),
+        on_conflict=OnConflict(request.on_conflict),
     )
 
 
@@ -135,10 +139,20 @@ class _Columns:
         _check_headers(headers)
         payload = _binary("payload", timers.payload_sizes, timers.payloads, rows)
         _limit_sizes("payload", payload, limits.payload_bytes_max)
-        key = _binary("key", timers.key_sizes, timers.keys, rows)
-        _limit_sizes("key", key, limits.key_bytes_max)
-        _check_keys(key)
+        key = checked_keys(timers.key_sizes, timers.keys, rows, limits.key_bytes_max)
         return cls(resolve_due(due, delay, rows, now, limits.delay_ms_max), payload, key, headers)
+
+
+def checked_keys(sizes: object, blob: bytes, rows: int, bytes_max: int) -> Binary:
+    """Return a column of keys.
+
+    Raises:
+        InvalidRequest: it names field, value and limit.
+    """
+    key = _binary("key", sizes, blob, rows)
+    _limit_sizes("key", key, bytes_max)
+    _check_keys(key)
+    return key
 
 
 def _binary(name: str, sizes: object, blob: bytes, rows: int) -> Binary:
@@ -228,15 +242,34 @@ def response_of(
     """Return the answer to an applied request."""
     due_ms = answer.due_ms
     seq = np.arange(answer.first_seq, answer.first_seq + len(due_ms), dtype=np.uint64)
+    verdicts = answer.verdicts
+    if verdicts is not None:
+        kept = verdicts.verdict == Verdict.KEPT
+        due_ms = np.where(kept, verdicts.due_ms, due_ms)
+        seq = np.where(kept, verdicts.seq, seq)
+        seq[verdicts.verdict == Verdict.REJECTED] = 0
     response = pb.ScheduleResponse(
         request_no=request.request_no,
-        timer_ids=timer_id.encode(due_ms, seq, salt),
+        timer_ids=ids_or_zeros(due_ms, seq, salt),
         duplicate=duplicate,
     )
+    if verdicts is not None:
+        response.results.extend(verdicts.verdict.tolist())
+        response.other_ids = ids_or_zeros(verdicts.due_ms, verdicts.seq, salt)
     delayed = any(len(timers.delay_ms) for timers in request.timers)
     if delayed or duplicate or not np.array_equal(due_ms, part.requested_ms):
         response.due_ms.extend(due_ms.tolist())
     return response
+
+
+def ids_or_zeros(due_ms: I64, seq: U64, salt: int) -> bytes:
+    """Return raw ids, one after the other; zeros where seq = 0."""
+    raw = timer_id.encode(due_ms, seq, salt)
+    if seq.all():
+        return raw
+    table = np.frombuffer(raw, np.uint8).reshape(-1, timer_id.SIZE).copy()
+    table[seq == 0] = 0
+    return table.tobytes()
 
 
 def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArray[np.bool_]]:
@@ -252,20 +285,20 @@ def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArr
 
 
 def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
-    """Return a lease with its messages, sliced out of the queue's blocks here and only here."""
+    """Return a lease with its messages, sliced out of the queue's pages here and only here."""
     lease = delivery.lease
     out = pb.Deliveries(epoch=epoch, lease_id=lease.lease_id, lease_ms=lease.consumer.lease_ms)
     out.queue_offsets.extend(lease.offsets.tolist())
     out.attempts.extend(delivery.attempts.tolist())
     ids: list[bytes] = []
     columns: dict[str, list[Binary]] = {"payload": [], "key": [], "headers": []}
-    for block, at in delivery.topic.queue.slices(lease.offsets):
-        rows = block.rows[at.astype(np.int64)]
+    for page, at in delivery.topic.queue.slices(lease.offsets):
+        rows = page.rows[at.astype(np.int64)]
         ids.append(timer_id.encode(rows["due_ms"], rows["seq"], salt))
         out.due_ms.extend(rows["requested_ms"].tolist())
-        out.fired_at_ms.extend([block.fired_at_ms] * len(rows))
+        out.fired_at_ms.extend(page.fired_at_ms[at.astype(np.int64)].tolist())
         for name, column in columns.items():
-            column.append(gather(rows, block.bufs, name))
+            column.append(gather(rows, page.bufs, name))
     out.timer_ids = b"".join(ids)
     payload, key, headers = (_join_binary(column) for column in columns.values())
     out.payload_sizes.extend(payload.sizes.tolist())

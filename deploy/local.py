@@ -1,8 +1,8 @@
-"""A whole cluster on this machine: plain processes on loopback, kept in one directory.
+"""A whole cluster on this machine: plain processes, on loopback unless told, in one directory.
 
     D/cluster.json   {"nodes": [{"name", "pid", "grpc", "http", "data"}, ...]}; data relative to D
     D/n1.toml        the node's configuration
-    D/n1/            its data directory
+    D/n1/            its data directory (or where its `Host` says)
     D/logs/n1.log    what it printed
     D/LOCK           held (flock) while somebody starts or stops nodes
 
@@ -40,6 +40,7 @@ PROGRAM: Final = (sys.executable, "-m", "cluster.timerd")
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 20.0
 """Twice what a node takes to hand over and finish what it has in flight."""
+LOOPBACK: Final = "127.0.0.1"
 POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
 LOG_TAIL_LINES: Final = 15
@@ -49,6 +50,8 @@ _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _CHILDREN: Final[dict[int, subprocess.Popen[bytes]]] = {}
 """Nodes that this process started, by pid: it has to reap them when they end, if it still lives."""
+_ENDED: Final[dict[int, int]] = {}
+"""Exit status of those that it reaped, by pid; negative: the signal that ended it."""
 
 
 class LaunchError(RuntimeError):
@@ -69,17 +72,32 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a running node says of itself."""
+    """What a running node says of itself, and whom it takes for the controller."""
 
     role: str
     serving: bool
     epoch: int
+    controller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a node lives."""
+
+    address: str = LOOPBACK
+    """Of both its ports. Beyond loopback the node is told `insecure = true`."""
+    inside: tuple[str, ...] = ()
+    """What its processes are started by, such as `nsenter --net=…`; it has to become them."""
+    data: str = ""
+    """Its data directory, relative to the cluster's; empty: its name."""
+    settings: tuple[str, ...] = ()
+    """More lines for its TOML file."""
 
 
 class LocalCluster:
     """The nodes of one directory. Everything may be called again: it does what is left to do."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         directory: Path,
         nodes: int = 3,
@@ -87,6 +105,8 @@ class LocalCluster:
         base_port: int | None = None,
         settings: Sequence[str] = (),
         program: Sequence[str] = PROGRAM,
+        host: Callable[[str], Host] = lambda _: Host(),
+        id_prefix: str = "local",
     ) -> None:
         """Use the cluster in `directory`, or one that `start` will make there.
 
@@ -96,12 +116,16 @@ class LocalCluster:
             base_port: the first gRPC port if it is new, the first HTTP port ten above; None: any.
             settings: more lines for the nodes' TOML files, before their tables.
             program: what runs as a node.
+            host: a node's name -> where it lives.
+            id_prefix: what the cluster id begins with, if it is new.
         """
         self.directory = directory.resolve()
         self._count = nodes
         self._base_port = base_port
         self._settings = settings
         self._program = program
+        self._host = host
+        self._id_prefix = id_prefix
 
     # ---- what there is
 
@@ -122,6 +146,14 @@ class LocalCluster:
         """Return whether the node's process runs."""
         return self._runs(self._node(name))
 
+    def exit_status(self, name: str) -> int | None:
+        """Return what the node's last process ended with, negative: the signal.
+
+        None: it runs, or it was not this process that started it.
+        """
+        node = self._node(name)
+        return None if self._runs(node) else _ENDED.get(node.pid)
+
     def state(self, name: str) -> NodeState | None:
         """Return what a node says of itself; None if it does not answer."""
         with grpc.insecure_channel(self._node(name).grpc) as channel:
@@ -133,16 +165,20 @@ class LocalCluster:
         if not answer.nodes:
             return None
         status = answer.nodes[0]
-        return NodeState(status.role, status.serving, status.epoch)
+        return NodeState(status.role, status.serving, status.epoch, answer.controller)
 
-    def leader(self) -> str | None:
-        """Return the name of the node that leads and serves, by its own word; None: nobody."""
+    def leader(self, above_epoch: int = 0) -> str | None:
+        """Return the name of the node that leads and serves, by its own word; None: nobody.
+
+        Who leads in an epoch of `above_epoch` or lower does not count: it may not know better.
+        """
         states = {name: self.state(name) for name in self.nodes if self.is_running(name)}
         leading = {n: s.epoch for n, s in states.items() if s and s.role == "leader" and s.serving}
+        leading = {name: epoch for name, epoch in leading.items() if epoch > above_epoch}
         return max(leading, key=lambda name: leading[name], default=None)
 
-    def wait_for_leader(self, timeout_s: float = READY_TIMEOUT_S) -> str:
-        """Return the name of the leader as soon as there is one.
+    def wait_for_leader(self, timeout_s: float = READY_TIMEOUT_S, *, above_epoch: int = 0) -> str:
+        """Return the name of the leader as soon as there is one, in an epoch above that.
 
         Raises:
             LaunchError: there is none in time.
@@ -150,7 +186,7 @@ class LocalCluster:
         found: list[str] = []
 
         def has_leader() -> bool:
-            found.extend(filter(None, [self.leader()]))
+            found.extend(filter(None, [self.leader(above_epoch)]))
             return bool(found)
 
         if not _wait(has_leader, timeout_s):
@@ -191,38 +227,42 @@ class LocalCluster:
             ports += [self._base_port + 10 + i for i in range(self._count)]
         names = [f"n{number}" for number in range(1, self._count + 1)]
         grpc_ports, http_ports = ports[: self._count], ports[self._count :]
-        nodes = [
-            Node(name, 0, f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", name)
-            for name, grpc_port, http_port in zip(names, grpc_ports, http_ports, strict=True)
-        ]
+        nodes = []
+        for name, grpc_port, http_port in zip(names, grpc_ports, http_ports, strict=True):
+            host = self._host(name)
+            grpc_at, http_at = (f"{host.address}:{port}" for port in (grpc_port, http_port))
+            nodes.append(Node(name, 0, grpc_at, http_at, host.data or name))
         # Each cluster has an id of its own: timer ids of another one are not taken for its own.
-        cluster_id = f"local-{secrets.token_hex(4)}"
+        cluster_id = f"{self._id_prefix}-{secrets.token_hex(4)}"
         for node in nodes:
             self._config_path(node).write_text(self._config(cluster_id, node, nodes))
         self._write(nodes)
 
     def _config(self, cluster_id: str, node: Node, nodes: Sequence[Node]) -> str:
+        host = self._host(node.name)
         lines = [
             f"name = {json.dumps(node.name)}",
             f"cluster_id = {json.dumps(cluster_id)}",
             f"data = {json.dumps(str(self.directory / node.data))}",
             f"grpc = {json.dumps(node.grpc)}",
             f"http = {json.dumps(node.http)}",
+            *(["insecure = true"] if host.address != LOOPBACK else []),
             *self._settings,
+            *host.settings,
             "\n[peers]",
             *(f"{peer.name} = {json.dumps(peer.grpc)}" for peer in nodes),
         ]
         return "\n".join(lines) + "\n"
 
     def _spawn(self, node: Node) -> None:
-        log = self._log_path(node.name)
+        log, config = self._log_path(node.name), self._config_path(node)
         log.parent.mkdir(exist_ok=True)
         data = self.directory / node.data
         if not (data / "identity.json").exists():
             self._format(node, data)
         with log.open("ab") as out:
             child = subprocess.Popen(
-                [*self._program, "--config", str(self._config_path(node))],
+                [*self._host(node.name).inside, *self._program, "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -273,6 +313,17 @@ class LocalCluster:
         if with_signal in (signal.SIGKILL, signal.SIGTERM):
             self._wait_ended([node], STOP_TIMEOUT_S)
 
+    def kill_together(self, *names: str) -> None:
+        """Send kill -9 to all of them before any has ended; those that don't run are passed over.
+
+        Raises:
+            LaunchError: one does not end.
+        """
+        nodes = [self._node(name) for name in names]
+        for node in nodes:
+            self._signal(node, signal.SIGKILL)
+        self._wait_ended(nodes, STOP_TIMEOUT_S)
+
     def stop(self, *names: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Let the named nodes, or all, finish and end.
 
@@ -314,14 +365,19 @@ class LocalCluster:
 
     def _runs(self, node: Node) -> bool:
         """Return whether the remembered pid runs this very node. A zombie does not run."""
+        child = _CHILDREN.get(node.pid)
+        if child is not None:  # nobody else has its pid until it was waited for
+            status = child.poll()
+            if status is None:
+                return True  # its arguments may not be its own yet
+            _ENDED[node.pid] = status
+            _CHILDREN.pop(node.pid, None)
+            return False
         try:
             arguments = Path(f"/proc/{node.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
-            arguments = []
-        runs = node.pid > 0 and os.fsencode(self._config_path(node)) in arguments
-        if not runs and node.pid in _CHILDREN:
-            _CHILDREN.pop(node.pid).wait()  # a zombie by now
-        return runs
+            return False
+        return node.pid > 0 and os.fsencode(self._config_path(node)) in arguments
 
     # ---- files
 

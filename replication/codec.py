@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from replication.messages import (
     Append,
     AppendAnswer,
+    Behind,
     Conflict,
     Fence,
     FenceAnswer,
@@ -117,6 +118,9 @@ def _fill(envelope: pb.Envelope, message: Message) -> None:
                     conflict=_conflict(message.conflict),
                 )
             )
+        case Behind():
+            envelope.behind.to_nonce = message.to_nonce
+            envelope.behind.SetInParent()
         case Release():
             envelope.release.SetInParent()
         case Refused():
@@ -181,6 +185,8 @@ def _message(envelope: pb.Envelope) -> Message:
                 starts=_read_starts(g.starts),
                 conflict=_read_conflict(g.conflict) if g.HasField("conflict") else None,
             )
+        case "behind":
+            return Behind(under=under, to_nonce=Nonce(envelope.behind.to_nonce))
         case "release":
             return Release(under=under)
         case "refused":

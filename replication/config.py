@@ -36,12 +36,17 @@ class ReplicationConfig:
     """Size of an append to a follower whose log is not known to match: it may be refused."""
     cache_bytes: int = 64 << 20
     """Entries kept in memory for sending and applying; what is older is read from the log."""
+    learner_ms: int = 60_000
+    """A learner that lags holds the log for so long after its last answer; voters do always. All
+    of them up to the limit in bytes."""
+    log_kept_bytes: int = 1 << 30
+    """The log below the manifest that is kept for followers that lack it."""
     uncommitted_bytes: int = 64 << 20
     """What the leader takes before a majority has it; more is refused as Overloaded."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            if getattr(self, name) < 1:
+            if getattr(self, name) < (name != "log_kept_bytes"):
                 raise ConfigError(name, getattr(self, name), "at least 1")
         if self.heartbeat_ms * 2 >= self.lease_ms:
             raise ConfigError("heartbeat_ms", self.heartbeat_ms, f"below {self.lease_ms} / 2")

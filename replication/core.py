@@ -32,6 +32,7 @@ from replication.knowledge import Bid, Held, Progress
 from replication.messages import (
     Append,
     AppendAnswer,
+    Behind,
     Conflict,
     Fence,
     FenceAnswer,
@@ -42,7 +43,7 @@ from replication.messages import (
     Start,
 )
 from replication.promise import Promise
-from replication.quorum import Voters, granted, reached
+from replication.quorum import Voters, granted, one_change, reached
 from replication.shape import Shape, Tail
 from replication.steps import (
     Appointed,
@@ -72,7 +73,6 @@ class Core:
         *,
         me: ReplicaId,
         nonce: Nonce,
-        peers: Sequence[ReplicaId],
         conf: ReplicationConfig,
         promise: Promise,
         unsure: bool,
@@ -81,14 +81,12 @@ class Core:
         now_ms: MonoMs,
     ) -> None:
         """Begin as a follower. `shape` is durable; `commit_index` is the manifest's index."""
-        assert me not in peers, (me, peers)
         assert shape.base_index <= commit_index <= shape.last_index, (
             f"log {shape.base_index}..{shape.last_index} without committed {commit_index}"
         )
         assert shape.last_epoch <= promise.epoch, (shape.last_epoch, promise)
         self.me = me
         self.nonce = nonce
-        self.peers = tuple(peers)
         self.conf = conf
         self.promise = promise
         self.unsure = unsure
@@ -99,7 +97,7 @@ class Core:
         self.durable_index = shape.last_index
         self.commit_index = commit_index
         self.kept_from = LogIndex(0)
-        """Every voter has the log below this on its disk."""
+        """Every follower had the log below this on its disk."""
         self.leader: ReplicaId | None = None
         self.heard_ms: MonoMs | None = None
         """When a leader was last heard."""
@@ -116,6 +114,8 @@ class Core:
         self._role = Role.FOLLOWER
         self._held: Held | None = None
         self._bid: Bid | None = None
+        self._met: set[ReplicaId] = set()
+        """Who could be reached, voter or not."""
         self._sets = self._sets_in_force()
         # Follower. A leader from before this process started may still count on its answers;
         # not if no promise was ever given, nor if the last was to an earlier process of our own.
@@ -190,6 +190,9 @@ class Core:
     def _is_voter(self) -> bool:
         return any(self.me in voters for voters in self._sets)
 
+    def _peers(self) -> list[ReplicaId]:
+        return sorted(self._met.union(*self._sets) - {self.me})
+
     def _sets_in_force(self) -> tuple[Voters, ...]:
         return tuple({start.voters for start in self.shape.sets_from(self.commit_index)})
 
@@ -211,8 +214,8 @@ class Core:
                 self._on_durable(version, index)
             case Loaded():
                 self._on_loaded(event, out)
-            case Appointed(epoch, leader):
-                self._on_appointed(epoch, leader)
+            case Appointed(epoch, leader, voters):
+                self._on_appointed(epoch, leader, voters)
             case Handover():
                 self._drain()
             case Reconnected(peer):
@@ -266,6 +269,9 @@ class Core:
                 self._on_fetch(sender, message, out)
             case FetchAnswer() as message:
                 self._on_fetch_answer(sender, message, event.sizes, out)
+            case Behind() as message:
+                heard = message.under == self.promise and sender == self.leader
+                out.behind = heard and message.to_nonce == self.nonce
             case Release() as message:
                 if message.under == self.promise and message.under.leader == sender:
                     self._released = True
@@ -367,13 +373,13 @@ class Core:
 
     # ---------------------------------------------------------------- candidate
 
-    def _on_appointed(self, epoch: Epoch, leader: ReplicaId) -> None:
+    def _on_appointed(self, epoch: Epoch, leader: ReplicaId, voters: Voters | None) -> None:
         if leader != self.me or epoch <= max(self.promise.epoch, self.bid_epoch):
             return
         if not self._is_voter():
             return
         under = Promise(epoch, self.me, self.nonce)
-        self._bid = Bid(under, moved_ms=self._now, send_at_ms=self._now)
+        self._bid = Bid(under, moved_ms=self._now, send_at_ms=self._now, voters=voters)
         if self._held is not None and self._held.fence.under.epoch >= epoch:
             return  # another candidate was first; the bid ends when that one is promised
         # Our own vote waits for the same things as everybody's.
@@ -395,17 +401,11 @@ class Core:
         bid = self._bid
         assert bid is not None, answer
         assert answer.last_epoch < bid.under.epoch, f"entries of an epoch not led yet: {answer}"
+        if self._now - bid.moved_ms >= self.conf.bid_ms:
+            return  # given up already: what was answered before a long pause may be forgotten
         if voter not in bid.answers:
             bid.moved_ms = self._now
         bid.answers[voter] = answer
-
-    def _bid_sets(self, bid: Bid) -> tuple[Voters, ...]:
-        """Return the last committed voter set and every later one that the answers know."""
-        met = [self.shape.sets_from(self.commit_index)]
-        met += [answer.sets for answer in bid.answers.values()]
-        committed = max((sets[0] for sets in met), key=lambda start: start.index)
-        later = {start.voters for sets in met for start in sets if start.index > committed.index}
-        return tuple({committed.voters, *later})
 
     def _counted(self, bid: Bid, sets: tuple[Voters, ...]) -> set[ReplicaId]:
         """Return the voters whose promise counts."""
@@ -423,7 +423,7 @@ class Core:
         if self._now - bid.moved_ms >= self.conf.bid_ms:
             self._drop_bid()
             return
-        sets = self._bid_sets(bid)
+        sets = bid.sets(self.shape.sets_from(self.commit_index))
         if self.promise == bid.under:
             who = self._counted(bid, sets)
             if self.me in bid.answers and granted(sets, who):
@@ -510,8 +510,9 @@ class Core:
             return
         if answer.prev_index != bid.prev:
             return  # the answer to an earlier fetch
-        bid.moved_ms = bid.source_moved_ms = self._now
         bid.send_at_ms = self._now
+        if answer.conflict is not None or answer.last_index > bid.prev:
+            bid.moved_ms = bid.source_moved_ms = self._now
         if answer.conflict is not None:
             bid.prev = self.shape.resume_at(answer.conflict)
             assert self.commit_index <= bid.prev < answer.prev_index, (
@@ -521,7 +522,7 @@ class Core:
             self._splice(answer.prev_index, answer.last_index, answer.starts, sizes, out)
             bid.prev = answer.last_index
         else:
-            # It has less than it said, so it is not what answered the fence any more.
+            # It has less than it said, or has dropped what is asked for: no source for this one.
             del bid.answers[sender]
             bid.source = None
 
@@ -536,16 +537,27 @@ class Core:
         self.serving = self.draining = False
         self._led_ms = self._now
         prev = self.shape.last_index
-        start = Start(LogIndex(prev + 1), bid.under.epoch, self.shape.voters)
+        start = Start(LogIndex(prev + 1), bid.under.epoch, self._next_voters(bid.voters))
         self.shape.extend(start.index, (start,))
         self._start_index = start.index
         out.start = start
         self._sets = self._sets_in_force()
         self._progress = {}
-        for peer in self.peers:
+        for peer in self._peers():
             answer = bid.answers.get(peer)
             index = min(prev, answer.last_index) if answer else prev
             self._progress[peer] = Progress(next=LogIndex(max(index, self.shape.base_index) + 1))
+
+    def _next_voters(self, proposed: Voters | None) -> Voters:
+        """Return who votes from the next EPOCH entry on: `proposed`, if that is one change.
+
+        It may come late: then the log's own stay.
+        """
+        voters = self.shape.voters
+        settled = self._sets_in_force() == (voters,)
+        if proposed is None or not settled or self.me not in proposed:
+            return voters
+        return proposed if one_change(voters, proposed) else voters
 
     def started(self, size: int) -> None:
         """Take note of the size of the EPOCH entry that `start` ordered, before the next step."""
@@ -555,7 +567,7 @@ class Core:
     def _cease(self, out: Effects) -> None:
         """Follow. A leadership that ends here ends for good: nobody needs to wait for it."""
         if self._role is Role.LEADER:
-            out.send += [Outgoing(peer, Release(under=self.promise)) for peer in self.peers]
+            out.send += [Outgoing(peer, Release(under=self.promise)) for peer in self._progress]
             self._released = True
             self._progress = {}
             self._matched = self._heard_commit = self.commit_index
@@ -598,6 +610,9 @@ class Core:
                 progress.waiting = False
                 if not self._feed(peer, progress, out):
                     self._send_append(peer, progress, LogIndex(progress.next - 1), out)
+                if progress.stranded:
+                    behind = Behind(under=self.promise, to_nonce=progress.nonce)
+                    out.send.append(Outgoing(peer, behind))
 
     def _feed(self, peer: ReplicaId, progress: Progress, out: Effects) -> bool:
         """Send what the follower has not been sent, as far as its window goes."""
@@ -725,9 +740,15 @@ class Core:
             progress.probe_from(LogIndex(resume + 1))
 
     def _on_reconnected(self, peer: ReplicaId) -> None:
-        progress = self._progress.get(peer)
-        if progress is not None:
-            progress.probe_from(LogIndex(max(progress.match, self.shape.base_index) + 1))
+        self._met.add(peer)
+        if self._role is Role.LEADER:
+            progress = self._progress.get(peer)
+            if progress is None:
+                # A learner, until now unheard of: fed like the others, counted for nothing.
+                progress = Progress(next=LogIndex(self.shape.last_index + 1))
+                self._progress[peer] = progress
+            else:
+                progress.probe_from(LogIndex(max(progress.match, self.shape.base_index) + 1))
             progress.sent_ms = MonoMs(min(progress.sent_ms, self._now - self.conf.heartbeat_ms))
         if self._bid is not None:
             self._bid.send_at_ms = self._now
@@ -745,7 +766,9 @@ class Core:
                 if self.unsure:
                     self.unsure = False
                     out.persist = Persist(self.promise, self.unsure)
-        floor = min(values.get(voter, 0) for voters in self._sets for voter in voters)
+        since_ms = self._now - self.conf.learner_ms
+        fed = {peer for peer, p in self._progress.items() if (p.acked_ms or 0) > since_ms}
+        floor = min(values.get(peer, 0) for peer in fed.union(*self._sets))
         self.kept_from = max(self.kept_from, LogIndex(min(floor, self.commit_index) + 1))
 
     def _may_commit(self, index: LogIndex) -> bool:
@@ -892,13 +915,16 @@ class Core:
 
     # ---------------------------------------------------------------- upkeep
 
-    def drop_before(self, index: LogIndex) -> LogIndex:
-        """Forget the log below `index`, as far as every voter has it; return what is first now."""
-        index = min(index, self.kept_from, self.commit_index, self.tail.first_index)
+    def drop_before(self, index: LogIndex, beyond: LogIndex = LogIndex(0)) -> LogIndex:
+        """Forget the log below `index`; return what is first now.
+
+        As far as every follower has it; below `beyond` also what one lacks: it gets a snapshot.
+        """
+        index = min(index, max(self.kept_from, beyond), self.commit_index, self.tail.first_index)
         if index > self.shape.base_index + 1:
             self.shape.drop_before(index)
             for progress in self._progress.values():
-                if progress.next < index:  # lost since every voter had it: see `stranded`
+                if progress.next < index:  # if it is needed: see `stranded`
                     progress.probe_from(index)
         return LogIndex(self.shape.base_index + 1)
 
@@ -906,25 +932,6 @@ class Core:
     def stranded(self) -> tuple[ReplicaId, ...]:
         """Followers that this leader can't bring up to date from its log."""
         return tuple(peer for peer, progress in self._progress.items() if progress.stranded)
-
-    def check_invariants(self) -> None:
-        """Crash if the state contradicts itself. O(log): for tests and the simulator."""
-        shape, tail = self.shape, self.tail
-        assert shape.base_index <= self.commit_index <= self.durable_index <= shape.last_index
-        assert tail.first_index - 1 + len(tail) == shape.last_index, (
-            tail.first_index,
-            len(tail),
-            shape.last_index,
-        )
-        assert tail.first_index - 1 <= self.durable_index, (tail.first_index, self.durable_index)
-        assert shape.last_epoch <= self.promise.epoch, (shape.last_epoch, self.promise)
-        if self._role is Role.LEADER:
-            assert self.promise == Promise(self.epoch, self.me, self.nonce), self.promise
-            for peer, progress in self._progress.items():
-                assert progress.match < progress.next <= shape.last_index + 1, (peer, progress)
-        if self._role is Role.CANDIDATE:
-            assert self._bid is not None
-            assert self._bid.under == self.promise, (self._bid.under, self.promise)
 
     def __str__(self) -> str:
         """Return one line for scenario texts and failure reports."""

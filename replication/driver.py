@@ -4,7 +4,7 @@
     --------------------------> inbox -> core.step -> effects -----> persist, write, read,
                                           |     cache of frames      send, wake_at
                                           v
-                                       Listener: on_commit, on_role, on_lead, on_stepdown
+                                       Listener: on_commit, on_role, on_lead, on_stepdown, on_behind
 
 Two shells stand behind `Io`: asyncio with a writer thread (replication/replica.py), and the
 simulator (chaos/sim/), so all that is not the clock, the disk or the network is the same code.
@@ -83,6 +83,9 @@ class Listener(Protocol):
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving `epoch` at once; what is in flight has an unknown outcome."""
 
+    def on_behind(self) -> None:
+        """The leader can't feed this replica from its log, and says so again and again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -105,7 +108,7 @@ class Report:
     """The epoch that this replica tries to lead; 0: none."""
     unsure: bool
     stranded: tuple[ReplicaId, ...]
-    """Followers that lost what was dropped from the leader's log: they need to be replaced."""
+    """Followers that lack what was dropped from the leader's log: only a snapshot helps them."""
 
 
 class Driver:
@@ -216,6 +219,8 @@ class Driver:
             self._cache_first = core.tail.first_index
         io.wake_at(core.wake_at_ms)
         self._tell()
+        if effects.behind:
+            self._listener.on_behind()
 
     def _tell(self) -> None:
         """Tell the listener what has changed."""
@@ -305,9 +310,9 @@ class Driver:
             self._io.soon()
         return index
 
-    def drop_before(self, index: LogIndex) -> None:
-        """Forget the log below `index`, which a manifest covers, as far as every voter has it."""
-        self._io.write(Drop(self.core.version, self.core.drop_before(index)))
+    def drop_before(self, index: LogIndex, beyond: LogIndex = LogIndex(0)) -> None:
+        """Forget the log below `index`, which a manifest covers; see `Core.drop_before`."""
+        self._io.write(Drop(self.core.version, self.core.drop_before(index, beyond)))
 
     @property
     def last_time_ms(self) -> UnixMs:

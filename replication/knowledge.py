@@ -3,8 +3,9 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from replication.messages import Fence, FenceAnswer
+from replication.messages import Fence, FenceAnswer, Start
 from replication.promise import Promise
+from replication.quorum import Voters
 from timer.units import LogIndex, MonoMs, Nonce, ReplicaId
 
 
@@ -30,8 +31,7 @@ class Progress:
     retired: set[Nonce] = field(default_factory=set[Nonce])
     reading: LogIndex | None = None
     stranded: bool = False
-    """It lost entries that every voter once had and that were dropped here: only a snapshot
-    would help it."""
+    """It lacks entries that were dropped here: only a snapshot helps it."""
 
     def probe_from(self, index: LogIndex) -> None:
         """Find out where the logs agree, beginning at `index`."""
@@ -58,8 +58,20 @@ class Bid:
     moved_ms: MonoMs
     """Something moved."""
     send_at_ms: MonoMs
+    voters: Voters | None = None
+    """Proposed from this epoch on."""
     answers: dict[ReplicaId, FenceAnswer] = field(default_factory=dict[ReplicaId, FenceAnswer])
     source: ReplicaId | None = None
     prev: LogIndex = LogIndex(0)
     """Of the fetch that is out."""
     source_moved_ms: MonoMs = MonoMs(0)
+
+    def sets(self, own: tuple[Start, ...]) -> tuple[Voters, ...]:
+        """Return the last committed voter set and every later one that the answers know.
+
+        `own` are those that the candidate's log knows.
+        """
+        met = [own, *(answer.sets for answer in self.answers.values())]
+        committed = max((sets[0] for sets in met), key=lambda start: start.index)
+        later = {start.voters for sets in met for start in sets if start.index > committed.index}
+        return tuple({committed.voters, *later})

@@ -6,6 +6,7 @@
               <-FetchAnswer--         frames, or where our logs part
     leader ----Append--> follower     frames, commit index; also the heartbeat
               <-AppendAnswer--        what is durable and matched, or where our logs part
+    leader ----Behind--> follower     you need what I have dropped: fetch a snapshot
     leader ----Release-> everybody    I lead no more, don't wait for my lease
               <-Refused-----          (to any of these) I promised somebody else
 
@@ -80,7 +81,7 @@ class Append:
     starts: tuple[Start, ...]
     commit_index: LogIndex
     kept_from: LogIndex
-    """Every voter has the log below this on its disk."""
+    """Every follower had the log below this on its disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,14 @@ class FetchAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """The leader's log begins after what this follower's process lacks."""
+
+    under: Promise
+    to_nonce: Nonce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """This leadership is over; its lease holds nobody back."""
 
@@ -139,7 +148,7 @@ class Refused:
 
 
 Message: TypeAlias = (
-    Fence | FenceAnswer | Append | AppendAnswer | Fetch | FetchAnswer | Release | Refused
+    Fence | FenceAnswer | Append | AppendAnswer | Fetch | FetchAnswer | Behind | Release | Refused
 )
 Entries: TypeAlias = Append | FetchAnswer
 """Messages that frames travel with."""

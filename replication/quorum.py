@@ -2,6 +2,22 @@
 
 While voters change, two sets (or more, if changes were never committed) are in force at once;
 what counts is a majority of each of them.
+
+**Why that is safe.** Voters are what EPOCH entries say; a set is *in force* in a log from the
+moment its entry is appended, and the one before it until its successor's entry is committed. Say
+that set B follows A, its EPOCH entry e being appended by leader L.
+
+    e commits             L counts majorities of A and B for e, so a majority of A holds e.
+    a later candidate     that does not know e counts a majority of A at least. It meets a voter
+                          that holds e, whose answer names B (`FenceAnswer.sets`), so it counts a
+                          majority of B as well, and has to hold e before it leads. Unless that
+                          voter promised it before e came: then it refused L's append of e.
+    L, once e commits     drops A. Whoever leads next holds e by the line above, and counts B.
+
+So at any moment two leaders, or a leader and a candidate, meet in a voter of every set that either
+of them counts, which is all that the rest of the proof asks for. Nothing above needs A and B to be
+close. They are, by `one_change`, for other reasons: a set with two new members might have no
+majority that is up to date, and several changes at once no majority at all.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,6 +36,12 @@ def majority(voters: Voters) -> int:
 def granted(sets: Iterable[Voters], who: Collection[ReplicaId]) -> bool:
     """Return whether `who` holds a majority of every set."""
     return all(len(voters.intersection(who)) >= majority(voters) for voters in sets)
+
+
+def one_change(before: Voters, after: Voters) -> bool:
+    """Return whether `after` is `before` with one voter added, removed or replaced by another."""
+    added, removed = after - before, before - after
+    return bool(after) and len(added) <= 1 and len(removed) <= 1 and before != after
 
 
 def reached(sets: Iterable[Voters], values: Mapping[ReplicaId, int]) -> int:

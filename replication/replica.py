@@ -20,7 +20,7 @@ from replication.config import ReplicationConfig
 from replication.core import Core
 from replication.driver import BadMessage, Driver, Listener, Report
 from replication.messages import Message
-from replication.promise import PromiseFile
+from replication.promise import Promise, PromiseFile
 from replication.recovery import recover
 from replication.steps import (
     Appointed,
@@ -52,11 +52,12 @@ class Replica:
         self,
         *,
         replica_id: ReplicaId,
+        name: str,
         nonce: Nonce,
         cluster_id: str,
         founding: frozenset[ReplicaId],
         voters: frozenset[ReplicaId] | None,
-        peers: Mapping[ReplicaId, Dial],
+        dials: Mapping[str, Dial],
         log: Log,
         promise: PromiseFile,
         commit_index: LogIndex,
@@ -66,7 +67,10 @@ class Replica:
         wall_ms: Callable[[], UnixMs],
         fatal: Callable[[BaseException], None],
     ) -> None:
-        """`voters` are those at `commit_index`, the manifest's; None: there is no manifest."""
+        """`name` is the node's, `dials` the way to the others by theirs.
+
+        `voters` are those at `commit_index`, the manifest's; None: there is no manifest.
+        """
         self.replica_id = replica_id
         self._log, self._promise = log, promise
         self._mono_ms, self._wall_ms, self._fatal = mono_ms, wall_ms, fatal
@@ -76,7 +80,6 @@ class Replica:
         self._core = Core(
             me=replica_id,
             nonce=nonce,
-            peers=list(peers),
             conf=config,
             promise=promise.promise,
             unsure=promise.unsure,
@@ -88,7 +91,8 @@ class Replica:
         self._transport = Transport(
             cluster_id=cluster_id,
             me=replica_id,
-            peers=peers,
+            name=name,
+            dials=dials,
             on_message=self._receive,
             on_connected=self._reconnected,
             on_failure=fatal,
@@ -103,6 +107,8 @@ class Replica:
         self._stopped = False
         self.on_fsync: Callable[[float], None] = lambda seconds: None
         """Hears how long each sync of the log took."""
+        self.needed_from: Callable[[], LogIndex | None] = lambda: None
+        """Returns the first entry that a snapshot on its way out needs."""
 
     # ---- lifetime
 
@@ -126,10 +132,16 @@ class Replica:
 
     # ---- what the node asks for
 
-    def appointed(self, epoch: Epoch, leader: ReplicaId) -> None:
-        """Hear from the control plane who should lead."""
+    def appointed(
+        self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None = None
+    ) -> None:
+        """Hear from the control plane who should lead, and who should vote from then on."""
         with self._fatal_errors():
-            self._driver.handle(Appointed(epoch, leader))
+            self._driver.handle(Appointed(epoch, leader, voters))
+
+    def name_of(self, replica: ReplicaId) -> str | None:
+        """Return the name of the node that this replica was last met under."""
+        return self._transport.name_of(replica)
 
     async def release(self) -> None:
         """Lead no more, in good order: the tail commits, then nobody waits for the lease."""
@@ -157,7 +169,13 @@ class Replica:
 
     def drop_before(self, index: LogIndex) -> None:
         """This node's restart does not need entries below `index`."""
-        self._driver.drop_before(index)
+        index = min(index, self.needed_from() or index)
+        self._driver.drop_before(index, self._log.first_within(self._config.log_kept_bytes))
+
+    def leads_under(self) -> Promise | None:
+        """Return the promise that this replica leads under, if its lease holds."""
+        leads = self._core.role is Role.LEADER and self.lease_held()
+        return self._core.promise if leads else None
 
     def lease_held(self) -> bool:
         """Whether nobody else can lead at this moment."""

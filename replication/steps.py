@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from replication.messages import Message, Start
 from replication.promise import Promise
+from replication.quorum import Voters
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 
@@ -64,6 +65,8 @@ class Appointed:
 
     epoch: Epoch
     leader: ReplicaId
+    voters: Voters | None = None
+    """Who should vote from then on; None: no change is proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """Messages to `peer` may have been lost; from now on they travel again."""
+    """`peer` can be reached (again); what was sent to it before may have been lost."""
 
     peer: ReplicaId
 
@@ -126,6 +129,8 @@ class Effects:
     """Append the EPOCH entry of this leader."""
     read: list[Read] = field(default_factory=list[Read])
     send: list[Outgoing] = field(default_factory=list[Outgoing])
+    behind: bool = False
+    """The leader has dropped what this replica needs next: fetch a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

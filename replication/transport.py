@@ -1,7 +1,11 @@
 """Streams between replicas: each node dials every other one and speaks on its own stream.
 
-    A --Hello, messages--> B        (B answers the Hello with an empty message, nothing else)
+    A --Hello, messages--> B        (B answers with its own Hello, and nothing else)
     B --Hello, messages--> A
+
+Links are by node name, as addresses are; which replica is behind a name, the two Hellos say. So a
+learner needs no more than a name that the others know, and a node that is replaced under its name
+is met as the new replica that it is.
 
 A stream is in order and either whole or broken: what was queued when it breaks is lost, which the
 core expects; once it is rebuilt the core hears so. gRPC's flow control holds a fast sender; what
@@ -43,28 +47,34 @@ Dial = Callable[[], grpc.aio.Channel]
 class Transport:
     """All streams of one node. For the event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - who it is, whom it dials, who hears of it
         self,
         *,
         cluster_id: str,
         me: ReplicaId,
-        peers: Mapping[ReplicaId, Dial],
+        name: str,
+        dials: Mapping[str, Dial],
         on_message: Callable[[ReplicaId, bytes], None],
         on_connected: Callable[[ReplicaId], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`on_message` raises ValueError for what no peer of this version would say.
+        """`name` is this node's, `dials` says how to reach the others by theirs.
 
+        `on_message` raises ValueError for what no peer of this version would say.
         `on_failure` hears of what should never end a stream's task.
         """
+        assert name not in dials, name
         self._cluster_id = cluster_id
         self._me = me
+        self._name = name
         self._on_message = on_message
-        self._out = {peer: _Outbound(self, peer, dial) for peer, dial in peers.items()}
         self._on_connected = on_connected
         self.on_failure = on_failure
-        self._inbound: dict[ReplicaId, object] = {}
-        self._heard_s: dict[ReplicaId, float] = {}
+        self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
+        self._behind: dict[ReplicaId, str] = {}
+        """Replica -> the name that it was last met under."""
+        self._inbound: dict[str, object] = {}
+        self._heard_s: dict[str, float] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what the node's gRPC server needs."""
@@ -85,60 +95,82 @@ class Transport:
             await outbound.stop()
 
     def send(self, to: ReplicaId, data: bytes) -> None:
-        """Queue a message; lost if the stream is broken or too much waits."""
-        self._out[to].put(data)
+        """Queue a message; lost if no stream goes to that replica or too much waits."""
+        name = self._behind.get(to)
+        if name is not None:
+            self._out[name].put(data)
 
-    def hello(self, to: ReplicaId) -> bytes:
-        """Return the first message of a stream."""
-        return pb.Hello(
-            version=VERSION, cluster_id=self._cluster_id, sender=self._me, receiver=to
-        ).SerializeToString()
+    def name_of(self, replica: ReplicaId) -> str | None:
+        """Return the name that a replica was last met under, this one included."""
+        return self._name if replica == self._me else self._behind.get(replica)
 
-    def heard_s(self, peer: ReplicaId) -> float:
-        """Return the loop's time at which `peer` last said something."""
+    def hello(self, to: str) -> bytes:
+        """Return the first message of a stream to or from the node of that name."""
+        hello = pb.Hello(
+            version=VERSION,
+            cluster_id=self._cluster_id,
+            sender=self._me,
+            name=self._name,
+            receiver_name=to,
+        )
+        return hello.SerializeToString()
+
+    def heard_s(self, peer: str) -> float:
+        """Return the loop's time at which the node of that name last said something."""
         return self._heard_s.get(peer, 0.0)
 
-    def connected(self, peer: ReplicaId) -> None:
-        """A stream to `peer` was built."""
-        self._on_connected(peer)
+    def connected(self, peer: str, replica: ReplicaId) -> None:
+        """A stream to `peer` was built; `replica` is there."""
+        self._behind = {r: name for r, name in self._behind.items() if name != peer}
+        self._behind[replica] = peer
+        self._on_connected(replica)
+
+    def met(self, data: bytes) -> tuple[str, ReplicaId] | str:
+        """Return who says this Hello; a text says why it can't be talked with."""
+        try:
+            hello = pb.Hello.FromString(data)
+        except DecodeError:
+            return "not a Hello"
+        for field, said, limit in (
+            ("version", hello.version, VERSION),
+            ("cluster_id", hello.cluster_id, self._cluster_id),
+            ("receiver_name", hello.receiver_name, self._name),
+        ):
+            if said != limit:
+                return f"{field} = {said!r} of {hello.name!r}: here it is {limit!r}"
+        if hello.name not in self._out:
+            return f"name = {hello.name!r}: not among the peers of {self._name!r}"
+        replica = ReplicaId(hello.sender)
+        namesake = self._name if replica == self._me else self._behind.get(replica, hello.name)
+        if namesake != hello.name:
+            return f"replica id {replica:016x} of {hello.name!r} is that of {namesake!r}: a copy?"
+        return hello.name, replica
 
     async def _link(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        sender = self._greet(await anext(messages, b""))
-        if sender is None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not a peer of this replica")
-        generation = self._inbound[sender] = object()
-        yield b""
+        who = self.met(await anext(messages, b""))
+        if isinstance(who, str):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
+        name, sender = who
+        generation = self._inbound[name] = object()
+        yield self.hello(name)
         loop = asyncio.get_running_loop()
         async for data in messages:
-            self._heard_s[sender] = loop.time()
-            if self._inbound.get(sender) is not generation:
+            self._heard_s[name] = loop.time()
+            if self._inbound.get(name) is not generation:
                 await context.abort(grpc.StatusCode.ABORTED, "superseded by a newer stream")
             try:
                 self._on_message(sender, data)
             except ValueError as error:
-                logger.warning("bad message from replica %016x: %s", sender, error)
+                logger.warning("bad message from %s: %s", name, error)
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-    def _greet(self, data: bytes) -> ReplicaId | None:
-        try:
-            hello = pb.Hello.FromString(data)
-        except DecodeError:
-            return None
-        sender = ReplicaId(hello.sender)
-        known = (hello.version, hello.cluster_id, hello.receiver) == (
-            VERSION,
-            self._cluster_id,
-            self._me,
-        )
-        return sender if known and sender in self._out else None
 
 
 class _Outbound:
     """The stream to one peer, rebuilt for as long as the transport runs."""
 
-    def __init__(self, transport: Transport, peer: ReplicaId, dial: Dial) -> None:
+    def __init__(self, transport: Transport, peer: str, dial: Dial) -> None:
         self._transport = transport
         self._peer = peer
         self._dial = dial
@@ -148,6 +180,8 @@ class _Outbound:
         self._waiting_since_s: float | None = None
         """Of the first message that the peer has said nothing after. None: there is none."""
         self._more = asyncio.Event()
+        self._complaint = ""
+        """Why the peer can't be talked with, as last logged."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -177,7 +211,7 @@ class _Outbound:
             try:
                 await self._speak(channel)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
-                logger.debug("stream to replica %016x: %r", self._peer, error)
+                logger.debug("stream to %s: %r", self._peer, error)
             finally:
                 self._up = False
                 self._queue.clear()
@@ -191,10 +225,16 @@ class _Outbound:
             await call.write(self._transport.hello(self._peer))
             first = await call.read()
         if first is grpc.aio.EOF:
-            logger.warning("replica %016x refuses: %s", self._peer, await call.details())
+            self._complain(f"refuses: {await call.details()}")
             return
-        self._up, self._waiting_since_s = True, None
-        self._transport.connected(self._peer)
+        assert isinstance(first, bytes), first
+        who = self._transport.met(first)
+        if isinstance(who, str) or who[0] != self._peer:
+            self._complain(f"answers {who}")
+            call.cancel()
+            return
+        self._up, self._waiting_since_s, self._complaint = True, None, ""
+        self._transport.connected(*who)
         # Nothing more is read: a read that ends says at once that the stream broke.
         broken = asyncio.ensure_future(call.read())
         try:
@@ -214,6 +254,12 @@ class _Outbound:
             call.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await broken
+
+    def _complain(self, why: str) -> None:
+        """Say once why this peer can't be talked with; it is tried again and again."""
+        if why != self._complaint:
+            logger.warning("%s %s", self._peer, why)
+            self._complaint = why
 
     def _check_silence(self) -> None:
         """Return unless the peer has long been owing an answer; raise TimeoutError if it has."""

@@ -22,7 +22,7 @@ FILES = [
 TEXTS = [
     path
     for path in [*ROOT.glob("*"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".ci").glob("*"), *FILES]
-    if path.is_file()
+    if path.is_file() and path.name != ".git"  # a worktree's, where that is a file
 ]
 MACHINE_PATH = re.compile(r"(?<![\w.*~-])/(?:home|root|work|Users|mnt)/[\w.-]+")
 

@@ -1,4 +1,4 @@
-"""Columns of timers: the payload of a SCHEDULE entry, format version 1, and their row form.
+"""Columns of timers: the payload of a SCHEDULE entry, format version 2, and their row form.
 
 A SCHEDULE entry holds everything that waited when the leader appended it: the requests of
 many producers ("parts"), their rows one after the other. Little-endian:
@@ -7,7 +7,7 @@ many producers ("parts"), their rows one after the other. Little-endian:
     4   4  rows            n >= 1, the sum over the parts
     8   4  flags           1: keys are present; 2: headers are present
     12  4  reserved        0
-    16     parts           p x (producer_id u64, sequence u64, rows u32, reserved u32)
+    16     parts           p x (producer_id u64, sequence u64, rows u32, on_conflict u32)
            due_ms          n x i64   effective due, what counts; decided at append
            requested_ms    n x i64   what was asked for (a delay is resolved at append)
            topic           n x u32   TopicId
@@ -23,6 +23,7 @@ In memory a row is one element of a numpy structured array (`ROW`), which points
 payload is sliced out only where it is delivered or written to a run.
 """
 
+import enum
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,14 +56,26 @@ ROW: Final = np.dtype(
     ]
 )
 TOMBSTONE: Final = 0xFFFF_FFFF
-"""In `topic`: not a timer but the cancel of the one with the same (due_ms, seq)."""
+"""In `topic`: not a timer but the cancel of the one with the same (due_ms, seq), whose topic stands
+in `requested_ms`."""
 
 _PREFIX: Final = struct.Struct("<IIII")
 PART: Final = np.dtype(
-    [("producer_id", "<u8"), ("sequence", "<u8"), ("rows", "<u4"), ("reserved", "<u4")]
+    [("producer_id", "<u8"), ("sequence", "<u8"), ("rows", "<u4"), ("on_conflict", "<u4")]
 )
 HAS_KEYS: Final = 1
 HAS_HEADERS: Final = 2
+
+
+class OnConflict(enum.IntEnum):
+    """What becomes of a new timer whose key a pending timer of its topic has."""
+
+    REJECT = 0
+    """It is not scheduled."""
+    REPLACE = 1
+    """The pending one is cancelled."""
+    KEEP = 2
+    """It is not scheduled; the pending one stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +99,16 @@ class Binary:
         return cls(sizes=sizes, blob=b"".join(values))
 
 
+def taken(column: Binary, places: npt.NDArray[np.intp]) -> Binary:
+    """Return the byte strings at these ascending places, as a column of their own."""
+    if len(places) == len(column.sizes):
+        return column
+    ends = np.cumsum(column.sizes, dtype=np.int64)[places]
+    sizes = column.sizes[places]
+    pieces = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
+    return Binary(sizes=sizes, blob=b"".join([column.blob[start:end] for start, end in pieces]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One producer's request inside a SCHEDULE entry: its rows as columns of equal length n."""
@@ -99,6 +122,12 @@ class Part:
     payload: Binary
     key: Binary | None = None
     headers: Binary | None = None
+    on_conflict: OnConflict = OnConflict.REJECT
+
+    @property
+    def keyed(self) -> int:
+        """How many rows have a key."""
+        return 0 if self.key is None else int(np.count_nonzero(self.key.sizes))
 
     @property
     def size(self) -> int:
@@ -116,6 +145,7 @@ def encode_schedule(parts: Sequence[Part]) -> list[bytes]:
     table["producer_id"] = [part.producer_id for part in parts]
     table["sequence"] = [part.sequence for part in parts]
     table["rows"] = [len(part.due_ms) for part in parts]
+    table["on_conflict"] = [part.on_conflict for part in parts]
     flags = (HAS_KEYS if keys else 0) | (HAS_HEADERS if headers else 0)
     pieces: list[bytes] = [_PREFIX.pack(len(parts), rows, flags, 0), table.tobytes()]
     pieces += [part.due_ms.astype("<i8", copy=False).tobytes() for part in parts]
@@ -152,7 +182,7 @@ def decode_schedule(payload: memoryview) -> Schedule:
     """Return the columns of a SCHEDULE entry as an array of dtype ROW.
 
     Raises:
-        ValueError: the payload is not a SCHEDULE of version 1, or its sizes disagree.
+        ValueError: the payload is not a SCHEDULE of version 2, or its sizes disagree.
     """
     if len(payload) < _PREFIX.size:
         raise ValueError(f"SCHEDULE of {len(payload)} bytes")
@@ -166,6 +196,8 @@ def decode_schedule(payload: memoryview) -> Schedule:
             f"SCHEDULE of {len(payload)} bytes with {p} parts, {n} rows, flags {flags}"
         )
     parts = np.frombuffer(payload, PART, p, _PREFIX.size)
+    if int(parts["on_conflict"].max()) > max(OnConflict):
+        raise ValueError(f"SCHEDULE with on_conflict {int(parts['on_conflict'].max())}")
     rows = np.zeros(n, ROW)
     for name, dtype in (("due_ms", "<i8"), ("requested_ms", "<i8"), ("topic", "<u4")):
         rows[name] = np.frombuffer(payload, dtype, n, position)
@@ -238,10 +270,12 @@ def gather(rows: RowArray, bufs: Buffers, name: str) -> Binary:
 
 
 def compact(rows: RowArray, bufs: Buffers) -> tuple[RowArray, Buffers]:
-    """Return rows that keep no more bytes alive than about twice their own.
+    """Return rows that keep no more bytes alive than about twice their own, and their buffers.
 
     Rows of one entry end at different times; the last must not hold the whole entry in memory.
     """
+    if len(bufs) > 1:
+        bufs = {number: bufs[number] for number in np.unique(rows["buf"]).tolist()}
     own = int(row_bytes(rows).sum())
     if 2 * own >= sum(map(len, bufs.values())):
         return rows, bufs

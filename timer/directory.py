@@ -5,7 +5,10 @@
     promise         replication/promise.py
     log/            timer/log.py
     raft/           the control plane's journal
+    damaged         why the files must be fetched anew; absent: they need not (timer/snapshot.py)
     state/          manifests, runs, queues
+    incoming/       a snapshot on its way here (timer/snapshot.py)
+    outgoing/       one that others fetch
 
 The directory *is* the replica: its replica id is made with it and never changes, so a learner's
 disk that is lost comes back as another replica. Only the founding voters' ids are derived, from the
@@ -61,6 +64,9 @@ class DataDirectory:
         self.log: Final = path / "log"
         self.raft: Final = path / "raft"
         self.state: Final = path / "state"
+        self.incoming: Final = path / "incoming"
+        self.outgoing: Final = path / "outgoing"
+        self.damaged: Final = path / "damaged"
         self._lock = lock
 
     def close(self) -> None:

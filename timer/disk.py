@@ -141,6 +141,15 @@ class Disk(Protocol):
             FileNotFoundError: there is no such file.
         """
 
+    def link(self, path: Path, name: Path) -> None:
+        """Give the file at `path` a second name, which must be free; durable after `sync_dir`.
+
+        Both names are the same file; it lasts until the last of them is removed.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+
     def sync_dir(self, path: Path) -> None:
         """Make the names in this directory survive the machine."""
 
@@ -275,6 +284,11 @@ class RealDisk:
         """See Disk."""
         with failing(path, "remove"):
             path.unlink()
+
+    def link(self, path: Path, name: Path) -> None:
+        """See Disk."""
+        with failing(name, "link"):
+            os.link(path, name)
 
     def sync_dir(self, path: Path) -> None:
         """See Disk."""

@@ -10,7 +10,7 @@ slow part, in a thread of its own.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -25,17 +25,24 @@ from timer.machine import (
     Checkpoint,
     FireApplied,
     Machine,
+    RescheduleApplied,
     ScheduleApplied,
 )
 from timer.manifest import State
-from timer.queues import Block
+from timer.prepare import Prepared
 from timer.run import RunMeta
-from timer.spill import write_spill
+from timer.run_writer import Pace, unpaced
+from timer.spill import Fetch, Spill, write_spill
 from timer.store import Frozen, Store
-from timer.units import Epoch, LogIndex, TopicId
+from timer.units import Epoch, LogIndex
+from timer.window import Window
 
 FOLD_BYTES: Final = 2 << 20
 """Payload applied in one go: a few milliseconds."""
+PAGES_SIZE_MAX: Final = 64 << 20
+"""Bytes of fired messages in memory, of those that a spill file holds as well."""
+FETCH_SIZE: Final = 8 << 20
+"""Bytes of them that are read back at a time."""
 CHECKPOINTS_KEPT: Final = 64
 """Three minutes of them, by default."""
 
@@ -43,6 +50,7 @@ CHECKPOINTS_KEPT: Final = 64
 _ENTRY_BYTES: Final = 4096
 _PART_BYTES: Final = 1024
 _FIRED_BYTES: Final = 64
+_KEY_BYTES: Final = 2048  # where a timer in a run has it; else a tenth
 _CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
 
 
@@ -53,42 +61,52 @@ class Flush:
     index: LogIndex
     state: State
     frozen: Frozen
-    fresh: list[tuple[TopicId, Block]]
+    fresh: list[Spill]
     disk: Disk
     directory: Path
     store: Store
     retired: list[RunMeta]
     """Runs that this manifest does not name any more."""
-    run: RunMeta | None = None
+    windows: list[Window] = field(default_factory=list)
+    """Of the runs that were written."""
 
-    def write(self) -> None:
-        """Write the run, the spill file and the manifest, durably. Slow; touches nothing shared.
+    def write(self, pace: Pace = unpaced) -> None:
+        """Write runs, spill file and manifest, durably; then remove what no manifest needs now.
+
+        Slow; touches nothing shared.
 
         Raises:
             DiskFailed: the old manifest and its files are still whole.
         """
-        self.run = self.store.write_run(self.frozen)
+        self.windows = self.store.write_run(self.frozen, pace)
         if self.fresh:
             name = f"{self.index:016x}.spill"
             path = self.directory / manifest.SPILL_DIRECTORY / name
-            refs = write_spill(self.disk, path, self.fresh)
-            manifest.add_spills(self.state, self.fresh, refs)
-            for (_, block), ref in zip(self.fresh, refs, strict=True):
-                block.spill = ref
-        if self.run is not None:
-            self.state["runs"].append(self.run.pack())
+            write_spill(self.disk, path, self.fresh)
+            manifest.add_spills(self.state, self.fresh)
+        self.state["runs"] += [window.run.meta.pack() for window in self.windows]
         manifest.write(self.disk, self.directory, self.state)
+        self.store.remove(self.retired)
+        drop_spills(self.disk, self.directory, manifest.spill_files(self.state))
+
+
+def drop_spills(disk: Disk, directory: Path, named: set[str]) -> None:
+    """Remove the spill files that the newest manifest does not name."""
+    spills = directory / manifest.SPILL_DIRECTORY
+    for name in disk.list_dir(spills):
+        if name not in named:
+            disk.remove(spills / name)
 
 
 def _work(entry: Entry, applied: Applied) -> int:
     """Return what applying the entry has cost, in bytes of payload that cost the same."""
     work = len(entry.payload) + _ENTRY_BYTES
     match applied:
-        case ScheduleApplied(parts, _):
-            work += _PART_BYTES * len(parts)
+        case ScheduleApplied(parts, _, keyed):
+            work += _PART_BYTES * len(parts) + _KEY_BYTES * keyed
         case FireApplied(fired, _):
             work += _FIRED_BYTES * sum(len(rows) for _, rows in fired)
-        case CancelApplied(results):
+        case CancelApplied(results) | RescheduleApplied(results):
             work += _CANCEL_BYTES * len(results)
         case _:
             pass
@@ -124,13 +142,16 @@ class Engine:
         if state is not None:
             manifest.restore(self.machine, state, disk, directory)
             self.manifest_index = self.machine.applied_index
-        self._drop_spills(manifest.spill_files(state) if state else set())
+        drop_spills(disk, directory, manifest.spill_files(state) if state else set())
         self.commit_index = self.machine.applied_index
         self.leader: Leader | None = None
         self.digests: dict[LogIndex, str] = {}
         """Of the last checkpoints, by index: what other replicas are compared with."""
-        self._flushing = False
-        self.log_bytes_since_flush = 0
+        self.flushing = False
+        """A manifest is being written."""
+        self.applied_bytes = 0
+        """Of the log, since the start."""
+        self._flushed_bytes = 0
 
     # ---- applying
 
@@ -148,6 +169,14 @@ class Engine:
         first = LogIndex(self.machine.applied_index + 1)
         return first, LogIndex(min(self.commit_index, first + 255))
 
+    def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
+        """Return what a thread should ask the runs before these are folded; None: it is little."""
+        return self.machine.store.begin_lookup(entries)
+
+    def end_lookup(self, prepared: Prepared | None) -> None:
+        """Use what was asked for what is folded next; None: nothing any more."""
+        self.machine.store.end_lookup(prepared)
+
     def fold(self, entries: Sequence[Entry]) -> int:
         """Apply the next entries, up to about FOLD_BYTES; return how many were applied."""
         work = count = 0
@@ -157,7 +186,7 @@ class Engine:
             applied = self.machine.apply(entry)
             count += 1
             work += _work(entry, applied)
-            self.log_bytes_since_flush += len(entry.payload) + HEADER_SIZE
+            self.applied_bytes += len(entry.payload) + HEADER_SIZE
             if isinstance(applied, Checkpoint):
                 self._record(applied)
             if self._observe is not None:
@@ -188,20 +217,46 @@ class Engine:
             self.leader = None
             self.machine.store.follow()
 
+    # ---- fired messages that left memory
+
+    def begin_fetch(self) -> Fetch | None:
+        """Return what a thread should read of the spill files; None: nothing is wanted."""
+        wanted = self.machine.pages.wanted(FETCH_SIZE)
+        if not wanted:
+            return None
+        return Fetch(self._disk, self._directory / manifest.SPILL_DIRECTORY, wanted)
+
+    def end_fetch(self, fetch: Fetch) -> None:
+        """Use what was read: the leader hands it out at its next step.
+
+        Raises:
+            CorruptFile: a spill file is missing.
+        """
+        self.machine.pages.evict(PAGES_SIZE_MAX - FETCH_SIZE)
+        fetch.install(self.machine.pages)
+        if self.leader is not None:
+            self.leader.fetched()
+
     # ---- flushing
+
+    @property
+    def log_bytes_since_flush(self) -> int:
+        """Bytes of the log that a restart would apply again."""
+        return self.applied_bytes - self._flushed_bytes
 
     def wants_flush(self, *, memtable_bytes: int, log_bytes: int) -> bool:
         """Return whether enough has gathered for a flush, and none is under way."""
-        full = self.machine.store.memtable_bytes >= memtable_bytes
-        return not self._flushing and (full or self.log_bytes_since_flush >= log_bytes)
+        size = self.machine.store.memtable_bytes + self.machine.pages.unspilled_size
+        full = size >= memtable_bytes
+        return not self.flushing and (full or self.log_bytes_since_flush >= log_bytes)
 
     def begin_flush(self) -> Flush | None:
         """Take a consistent cut at the applied index. None: one is under way, or nothing is new."""
         index = self.machine.applied_index
-        if self._flushing or index == self.manifest_index:
+        if self.flushing or index == self.manifest_index:
             return None
-        self._flushing = True
-        self.log_bytes_since_flush = 0
+        self.flushing = True
+        self._flushed_bytes = self.applied_bytes
         state, fresh = manifest.capture(self.machine)
         store = self.machine.store
         state["runs"] = [run.pack() for run in store.runs]
@@ -210,14 +265,10 @@ class Engine:
 
     def end_flush(self, flush: Flush) -> None:
         """The manifest is durable: use the new run, forget what it replaces."""
-        self.machine.store.install(flush.frozen, flush.run)
-        self.machine.store.remove(flush.retired)
+        self.machine.store.install(flush.frozen, flush.windows)
+        self.machine.store.forget(flush.retired)
+        for spill in flush.fresh:
+            spill.install()
+        self.machine.pages.evict(PAGES_SIZE_MAX)
         self.manifest_index = flush.index
-        self._flushing = False
-        self._drop_spills(manifest.spill_files(flush.state))
-
-    def _drop_spills(self, named: set[str]) -> None:
-        directory = self._directory / manifest.SPILL_DIRECTORY
-        for name in self._disk.list_dir(directory):
-            if name not in named:
-                self._disk.remove(directory / name)
+        self.flushing = False

@@ -47,6 +47,7 @@ class Kind(enum.IntEnum):
     TOPIC = 6
     PRODUCER = 7
     CHECKPOINT = 8
+    RESCHEDULE = 9
 
 
 _KINDS: Final = frozenset(int(kind) for kind in Kind)

@@ -12,6 +12,7 @@ in the next one (group commit). The shell calls `step` after every batch of even
 `wake_at_ms`, and carries no decision of its own.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -43,10 +44,11 @@ from timer.machine import (
     FireApplied,
     GroupApplied,
     Machine,
+    RescheduleApplied,
     ScheduleApplied,
     Topic,
 )
-from timer.payloads import CreateGroup, Fire, GroupOp, Op
+from timer.payloads import CreateGroup, Fire, GroupOp, Ids, Keys, Op, Reschedule, Targets
 from timer.producers import Answer
 from timer.units import (
     DUE_MS_MAX,
@@ -72,14 +74,20 @@ GROUP_OFFSETS_MAX: Final = 2 * 65_536
 """Offsets in one GROUP entry."""
 ENDED_OFFSETS_MAX: Final = 65_536
 """Offsets in one ENDED op."""
+KEYED_ROWS_MAX: Final = 1024
+"""Timers with keys in one SCHEDULE entry, or request: each may have to be looked for in runs."""
+KEYS_MAX: Final = 256
+"""Keys in one CANCEL or RESCHEDULE entry."""
+RESCHEDULE_ROWS_MAX: Final = 32
+"""Timers in one RESCHEDULE entry: their payloads are read, perhaps from as many batches."""
+CHANGES_MAX: Final = 256
+"""Entries of reschedules, and of cancels by key, in flight; beyond it they are Overloaded."""
 WAITING_ROWS_MAX: Final = 1 << 20
 """Cancels that wait, and acked offsets that wait, beyond which they are refused as Overloaded."""
 DELIVERY_ROWS_MAX: Final = 2048
 DELIVERIES_MAX: Final = 32
 """Leases, of about a megabyte at most, handed out before the shell's loop has its turn."""
 OVERLOAD_RETRY_MS: Final = 50
-PRELOAD_MS: Final = 500
-"""How often the store copies ahead what its runs hold for the next seconds."""
 
 
 class Now(NamedTuple):
@@ -201,7 +209,7 @@ class Leader:
         self._parts: list[tuple[Part, Done]] = []
         self._parts_bytes = 0
         self._admitted: dict[ProducerId, int] = {}
-        """The last sequence taken of each producer in this epoch."""
+        """The last sequence taken of each producer, while that is on its way."""
         self._cancels: list[tuple[I64, U64, Done]] = []
         self._cancels_rows = 0
         self._group_batch = _GroupBatch()
@@ -211,6 +219,7 @@ class Leader:
         self._schedules_in_flight = 0
         self._groups_in_flight = 0
         self._cancels_in_flight = 0
+        self._changes_in_flight = 0
         self.bytes_in_flight = 0
         """Bytes of schedules waiting or appended and not yet applied."""
         self._fires_in_flight = 0
@@ -218,8 +227,11 @@ class Leader:
         self._fire_refused = False
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
-        self._preload_at_ms = now.mono_ms
         self._leases: dict[GroupId, Leases] = {}
+        self._deadlines: list[tuple[MonoMs, GroupId]] = []
+        """A heap: when to look which group's leases may have ended."""
+        self._watched: dict[GroupId, MonoMs] = {}
+        """Group -> its least deadline in there."""
         self._hungry: dict[GroupId, None] = {}
         """Groups whose consumers may have something to get, in the order of their turns."""
         self._cut_short = False
@@ -252,6 +264,9 @@ class Leader:
         """
         self._check_open()
         size = part.size
+        if part.keyed > KEYED_ROWS_MAX:
+            limit = f"a request holds at most {KEYED_ROWS_MAX} timers with keys"
+            raise InvalidRequest("keys", part.keyed, limit)
         if not 1 <= len(part.due_ms) <= ENTRY_ROWS_MAX:
             limit = f"a request holds 1 to {ENTRY_ROWS_MAX} timers"
             raise InvalidRequest("timers", len(part.due_ms), limit)
@@ -292,6 +307,48 @@ class Leader:
             raise Overloaded("the leader's queue of cancels", retry_after_ms=OVERLOAD_RETRY_MS)
         self._cancels.append((due_ms, seq, done))
         self._cancels_rows += len(seq)
+
+    def cancel_keys(self, targets: Keys, now: Now, done: Done) -> None:
+        """Take one cancel by keys, all different; `done` gets the CancelApplied.
+
+        Raises:
+            InvalidRequest: it has no key, or more than fit into one entry.
+            Overloaded: too much is in flight already; nothing was taken.
+        """
+        self._check_changes(len(targets), "keys", KEYS_MAX)
+        self._change(Kind.CANCEL, payloads.encode_cancel(targets), now, done)
+
+    def reschedule(self, targets: Targets, requested_ms: I64, now: Now, done: Done) -> None:
+        """Take one reschedule, of keys that are all different or of ids; one due time each, (n,).
+
+        `done` gets the RescheduleApplied.
+
+        Raises:
+            InvalidRequest: it has no timer, or more than fit into one entry.
+            Overloaded: too much is in flight already; nothing was taken.
+        """
+        field = "keys" if isinstance(targets, Keys) else "timer_ids"
+        self._check_changes(len(targets), field, RESCHEDULE_ROWS_MAX)
+        order = Reschedule(targets, self.effective_due(requested_ms, now), requested_ms)
+        self._change(Kind.RESCHEDULE, payloads.encode_reschedule(order), now, done)
+        if int(requested_ms.min()) <= now.clock_ms:
+            self._fire(now)  # what is due at once waits for no second commit
+
+    def _check_changes(self, rows: int, field: str, rows_max: int) -> None:
+        self._check_open()
+        if not 1 <= rows <= rows_max:
+            raise InvalidRequest(field, rows, f"a request holds 1 to {rows_max}")
+        if self._changes_in_flight >= CHANGES_MAX:
+            raise Overloaded("the leader's queue of changes", retry_after_ms=OVERLOAD_RETRY_MS)
+
+    def _change(self, kind: Kind, payload: list[bytes], now: Now, done: Done) -> None:
+        self._changes_in_flight += 1
+
+        def answer(applied: Applied | TimerError) -> None:
+            self._changes_in_flight -= 1
+            done(applied)
+
+        self._propose(kind, payload, now, answer)
 
     def register(self, token: bytes, now: Now, done: Done) -> None:
         """Register a producer; `done` gets its ProducerId."""
@@ -388,9 +445,6 @@ class Leader:
         if self.closed is not None:
             return
         self._expire_leases(now)
-        if now.mono_ms >= self._preload_at_ms:
-            self._preload_at_ms = MonoMs(now.mono_ms + PRELOAD_MS)
-            self.machine.store.preload(now.clock_ms)
         self._step_fire(now)
         self._flush_schedules(now)
         self._flush_cancels(now)
@@ -416,11 +470,7 @@ class Leader:
             wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - now.clock_ms)))
         if self._cut_short:
             wake = min(wake, MonoMs(now.mono_ms + 1))
-        for leases in self._leases.values():
-            deadline = leases.wake_at_ms()
-            if deadline is not None:
-                wake = min(wake, deadline)
-        return wake
+        return min(wake, self._deadlines[0][0]) if self._deadlines else wake
 
     def hand_out(self, now: Now) -> list[Delivery]:
         """Lease what is ready to consumers with credit. Only while the epoch's lease is held.
@@ -436,6 +486,7 @@ class Leader:
             lease = leases.hand_out(now.mono_ms, topic.queue, DELIVERY_ROWS_MAX)
             if lease is not None:
                 out.append(Delivery(self.epoch, topic, group, lease, group.attempts(lease.offsets)))
+                self._watch(turns[0], lease.deadline_ms)
                 turns.rotate(-1)
                 continue
             self._add_op(leases.reserve())
@@ -454,8 +505,13 @@ class Leader:
                 done(applied)
         if isinstance(applied, FireApplied):
             self._feed(topic for topic, _ in applied.fired)
-        elif isinstance(applied, ScheduleApplied):
+        elif isinstance(applied, ScheduleApplied | RescheduleApplied):
             self._feed(applied.ready)
+
+    def fetched(self) -> None:
+        """Messages that had left memory are there again."""
+        for group_id in self._leases:
+            self._hungry.setdefault(group_id)
 
     def refuse(self, why: TimerError) -> None:
         """Take nothing new but acks, hand nothing out; what was taken goes on: a drain begins."""
@@ -514,11 +570,13 @@ class Leader:
             self._schedules_in_flight < self._config.schedules_in_flight
             or self._parts_bytes >= self._config.gather_bytes
         ):
-            taken, rows, size = 0, 0, 0
+            taken, rows, size, keyed = 0, 0, 0, 0
             for part, _ in self._parts:
                 rows += len(part.due_ms)
                 size += part.size
-                if taken and (rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX):
+                keyed += part.keyed
+                full = rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX or keyed > KEYED_ROWS_MAX
+                if taken and full:
                     break
                 taken += 1
                 if taken == ENTRY_PARTS_MAX:
@@ -536,6 +594,7 @@ class Leader:
         def answer(applied: Applied | TimerError) -> None:
             self._schedules_in_flight -= 1
             self.bytes_in_flight -= size
+            self._settled(batch)
             if isinstance(applied, TimerError):
                 for done in waiters:
                     done(applied)
@@ -547,6 +606,12 @@ class Leader:
         self._propose(Kind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
         if any(int(part.due_ms.min()) <= now.clock_ms for part, _ in batch):
             self._fire(now)  # right behind it: what is due at once waits for no second commit
+
+    def _settled(self, batch: list[tuple[Part, Done]]) -> None:
+        """Requests were applied or refused: what the machine knows of their producers counts."""
+        for part, _ in batch:
+            if self._admitted.get(part.producer_id) == part.sequence:
+                del self._admitted[part.producer_id]
 
     def _flush_cancels(self, now: Now) -> None:
         if not self._cancels or self._cancels_in_flight >= 2:
@@ -570,7 +635,7 @@ class Leader:
 
         due = np.concatenate([due_ms for due_ms, _, _ in batch])
         seq = np.concatenate([seq for _, seq, _ in batch])
-        self._propose(Kind.CANCEL, payloads.encode_cancel(due, seq), now, answer)
+        self._propose(Kind.CANCEL, payloads.encode_cancel(Ids(due, seq)), now, answer)
 
     # ---- firing
 
@@ -604,8 +669,23 @@ class Leader:
     # ---- groups
 
     def _expire_leases(self, now: Now) -> None:
-        for leases in self._leases.values():
+        while self._deadlines and self._deadlines[0][0] <= now.mono_ms:
+            at_ms, group_id = heapq.heappop(self._deadlines)
+            if self._watched.get(group_id) != at_ms:
+                continue  # it was looked at earlier
+            del self._watched[group_id]
+            leases = self._leases[group_id]
             self._add_op(leases.expire(now.mono_ms))
+            next_ms = leases.wake_at_ms()
+            if next_ms is not None:
+                self._watch(group_id, next_ms)
+
+    def _watch(self, group_id: GroupId, deadline_ms: MonoMs) -> None:
+        """Look at a group's leases no later than at a deadline."""
+        known_ms = self._watched.get(group_id)
+        if known_ms is None or deadline_ms < known_ms:
+            self._watched[group_id] = deadline_ms
+            heapq.heappush(self._deadlines, (deadline_ms, group_id))
 
     def _add_op(self, op: GroupOp | None) -> None:
         if op is None:

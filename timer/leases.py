@@ -39,6 +39,8 @@ RESERVE_AHEAD: Final = 4096
 SCAN_MAX: Final = 65_536
 """Offsets looked at in one go when most are acked already, as after a failover."""
 
+DEADLINES_MIN: Final = 1024
+
 DELIVERY_BYTES: Final = 1 << 20
 """Of payloads, keys and headers in one delivery, unless one message alone has more."""
 
@@ -116,13 +118,19 @@ class Leases:
     def hand_out(self, now_ms: MonoMs, queue: Queue, limit: int) -> Lease | None:
         """Lease up to `limit` messages, of about a megabyte, to the next consumer with credit.
 
-        None: no consumer has credit, or no message is free.
+        None: no consumer has credit, no message is free, or those that are were sent for.
         """
         consumer = self._next_consumer()
         if consumer is None:
             return None
         offsets = self._take(queue.end, min(limit, consumer.credit))
         if not len(offsets):
+            return None
+        there = queue.at_hand(offsets)
+        if there < len(offsets):
+            self._back.appendleft(offsets[there:])
+            offsets = offsets[:there]
+        if not there:
             return None
         fitting = queue.fitting(offsets, DELIVERY_BYTES)
         if fitting < len(offsets):
@@ -134,10 +142,17 @@ class Leases:
         self._next_lease += 1
         self._held[lease.lease_id] = lease
         self._mark(offsets, np.uint64(lease.lease_id))
-        heapq.heappush(self._deadlines, (lease.deadline_ms, lease.lease_id))
+        self._watch(lease)
         consumer.leases.add(lease.lease_id)
         consumer.credit -= len(offsets)
         return lease
+
+    def _watch(self, lease: Lease) -> None:
+        """Note its deadline; forget those of leases that ended long before theirs."""
+        heapq.heappush(self._deadlines, (lease.deadline_ms, lease.lease_id))
+        if len(self._deadlines) > 2 * len(self._held) + DEADLINES_MIN:
+            self._deadlines = [(each.deadline_ms, each.lease_id) for each in self._held.values()]
+            heapq.heapify(self._deadlines)
 
     def _next_consumer(self) -> Consumer | None:
         for _ in range(len(self.consumers)):

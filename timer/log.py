@@ -213,6 +213,20 @@ class Log:
         """Bytes in all segment files."""
         return sum(each.size for each in self._view.segments)
 
+    def first_within(self, size_bytes: int) -> LogIndex:
+        """Return the first entry of the longest row of last segments that takes at most so much.
+
+        That of the active segment, whatever its size.
+        """
+        segments = self._view.segments
+        first = segments[-1].header.first
+        for each in reversed(segments):
+            size_bytes -= each.size
+            if size_bytes < 0:
+                break
+            first = each.header.first
+        return first
+
     def epoch_at(self, index: LogIndex) -> Epoch | None:
         """Return the epoch of an entry in [first_index - 1, last_index]; None: not in the log."""
         view = self._view
@@ -463,6 +477,22 @@ class Log:
         finally:
             self._file.close()
             self._mark.close()
+
+
+def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
+    """Replace whatever is there by an empty log that goes on after entry `after`, of `epoch`.
+
+    A crash may leave anything: whoever needs it repeats it.
+
+    Raises:
+        DiskFailed: the disk refused.
+    """
+    disk.make_dir(directory)
+    for name in disk.list_dir(directory):
+        disk.remove(directory / name)
+    disk.sync_dir(directory)
+    _, file = _create(disk, directory, Header(LogIndex(after + 1), epoch, LogIndex(0)))
+    file.close()
 
 
 class _Mark(NamedTuple):

@@ -5,8 +5,8 @@ clock, no file layout, no wheel. What the leader decided stands in the entry; wh
 by state at the entry's index and by the entry's time.
 
     SCHEDULE --> store (pending) --FIRE--> queue of the topic --> groups --> gone
-                     |  CANCEL
-                     v
+                  ^  |  CANCEL, a key that is replaced
+       RESCHEDULE |  v
                   cancelled
 
 Conservation (P7): scheduled = pending + fired + cancelled + dropped, checked at each CHECKPOINT.
@@ -22,12 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import payloads
-from timer.columns import I64, TOMBSTONE, U64, Buffers, RowArray, decode_schedule
+from timer.columns import I64, TOMBSTONE, U32, U64, Buffers, RowArray, decode_schedule, gather
+from timer.conflicts import NEW_MAX, decide
 from timer.entry import Entry, Kind
 from timer.errors import TimerError, UnknownVersion
 from timer.groups import Group
+from timer.keys import hash_keys
 from timer.outcomes import HORIZON_MS, Cancels
-from timer.payloads import CreateGroup, GroupOp, Op, Start
+from timer.pages import Pages
+from timer.payloads import CreateGroup, GroupOp, Ids, Op, Start, Targets
 from timer.producers import Answer, Producers
 from timer.queues import Queue
 from timer.store import Store
@@ -47,8 +50,8 @@ from timer.units import (
 RETENTION_MS: Final = 7 * 24 * 3_600_000
 """How long a topic without groups keeps what has fired."""
 FIRE_MARK_MS: Final = 10_000
-APPLY_VERSION: Final = 1
-"""How entries are applied; a replica that does not know an epoch's version stops."""
+RESCHEDULE_BYTES_MAX: Final = 4 << 20
+"""Payloads that one RESCHEDULE moves; what is beyond is LEFT."""
 
 _MASK: Final = (1 << 64) - 1
 
@@ -56,6 +59,9 @@ CANCELLED: Final = 1
 ALREADY_CANCELLED: Final = 2
 ALREADY_FIRED: Final = 3
 NOT_FOUND: Final = 4
+RESCHEDULED: Final = CANCELLED
+LEFT: Final = 5
+"""Of a reschedule: still pending as it was; ask again."""
 
 
 @dataclass(slots=True)
@@ -81,9 +87,14 @@ class Topic:
     name: str
     queue: Queue = field(default_factory=Queue)
     groups: dict[str, Group] = field(default_factory=dict)
+    group_by_id: dict[GroupId, Group] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     pending_sum: int = 0
     """Sum of hashes of (due, seq, payload size) of the pending rows, modulo 2 ** 64."""
+
+    def add(self, group: Group) -> None:
+        """Let it have one more group."""
+        self.groups[group.name] = self.group_by_id[group.group_id] = group
 
     def trim(self) -> None:
         """Let go of what every group has acked. Without groups retention decides."""
@@ -111,6 +122,8 @@ class ScheduleApplied:
     parts: tuple[tuple[Answer, bool] | TimerError, ...]
     ready: tuple[TopicId, ...]
     """Topics whose queues grew, by rows that were due already."""
+    keyed: int = 0
+    """Rows that have a key: each was looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,21 @@ class CancelApplied:
     """Per target: CANCELLED, ALREADY_CANCELLED, ALREADY_FIRED or NOT_FOUND, (n, uint8)."""
 
     results: npt.NDArray[np.uint8]
+    targets: Ids
+    """Which timers that were; of a key that nobody has, seq = 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescheduleApplied:
+    """Per target: RESCHEDULED, LEFT, or why not, as of a cancel, (n, uint8)."""
+
+    results: npt.NDArray[np.uint8]
+    targets: Ids
+    """Which timers that were; of a key that nobody has, seq = 0."""
+    timers: Ids
+    """The new timers; valid where RESCHEDULED."""
+    ready: tuple[TopicId, ...]
+    """Topics whose queues grew, by rows that were due already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +175,7 @@ class GroupApplied:
 Applied: TypeAlias = (
     ScheduleApplied
     | CancelApplied
+    | RescheduleApplied
     | FireApplied
     | GroupApplied
     | payloads.EpochStart
@@ -171,6 +200,7 @@ class Machine:
         self.next_topic_id = TopicId(1)
         self.next_group_id = GroupId(1)
         self.counts = Counts()
+        self.pages = Pages()
         self.topics: dict[TopicId, Topic] = {}
         self.topic_by_name: dict[str, Topic] = {}
         self.producers = Producers()
@@ -197,6 +227,8 @@ class Machine:
                 return self._group(entry)
             case Kind.CANCEL:
                 return self._cancel(entry)
+            case Kind.RESCHEDULE:
+                return self._reschedule(entry)
             case Kind.TOPIC:
                 return self._topic(entry)
             case Kind.PRODUCER:
@@ -212,22 +244,28 @@ class Machine:
     def _schedule(self, entry: Entry) -> ScheduleApplied:
         schedule = decode_schedule(entry.payload)
         rows = schedule.rows
+        modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])
         results: list[tuple[Answer, bool] | TimerError] = []
-        start, repeats = 0, []
+        fresh: list[Answer] = []
+        keep = np.zeros(len(rows), np.bool_)
+        start = 0
         for producer_id, sequence, size, _ in schedule.parts.tolist():
             stop = start + size
             result = self._part(ProducerId(producer_id), sequence, rows[start:stop])
-            if isinstance(result, TimerError) or result[1]:
-                repeats.append(slice(start, stop))
+            if not isinstance(result, TimerError) and not result[1]:
+                fresh.append(result[0])
+                keep[start:stop] = True
             results.append(result)
             start = stop
-        if repeats:
-            keep = np.ones(len(rows), np.bool_)
-            for part in repeats:
-                keep[part] = False
-            rows = rows[keep]
-        ready = self._admit(rows, entry) if len(rows) else ()
-        return ScheduleApplied(tuple(results), ready)
+        if not keep.all():
+            rows, modes = rows[keep], modes[keep]
+        ready: tuple[TopicId, ...] = ()
+        keyed = int(np.count_nonzero(rows["key_size"]))
+        if keyed:
+            rows = self._decide(rows, modes, entry.payload, fresh)
+        if len(rows):
+            ready = self._admit(rows, entry.payload)
+        return ScheduleApplied(tuple(results), ready, keyed)
 
     def _part(
         self, producer_id: ProducerId, sequence: int, rows: RowArray
@@ -247,26 +285,59 @@ class Machine:
             self.producers.accept(producer_id, answer, self.applied_time_ms)
         return answer, False
 
-    def _admit(self, rows: RowArray, entry: Entry) -> tuple[TopicId, ...]:
-        """Put rows with seqs into the store, or into their queues if they are due already."""
+    def _decide(
+        self, rows: RowArray, modes: U32, payload: memoryview, answers: list[Answer]
+    ) -> RowArray:
+        """Keep keys unique; complete the answers; return the rows that become timers, and stay."""
+        keyed = rows[rows["key_size"] > 0]
+        keys, topic = gather(keyed, {0: payload}, "key"), keyed["topic"].astype(np.uint32)
+        hashes = hash_keys(topic, keys)
+        held = self.store.find_keys(topic, keys, hashes)
+        decision = decide(rows, modes, keys, hashes, held, self.last_read_time_ms)
+        start = 0
+        for answer in answers:
+            stop = start + len(answer.due_ms)
+            answer.verdicts = decision.verdicts.part(start, stop)
+            start = stop
+        if len(decision.ended):
+            self.store.end(decision.ended)
+            self._ended(decision.ended)
+        if decision.undone.any():
+            self._count_scheduled(rows[decision.undone])
+            self._ended(rows[decision.undone], were_pending=False)
+        stay = (decision.verdicts.verdict <= NEW_MAX) & ~decision.undone
+        return rows if stay.all() else rows[stay]
+
+    def _ended(self, rows: RowArray, *, were_pending: bool = True) -> None:
+        """Count timers as cancelled, and remember them."""
+        for topic, mine in self._by_topic(rows):
+            topic.counts.cancelled += len(mine)
+            if were_pending:
+                topic.pending_sum = (topic.pending_sum - _row_sum(mine)) & _MASK
+        self.counts.cancelled += len(rows)
+        self.cancels.add(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+
+    def _count_scheduled(self, rows: RowArray) -> None:
         self.counts.scheduled += len(rows)
         for topic, mine in self._by_topic(rows):
             topic.counts.scheduled += len(mine)
+
+    def _admit(self, rows: RowArray, payload: bytes | memoryview) -> tuple[TopicId, ...]:
+        """Put rows with seqs into the store, or into their queues if they are due already."""
+        self._count_scheduled(rows)
         due = rows["due_ms"] <= self.last_read_time_ms
         if not due.any():
-            self._insert(rows, entry)
+            self._insert(rows, payload)
             return ()
         if not due.all():
-            self._insert(rows[~due], entry)
-        return tuple(
-            topic.topic_id
-            for topic, _ in self._enqueue(rows[due], {0: entry.payload}, entry.time_ms)
-        )
+            self._insert(rows[~due], payload)
+        moved = self._enqueue(rows[due], {0: payload}, self.applied_time_ms)
+        return tuple(topic.topic_id for topic, _ in moved)
 
-    def _insert(self, rows: RowArray, entry: Entry) -> None:
+    def _insert(self, rows: RowArray, payload: bytes | memoryview) -> None:
         for topic, mine in self._by_topic(rows):
             topic.pending_sum = (topic.pending_sum + _row_sum(mine)) & _MASK
-        self.store.insert(rows, entry.payload)
+        self.store.insert(rows, payload)
 
     def _enqueue(
         self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs
@@ -297,18 +368,49 @@ class Machine:
         return FireApplied(tuple((topic.topic_id, rows) for topic, rows in moved), fired.limited)
 
     def _cancel(self, entry: Entry) -> CancelApplied:
-        due_ms, seq = payloads.decode_cancel(entry.payload)
-        hit, removed = self.store.cancel(due_ms, seq)
-        for topic, mine in self._by_topic(removed):
-            topic.pending_sum = (topic.pending_sum - _row_sum(mine)) & _MASK
-            topic.counts.cancelled += len(mine)
-        self.counts.cancelled += len(removed)
-        self.cancels.add(due_ms[hit], seq[hit])
-        results = np.full(len(seq), NOT_FOUND, np.uint8)
-        results[self._ended_by_fire(due_ms, seq)] = ALREADY_FIRED
-        results[self.cancels.contain(due_ms, seq)] = ALREADY_CANCELLED
+        targets = self._ids(payloads.decode_cancel(entry.payload))
+        hit, removed = self.store.cancel(targets.due_ms, targets.seq)
+        self._ended(removed)
+        results = self.judge(targets)
         results[hit] = CANCELLED
-        return CancelApplied(results)
+        return CancelApplied(results, targets)
+
+    def _reschedule(self, entry: Entry) -> RescheduleApplied:
+        order = payloads.decode_reschedule(entry.payload)
+        targets = self._ids(order.targets)
+        n = len(targets)
+        timers = Ids(order.due_ms, np.arange(self.next_seq, self.next_seq + n, dtype=np.uint64))
+        whole, left = self.store.read(targets.due_ms, targets.seq, RESCHEDULE_BYTES_MAX)
+        moved = whole.rows["seq"] > 0
+        rows = whole.rows[moved]
+        self.store.end(rows)
+        self._ended(rows)
+        results = self.judge(targets)
+        results[left] = LEFT
+        results[moved] = RESCHEDULED
+        self.next_seq = Seq(self.next_seq + n)
+        rows["due_ms"], rows["seq"] = timers.due_ms[moved], timers.seq[moved]
+        rows["requested_ms"] = order.requested_ms[moved]
+        ready = self._admit(rows, whole.blob) if len(rows) else ()
+        return RescheduleApplied(results, targets, timers, ready)
+
+    def _ids(self, targets: Targets) -> Ids:
+        """Return which pending timers have the keys; seq = 0 for none, and for a repeated key."""
+        if isinstance(targets, Ids):
+            return targets
+        rows = self.store.find_keys(targets.topic, targets.key)
+        seq = rows["seq"].astype(np.uint64)
+        first = np.zeros(len(seq), np.bool_)
+        first[np.unique(seq, return_index=True)[1]] = True
+        seq[~first] = 0
+        return Ids(np.where(seq > 0, rows["due_ms"], 0), seq)
+
+    def judge(self, targets: Ids) -> npt.NDArray[np.uint8]:
+        """Return what became of timers that are not pending: (n, uint8), as of a cancel."""
+        results = np.full(len(targets), NOT_FOUND, np.uint8)
+        results[self._ended_by_fire(targets.due_ms, targets.seq)] = ALREADY_FIRED
+        results[self.cancels.contain(targets.due_ms, targets.seq)] = ALREADY_CANCELLED
+        return results
 
     def _ended_by_fire(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which genuine ids, if not cancelled, fired within the horizon (n, bool)."""
@@ -341,7 +443,7 @@ class Machine:
         name = payloads.decode_topic(entry.payload)
         topic = self.topic_by_name.get(name)
         if topic is None:
-            topic = Topic(self.next_topic_id, name)
+            topic = Topic(self.next_topic_id, name, Queue(pages=self.pages))
             assert topic.topic_id < TOMBSTONE
             self.next_topic_id = TopicId(topic.topic_id + 1)
             self.restore_topic(topic)
@@ -375,15 +477,14 @@ class Machine:
 
     def group(self, topic_id: TopicId, group_id: GroupId) -> Group:
         """Return a group by its id."""
-        groups = self.topics[topic_id].groups.values()
-        return next(group for group in groups if group.group_id == group_id)
+        return self.topics[topic_id].group_by_id[group_id]
 
     def _create_group(self, create: CreateGroup) -> Group:
         topic = self.topics[create.topic]
         if create.name not in topic.groups:
             queue = topic.queue
             cursor = queue.begin if create.start is Start.EARLIEST else queue.end
-            topic.groups[create.name] = Group(
+            group = Group(
                 group_id=self.next_group_id,
                 topic=create.topic,
                 name=create.name,
@@ -392,6 +493,7 @@ class Machine:
                 reserved=cursor,
                 base=cursor,
             )
+            topic.add(group)
             self.next_group_id = GroupId(self.next_group_id + 1)
         return topic.groups[create.name]
 
@@ -399,8 +501,10 @@ class Machine:
 
     def _epoch(self, entry: Entry) -> payloads.EpochStart:
         start = payloads.decode_epoch(entry.payload)
-        if start.apply_version != APPLY_VERSION:
-            raise UnknownVersion(f"entry {entry.index}", start.apply_version, APPLY_VERSION)
+        if start.apply_version != payloads.APPLY_VERSION:
+            raise UnknownVersion(
+                f"entry {entry.index}", start.apply_version, payloads.APPLY_VERSION
+            )
         for topic in self.topics.values():
             for group in topic.groups.values():
                 group.begin_epoch(topic.queue.end)

@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 1.
+"""The manifest: one replica's state at one committed index, format version 3.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  1
+    8   4   version  3
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` makes
@@ -20,15 +20,17 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
+from timer.conflicts import Verdicts
 from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.groups import Group
 from timer.machine import Checkpoint, Counts, Machine, Topic
 from timer.order import START, Position
+from timer.pages import Block, Pages, SpillRef
 from timer.producers import Answer, Producer
-from timer.queues import Block, SpillRef
+from timer.queues import Queue
 from timer.run import RunMeta
-from timer.spill import read_spill
+from timer.spill import Spill, check_spill, read_page
 from timer.store import Store
 from timer.units import (
     Epoch,
@@ -43,9 +45,12 @@ from timer.units import (
 )
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 1
+VERSION: Final = 3
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
+RUN_DIRECTORY: Final = "runs"
+DIRECTORIES: Final = (RUN_DIRECTORY, SPILL_DIRECTORY)
+"""Beside the manifest; nothing else is."""
 
 _HEADER: Final = struct.Struct("<8sIIQ")
 
@@ -53,17 +58,18 @@ State = dict[str, Any]
 """The body of a manifest."""
 
 
-def capture(machine: Machine) -> tuple[State, list[tuple[TopicId, Block]]]:
-    """Return the state at `applied_index`, without runs, and the blocks that need a spill file.
+def capture(machine: Machine) -> tuple[State, list[Spill]]:
+    """Return the state at `applied_index`, without runs, and what needs a spill file.
 
     Nothing in it changes later, and what is large is encoded only by `write`, in its thread.
-    Each queue's blocks are named by their SpillRef once they have one; fill in the others'
-    (`add_spills`) after writing them.
+    Blocks that are spilled already are in it; add the others (`add_spills`) after writing them.
     """
-    fresh: list[tuple[TopicId, Block]] = []
+    fresh: list[Spill] = []
     topics = []
     for topic_id, topic in sorted(machine.topics.items()):
-        fresh += [(topic_id, block) for block in topic.queue.blocks if block.spill is None]
+        blocks = topic.queue.unspilled()
+        if blocks:
+            fresh.append(Spill(topic_id, topic.queue, blocks, []))
         topics.append(_topic_state(topic))
     state: State = {
         "index": machine.applied_index,
@@ -85,11 +91,11 @@ def capture(machine: Machine) -> tuple[State, list[tuple[TopicId, Block]]]:
     return state, fresh
 
 
-def add_spills(state: State, fresh: list[tuple[TopicId, Block]], refs: list[SpillRef]) -> None:
+def add_spills(state: State, fresh: list[Spill]) -> None:
     """Name in `state` the blocks that were just spilled."""
     by_topic = {topic["id"]: topic for topic in state["topics"]}
-    for (topic_id, _), ref in zip(fresh, refs, strict=True):
-        by_topic[topic_id]["blocks"].append([ref.file, ref.position, ref.size])
+    for spill in fresh:
+        by_topic[spill.topic]["blocks"] += [_block_state(block) for block in spill.new]
 
 
 def recover_store(state: State | None, disk: Disk, directory: Path) -> Store:
@@ -110,11 +116,40 @@ def spill_files(state: State) -> set[str]:
     return {block[0] for topic in state["topics"] for block in topic["blocks"]}
 
 
+def files(state: State) -> list[tuple[str, int, int | None]]:
+    """Return (path beside the manifest, size, CRC-32) of every file that the manifest needs.
+
+    Of a spill file the manifest knows only the name: its CRC-32 is None, its size what it needs at
+    least.
+    """
+    found: list[tuple[str, int, int | None]] = []
+    for run in (RunMeta.unpack(fields) for fields in state["runs"]):
+        found.append((f"{RUN_DIRECTORY}/{run.name}", run.size, run.crc32))
+        if run.keys_size:
+            found.append((f"{RUN_DIRECTORY}/{run.keys_name}", run.keys_size, run.keys_crc32))
+    ends: dict[str, int] = {}
+    for topic in state["topics"]:
+        for name, position, size, *_ in topic["blocks"]:
+            ends[name] = max(ends.get(name, 0), position + size)
+    return found + [(f"{SPILL_DIRECTORY}/{name}", end, None) for name, end in sorted(ends.items())]
+
+
+def check_spills(state: State, disk: Disk, directory: Path) -> None:
+    """Read the parts of spill files that the manifest needs.
+
+    Raises:
+        CorruptFile: a file is cut or damaged.
+    """
+    for topic in state["topics"]:
+        for block in topic["blocks"]:
+            read_page(disk, directory / SPILL_DIRECTORY, SpillRef(*block[:3]))
+
+
 def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None:
     """Bring an empty machine to the captured state; its store has the runs already.
 
     Raises:
-        CorruptFile: a spill file is missing or damaged, or the digest differs.
+        CorruptFile: a spill file is missing or cut, or the digest differs.
     """
     machine.applied_index = LogIndex(state["index"])
     machine.applied_epoch = Epoch(state["epoch"])
@@ -126,8 +161,12 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.next_topic_id = TopicId(next_topic_id)
     machine.next_group_id = GroupId(next_group_id)
     machine.counts = Counts(*state["counts"])
+    refs = [SpillRef(*block[:3]) for topic in state["topics"] for block in topic["blocks"]]
+    for name in spill_files(state):
+        mine = [ref for ref in refs if ref.file == name]
+        check_spill(disk, directory / SPILL_DIRECTORY / name, mine)
     for fields in state["topics"]:
-        machine.restore_topic(_topic(fields, disk, directory / SPILL_DIRECTORY))
+        machine.restore_topic(_topic(fields, machine.pages))
     machine.producers.next_id = ProducerId(state["next_producer"])
     for fields in state["producers"]:
         machine.producers.restore(*_producer(fields))
@@ -188,34 +227,36 @@ def _topic_state(topic: Topic) -> State:
         "begin": queue.begin,
         "end": queue.end,
         "chain": queue.chain,
-        "blocks": [
-            [block.spill.file, block.spill.position, block.spill.size]
-            for block in queue.blocks
-            if block.spill is not None
-        ],
+        "marks": [list(mark) for mark in queue.marks],
+        "blocks": [_block_state(block) for block in queue.blocks if block.spill is not None],
         "groups": [_group_state(group) for group in topic.groups.values()],
     }
 
 
-def _topic(fields: State, disk: Disk, spills: Path) -> Topic:
-    topic = Topic(TopicId(fields["id"]), fields["name"], counts=Counts(*fields["counts"]))
+def _block_state(block: Block) -> list[Any]:
+    assert block.spill is not None
+    ref = block.spill
+    return [ref.file, ref.position, ref.size, block.first, block.end]
+
+
+def _topic(fields: State, pages: Pages) -> Topic:
+    queue = Queue(pages=pages, marks=deque((a, QueueOffset(b)) for a, b in fields["marks"]))
+    counts = Counts(*fields["counts"])
+    topic = Topic(TopicId(fields["id"]), fields["name"], queue, counts=counts)
     topic.pending_sum = fields["pending_sum"]
-    queue = topic.queue
-    refs = [SpillRef(*block) for block in fields["blocks"]]
-    for name in dict.fromkeys(ref.file for ref in refs):
-        mine = [ref for ref in refs if ref.file == name]
-        for _, block in read_spill(disk, spills / name, mine):
-            if not queue.blocks:
-                queue.end = block.first
-            queue.restore(block)
+    blocks = [
+        Block(QueueOffset(first), QueueOffset(end), None, SpillRef(*ref))
+        for *ref, first, end in fields["blocks"]
+    ]
+    queue.end = blocks[0].first if blocks else QueueOffset(fields["end"])
+    for block in blocks:
+        queue.restore(block)
     queue.begin = QueueOffset(fields["begin"])
-    if not queue.blocks:
-        queue.end = QueueOffset(fields["end"])
     queue.chain = fields["chain"]
     assert queue.end == fields["end"], (queue.end, fields["end"])
     for group_fields in fields["groups"]:
         group = _group(group_fields)
-        topic.groups[group.name] = group
+        topic.add(group)
     return topic
 
 
@@ -238,7 +279,10 @@ def _group_state(group: Group) -> State:
 def _pack(value: object) -> object:
     """Return what msgpack writes for a value that `capture` left as it was: in the thread."""
     if isinstance(value, Answer):
-        return [value.sequence, value.first_seq, value.due_ms.tobytes()]
+        verdicts = value.verdicts
+        columns = () if verdicts is None else (verdicts.verdict, verdicts.due_ms, verdicts.seq)
+        tail = [column.tobytes() for column in columns]
+        return [value.sequence, value.first_seq, value.due_ms.tobytes(), *tail]
     assert isinstance(value, np.ndarray), type(value)
     if value.dtype == np.uint64:  # seqs of cancels
         return value.tobytes()
@@ -275,12 +319,21 @@ def _producer_state(producer_id: ProducerId, producer: Producer) -> list[Any]:
 
 def _producer(fields: list[Any]) -> tuple[ProducerId, Producer]:
     producer_id, token, used_at_ms, last_sequence, answers = fields
-    kept = deque(
-        Answer(sequence, Seq(first_seq), np.frombuffer(due_ms, np.int64))
-        for sequence, first_seq, due_ms in answers
-    )
+    kept = deque(_answer(*answer) for answer in answers)
     rows = sum(len(answer.due_ms) for answer in kept)
     return ProducerId(producer_id), Producer(token, UnixMs(used_at_ms), last_sequence, kept, rows)
+
+
+def _answer(sequence: int, first_seq: int, due_ms: bytes, *tail: bytes) -> Answer:
+    answer = Answer(sequence, Seq(first_seq), np.frombuffer(due_ms, np.int64))
+    if tail:
+        verdict, other_due, other_seq = tail
+        answer.verdicts = Verdicts(
+            np.frombuffer(verdict, np.uint8),
+            np.frombuffer(other_due, np.int64),
+            np.frombuffer(other_seq, np.uint64),
+        )
+    return answer
 
 
 def _checkpoint_state(checkpoint: Checkpoint | None) -> State | None:

@@ -3,26 +3,29 @@
     rows     | ROW  | ROW  | ROW  | ...      seqs ascend, with gaps: rows due at once aren't here
     alive    |  1   |  0   |  1   | ...      0: cancelled
     bufs     {number: the entry's payload}   what the rows point into
-    index    (due, place) of the rows: Tiers; on the leader a Wheel
+    indices  (due, place) of the rows: Tiers for those that came to a follower, a Wheel for those
+             that came to a leader. Roles change and nothing is moved: both tell what is due
     graves   (due, seq) of cancelled timers that lie in runs, or in the memtable being flushed
+    keys     (hash, place) of the rows that have a key: KeyTiers
 
 A row that has fired stays where it is: the fire position says so. Everything leaves at once, when
 the memtable has been flushed.
 """
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import I64, ROW, U64, RowArray
-from timer.order import RAW, Position, after, raw, tombstones
+from timer.columns import I64, ROW, U32, U64, Binary, RowArray, gather
+from timer.keys import KeyTiers, hash_keys
+from timer.order import RAW, Position, after, fire_order, raw, tombstones
 from timer.tiers import NEVER, Index, Tiers
 from timer.wheel import Wheel
 
 CAPACITY: Final = 1 << 20
 """Rows that there is room for at first; the system gives memory only to what is used."""
-REINDEX_ROWS: Final = 65_536
 GRAVE_SIZE: Final = 64
 """Bytes that a tombstone is counted as."""
 
@@ -47,10 +50,16 @@ class Memtable:
         self.bufs: dict[int, bytes | memoryview] = {}
         self.graves = Tiers()
         self.grave_count = 0
+        self.grave_log: list[tuple[I64, U64, U32]] = []
+        """(due, seq, topic) of the tombstones, as they came."""
+        self._keys = KeyTiers()
+        self._keyed = 0
         self._raw = self.rows.view(RAW)
         self._seq: U64 = np.empty(capacity, np.uint64)
         self._position = position
-        self._index: Index = Tiers()
+        self._tiers: Tiers | None = None
+        self._wheel: Wheel | None = None
+        self._leads = False
         self._buf_bytes = 0
         self._next_due: int | None = NEVER
         """Least due of a live row after the fire position. NEVER: no such row. None: not known."""
@@ -59,7 +68,8 @@ class Memtable:
     def size(self) -> int:
         """Bytes of memory in use, about."""
         per_row = ROW.itemsize + 8 + 1 + 16
-        return self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
+        size = self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
+        return size + 16 * self._keyed
 
     def insert(self, rows: RowArray, number: int, buf: bytes | memoryview) -> None:
         """Take n rows with ascending seqs above all others, and the buffer they point into."""
@@ -76,9 +86,15 @@ class Memtable:
         self._seq[start:stop] = seq
         self.alive[start:stop] = True
         self.count = stop
+        keyed = np.flatnonzero(rows["key_size"])
+        if len(keyed):
+            mine = self.rows[start:stop][keyed]
+            hashes = hash_keys(mine["topic"], gather(mine, {number: buf}, "key"))
+            self._keys.add(hashes, keyed + start)
+            self._keyed += len(keyed)
         self.bufs[number] = buf
         self._buf_bytes += len(buf)
-        self._index.add(due, np.arange(start, stop), due_min)
+        self._index().add(due, np.arange(start, stop), due_min)
         if self._next_due is not None:
             self._next_due = min(self._next_due, due_min)
 
@@ -99,8 +115,28 @@ class Memtable:
         if self._next_due is not None and (self.rows["due_ms"][places] == self._next_due).any():
             self._next_due = None
 
-    def bury(self, due_ms: I64, seq: U64) -> None:
+    def find_keys(self, hashes: U64, topic: U32, keys: Binary) -> tuple[npt.NDArray[np.intp], I64]:
+        """Return (which key, place) of the live rows after the fire position that have the keys.
+
+        Each is of its topic; `hashes` are those of topics and keys.
+        """
+        if not self._keyed:
+            return np.empty(0, np.intp), np.empty(0, np.int64)
+        which, place = self._keys.find(hashes, self.alive)
+        rows = self.rows.take(place)
+        same = after(rows["due_ms"], rows["seq"], self._position)
+        same &= (rows["topic"] == topic[which]) & (rows["key_size"] == keys.sizes[which])
+        ends = np.cumsum(keys.sizes, dtype=np.int64)
+        for at in np.flatnonzero(same).tolist():
+            row, end = rows[at], int(ends[which[at]])
+            start, size = int(row["key_start"]), int(row["key_size"])
+            mine = self.bufs[int(row["buf"])][start : start + size]
+            same[at] = mine == keys.blob[end - size : end]
+        return which[same], place[same]
+
+    def bury(self, due_ms: I64, seq: U64, topic: U32) -> None:
         """Keep tombstones for n timers that lie elsewhere."""
+        self.grave_log.append((due_ms, seq, topic))
         self.graves.add(due_ms.astype(np.int64), seq.astype(np.int64), int(due_ms.min()))
         self.grave_count += len(seq)
 
@@ -110,74 +146,82 @@ class Memtable:
             return np.zeros(len(seq), np.bool_)
         return self.graves.contains(due_ms, seq.astype(np.int64))
 
-    def peek(self, after: Position, until_ms: int, count: int) -> Peek:
-        """Return the live rows after `after` with due <= `until_ms`, up to `count`."""
-        due, place, more = self._index.peek(self._place_of(after), until_ms, count)
-        last = None
-        if more:
-            last = Position(int(due[-1]), int(self._seq[place[-1]]))
-        alive = self.alive.take(place)
-        if not alive.all():
-            place = place[alive]
-        return Peek(self.rows.take(place), last)
+    def peeks(self, after: Position, until_ms: int, count: int) -> Iterator[Peek]:
+        """Yield the live rows and the tombstones after `after` that are due, by what holds them.
 
-    def peek_graves(self, after: Position, until_ms: int, count: int) -> Peek:
-        """Return the tombstones after `after` with due <= `until_ms`, up to `count`."""
-        due, seq, more = self.graves.peek(after, until_ms, count)
-        last = Position(int(due[-1]), int(seq[-1])) if more else None
-        return Peek(tombstones(due, seq.astype(np.uint64)), last)
+        Each up to `count`.
+        """
+        key = self._place_of(after)
+        for index in self._indices():
+            due, place, more = index.peek(key, until_ms, count)
+            last = Position(int(due[-1]), int(self._seq[place[-1]])) if more else None
+            alive = self.alive.take(place)
+            yield Peek(self.rows.take(place if alive.all() else place[alive]), last)
+        if self.grave_count:
+            due, seq, more = self.graves.peek(after, until_ms, count)
+            last = Position(int(due[-1]), int(seq[-1])) if more else None
+            yield Peek(tombstones(due, seq.astype(np.uint64)), last)
 
     def drop(self, through: Position) -> None:
         """Take over the fire position: what lies at or before it is never seen again.
 
-        `peek` has shown all of that before.
+        `peeks` has shown all of that before.
         """
         if self._next_due is not None and self._next_due <= through.due_ms:
             self._next_due = None
         self._position = through
-        self._index.drop(self._place_of(through))
+        key = self._place_of(through)
+        for index in self._indices():
+            index.drop(key)
         self.graves.drop(through)
 
     def next_due(self) -> int | None:
         """Return the least due of a live row after the fire position, None without one."""
         if self._next_due is None:
-            least = self._index.next_due(self.alive)
-            self._next_due = NEVER if least is None else least
+            dues = [index.next_due(self.alive) for index in self._indices()]
+            self._next_due = min((due for due in dues if due is not None), default=NEVER)
         return None if self._next_due == NEVER else self._next_due
 
     def lead(self) -> None:
-        """Index the live rows by a wheel."""
-        self._reindex(Wheel(self._position.due_ms))
+        """Index what comes by a wheel."""
+        self._leads = True
 
     def follow(self) -> None:
-        """Index the live rows by tiers."""
-        self._reindex(Tiers())
+        """Index what comes by tiers."""
+        self._leads = False
 
     def live(self) -> npt.NDArray[np.intp]:
         """Return the places of the live rows after the fire position, ascending."""
         due, seq = self.rows["due_ms"][: self.count], self._seq[: self.count]
         return np.flatnonzero(self.alive[: self.count] & after(due, seq, self._position))
 
-    def graves_left(self) -> tuple[I64, U64]:
-        """Return the tombstones after the fire position, sorted."""
-        due, key = self.graves.pairs()
-        seq = key.astype(np.uint64)
+    def graves_left(self) -> tuple[I64, U64, U32]:
+        """Return (due, seq, topic) of the tombstones after the fire position, sorted."""
+        if not self.grave_log:
+            return np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint32)
+        due, seq, topic = (np.concatenate(column) for column in zip(*self.grave_log, strict=True))
         left = after(due, seq, self._position)
-        return due[left], seq[left]
+        due, seq, topic = due[left], seq[left], topic[left]
+        order = fire_order(due, seq)
+        return due[order], seq[order], topic[order]
 
     def row_at(self, due_ms: I64, seq: U64) -> RowArray:
         """Return the live row of one timer, as an array of one or none."""
         place = self.find(due_ms, seq)
         return self.rows.take(place[place >= 0])
 
-    def _reindex(self, index: Index) -> None:
-        self._index = index
-        self._next_due = None
-        places = self.live()
-        for start in range(0, len(places), REINDEX_ROWS):  # as much as stays in the cache
-            some = places[start : start + REINDEX_ROWS]
-            due = self.rows["due_ms"][some]
-            index.add(due, some, int(due.min()))
+    def _index(self) -> Index:
+        """Return the index that takes what comes."""
+        if self._leads:
+            if self._wheel is None:
+                self._wheel = Wheel(self._position.due_ms)
+            return self._wheel
+        if self._tiers is None:
+            self._tiers = Tiers()
+        return self._tiers
+
+    def _indices(self) -> list[Index]:
+        return [index for index in (self._tiers, self._wheel) if index is not None]
 
     def _place_of(self, position: Position) -> tuple[int, int]:
         """Return `position` as the index knows it: by (due, place)."""

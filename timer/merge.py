@@ -5,7 +5,7 @@
     lane 3   |------slice------|               together and handed on, the rest waits
                        ^ horizon
 
-Memory: one slice (1 MB of payloads) and one head (2 MB) per run, however large the runs are.
+Memory: one slice (1 MB of payloads) and one head (128 KB) per run, however large the runs are.
 """
 
 from collections.abc import Iterator
@@ -16,18 +16,19 @@ from timer.columns import Buffers, RowArray
 from timer.order import Position, annihilate, concat, fire_order, rank
 from timer.run import Cursor, Run
 
-SLICE_ROWS: Final = 8_192
+SLICE_ROWS: Final = 4_096
 SLICE_SIZE_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """An order to make one run out of `runs`, which stay as they are until it is installed."""
+    """An order to make parts out of `runs`, which stay as they are until it is installed."""
 
     runs: tuple[Run, ...]
-    """Neighbours in age, oldest first."""
-    number: int
-    """Of the new run."""
+    numbers: range
+    """For the parts, more than enough."""
+    part_size: int
+    """Bytes of each part, about."""
     position: Position
     """What lies at or before it is left out."""
 

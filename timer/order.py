@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import I64, ROW, TOMBSTONE, U64, RowArray
+from timer.columns import I64, ROW, TOMBSTONE, U32, U64, RowArray
 from timer.timer_id import SEQ_MAX
 
 RAW: Final = np.dtype(f"V{ROW.itemsize}")
@@ -149,12 +149,13 @@ def raw(rows: RowArray) -> npt.NDArray[np.void]:
     return rows.view(RAW) if rows.flags.c_contiguous else np.ascontiguousarray(rows).view(RAW)
 
 
-def tombstones(due: I64, seq: U64) -> RowArray:
-    """Return the rows that say: the timers at these (due, seq) were cancelled."""
+def tombstones(due: I64, seq: U64, topic: U32 | int = 0) -> RowArray:
+    """Return the rows that say: the timers at these (due, seq), of these topics, were cancelled."""
     rows = np.zeros(len(due), ROW)
     rows["due_ms"] = due
     rows["seq"] = seq
     rows["topic"] = TOMBSTONE
+    rows["requested_ms"] = topic
     return rows
 
 

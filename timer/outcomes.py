@@ -18,8 +18,8 @@ from timer.units import UnixMs
 
 HORIZON_MS: Final = 600_000
 BUCKET_MS: Final = 60_000
-ARRAYS_MAX: Final = 8
-"""Sorted arrays in a bucket, beyond which a look-up merges them first."""
+ARRAY_ROWS_MAX: Final = 1 << 20
+"""Beyond it arrays are not merged any more: that takes some milliseconds at most."""
 
 _MASK: Final = (1 << 64) - 1
 
@@ -29,9 +29,11 @@ class Cancels:
     """The seqs of cancelled timers that are not forgotten yet."""
 
     buckets: dict[int, list[U64]] = field(default_factory=dict)
-    """Minute of the due time -> arrays of seqs, each sorted."""
+    """Minute of the due time -> arrays of seqs, each sorted, the largest first."""
     sum: int = 0
     """Of the hashes of all seqs in here, modulo 2 ** 64: order-free, for the digest."""
+    _sums: dict[int, int] = field(default_factory=dict)
+    """The same of each bucket."""
 
     def add(self, due_ms: I64, seq: U64) -> None:
         """Remember that these timers were cancelled."""
@@ -40,8 +42,15 @@ class Cancels:
 
     def restore(self, minute: int, seq: U64) -> None:
         """Put sorted seqs into one bucket."""
-        self.buckets.setdefault(minute, []).append(seq)
-        self.sum = (self.sum + _sum(seq)) & _MASK
+        arrays = self.buckets.setdefault(minute, [])
+        arrays.append(seq)
+        while len(arrays) > 1 and _alike(*arrays[-2:]):
+            merged = np.concatenate([arrays.pop(), arrays.pop()])
+            merged.sort(kind="stable")  # which merges what is sorted
+            arrays.append(merged)
+        added = _sum(seq)
+        self._sums[minute] = self._sums.get(minute, 0) + added
+        self.sum = (self.sum + added) & _MASK
 
     def contain(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which of these timers are remembered as cancelled (n, bool)."""
@@ -50,8 +59,6 @@ class Cancels:
             arrays = self.buckets.get(minute)
             if arrays is None:
                 continue
-            if len(arrays) > ARRAYS_MAX:
-                arrays[:] = [np.sort(np.concatenate(arrays))]
             wanted = seq[at]
             for array in arrays:
                 place = np.searchsorted(array, wanted)
@@ -62,8 +69,13 @@ class Cancels:
     def forget(self, through_ms: UnixMs) -> None:
         """Drop the buckets whose due times all lie at or before `through_ms`."""
         for minute in [m for m in self.buckets if (m + 1) * BUCKET_MS <= through_ms]:
-            gone = sum(_sum(array) for array in self.buckets.pop(minute))
-            self.sum = (self.sum - gone) & _MASK
+            del self.buckets[minute]
+            self.sum = (self.sum - self._sums.pop(minute)) & _MASK
+
+
+def _alike(left: U64, right: U64) -> bool:
+    """Return whether two neighbours should be one array, so that there are few of them."""
+    return len(left) < 2 * len(right) and len(left) + len(right) <= ARRAY_ROWS_MAX
 
 
 def _by_minute(due_ms: I64) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:

@@ -1,10 +1,11 @@
-"""Payloads of the log's entries other than SCHEDULE, format version 1.
+"""Payloads of the log's entries other than SCHEDULE, format version 2.
 
 What is frequent is fixed and little-endian; what is rare (TOPIC, PRODUCER, creation of a
 group) is a msgpack map with exactly the keys of its dataclass.
 
     EPOCH       epoch u64, leader u64, apply_version u32, v u32, voters v x u64
-    CANCEL      n u32, reserved u32, due_ms n x i64, seq n x u64
+    CANCEL      targets
+    RESCHEDULE  targets, due_ms n x i64 (effective), requested_ms n x i64
     FIRE        read_time_ms i64, rows_max u32, bytes_max u32
     GROUP       ops, each: op u8, 3 x 0, topic u32, group u32, n u32, then by op:
                   CREATE    n bytes of msgpack {name, start, lease_ms}, padded to 8 with zeros
@@ -14,25 +15,33 @@ group) is a msgpack map with exactly the keys of its dataclass.
     TOPIC       msgpack {name}
     PRODUCER    msgpack {token}
     CHECKPOINT  nothing
+
+Targets name n timers, by id (by = 0) or by topic and key (by = 1):
+
+    0   n u32, by u32, due_ms n x i64, seq n x u64
+    1   n u32, by u32, topic n x u32, key_size n x u32, keys, zeros up to a multiple of 8
 """
 
 import enum
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgpack
 import numpy as np
 
-from timer.columns import I64, U64
+from timer.columns import I64, U32, U64, Binary
 from timer.units import Epoch, GroupId, ReplicaId, TopicId, UnixMs
 
 _EPOCH: Final = struct.Struct("<QQII")
-_CANCEL: Final = struct.Struct("<II")
+_TARGETS: Final = struct.Struct("<II")
 _FIRE: Final = struct.Struct("<qII")
 _OP: Final = struct.Struct("<B3xIII")
 
+APPLY_VERSION: Final = 3
+"""How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
+unique among the pending timers of a topic; RESCHEDULE."""
 FIRE_ROWS_MAX: Final = 65_536
 FIRE_BYTES_MAX: Final = 16 << 20
 
@@ -44,7 +53,7 @@ class EpochStart:
     epoch: Epoch
     leader: ReplicaId
     voters: tuple[ReplicaId, ...]
-    apply_version: int = 1
+    apply_version: int = APPLY_VERSION
 
 
 def encode_epoch(start: EpochStart) -> bytes:
@@ -70,25 +79,102 @@ def decode_epoch(payload: memoryview) -> EpochStart:
     )
 
 
-def encode_cancel(due_ms: I64, seq: U64) -> list[bytes]:
-    """Return the payload of a CANCEL entry for n timers."""
-    head = _CANCEL.pack(len(due_ms), 0)
-    return [head, due_ms.astype("<i8", copy=False).tobytes(), seq.astype("<u8").tobytes()]
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Timers by (due_ms, seq), each (n,)."""
+
+    due_ms: I64
+    seq: U64
+
+    def __len__(self) -> int:
+        return len(self.seq)
 
 
-def decode_cancel(payload: memoryview) -> tuple[I64, U64]:
-    """Return (due_ms, seq) of the timers to cancel.
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Timers by topic (n,) and key: those that are pending and have it."""
+
+    topic: U32
+    key: Binary
+
+    def __len__(self) -> int:
+        return len(self.topic)
+
+
+Targets: TypeAlias = Ids | Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule:
+    """Targets and when they fire instead: effective and requested due times, (n, int64)."""
+
+    targets: Targets
+    due_ms: I64
+    requested_ms: I64
+
+
+def encode_cancel(targets: Targets) -> list[bytes]:
+    """Return the payload of a CANCEL entry."""
+    if isinstance(targets, Ids):
+        columns = [targets.due_ms.astype("<i8"), targets.seq.astype("<u8")]
+        return [_TARGETS.pack(len(targets), 0), *(column.tobytes() for column in columns)]
+    sizes, blob = targets.key.sizes.astype("<u4"), bytes(targets.key.blob)
+    head = _TARGETS.pack(len(targets), 1) + targets.topic.astype("<u4").tobytes()
+    return [head, sizes.tobytes(), blob, bytes(-len(blob) % 8)]
+
+
+def decode_cancel(payload: memoryview) -> Targets:
+    """Return the timers to cancel.
 
     Raises:
         ValueError: the payload is malformed.
     """
-    if len(payload) < _CANCEL.size:
-        raise ValueError(f"CANCEL of {len(payload)} bytes")
-    n, _ = _CANCEL.unpack_from(payload)
-    if len(payload) != _CANCEL.size + 16 * n:
-        raise ValueError(f"CANCEL of {len(payload)} bytes with {n} rows")
-    due = np.frombuffer(payload, "<i8", n, _CANCEL.size)
-    return due, np.frombuffer(payload, "<u8", n, _CANCEL.size + 8 * n)
+    targets, end = _targets(payload)
+    if end != len(payload):
+        raise ValueError(f"CANCEL of {len(payload)} bytes: its targets end at byte {end}")
+    return targets
+
+
+def encode_reschedule(order: Reschedule) -> list[bytes]:
+    """Return the payload of a RESCHEDULE entry."""
+    times = [order.due_ms.astype("<i8"), order.requested_ms.astype("<i8")]
+    return [*encode_cancel(order.targets), *(column.tobytes() for column in times)]
+
+
+def decode_reschedule(payload: memoryview) -> Reschedule:
+    """Return what a RESCHEDULE entry says.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    targets, end = _targets(payload)
+    n = len(targets)
+    if end + 16 * n != len(payload):
+        raise ValueError(f"RESCHEDULE of {len(payload)} bytes: targets of {n} end at byte {end}")
+    due = np.frombuffer(payload, "<i8", n, end)
+    return Reschedule(targets, due, np.frombuffer(payload, "<i8", n, end + 8 * n))
+
+
+def _targets(payload: memoryview) -> tuple[Targets, int]:
+    """Return the targets that the payload begins with, and where they end."""
+    if len(payload) < _TARGETS.size:
+        raise ValueError(f"targets in {len(payload)} bytes")
+    n, by = _TARGETS.unpack_from(payload)
+    start = _TARGETS.size
+    width = {0: 16, 1: 8}.get(by)
+    if not n or width is None or start + width * n > len(payload):
+        raise ValueError(f"targets in {len(payload)} bytes: {n}, by {by}")
+    if by == 0:
+        due = np.frombuffer(payload, "<i8", n, start)
+        return Ids(due, np.frombuffer(payload, "<u8", n, start + 8 * n)), start + 16 * n
+    topic = np.frombuffer(payload, "<u4", n, start)
+    sizes = np.frombuffer(payload, "<u4", n, start + 4 * n)
+    start += 8 * n
+    size = int(sizes.sum(dtype=np.int64))
+    end = start + size + -size % 8
+    if end > len(payload):
+        raise ValueError(f"targets in {len(payload)} bytes: keys end at byte {end}")
+    return Keys(topic, Binary(sizes=sizes, blob=payload[start : start + size])), end
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from timer.columns import I64
+from timer.conflicts import Verdicts
 from timer.errors import OutcomeForgotten, SequenceGap, UnknownProducer
 from timer.units import ProducerId, Seq, UnixMs
 
@@ -20,7 +21,7 @@ ANSWER_ROWS_MAX: Final = 262_144
 IDLE_MS_MAX: Final = 7 * 24 * 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """What an applied request is answered: its rows are first_seq, first_seq + 1, …"""
 
@@ -28,6 +29,8 @@ class Answer:
     first_seq: Seq
     due_ms: I64
     """Effective due times, (n, int64)."""
+    verdicts: Verdicts | None = None
+    """Set when the whole entry is decided. None: every row is plainly scheduled."""
 
 
 @dataclass(slots=True)

@@ -4,22 +4,29 @@
       |  block   |   block  |  block    |
       0 ... 411    412 ... 1411  1412     <- the next message fired gets this offset
 
-A block holds rows that fired together, in (due, seq) order, and the buffers that their payloads
-lie in. Nothing is copied at firing. Blocks below `begin` are gone: every group has acked them.
+A block holds rows that fired one after the other, in (due, seq) order: in memory as a page, in a
+spill file, or in both (timer/pages.py). Nothing is copied at firing. Which blocks the messages lie
+in is each replica's own affair; blocks below `begin` are gone: every group has acked them.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from timer.columns import U64, Buffers, RowArray, compact, row_bytes
+from timer.pages import Block, Page, Pages, constant_ms
 from timer.timer_id import mix
 from timer.units import QueueOffset, UnixMs
 
 BLOCK_ROWS_MAX: Final = 65_536
+MARK_MS: Final = 600_000
+"""How finely retention knows when messages fired."""
+AHEAD_BLOCKS: Final = 8
+"""So many blocks after those that are handed out are fetched, before somebody waits for them."""
 _PRIME: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 _POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)
@@ -27,32 +34,6 @@ _POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)
 _POWERS[0] = 1
 np.cumprod(_POWERS, out=_POWERS)
 assert int(_POWERS[-1]) == pow(_PRIME, BLOCK_ROWS_MAX, 1 << 64)
-
-
-@dataclass(frozen=True, slots=True)
-class SpillRef:
-    """Where a block lies in a spill file (timer/spill.py)."""
-
-    file: str
-    position: int
-    size: int
-
-
-@dataclass(slots=True)
-class Block:
-    """Messages `first` .. `first + len(rows)` (exclusive) of one queue."""
-
-    first: QueueOffset
-    fired_at_ms: UnixMs
-    rows: RowArray
-    bufs: Buffers
-    spill: SpillRef | None = None
-    """The spilled copy. None: only memory and the log hold it."""
-
-    @property
-    def end(self) -> QueueOffset:
-        """The offset after the last message."""
-        return QueueOffset(self.first + len(self.rows))
 
 
 @dataclass(slots=True)
@@ -65,7 +46,11 @@ class Queue:
     """Offset of the next message to fire."""
     chain: int = 0
     """Chained hash of the seqs at offsets 0 .. end, whatever blocks they came in; 64 bits."""
+    marks: deque[tuple[int, QueueOffset]] = field(default_factory=deque)
+    """(start of a stretch of MARK_MS, offset of the first message fired in it), ascending."""
     blocks: list[Block] = field(default_factory=list)
+    pages: Pages = field(default_factory=Pages)
+    """Those of all queues of the node."""
     _firsts: list[int] = field(default_factory=list)
 
     def append(self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs) -> None:
@@ -75,31 +60,85 @@ class Queue:
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
         tail = int(np.add.reduce(hashes, dtype=np.uint64))
         self.chain = (self.chain * int(_POWERS[n]) + tail) & _MASK
+        stretch = fired_at_ms // MARK_MS * MARK_MS
+        if not self.marks or self.marks[-1][0] < stretch:
+            self.marks.append((stretch, self.end))
         rows, bufs = compact(rows, bufs)
-        self.restore(Block(self.end, fired_at_ms, rows, bufs))
+        page = Page(rows, bufs, constant_ms(fired_at_ms, n))
+        self.restore(Block(self.end, QueueOffset(self.end + n), page))
 
     def restore(self, block: Block) -> None:
-        """Add a block that a manifest holds; the chain knows it already."""
+        """Add a block that a manifest holds; chain and marks know it already."""
         assert block.first == self.end, (block.first, self.end)
         self.blocks.append(block)
         self._firsts.append(block.first)
+        self.pages.add(block)
         self.end = block.end
 
-    def slices(self, offsets: U64) -> Iterator[tuple[Block, U64]]:
-        """Yield (block, positions in it) that together cover `offsets` (ascending), in order."""
+    def unspilled(self) -> list[Block]:
+        """Return the blocks that no file holds: the last ones."""
+        start = len(self.blocks)
+        while start and self.blocks[start - 1].spill is None:
+            start -= 1
+        return self.blocks[start:]
+
+    def spilled(self, old: Sequence[Block], new: Sequence[Block]) -> None:
+        """Let spilled blocks take the place of those with the same messages, if any is left."""
+        assert old[0].first == new[0].first, (old[0].first, new[0].first)
+        assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)
+        start, stop = (bisect_right(self._firsts, old[place].first) for place in (0, -1))
+        left = [block for block in new if block.end > self.begin]
+        for block in self.blocks[max(start - 1, 0) : stop]:
+            self.pages.remove(block)
+        for block in left:
+            self.pages.add(block)
+        self.blocks[max(start - 1, 0) : stop] = left
+        self._firsts[max(start - 1, 0) : stop] = [block.first for block in left]
+
+    def slices(self, offsets: U64) -> Iterator[tuple[Page, U64]]:
+        """Yield (page, positions in it) that together cover `offsets` (ascending), in order.
+
+        All of them are at hand.
+        """
+        for block, here in self._blocks_of(offsets):
+            assert block.page is not None, (block.first, block.end)
+            yield block.page, here - np.uint64(block.first)
+
+    def _blocks_of(self, offsets: U64) -> Iterator[tuple[Block, U64]]:
         start = 0
         while start < len(offsets):
-            number = bisect_right(self._firsts, int(offsets[start])) - 1
-            assert number >= 0, (int(offsets[start]), self.begin, self.end)
-            block = self.blocks[number]
+            block = self.blocks[self._number_of(int(offsets[start]))]
             stop = start + int(np.searchsorted(offsets[start:], np.uint64(block.end)))
             assert stop > start, (int(offsets[start]), self.begin, self.end)
-            yield block, offsets[start:stop] - np.uint64(block.first)
+            yield block, offsets[start:stop]
             start = stop
 
+    def _number_of(self, offset: int) -> int:
+        number = bisect_right(self._firsts, offset) - 1
+        assert number >= 0, (offset, self.begin, self.end)
+        return number
+
+    def at_hand(self, offsets: U64) -> int:
+        """Return how many of the first `offsets` (ascending, at least one) are in memory.
+
+        The pages that come next, or that are missing, are wanted.
+        """
+        count = 0
+        for block, here in self._blocks_of(offsets):
+            if block.page is None:
+                break
+            count += len(here)
+        number = self._number_of(int(offsets[min(count, len(offsets) - 1)]))
+        for block in self.blocks[number : number + AHEAD_BLOCKS]:
+            self.pages.want(block)
+        return count
+
     def fitting(self, offsets: U64, bytes_max: int) -> int:
-        """Return how many of the first `offsets` (ascending) fit into `bytes_max`; at least one."""
-        sizes = np.concatenate([row_bytes(b.rows[at]) for b, at in self.slices(offsets)])
+        """Return how many of the first `offsets` (ascending) fit into `bytes_max`; at least one.
+
+        All of them are at hand.
+        """
+        sizes = np.concatenate([row_bytes(page.rows[at]) for page, at in self.slices(offsets)])
         return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
 
     def drop_below(self, offset: QueueOffset) -> None:
@@ -108,18 +147,27 @@ class Queue:
             return
         assert offset <= self.end, (offset, self.end)
         self.begin = offset
+        while len(self.marks) > 1 and self.marks[1][1] <= offset:
+            self.marks.popleft()
         gone = 0
         while gone < len(self.blocks) and self.blocks[gone].end <= offset:
+            self.pages.remove(self.blocks[gone])
             gone += 1
         if gone:
             del self.blocks[:gone]
             del self._firsts[:gone]
 
     def expire(self, fired_before_ms: UnixMs) -> None:
-        """Forget the leading blocks that fired before that time."""
+        """Forget the leading messages that fired in stretches of MARK_MS before that time's."""
         offset = self.begin
-        for block in self.blocks:
-            if block.fired_at_ms >= fired_before_ms:
+        following = [*[mark[1] for mark in self.marks][1:], self.end]
+        for (stretch, _), end in zip(self.marks, following[: len(self.marks)], strict=True):
+            if stretch + MARK_MS > fired_before_ms:
                 break
-            offset = block.end
+            offset = end
         self.drop_below(offset)
+
+    def close(self) -> None:
+        """Leave nothing in memory: the topic is gone."""
+        for block in self.blocks:
+            self.pages.remove(block)

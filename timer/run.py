@@ -1,20 +1,22 @@
-"""Runs: pending rows sorted by (due, seq) in one immutable Arrow IPC file, format version 1.
+"""Runs: pending rows sorted by (due, seq) in one immutable Arrow IPC file, format version 2.
 
     ARROW1  schema  batch  batch  ...  footer  ARROW1        any Arrow reader can open it
 
     due_ms int64, seq uint64, requested_ms int64, topic uint32, payload, key, headers binary
 
-Uncompressed, no column has nulls. A batch has at most 65,536 rows, and at most 8 MB unless one
-row alone is larger. A row with topic = TOMBSTONE says that the timer with its (due_ms, seq), which
-lies in an older run, was cancelled. What is needed to read a part of a batch without the rest
-stands in the manifest, in the `RunMeta`; in a batch the buffers lie as Arrow writes them:
+Uncompressed, no column has nulls. A batch has at most 4,096 rows, so that to find one timer is to
+read one small head, and at most 8 MB unless one row alone is larger; readers take batches of any
+size. A row with topic = TOMBSTONE says that the timer with its (due_ms, seq), which lies in another
+run, was cancelled; its topic stands in requested_ms. What is needed to read a part of a batch
+without the rest stands in the manifest, in the `RunMeta`; in a batch the buffers lie as Arrow
+writes them:
 
     metadata | due_ms | seq | requested_ms | topic | payload offsets | payloads | key offsets | ...
              |<--------- head: head_crc32, checked whenever read --->|
     |<------- all of it: crc32, checked when first read ------------------------------------->|
 
-Each buffer starts at a multiple of 8 in the batch. Reads are bounded: a head is at most 2 MB, a
-slice of payloads what was asked for. A file is in use once a manifest names it: it needs no rename.
+Each buffer starts at a multiple of 8 in the batch. Reads are bounded: a head is 128 KB, a slice of
+payloads what was asked for. A file is in use once a manifest names it: it needs no rename.
 Changing anything above means VERSION += 1 and a reader for the old one.
 """
 
@@ -26,15 +28,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from timer import key_file
 from timer.columns import I64, ROW, TOMBSTONE, U32, U64, RowArray
 from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
+from timer.key_file import KeyFile
 from timer.order import Position, find, lower_bound, rank
 
-VERSION: Final = 1
+VERSION: Final = 2
 SUFFIX: Final = ".arrow"
 MAGIC: Final = b"ARROW1"
-BATCH_ROWS_MAX: Final = 65_536
+BATCH_ROWS_MAX: Final = 4_096
 BATCH_SIZE_MAX: Final = 8 << 20
 OFFSET_MAX: Final = (1 << 31) - 1
 
@@ -54,6 +58,10 @@ BATCH: Final = np.dtype(
         ("last_due", "<i8"),
         ("last_seq", "<u8"),
     ]
+)
+
+TOPIC_ROWS: Final = np.dtype(
+    [("stripe", "<u4"), ("topic", "<u4"), ("timers", "<u4"), ("tombstones", "<u4")]
 )
 
 
@@ -89,11 +97,29 @@ class RunMeta:
     seq_max: int
     batches: bytes
     """Array of dtype BATCH."""
+    stripe: int
+    """Batches in a stripe."""
+    topics: bytes
+    """Array of dtype TOPIC_ROWS: rows per stripe and topic, by stripe."""
+    keys_size: int
+    """Bytes in the key file beside it (timer/key_file.py). 0: there is none."""
+    keys_crc32: int
+    """Of the whole key file."""
 
     @property
     def name(self) -> str:
         """The file's name."""
         return f"{self.number:010d}{SUFFIX}"
+
+    @property
+    def keys_name(self) -> str:
+        """The key file's name."""
+        return f"{self.number:010d}{key_file.SUFFIX}"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all its files."""
+        return [self.name, self.keys_name] if self.keys_size else [self.name]
 
     def pack(self) -> dict[str, Any]:
         """Return it as plain values, for a manifest."""
@@ -156,16 +182,23 @@ class Run:
         self._batches = np.frombuffer(meta.batches, BATCH)
         self._last_due: I64 = np.ascontiguousarray(self._batches["last_due"])
         self._last_seq: U64 = np.ascontiguousarray(self._batches["last_seq"])
+        self._rows = self._batches["rows"].astype(np.int64)
+        self._sizes = self._batches["size"].astype(np.int64) - self._batches["due_at"]
         self._verified: set[int] = set()
+        self._keys: KeyFile | None = None
         end = self._batches[-1]
         start = int(end["position"]) + int(end["size"])
         try:
             size = disk.size(self._path)
             footer = disk.read(self._path, start)
+            keys_size = disk.size(directory / meta.keys_name) if meta.keys_size else 0
         except FileNotFoundError as error:
-            raise CorruptFile(self._path, 0, "the file is missing") from error
+            raise CorruptFile(self._path, 0, "it, or its key file, is missing") from error
         if size != meta.size:
             raise CorruptFile(self._path, size, f"{size} bytes, {meta.size} were written")
+        if keys_size != meta.keys_size:
+            path = directory / meta.keys_name
+            raise CorruptFile(path, keys_size, f"{keys_size} bytes, {meta.keys_size} were written")
         if zlib.crc32(footer) != meta.footer_crc32 or not footer.endswith(MAGIC):
             raise CorruptFile(self._path, start, "checksum mismatch in the footer")
 
@@ -173,23 +206,64 @@ class Run:
         """Return the number of batches."""
         return len(self._batches)
 
+    @property
+    def path(self) -> Path:
+        """The file's path."""
+        return self._path
+
+    @property
+    def keys(self) -> KeyFile | None:
+        """The key file, read when first asked for. None: no row has a key.
+
+        Raises:
+            CorruptFile: it is damaged.
+        """
+        if self._keys is None and self.meta.keys_size:
+            self._keys = KeyFile(self._disk, self._path.with_name(self.meta.keys_name))
+        return self._keys
+
     def batch_after(self, position: Position) -> int:
         """Return the first batch with a row after `position`; `len(self)` if there is none."""
         return rank(self._last_due, self._last_seq, position)
+
+    def first_due(self, batch: int) -> int:
+        """Return the due of a batch's first row."""
+        return int(self._batches["first_due"][batch])
+
+    def keys_of(self, head: Head) -> tuple[npt.NDArray[np.int32], bytes]:
+        """Return (offsets, bytes) of the keys of a batch: row i has those from its offset on.
+
+        Raises:
+            CorruptFile: the batch doesn't verify.
+        """
+        self.verify(head.batch)
+        found, n = self._batches[head.batch], len(head.seq)
+        start = int(found["position"]) + int(found["key_at"])
+        size = int(found["headers_at"]) - int(found["key_at"])
+        data = self.read(start, size)
+        return np.frombuffer(data, "<i4", n + 1), data[padded(4 * (n + 1)) :]
+
+    def rows_after(self, position: Position) -> int:
+        """Return how many rows lie in batches that reach beyond `position`."""
+        return int(self._rows[self.batch_after(position) :].sum())
+
+    def size_after(self, position: Position) -> int:
+        """Return the bytes of the columns in batches that reach beyond `position`."""
+        return int(self._sizes[self.batch_after(position) :].sum())
 
     def batches_of(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return the only batch that each timer may lie in (n,); `len(self)` for none."""
         return lower_bound(self._last_due, self._last_seq, due_ms, seq)
 
     def head(self, batch: int) -> Head:
-        """Read the head of a batch (up to 2 MB).
+        """Read the head of a batch (up to 128 KB).
 
         Raises:
             CorruptFile: it doesn't verify.
         """
         found = self._batches[batch]
         rows, start = int(found["rows"]), int(found["position"]) + int(found["due_at"])
-        data = self._read(start, head_size(rows))
+        data = self.read(start, head_size(rows))
         if zlib.crc32(data) != int(found["head_crc32"]):
             raise CorruptFile(self._path, start, f"checksum mismatch in the head of batch {batch}")
         return Head(batch, data, rows)
@@ -204,7 +278,7 @@ class Run:
             return
         found = self._batches[batch]
         start = int(found["position"])
-        if zlib.crc32(self._read(start, int(found["size"]))) != int(found["crc32"]):
+        if zlib.crc32(self.read(start, int(found["size"]))) != int(found["crc32"]):
             raise CorruptFile(self._path, start, f"checksum mismatch in batch {batch}")
         self._verified.add(batch)
 
@@ -222,21 +296,26 @@ class Run:
             int(found[name]) for name in ("payload_at", "key_at", "headers_at")
         )
         low, high = int(head.offsets[start]), int(head.offsets[stop])
-        data = self._read(position + payload_at + low, high - low) if high > low else b""
+        data = self.read(position + payload_at + low, high - low) if high > low else b""
         rows["payload_start"] = head.offsets[start:stop] - low
         for name, at, end in (("key", key_at, headers_at), ("headers", headers_at, found["size"])):
             blob_at = at + padded(4 * (n + 1))
             if blob_at == int(end):
                 continue  # nobody in this batch has one
-            ends = self._read(position + at + 4 * start, 4 * (stop - start + 1))
+            ends = self.read(position + at + 4 * start, 4 * (stop - start + 1))
             offsets = np.frombuffer(ends, "<i4")
             low, high = int(offsets[0]), int(offsets[-1])
             rows[f"{name}_start"] = offsets[:-1] - low + len(data)
             rows[f"{name}_size"] = np.diff(offsets)
-            data += self._read(position + blob_at + low, high - low) if high > low else b""
+            data += self.read(position + blob_at + low, high - low) if high > low else b""
         return rows, data
 
-    def _read(self, start: int, size: int) -> bytes:
+    def read(self, start: int, size: int) -> bytes:
+        """Return bytes of the file, unchecked.
+
+        Raises:
+            CorruptFile: the file is shorter.
+        """
         data = self._disk.read(self._path, start, size)
         if len(data) != size:
             raise CorruptFile(self._path, start, f"{len(data)} bytes left, {size} were written")
@@ -301,10 +380,7 @@ class Finder:
 
         A tombstone is a row.
         """
-        meta = run.meta
-        inside = (due_ms >= meta.first.due_ms) & (due_ms <= meta.last.due_ms)
-        if meta.tombstones == 0:
-            inside &= (seq >= np.uint64(meta.seq_min)) & (seq <= np.uint64(meta.seq_max))
+        inside = may_hold(run.meta, due_ms, seq)
         found = np.zeros(len(seq), np.bool_)
         rows = np.zeros(len(seq), ROW)
         wanted = np.flatnonzero(inside)
@@ -315,20 +391,29 @@ class Finder:
             if batch == len(run):
                 continue
             mine = wanted[batches == batch]
-            head = self._head(run, batch)
+            head = self.head(run, batch)
             places = find(head.due_ms, head.seq, due_ms[mine], seq[mine])
             here = places >= 0
             found[mine[here]] = True
             rows[mine[here]] = head.rows(places[here])
         return found, rows[found]
 
-    def _head(self, run: Run, batch: int) -> Head:
+    def head(self, run: Run, batch: int) -> Head:
+        """Return the head of a batch, perhaps from memory."""
         key = (run.meta.number, batch)
         head = self._heads.pop(key, None) or run.head(batch)
         self._heads[key] = head  # the newest is last
         if len(self._heads) > HEADS_MAX:
             del self._heads[next(iter(self._heads))]
         return head
+
+
+def may_hold(meta: RunMeta, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+    """Return which timers may have a row in the run, from its ranges alone (n, bool)."""
+    inside = (due_ms >= meta.first.due_ms) & (due_ms <= meta.last.due_ms)
+    if meta.tombstones == 0:
+        inside &= (seq >= np.uint64(meta.seq_min)) & (seq <= np.uint64(meta.seq_max))
+    return np.asarray(inside)
 
 
 def is_tombstone(rows: RowArray) -> npt.NDArray[np.bool_]:

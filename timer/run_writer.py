@@ -1,13 +1,15 @@
-"""Writes a run: sorted rows in, one Arrow IPC file and its `RunMeta` out (format: timer/run.py).
+"""Writes runs: sorted rows in, Arrow IPC files and their `RunMeta` out (format: timer/run.py).
 
-    rows --> pending --(65,536 rows or 8 MB)--> batch --> file, in steps of 1 MB, each synced
+    rows --> pending --(4,096 rows or 8 MB)--> batch --> file, in steps of 1 MB, each synced
+                                                          |
+                             `write_parts` begins another where one is full
 
 It is made for a thread beside the event loop: what is long (gathering payloads, checksums, writes)
 runs outside the interpreter's lock, and after each step it calls `pace`, which may sleep.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from timer import key_file
 from timer.columns import Buffers, RowArray
 from timer.disk import AppendFile, Disk
 from timer.order import Position, concat, stable_order
@@ -29,6 +32,7 @@ from timer.run import (
     is_tombstone,
     padded,
 )
+from timer.run_aside import RunAside
 
 STEP_SIZE: Final = 1 << 20
 
@@ -45,7 +49,8 @@ _SCHEMA: Final = pa.schema(
         *(pa.field(name, pa.binary(), nullable=False) for name in _BINARIES),
     ]
 )
-_ROW_SIZE: Final = 8 + 8 + 8 + 4 + 3 * 4
+TOMBSTONE_SIZE: Final = 8 + 8 + 8 + 4 + 3 * 4
+"""Bytes of a row in a batch, without its payload, key and headers."""
 
 
 def unpaced(_: int) -> None:
@@ -95,7 +100,7 @@ class Blobs:
 
 
 class RunWriter:
-    """Writes one run. Rows come in (due, seq) order; `finish` follows, then `close`."""
+    """Writes one run. Rows come in (due, seq) order, at least one; `finish` follows, `close`."""
 
     def __init__(self, disk: Disk, directory: Path, number: int, pace: Pace = unpaced) -> None:
         self._disk = disk
@@ -115,6 +120,7 @@ class RunWriter:
         self._batches: list[npt.NDArray[np.void]] = []
         self._tombstones = 0
         self._seqs: tuple[int, int] = ((1 << 64) - 1, 0)
+        self._aside = RunAside()
 
     def add(self, rows: RowArray, bufs: Buffers) -> None:
         """Append rows; `bufs` holds at least the buffers that they point into."""
@@ -127,17 +133,20 @@ class RunWriter:
         if self._pending_rows >= BATCH_ROWS_MAX or self._pending_size >= BATCH_SIZE_MAX:
             self._write_pending(everything=False)
 
-    def finish(self) -> RunMeta | None:
-        """Make the file durable and return what the manifest needs; None if there were no rows."""
+    def finish(self) -> RunMeta:
+        """Make the file durable and return what the manifest needs."""
         if self._pending_rows:
             self._write_pending(everything=True)
-        if self._file is None or self._arrow is None:
-            return None
+        assert self._file is not None
         self._arrow.close()
         footer = self._sink.taken()
         self._write(footer)
         self._file.sync()
+        keys_size, keys_crc32 = self._aside.write_keys(
+            self._disk, self._directory / f"{self._number:010d}{key_file.SUFFIX}", self._pace
+        )
         self._disk.sync_dir(self._directory)
+        stripe, topics = self._aside.topics()
         batches = np.concatenate(self._batches)
         first, last = batches[0], batches[-1]
         return RunMeta(
@@ -152,6 +161,10 @@ class RunWriter:
             seq_min=self._seqs[0],
             seq_max=self._seqs[1],
             batches=batches.tobytes(),
+            stripe=stripe,
+            topics=topics.tobytes(),
+            keys_size=keys_size,
+            keys_crc32=keys_crc32,
         )
 
     def close(self) -> None:
@@ -212,6 +225,8 @@ class RunWriter:
             entry[f"{name}_due"] = columns[0][place]
             entry[f"{name}_seq"] = columns[1][place]
         self._batches.append(entry)
+        keys_at = int(entry["position"][0]) + int(key_at) + offsets_size
+        self._aside.add(rows, binaries[1], keys_at)
         timers = columns[1][~is_tombstone(rows)]
         self._tombstones += n - len(timers)
         if len(timers):
@@ -243,12 +258,54 @@ class RunWriter:
                     self._unsynced = 0
 
 
+def write_parts(
+    disk: Disk,
+    directory: Path,
+    numbers: Iterator[int],
+    chunks: Iterable[tuple[RowArray, Buffers]],
+    part_size: int,
+    pace: Pace = unpaced,
+) -> list[RunMeta]:
+    """Write sorted rows to durable runs of `part_size` bytes each; return them in order.
+
+    Each but the last is larger than that by less than a row.
+
+    Raises:
+        CorruptFile: a chunk comes from a run that doesn't verify.
+        DiskFailed: the process must stop.
+    """
+    metas: list[RunMeta] = []
+    writer: RunWriter | None = None
+    room = part_size
+    try:
+        for chunk, bufs in chunks:
+            rows = chunk
+            while len(rows):
+                if writer is None:
+                    writer, room = RunWriter(disk, directory, next(numbers), pace), part_size
+                sizes = np.cumsum(row_sizes(rows))
+                stop = min(int(sizes.searchsorted(room)) + 1, len(rows))
+                writer.add(rows[:stop], bufs)
+                room -= int(sizes[stop - 1])
+                if room <= 0:
+                    metas.append(writer.finish())
+                    writer.close()
+                    writer = None
+                rows = rows[stop:]
+        if writer is not None:
+            metas.append(writer.finish())
+    finally:
+        if writer is not None:
+            writer.close()
+    return metas
+
+
 def row_sizes(rows: RowArray) -> npt.NDArray[np.int64]:
     """Return the bytes that each row takes in a batch (n,), about."""
     size = rows["payload_size"].astype(np.int64)
     size += rows["key_size"]
     size += rows["headers_size"]
-    size += _ROW_SIZE
+    size += TOMBSTONE_SIZE
     return size
 
 

@@ -1,75 +1,141 @@
-"""Spill files: fired rows that some group has not acked, written with a manifest. Format 1.
+"""Spill files: fired rows that some group has not acked, written with a manifest. Format 2.
 
 Immutable, one per manifest that found blocks which no file held yet. Little-endian:
 
     header      8s magic b"TIMERSPL", u32 version, u32 reserved
     per block   u32 crc32 of the rest of the block, u32 length of the body,
-                u32 topic, u32 rows, u64 first queue offset, i64 fired_at_ms
-                body: n x u64 seq, then the columns of timer/columns.py (one part)
+                u32 topic, u32 rows, u64 first queue offset
+                body: n x u64 seq, n x i64 fired_at_ms, then the columns of timer/columns.py
+
+A block has at most 4,096 rows, and at most a megabyte unless one row alone is larger: so much is
+read at a time when it is wanted. Where blocks lie stands in the manifest; they are verified when
+they are read, their files' names and sizes at start.
 """
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from timer.columns import Part, decode_schedule, encode_schedule, gather
+from timer.columns import Part, decode_schedule, encode_schedule, gather, row_bytes
 from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
-from timer.queues import Block, SpillRef
-from timer.units import ProducerId, QueueOffset, TopicId, UnixMs
+from timer.pages import Block, Page, Pages, SpillRef
+from timer.queues import Queue
+from timer.units import ProducerId, QueueOffset, TopicId
 
 MAGIC: Final = b"TIMERSPL"
-VERSION: Final = 1
+VERSION: Final = 2
+BLOCK_ROWS_MAX: Final = 4_096
+BLOCK_SIZE_MAX: Final = 1 << 20
+WRITE_SIZE: Final = 1 << 20
 
 _HEADER: Final = struct.Struct("<8sII")
 _CRC: Final = struct.Struct("<I")
-_BLOCK: Final = struct.Struct("<IIIQq")
+_BLOCK: Final = struct.Struct("<IIIQ")
 
 
-def write_spill(disk: Disk, path: Path, blocks: Sequence[tuple[TopicId, Block]]) -> list[SpillRef]:
-    """Write the blocks to a new file, durably; return where each lies."""
-    pieces = [_HEADER.pack(MAGIC, VERSION, 0)]
-    position = _HEADER.size
-    out: list[SpillRef] = []
-    for topic, block in blocks:
-        data = _encode(topic, block)
-        out.append(SpillRef(path.name, position, len(data)))
-        pieces.append(data)
-        position += len(data)
-    disk.write_atomic(path, b"".join(pieces))
-    return out
+@dataclass(slots=True)
+class Spill:
+    """The blocks of one queue that no file holds yet, and what they become."""
+
+    topic: TopicId
+    queue: Queue
+    old: list[Block]
+    new: list[Block]
+    """Written: as few and large as may be."""
+
+    def install(self) -> None:
+        """Let the new blocks take the place of the old ones."""
+        self.queue.spilled(self.old, self.new)
 
 
-def _encode(topic: TopicId, block: Block) -> bytes:
-    rows, bufs = block.rows, block.bufs
-    part = Part(
-        producer_id=ProducerId(0),
-        sequence=0,
-        due_ms=rows["due_ms"],
-        requested_ms=rows["requested_ms"],
-        topic=rows["topic"],
-        payload=gather(rows, bufs, "payload"),
-        key=gather(rows, bufs, "key") if rows["key_size"].any() else None,
-        headers=gather(rows, bufs, "headers") if rows["headers_size"].any() else None,
-    )
-    body = b"".join([rows["seq"].tobytes(), *encode_schedule([part])])
-    head = _BLOCK.pack(len(body), topic, len(rows), block.first, block.fired_at_ms)
+def write_spill(disk: Disk, path: Path, spills: Sequence[Spill]) -> None:
+    """Write the blocks to a new file, durably, and fill in what they become. For a thread."""
+    file = disk.open_append(path)
+    try:
+        pieces, waiting = [_HEADER.pack(MAGIC, VERSION, 0)], _HEADER.size
+        for spill in spills:
+            first = spill.old[0].first
+            for pages in _cut([block.page for block in spill.old if block.page is not None]):
+                data = _encode(spill.topic, first, pages)
+                ref = SpillRef(path.name, file.size + waiting, len(data))
+                page = _decode(memoryview(data), path, ref)
+                spill.new.append(Block(first, QueueOffset(first + len(page)), page, ref))
+                first = spill.new[-1].end
+                pieces.append(data)
+                waiting += len(data)
+                if waiting >= WRITE_SIZE:
+                    file.write(pieces)
+                    file.sync()
+                    pieces, waiting = [], 0
+            assert first == spill.old[-1].end, (first, spill.old[-1].end)
+        file.write(pieces)
+        file.sync()
+    finally:
+        file.close()
+    disk.sync_dir(path.parent)
+
+
+def _cut(pages: Sequence[Page]) -> Iterator[list[Page]]:
+    """Yield the rows of all pages, in order, in groups of a bounded size."""
+    group: list[Page] = []
+    rows_left, size_left = BLOCK_ROWS_MAX, BLOCK_SIZE_MAX
+    for page in pages:
+        ends = np.cumsum(row_bytes(page.rows))
+        start, before = 0, 0
+        while start < len(page):
+            fits = int(ends.searchsorted(before + size_left, "right"))
+            stop = min(fits, start + rows_left)
+            if stop <= start and group:
+                yield group
+                group, rows_left, size_left = [], BLOCK_ROWS_MAX, BLOCK_SIZE_MAX
+                continue
+            stop = max(stop, start + 1)
+            group.append(Page(page.rows[start:stop], page.bufs, page.fired_at_ms[start:stop]))
+            rows_left -= stop - start
+            size_left -= int(ends[stop - 1]) - before
+            start, before = stop, int(ends[stop - 1])
+    if group:
+        yield group
+
+
+def _encode(topic: TopicId, first: QueueOffset, pages: Sequence[Page]) -> bytes:
+    parts = [
+        Part(
+            producer_id=ProducerId(0),
+            sequence=0,
+            due_ms=page.rows["due_ms"],
+            requested_ms=page.rows["requested_ms"],
+            topic=page.rows["topic"],
+            payload=gather(page.rows, page.bufs, "payload"),
+            key=gather(page.rows, page.bufs, "key") if page.rows["key_size"].any() else None,
+            headers=gather(page.rows, page.bufs, "headers")
+            if page.rows["headers_size"].any()
+            else None,
+        )
+        for page in pages
+    ]
+    seqs = [page.rows["seq"].tobytes() for page in pages]
+    times = [page.fired_at_ms.tobytes() for page in pages]
+    body = b"".join([*seqs, *times, *encode_schedule(parts)])
+    head = _BLOCK.pack(len(body), topic, sum(map(len, pages)), first)
     return _CRC.pack(zlib.crc32(body, zlib.crc32(head))) + head + body
 
 
-def read_spill(disk: Disk, path: Path, refs: Sequence[SpillRef]) -> list[tuple[TopicId, Block]]:
-    """Return the blocks at `refs`, in that order; each refers to its own part of the file.
+def check_spill(disk: Disk, path: Path, refs: Sequence[SpillRef]) -> None:
+    """Check that the file is there and long enough for the blocks at `refs`.
 
     Raises:
-        CorruptFile: the file is missing, cut or damaged.
+        CorruptFile: it is missing or cut.
         UnknownVersion: it was written by another version.
     """
     try:
-        data = memoryview(disk.read(path))
+        data, size = disk.read(path, 0, _HEADER.size), disk.size(path)
     except FileNotFoundError:
         raise CorruptFile(path, 0, "the manifest names it, but it is missing") from None
     if len(data) < _HEADER.size:
@@ -79,18 +145,67 @@ def read_spill(disk: Disk, path: Path, refs: Sequence[SpillRef]) -> list[tuple[T
         raise CorruptFile(path, 0, f"magic {magic!r}")
     if version != VERSION:
         raise UnknownVersion(path, version, VERSION)
-    return [_decode(data[ref.position : ref.position + ref.size], path, ref) for ref in refs]
+    end = max((ref.position + ref.size for ref in refs), default=0)
+    if size < end:
+        raise CorruptFile(path, size, f"{size} bytes, a block ends at {end}")
 
 
-def _decode(data: memoryview, path: Path, ref: SpillRef) -> tuple[TopicId, Block]:
+def read_page(disk: Disk, directory: Path, ref: SpillRef) -> Page:
+    """Return the page of the block at `ref`. For a thread.
+
+    Raises:
+        FileNotFoundError: the file is gone, as it is once no queue needs it.
+        CorruptFile: the block is cut or damaged.
+    """
+    path = directory / ref.file
+    return _decode(memoryview(disk.read(path, ref.position, ref.size)), path, ref)
+
+
+def _decode(data: memoryview, path: Path, ref: SpillRef) -> Page:
     start = _CRC.size + _BLOCK.size
     if len(data) != ref.size or ref.size < start:
         raise CorruptFile(path, ref.position, "the file is cut")
     if zlib.crc32(data[_CRC.size :]) != _CRC.unpack_from(data)[0]:
         raise CorruptFile(path, ref.position, "checksum mismatch in a block")
-    _, topic, n, first, fired_at_ms = _BLOCK.unpack_from(data, _CRC.size)
-    columns = data[start + 8 * n :]
+    _, _, n, _ = _BLOCK.unpack_from(data, _CRC.size)
+    columns = data[start + 16 * n :]
     rows = decode_schedule(columns).rows
     rows["seq"] = np.frombuffer(data, "<u8", n, start)
-    block = Block(QueueOffset(first), UnixMs(fired_at_ms), rows, {0: columns}, ref)
-    return TopicId(topic), block
+    return Page(rows, {0: columns}, np.frombuffer(data, "<i8", n, start + 8 * n))
+
+
+class Fetch:
+    """Pages that are wanted, to be read by a thread."""
+
+    def __init__(self, disk: Disk, directory: Path, blocks: Sequence[Block]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._blocks = blocks
+        self._pages: list[tuple[Block, Page | None]] = []
+
+    def read(self) -> None:
+        """Read them.
+
+        Raises:
+            CorruptFile: a block is cut or damaged.
+        """
+        for block in self._blocks:
+            assert block.spill is not None
+            try:
+                page = read_page(self._disk, self._directory, block.spill)
+            except FileNotFoundError:
+                page = None
+            self._pages.append((block, page))
+
+    def install(self, pages: Pages) -> None:
+        """Put the pages where they are still wanted.
+
+        Raises:
+            CorruptFile: the file of such a block is missing.
+        """
+        for block, page in self._pages:
+            if page is not None:
+                pages.fetched(block, page)
+            elif pages.wants(block):  # else all have acked it meanwhile
+                assert block.spill is not None
+                raise CorruptFile(self._directory / block.spill.file, 0, "the file is missing")

@@ -6,23 +6,22 @@
 
 The fire position F = (due_ms, seq) only moves forward: everything pending at or before F has fired.
 A row is pending iff it was inserted, was not cancelled and lies after F. What fires follows from
-the rows alone: leader (wheels, windows loaded ahead) and followers (tiers, windows loaded when a
-FIRE asks) give the same answer, whatever was flushed and merged when.
+the rows alone: leader (wheel, windows loaded ahead) and followers (tiers, windows loaded ahead or
+when a FIRE asks) give the same answer, whatever was flushed and merged when.
 
 Cancelled rows: in a memtable the row is marked dead; for a row in a run, or in the frozen memtable,
 a tombstone goes into the memtable, and into a run with it. Row and tombstone annihilate where they
-meet, in a FIRE or in a merge. The seqs of timers in one run lie apart from those of every other
-run, since flushes follow each other and only neighbours in age are merged.
+meet, in a FIRE or in a merge.
 
-Memory: the memtable, the frozen one while it is written, two seconds of each run, and 2 MB of keys
-per run. Nothing grows with the rows in runs but their batch index (72 bytes each 65,536 rows).
+Memory: the memtable, the frozen one while it is written, two seconds of the runs. Nothing grows
+with the rows in runs but their batch index (72 bytes each 4,096 rows).
 
-Threads: `write_run` and `write_merge` may run beside everything else; all other calls belong to
-one thread. Merges leave out what lies at or before the position of the last *installed* flush, so
-that a manifest, taken when a flush is installed, never names a run that lacks rows it needs.
+Threads: `write_run`, `write_merge`, `Ahead.read` and `Lookup.read` may run beside everything else;
+all other calls belong to one thread. A manifest's runs, fire position and log index are those of
+one moment, the freeze; so a merge may leave out whatever has fired when it begins.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,10 +29,16 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import I64, U64, Buffers, RowArray, row_bytes
+from timer import lookup
+from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, row_bytes, taken
+from timer.compaction import part_size
+from timer.cut import Cut
 from timer.disk import Disk
-from timer.memtable import Memtable, Peek
-from timer.merge import Merge, last_of, merged
+from timer.entry import Entry
+from timer.keys import hash_keys
+from timer.lookup import Packer, Whole
+from timer.memtable import Memtable
+from timer.merge import Merge, last_of
 from timer.order import (
     START,
     Position,
@@ -46,17 +51,16 @@ from timer.order import (
     stable_order,
     tombstones,
 )
-from timer.run import BATCH_ROWS_MAX, SUFFIX, Finder, Run, RunMeta, is_tombstone
-from timer.run_writer import Pace, RunWriter, unpaced
+from timer.prepare import Asked, Prepared
+from timer.run import RunMeta, is_tombstone
+from timer.run_writer import TOMBSTONE_SIZE, Pace, row_sizes, unpaced
+from timer.runs import Runs
 from timer.timer_id import SEQ_MAX
 from timer.units import UnixMs
-from timer.window import Window
+from timer.window import Ahead, Window
 
-AHEAD_MS: Final = 2_000
-"""How far ahead of now the leader copies rows out of runs."""
-RUNS_MERGED_AT: Final = 7
-"""Merge when there are so many runs: with one more flush before it is done, there are 8."""
-MERGE_WIDTH: Final = 4
+FLUSH_CHUNK: Final = 65_536
+"""Rows that a flush gathers at a time."""
 
 
 class Fired(NamedTuple):
@@ -75,14 +79,12 @@ class Frozen:
     """A memtable that is being flushed, as it was at the freeze."""
 
     memtable: Memtable
-    number: int
-    """Of the run that it becomes."""
-    position: Position
-    """The fire position then."""
+    numbers: range
+    """For the runs that it becomes: more than enough."""
     live: npt.NDArray[np.intp]
     """Places of the rows that were pending."""
-    graves: tuple[I64, U64]
-    """(due, seq) of its tombstones, sorted."""
+    graves: tuple[I64, U64, U32]
+    """(due, seq, topic) of its tombstones, sorted."""
 
 
 class Store:
@@ -90,21 +92,13 @@ class Store:
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         """Begin empty. `directory` is the state's; runs lie in its `runs/`, made if missing."""
-        self._disk = disk
-        self._directory = directory / "runs"
-        disk.make_dir(self._directory)
+        self._runs = Runs(disk, directory / "runs")
         self._position = START
-        self._flushed_position = START
         self._memtable = Memtable(START)
         self._frozen: Frozen | None = None
-        self._windows: list[Window] = []  # of the runs, oldest first
-        self._retired: list[RunMeta] = []
-        self._finder = Finder()
         self._leads = False
         self._pending = 0
-        self._next_buf = 0
-        self._next_run = 1
-        self._merging = False
+        self._prepared: Prepared | None = None
 
     @classmethod
     def recover(
@@ -125,19 +119,10 @@ class Store:
         return store
 
     def _adopt(self, runs: Sequence[RunMeta], position: Position, pending: int) -> None:
-        found = [name for name in self._disk.list_dir(self._directory) if name.endswith(SUFFIX)]
-        named = {meta.name for meta in runs}
-        orphans = [name for name in found if name not in named]
-        for name in orphans:
-            self._disk.remove(self._directory / name)
-        if orphans:
-            self._disk.sync_dir(self._directory)
-        self._position = self._flushed_position = position
+        self._runs.adopt(runs, position)
+        self._position = position
         self._pending = pending
         self._memtable = self._new_memtable()
-        self._windows = [self._window(meta) for meta in runs]
-        numbers = [int(name.removesuffix(SUFFIX)) for name in found]
-        self._next_run = max([*numbers, *(meta.number for meta in runs)], default=0) + 1
 
     # ---- what it holds
 
@@ -158,13 +143,18 @@ class Store:
 
     @property
     def runs(self) -> list[RunMeta]:
-        """The runs, oldest first, for the manifest."""
-        return [window.run.meta for window in self._windows]
+        """The runs in use, for the manifest."""
+        return self._runs.metas
 
     @property
     def retired(self) -> list[RunMeta]:
         """Runs no longer in use, whose files stay until `remove`: an old manifest names them."""
-        return [*self._retired]
+        return self._runs.retired
+
+    @property
+    def cold_reads(self) -> int:
+        """How many slices firing had to wait for, of the runs in use."""
+        return self._runs.cold_reads
 
     # ---- timers
 
@@ -174,7 +164,7 @@ class Store:
         Seqs ascend and lie above all earlier ones; all dues lie after the last read time.
         """
         if len(rows):
-            self._memtable.insert(rows, self._new_buf(), buf)
+            self._memtable.insert(rows, self._runs.new_buf(), buf)
             self._pending += len(rows)
 
     def cancel(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
@@ -198,17 +188,28 @@ class Store:
                 removed.append(memtable.rows.take(places[here]))
                 memtable.kill(places[here])
                 if memtable is not self._memtable:
-                    self._memtable.bury(due_ms[mine], seq[mine])
+                    self._bury(removed[-1])
                 asked = asked[~here]
-        if len(asked) and self._windows:
-            found, rows = self._find_in_runs(due_ms[asked], seq[asked])
+        if len(asked):
+            found, rows = self._runs.find(due_ms[asked], seq[asked])
             if found.any():
                 mine = asked[found]
                 hit[mine] = True
                 removed.append(rows)
-                self._memtable.bury(due_ms[mine], seq[mine])
+                self._bury(rows)
         self._pending -= int(np.count_nonzero(hit))
         return hit, concat(removed)
+
+    def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
+        """Return what a thread should ask the runs before these are folded; None: it is little."""
+        runs = self._runs.runs
+        asked = Asked(entries, keys=any(run.meta.keys_size for run in runs))
+        return None if asked.is_little(runs) else Prepared(runs, asked)
+
+    def end_lookup(self, prepared: Prepared | None) -> None:
+        """Use what was asked, until the next time; None: nothing any more."""
+        self._prepared = prepared
+        self._runs.end_lookup(None if prepared is None else prepared.timers)
 
     def find(self, due_ms: UnixMs, seq: int) -> RowArray | None:
         """Return the row of one timer, an array of one as from `cancel`; None if not pending.
@@ -223,8 +224,87 @@ class Store:
             row = memtable.row_at(due, number)
             if len(row):
                 return row
-        found, rows = self._find_in_runs(due, number)
+        found, rows = self._runs.find(due, number)
         return rows if found.any() else None
+
+    def find_keys(self, topic: U32, keys: Binary, hashes: U64 | None = None) -> RowArray:
+        """Return the pending row that has each key in its topic (n,); seq = 0 where none has.
+
+        `hashes`: those of topics and keys, if they are known. Of a row due, seq, topic and sizes of
+        payload and key are valid.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        rows = np.zeros(len(topic), ROW)
+        if hashes is None:
+            hashes = hash_keys(topic, keys)
+        for memtable in self._memtables():
+            which, places = memtable.find_keys(hashes, topic, keys)
+            rows[which] = memtable.rows.take(places)
+        asked = np.flatnonzero((rows["seq"] == 0) & (keys.sizes > 0))
+        if len(asked):
+            which, found = self._runs.find_keys(
+                hashes[asked], topic[asked], taken(keys, asked), self._position, self._prepared
+            )
+            dead = self._buried(found["due_ms"].copy(), found["seq"].copy())
+            rows[asked[which[~dead]]] = found[~dead]
+        return rows
+
+    def end(self, rows: RowArray) -> None:
+        """Cancel pending timers, each one once, that were found just now, and valid as there."""
+        due_ms, seq = rows["due_ms"].copy(), rows["seq"].copy()
+        here = np.zeros(len(rows), np.bool_)
+        for memtable in self._memtables():
+            places = memtable.find(due_ms, seq)
+            found = places >= 0
+            memtable.kill(places[found])
+            here |= found & (memtable is self._memtable)
+        if not here.all():
+            self._bury(rows[~here])
+        self._pending -= len(rows)
+
+    def read(self, due_ms: I64, seq: U64, bytes_max: int) -> tuple[Whole, npt.NDArray[np.bool_]]:
+        """Return the pending ones of n timers, whole, and which are pending but left (n, bool).
+
+        Of a repeated target the first counts. Those are left, in order, whose payloads come to more
+        than `bytes_max` with the ones before; never the first.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        asked = self._candidates(due_ms, seq)
+        known = np.zeros(len(seq), ROW)
+        places = np.full((2, len(seq)), -1, np.intp)
+        for number, memtable in enumerate(self._memtables()):
+            found = memtable.find(due_ms[asked], seq[asked])
+            here = found >= 0
+            places[number, asked[here]] = found[here]
+            known[asked[here]] = memtable.rows.take(found[here])
+            asked = asked[~here]
+        if len(asked):
+            found_in_runs, rows = self._runs.find(due_ms[asked], seq[asked])
+            known[asked[found_in_runs]] = rows
+        pending = known["seq"] > 0
+        fits = np.cumsum(known["payload_size"], dtype=np.int64) <= bytes_max
+        fits[: int(pending.argmax()) + 1] = True
+        packer = Packer(len(seq))
+        for number, memtable in enumerate(self._memtables()):
+            for at in np.flatnonzero((places[number] >= 0) & fits).tolist():
+                packer.put(at, known[at], memtable.bufs)
+        far = np.flatnonzero(pending & fits & (places < 0).all(axis=0))
+        runs, finder = self._runs.runs, self._runs.finder
+        lookup.read_rows(runs, finder, due_ms[far], seq[far], packer, far.tolist())
+        return packer.whole(), pending & ~fits
+
+    def cut(self) -> Cut:
+        """Return what is pending now, to be looked at by a thread."""
+        tables: list[tuple[Memtable, npt.NDArray[np.intp] | None]] = [(self._memtable, None)]
+        frozen = self._frozen
+        if frozen is not None:
+            tables.append((frozen.memtable, frozen.live))
+        graves = None if frozen is None else frozen.graves
+        return Cut(self._position, tables, graves, self._runs.runs)
 
     def fire(self, read_time_ms: UnixMs, rows_max: int, bytes_max: int) -> Fired:
         """Take out the pending rows with due <= `read_time_ms`, in (due, seq) order, to a limit.
@@ -273,112 +353,103 @@ class Store:
             CorruptFile: a run must be read, and doesn't verify.
         """
         times = [memtable.next_due() for memtable in self._memtables()]
-        times += [window.next_due() for window in self._windows]
+        times.append(self._runs.next_due())
         return min((UnixMs(time) for time in times if time is not None), default=None)
 
     # ---- leading
 
     def lead(self) -> None:
-        """Become the leader's: build the wheels, from what is in memory alone."""
+        """Become the leader's: what comes is put into a wheel. Nothing that is there is moved."""
         self._leads = True
-        for memtable in self._memtables():
-            memtable.lead()
+        self._memtable.lead()
 
     def follow(self) -> None:
-        """Become a follower's: drop the wheels."""
+        """Become a follower's: what comes is put into tiers."""
         self._leads = False
-        for memtable in self._memtables():
-            memtable.follow()
+        self._memtable.follow()
+
+    def begin_ahead(self, now_ms: UnixMs) -> Ahead | None:
+        """Return what a thread should read of the runs before it is due; None: nothing now."""
+        return self._runs.begin_ahead(now_ms)
+
+    def end_ahead(self, ahead: Ahead) -> None:
+        """Use what was read ahead."""
+        self._runs.end_ahead(ahead)
 
     def preload(self, now_ms: UnixMs) -> None:
-        """Copy what the runs hold for the next two seconds into memory.
+        """Read ahead here and now.
 
         Raises:
             CorruptFile: a batch doesn't verify.
         """
-        for window in self._windows:
-            window.load(now_ms + AHEAD_MS)
+        ahead = self.begin_ahead(now_ms)
+        if ahead is not None:
+            ahead.read()
+            self.end_ahead(ahead)
 
     # ---- flushing
 
     def freeze(self) -> Frozen:
-        """Begin a flush: what follows goes into a new memtable. Cheap; one flush at a time."""
+        """Begin a flush: what follows goes into a new memtable. Cheap; one flush at a time.
+
+        A manifest of this moment names the `runs` of this moment and what the memtable becomes.
+        """
         assert self._frozen is None
         memtable = self._memtable
-        self._frozen = Frozen(
-            memtable, self._new_run(), self._position, memtable.live(), memtable.graves_left()
-        )
+        numbers = self._runs.new_numbers(memtable.size)
+        self._frozen = Frozen(memtable, numbers, memtable.live(), memtable.graves_left())
         self._memtable = self._new_memtable()
         return self._frozen
 
-    def write_run(self, frozen: Frozen, pace: Pace = unpaced) -> RunMeta | None:
-        """Write the frozen rows to a durable run; None if there are none. For a thread.
+    def write_run(self, frozen: Frozen, pace: Pace = unpaced) -> list[Window]:
+        """Write the frozen rows to durable runs, mostly one, and open them. For a thread.
 
         Raises:
+            CorruptFile: what was just written doesn't verify.
             DiskFailed: the process must stop.
         """
-        return self._write(frozen.number, _sorted_rows(frozen), pace)
+        timers = frozen.memtable.rows[frozen.live]
+        size = int(row_sizes(timers).sum()) + TOMBSTONE_SIZE * len(frozen.graves[0])
+        chunks = _sorted_rows(frozen)
+        metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
+        return self._runs.warm(metas, self._position)
 
-    def install(self, frozen: Frozen, meta: RunMeta | None) -> None:
-        """End a flush: let the run take the place of the frozen memtable.
-
-        `runs` is now what a manifest may name whose other content is of the freeze's index.
-        """
+    def install(self, frozen: Frozen, windows: Iterable[Window]) -> None:
+        """End a flush: let the runs take the place of the frozen memtable."""
         assert frozen is self._frozen
         self._frozen = None
-        self._flushed_position = frozen.position
-        if meta is not None:
-            self._windows.append(self._window(meta))
+        self._runs.use(windows, self._position)
+        self._runs.retire_past(self._position)
 
-    # ---- merging. Tiers of size, cut by due time, come instead of this policy in a later release.
+    # ---- merging
 
     def begin_merge(self) -> Merge | None:
         """Return which runs to merge now, None if there is nothing to gain. One at a time."""
-        if self._merging:
-            return None
-        chosen = [
-            window.run for window in self._windows if window.run.meta.last <= self._flushed_position
-        ]
-        if not chosen and len(self._windows) >= RUNS_MERGED_AT:
-            sizes = np.array([meta.size for meta in self.runs])
-            sums = np.convolve(sizes, np.ones(MERGE_WIDTH, np.int64), "valid")
-            first = int(sums.argmin())
-            chosen = [window.run for window in self._windows[first : first + MERGE_WIDTH]]
-        if not chosen:
-            return None
-        self._merging = True
-        return Merge(tuple(chosen), self._new_run(), self._flushed_position)
+        return self._runs.begin_merge(self._position)
 
-    def write_merge(self, merge: Merge, pace: Pace = unpaced) -> RunMeta | None:
-        """Write what is left of the runs to a durable one; None if nothing is. For a thread.
+    def write_merge(self, merge: Merge, pace: Pace = unpaced) -> list[Window]:
+        """Write what is left of the runs to durable parts, and open them. For a thread.
 
         Raises:
             CorruptFile: a batch doesn't verify.
             DiskFailed: the process must stop.
         """
-        return self._write(merge.number, merged(merge), pace)
+        return self._runs.warm(self._runs.write_merge(merge, pace), self._position)
 
-    def install_merge(self, merge: Merge, meta: RunMeta | None) -> None:
-        """Let the new run take the place of the old ones, which are retired."""
-        assert self._merging
-        self._merging = False
-        first = next(i for i, window in enumerate(self._windows) if window.run in merge.runs)
-        self._retired += [run.meta for run in merge.runs]
-        self._windows = [window for window in self._windows if window.run not in merge.runs]
-        if meta is not None:
-            self._windows.insert(first, self._window(meta))
+    def install_merge(self, merge: Merge, windows: Iterable[Window]) -> None:
+        """Let the parts take the place of the runs, which are retired."""
+        self._runs.end_merge(merge, windows, self._position)
 
     def remove(self, retired: Sequence[RunMeta]) -> None:
-        """Remove the files of retired runs. First a manifest must be durable that names none."""
-        for meta in retired:
-            self._retired.remove(meta)
-            self._disk.remove(self._directory / meta.name)
-        if retired:
-            self._disk.sync_dir(self._directory)
+        """Remove the files of retired runs. For a thread; a durable manifest names none."""
+        self._runs.remove(retired)
+
+    def forget(self, retired: Sequence[RunMeta]) -> None:
+        """The files of these retired runs were removed."""
+        self._runs.forget(retired)
 
     def close(self) -> None:
         """Let go of all memory; nothing may be called after it."""
-        self._windows.clear()
         self._memtable = Memtable(self._position, capacity=1)
         self._frozen = None
 
@@ -393,29 +464,6 @@ class Store:
             memtable.lead()
         return memtable
 
-    def _window(self, meta: RunMeta) -> Window:
-        run = Run(self._disk, self._directory, meta)
-        return Window(run, self._position, self._new_buf)
-
-    def _new_buf(self) -> int:
-        self._next_buf = (self._next_buf + 1) & 0xFFFF_FFFF
-        return self._next_buf
-
-    def _new_run(self) -> int:
-        self._next_run += 1
-        return self._next_run - 1
-
-    def _write(
-        self, number: int, chunks: Iterator[tuple[RowArray, Buffers]], pace: Pace
-    ) -> RunMeta | None:
-        writer = RunWriter(self._disk, self._directory, number, pace)
-        try:
-            for rows, bufs in chunks:
-                writer.add(rows, bufs)
-            return writer.finish()
-        finally:
-            writer.close()
-
     def _candidates(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return which targets may be pending, each one once: after F and without a tombstone."""
         asked = np.flatnonzero(after(due_ms, seq, self._position))
@@ -425,36 +473,27 @@ class Store:
             due, number = due_ms[asked][order], seq[asked][order]
             repeated = (due[1:] == due[:-1]) & (number[1:] == number[:-1])
             asked = np.sort(np.concatenate([asked[order[:1]], asked[order[1:]][~repeated]]))
-        for memtable in self._memtables():
-            asked = asked[~memtable.buried(due_ms[asked], seq[asked])]
-        return asked
+        return asked[~self._buried(due_ms[asked], seq[asked])]
 
-    def _find_in_runs(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
-        """Return which timers are in a run and in none cancelled (n, bool), and their rows."""
-        rows = np.zeros(len(seq), dtype=self._memtable.rows.dtype)
-        timer = np.zeros(len(seq), np.bool_)
-        cancelled = np.zeros(len(seq), np.bool_)
-        for window in self._windows:
-            asked = np.flatnonzero(~timer | (window.run.meta.tombstones > 0))
-            found, here = self._finder.find(window.run, due_ms[asked], seq[asked])
-            mine, dead = asked[found], is_tombstone(here)
-            cancelled[mine[dead]] = True
-            timer[mine[~dead]] = True
-            rows[mine[~dead]] = here[~dead]
-        found = timer & ~cancelled
-        return found, rows[found]
+    def _bury(self, rows: RowArray) -> None:
+        """Keep tombstones for timers that do not lie in the memtable."""
+        topic = rows["topic"].astype(np.uint32)
+        self._memtable.bury(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64), topic)
+
+    def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+        """Return which timers have a tombstone in a memtable (n, bool)."""
+        dead = np.zeros(len(seq), np.bool_)
+        for memtable in self._memtables():
+            dead |= memtable.buried(due_ms, seq)
+        return dead
 
     def _due(self, seen: Position, until_ms: int, count: int) -> tuple[RowArray, Position | None]:
         """Return the live rows after `seen` that are due, complete up to the position.
 
         None: complete.
         """
-        peeks: list[Peek] = []
-        for memtable in self._memtables():
-            peeks.append(memtable.peek(seen, until_ms, count))
-            if memtable.grave_count:
-                peeks.append(memtable.peek_graves(seen, until_ms, count))
-        peeks += [window.peek(seen, until_ms, count) for window in self._windows]
+        peeks = [p for table in self._memtables() for p in table.peeks(seen, until_ms, count)]
+        peeks += self._runs.peeks(seen, until_ms, count)
         horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
         parts = [peek.rows for peek in peeks if len(peek.rows)]
         if horizon is not None:
@@ -470,8 +509,8 @@ class Store:
     def _bufs_of(self, rows: RowArray) -> dict[int, bytes | memoryview]:
         numbers = np.sort(rows["buf"])
         numbers = np.concatenate([numbers[:1], numbers[1:][numbers[1:] != numbers[:-1]]])
-        sources = [memtable.bufs for memtable in self._memtables()]
-        sources += [window.bufs for window in self._windows]
+        sources: list[Buffers] = [memtable.bufs for memtable in self._memtables()]
+        sources += self._runs.bufs()
         found: dict[int, bytes | memoryview] = {}
         missing = numbers.tolist()
         for bufs in sources:
@@ -488,25 +527,24 @@ class Store:
         self._position = position
         for memtable in self._memtables():
             memtable.drop(position)
-        for window in self._windows:
-            window.drop(position)
+        self._runs.drop(position)
 
 
 def _sorted_rows(frozen: Frozen) -> Iterator[tuple[RowArray, Buffers]]:
     """Yield the rows and tombstones of a frozen memtable in (due, seq) order, in chunks."""
     rows, live = frozen.memtable.rows, frozen.live
     due_ms = rows["due_ms"][live]
-    grave_due, grave_seq = frozen.graves
+    grave_due, grave_seq, grave_topic = frozen.graves
     if len(grave_due):
         seq = np.concatenate([rows["seq"][live], grave_seq])
         order = fire_order(np.concatenate([due_ms, grave_due]), seq)
     else:
         order = stable_order(due_ms)
-    for start in range(0, len(order), BATCH_ROWS_MAX):
-        places = order[start : start + BATCH_ROWS_MAX]
+    for start in range(0, len(order), FLUSH_CHUNK):
+        places = order[start : start + FLUSH_CHUNK]
         grave = places[places >= len(live)] - len(live)
         chunk = np.empty(len(places), rows.dtype)
         alive = places < len(live)
         raw(chunk)[alive] = raw(rows).take(live.take(places[alive]))
-        raw(chunk)[~alive] = raw(tombstones(grave_due[grave], grave_seq[grave]))
+        raw(chunk)[~alive] = raw(tombstones(grave_due[grave], grave_seq[grave], grave_topic[grave]))
         yield chunk, frozen.memtable.bufs

@@ -4,12 +4,15 @@
     run  |..........F=============next..................................|
 
 What it holds are copies, contiguous slices with their payloads, so that no row points into a file
-that a merge may delete. On the leader `load` keeps it two seconds ahead; a follower loads when a
-FIRE asks. Both see the same rows: `peek` loads what it lacks, one slice at a call.
+that a merge may delete. An `Ahead` carries slices from a thread into windows before their time;
+what it did not bring `peek` reads itself, one slice at a call: the same rows, only later.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from copy import copy
+from heapq import heapify, heapreplace
 from typing import Final
 
 import numpy as np
@@ -18,28 +21,30 @@ from timer.columns import I64, U64, RowArray
 from timer.memtable import Peek
 from timer.order import Position, concat, rank
 from timer.run import Cursor, Run
+from timer.tiers import NEVER
 
 SLICE_ROWS_MIN: Final = 4_096
 SLICE_SIZE_MAX: Final = 1 << 20
-LOADED_SIZE_MAX: Final = 4 << 20
-"""Bytes of payloads that a window loads ahead; more only as it fires."""
+LOADED_SIZE_MAX: Final = 32 << 20
+"""Bytes that all windows of a store load ahead; more only as it fires."""
 
 
-class _Slice:
+class Slice:
     """Loaded rows, and their keys once more side by side."""
 
-    __slots__ = ("due", "number", "rows", "seq", "size")
+    __slots__ = ("data", "due", "number", "rows", "seq", "size")
 
-    def __init__(self, rows: RowArray, number: int, size: int) -> None:
-        rows["buf"] = number
+    def __init__(self, rows: RowArray, data: bytes) -> None:
         self.rows = rows
-        self.number = number
-        self.size = size
+        self.data = data
+        self.number = 0
+        self.size = rows.nbytes + len(data)
         self.due: I64 = np.ascontiguousarray(rows["due_ms"])
         self.seq: U64 = np.ascontiguousarray(rows["seq"])
 
     @property
     def last(self) -> Position:
+        """The position of the last row."""
         return Position(int(self.due[-1]), int(self.seq[-1]))
 
 
@@ -49,23 +54,54 @@ class Window:
     def __init__(self, run: Run, position: Position, new_number: Callable[[], int]) -> None:
         self.run = run
         self.bufs: dict[int, bytes | memoryview] = {}
+        self.size = 0
+        """Bytes that are loaded."""
+        self.cold_reads = 0
+        """Slices that somebody had to wait for."""
+        self.version = 0
+        """How often it went on."""
         self._position = position
         self._new_number = new_number
-        self._slices: deque[_Slice] = deque()
-        self._size = 0
+        self._slices: deque[Slice] = deque()
         self._cursor: Cursor | None = None  # found when first needed: it reads
 
     @property
     def next(self) -> Position | None:
         """(due, seq) of the first row that is not loaded, None if all are."""
         if self._cursor is None:
+            if self.run.meta.first > self._position:
+                return self.run.meta.first
             self._cursor = Cursor(self.run, self._position)
         return self._cursor.next
 
-    def load(self, until_ms: int) -> None:
-        """Load the rows with due <= `until_ms`, a bounded number of bytes at most."""
-        while self._wants(until_ms) and self._size < LOADED_SIZE_MAX:
-            self._load_slice(until_ms)
+    def load(self, until_ms: int, size_max: int) -> None:
+        """Load rows with due <= `until_ms`, a bounded number of bytes: before it is in use."""
+        ahead = Ahead([self], until_ms, size_max)
+        ahead.read()
+        ahead.install([self])
+
+    def cursor(self) -> Cursor:
+        """Return a copy of the cursor to read on with. It may read a head: for a thread."""
+        return copy(self._cursor) if self._cursor else Cursor(self.run, self._position)
+
+    def wants(self, until_ms: int) -> bool:
+        """Return whether rows with due <= `until_ms` are not loaded yet; without reading any."""
+        if self._cursor is None:
+            return self.run.meta.first.due_ms <= until_ms and self.run.meta.last > self._position
+        following = self._cursor.next
+        return following is not None and following.due_ms <= until_ms
+
+    def take(self, slices: Iterable[Slice], cursor: Cursor) -> None:
+        """Go on with slices that were read from `next` on, and the cursor after them."""
+        for piece in slices:
+            piece.number = self._new_number()
+            piece.rows["buf"] = piece.number
+            self.bufs[piece.number] = piece.data
+            self.size += piece.size
+            self._slices.append(piece)
+        self._cursor = cursor
+        self.version += 1
+        self.drop(self._position)
 
     def peek(self, after: Position, until_ms: int, count: int) -> Peek:
         """Return the rows after `after` with due <= `until_ms`, up to `count`, or fewer."""
@@ -90,9 +126,15 @@ class Window:
         self._position = through
         while self._slices and self._slices[0].last <= through:
             gone = self._slices.popleft()
-            self._size -= gone.size
+            self.size -= gone.size
             del self.bufs[gone.number]
         assert self._cursor is None or self._cursor.next is None or self._cursor.next > through
+
+    def enter(self, position: Position) -> None:
+        """Go into use at the fire position, which may have passed what was loaded before."""
+        if self._cursor and self._cursor.next and self._cursor.next <= position:
+            self._cursor = None
+        self.drop(position)
 
     def next_due(self) -> int | None:
         """Return the due of the first row after the fire position, None if there is none.
@@ -111,9 +153,69 @@ class Window:
         return following is not None and following.due_ms <= until_ms
 
     def _load_slice(self, until_ms: int) -> None:
-        assert self._cursor is not None
-        rows, data = self._cursor.read(until_ms, SLICE_ROWS_MIN, SLICE_SIZE_MAX)
-        piece = _Slice(rows, self._new_number(), rows.nbytes + len(data))
-        self._slices.append(piece)
-        self._size += piece.size
-        self.bufs[piece.number] = data
+        cursor = self.cursor()
+        self.cold_reads += 1
+        rows, data = cursor.read(until_ms, SLICE_ROWS_MIN, SLICE_SIZE_MAX)
+        self.take([Slice(rows, data)], cursor)
+
+
+class Ahead:
+    """What a thread is to load into windows: rows up to a time, the earliest first, to a limit."""
+
+    def __init__(self, windows: Iterable[Window], until_ms: int, size_max: int) -> None:
+        self._windows = [*windows]
+        self._until_ms = until_ms
+        self._size_max = size_max
+        self._lanes: list[_AheadLane] = []
+
+    def read(self) -> None:
+        """Read the slices. For a thread: the windows stay as they are.
+
+        Raises:
+            CorruptFile: a batch doesn't verify.
+        """
+        self._lanes = [_AheadLane(window) for window in self._windows]
+        heap = [(lane.next_due(), number) for number, lane in enumerate(self._lanes)]
+        heapify(heap)
+        size = 0
+        while heap and heap[0][0] <= self._until_ms and size < self._size_max:
+            number = heap[0][1]
+            lane = self._lanes[number]
+            size += lane.read(self._until_ms)
+            heapreplace(heap, (lane.next_due(), number))
+
+    def install(self, in_use: Iterable[Window]) -> None:
+        """Give the windows that are still in use, and still lack them, their slices."""
+        used = {id(window) for window in in_use}
+        for lane in self._lanes:
+            window = lane.window
+            if lane.slices and id(window) in used and window.version == lane.version:
+                assert lane.cursor is not None
+                window.take(lane.slices, lane.cursor)
+
+
+class _AheadLane:
+    """One window and what is read for it. A file that is gone was merged away meanwhile."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self.version = window.version
+        self.slices: list[Slice] = []
+        self.cursor: Cursor | None = None
+        with suppress(FileNotFoundError):
+            self.cursor = window.cursor()
+
+    def next_due(self) -> int:
+        following = None if self.cursor is None else self.cursor.next
+        return NEVER if following is None else following.due_ms
+
+    def read(self, until_ms: int) -> int:
+        """Read one slice; return its size."""
+        assert self.cursor is not None
+        try:
+            piece = Slice(*self.cursor.read(until_ms, SLICE_ROWS_MIN, SLICE_SIZE_MAX))
+        except FileNotFoundError:
+            self.cursor, self.slices = None, []
+            return 0
+        self.slices.append(piece)
+        return piece.size

@@ -16,8 +16,11 @@ are in `timerclient.errors`, as one tree.
 
 from timerclient.aio import AsyncConsumer, AsyncTimerClient
 from timerclient.errors import (
+    AlreadyExists,
     InvalidRequest,
     LeaseLost,
+    NotFound,
+    NotPending,
     OutcomeUnknown,
     Overloaded,
     TimerError,
@@ -25,8 +28,15 @@ from timerclient.errors import (
     Unreachable,
 )
 from timerclient.messages import Acking, Batch, Message
+from timerclient.pending import Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.reasons import Reason
-from timerclient.results import AckResult, CancelResult
+from timerclient.results import (
+    AckResult,
+    CancelResult,
+    RescheduleResult,
+    ScheduleResult,
+    TimerState,
+)
 from timerclient.settings import Settings
 from timerclient.sync import Consumer, TimerClient
 from timerclient.timers import Timer, Timers
@@ -34,6 +44,7 @@ from timerclient.timers import Timer, Timers
 __all__ = [
     "AckResult",
     "Acking",
+    "AlreadyExists",
     "AsyncConsumer",
     "AsyncTimerClient",
     "Batch",
@@ -42,14 +53,23 @@ __all__ = [
     "InvalidRequest",
     "LeaseLost",
     "Message",
+    "NotFound",
+    "NotPending",
     "OutcomeUnknown",
     "Overloaded",
     "Reason",
+    "RescheduleResult",
+    "Rescheduled",
+    "ScheduleResult",
     "Settings",
     "Timer",
     "TimerClient",
+    "TimerCounts",
     "TimerError",
+    "TimerInfo",
+    "TimerState",
     "Timers",
     "Unavailable",
     "Unreachable",
+    "Where",
 ]

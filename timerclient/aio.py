@@ -18,31 +18,24 @@ A client belongs to the event loop that it is used on first.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from timerclient import ids, rows
+from timerclient import rows
 from timerclient.errors import Closed, InvalidRequest, TimerError
+from timerclient.existing import Existing, Seconds, seconds
 from timerclient.messages import Batch, Message
 from timerclient.nodes import Node, Nodes, parse_addresses
 from timerclient.producer import Call, Producer, Row
 from timerclient.proto import timer_pb2 as pb
-from timerclient.results import CancelResult
 from timerclient.rows import Headers, When, WhenMany
 from timerclient.settings import Settings
 from timerclient.subscription import Credit, Subscription
-from timerclient.timers import Timer, Timers
+from timerclient.timers import Outcome, Timer, Timers
 
 T = TypeVar("T")
-
-CANCEL_IDS_MAX: Final = 1_000
-"""Ids in one request; the server takes 1,024."""
-Seconds = float | timedelta
-TimerLike = Timer | str | bytes
-"""A timer, its id as text, or its raw id."""
 
 STARTS = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
 WINDOW = 1_000
@@ -53,20 +46,13 @@ LEASE_S_MAX = 43_200
 CLOSE_AFTER_ERROR_S = 2.0
 
 
-def seconds(value: Seconds) -> float:
-    """Return a duration in seconds.
-
-    Raises:
-        InvalidRequest: it is not positive.
-    """
-    value_s = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    if not value_s > 0:
-        raise InvalidRequest.of("duration", value, "must be positive")
-    return value_s
-
-
 def make_row(
-    topic: str, payload: bytes, key: str | None, headers: Headers | None, when: When
+    topic: str,
+    payload: bytes,
+    key: str | None,
+    headers: Headers | None,
+    on_conflict: str,
+    when: When,
 ) -> Row:
     """Return one call's row.
 
@@ -78,31 +64,15 @@ def make_row(
         raise InvalidRequest.of("when", ms, "one timer has one due time")
     rows.utf8("topic", topic)  # here, or it would break the request that others share with it
     row = Row(topic, rows.payload_bytes(payload), is_delay=is_delay, ms=ms[0])
+    mode = rows.conflict_mode(on_conflict)
     if key:
-        row.key = rows.utf8("key", key)
+        row.key, row.on_conflict = rows.utf8("key", key), mode
     if headers:
         row.headers = rows.encode_headers(headers)
     if row.size > rows.REQUEST_SIZE_MAX:
         limit = f"at most {rows.REQUEST_SIZE_MAX} bytes"
         raise InvalidRequest.of("payload", f"{len(payload)} bytes", limit)
     return row
-
-
-def raw_ids(timers: Iterable[TimerLike]) -> bytes:
-    """Return the raw ids of timers, one after the other.
-
-    Raises:
-        InvalidRequest: one of them is no id.
-    """
-    out = bytearray()
-    for timer in timers:
-        raw: Any = timer.raw if isinstance(timer, Timer) else timer
-        if isinstance(raw, str):
-            raw = ids.from_text(raw)
-        if not isinstance(raw, bytes) or len(raw) != ids.SIZE:
-            raise InvalidRequest.of("timer_id", raw, f"must be {ids.SIZE} bytes")
-        out += raw
-    return bytes(out)
 
 
 def make_opening(
@@ -141,7 +111,7 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     return Credit(window, max_messages)
 
 
-class AsyncTimerClient:
+class AsyncTimerClient(Existing):
     """A connection to a cluster, for one event loop.
 
     `cluster`: "host:port,host:port", or a sequence of addresses; some of the nodes are enough.
@@ -173,6 +143,7 @@ class AsyncTimerClient:
         payload: bytes,
         *,
         key: str | None = None,
+        on_conflict: str = "reject",
         headers: Headers | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
         **when: Unpack[When],
@@ -182,14 +153,18 @@ class AsyncTimerClient:
         When it fires: `delay` (a timedelta, or seconds), `due` (an aware datetime) or `due_ms`
         (Unix milliseconds); none of them is at once.
 
+        A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
+        "reject" this one, "replace" it, which cancels it, or "keep" it and return it.
+
         Raises:
+            AlreadyExists: a pending timer has the key; `existing` is its id.
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
             OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
             TimerError: it was refused, and not scheduled.
         """
-        row = make_row(topic, payload, key, headers, when)
+        row = make_row(topic, payload, key, headers, on_conflict, when)
         future: asyncio.Future[Timer] = asyncio.get_running_loop().create_future()
-        call = Call(future, 1, make_timer, self.within_s(timeout))
+        call = Call(future, 1, Outcome.timer, self.within_s(timeout))
         self.producer().submit_row(row, call)
         return await self._answered(future, call)
 
@@ -199,20 +174,22 @@ class AsyncTimerClient:
         payloads: Iterable[bytes],
         *,
         keys: Iterable[str | None] | None = None,
+        on_conflict: str = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
         **when: Unpack[WhenMany],
     ) -> Timers:
         """Return the timers of one request, all or none, once a majority has them on disk.
 
-        `delay`, `due` or `due_ms` is one value for all, or one for each payload.
+        `delay`, `due` or `due_ms` is one value for all, or one for each payload. Timers whose keys
+        are taken are decided one by one: see `on_conflict` of `schedule`, and `Timers.results`.
 
         Raises:
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
             OutcomeUnknown: no answer in time; the timers may have been scheduled, or be yet.
             TimerError: the batch was refused, and none of it scheduled.
         """
-        body, n = rows.encode_batch(topic, payloads, when, keys, headers)
+        body, n = rows.encode_batch(topic, payloads, when, keys, headers, on_conflict)
         future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
         call = Call(future, n, Timers, self.within_s(timeout))
         self.producer().submit(body, call)
@@ -224,38 +201,6 @@ class AsyncTimerClient:
         except asyncio.CancelledError:
             self.producer().withdraw(call)
             raise
-
-    # ---- cancelling
-
-    async def cancel(self, timer: TimerLike, *, timeout: Seconds | None = None) -> CancelResult:  # noqa: ASYNC109
-        """Return what became of the cancel of one timer.
-
-        It is retried through failovers. If the answer to a first sending was lost, the answer to
-        the next may be ALREADY_CANCELLED of its own work.
-
-        Raises:
-            OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
-        """
-        [result] = await self.cancel_batch([timer], timeout=timeout)
-        return result
-
-    async def cancel_batch(
-        self,
-        timers: Iterable[TimerLike],
-        *,
-        timeout: Seconds | None = None,  # noqa: ASYNC109
-    ) -> list[CancelResult]:
-        """Return what became of the cancels of many timers, one each; as `cancel` otherwise."""
-        raw = timers.raw if isinstance(timers, Timers) else raw_ids(timers)
-        if not raw:
-            return []
-        within_s = self.within_s(timeout)
-        results: list[CancelResult] = []
-        for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
-            request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
-            answer = await self.nodes().call(cancel_on(request), within_s=within_s)
-            results += [CancelResult(result) for result in answer.results]
-        return results
 
     # ---- consuming
 
@@ -322,6 +267,28 @@ class AsyncTimerClient:
             repeatable=False,
         )
 
+    async def members(self) -> pb.ListMembersResponse:
+        """Return the voters and the learners that answer."""
+        request = pb.ListMembersRequest()
+        return await self._anywhere(lambda node: lambda: node.admin.ListMembers(request))
+
+    async def change_members(self, change: str, name: str) -> pb.ListMembersResponse:
+        """Let a learner become a voter (`add`, `replace`) or a voter a learner (`remove`).
+
+        Raises:
+            InvalidRequest: there is no such change.
+            OutcomeUnknown: it was proposed and may be made yet.
+        """
+        rows.utf8("name", name)
+        request = pb.ChangeMembersRequest(
+            change=pb.ChangeMembersRequest.Change.Value(change.upper()), name=name
+        )
+        return await self.nodes().call(
+            lambda node: lambda: node.admin.ChangeMembers(request),
+            within_s=self._call_s,
+            repeatable=False,
+        )
+
     async def _anywhere(self, method: Callable[[Node], Callable[[], Awaitable[T]]]) -> T:
         return await self.nodes().anywhere(method, within_s=self._call_s)
 
@@ -382,18 +349,6 @@ class AsyncTimerClient:
         if self._producer is None:
             self._producer = Producer(self.nodes())
         return self._producer
-
-
-def cancel_on(
-    request: pb.CancelRequest,
-) -> Callable[[Node], Callable[[], Awaitable[pb.CancelResponse]]]:
-    """Return what asks a node to cancel."""
-    return lambda node: lambda: node.timers.Cancel(request)
-
-
-def make_timer(raw: bytes, *, duplicate: bool) -> Timer:
-    """Return the timer of a single call."""
-    return Timer(raw, duplicate=duplicate)
 
 
 class AsyncConsumer:

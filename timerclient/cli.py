@@ -8,7 +8,7 @@ one line per message). Errors are one line on stderr; the exit code says what ki
     2  the command line is wrong
     3  the cluster can't be reached, or nobody leads it
     4  the outcome is unknown: it may have happened
-    5  cancel: some timer had fired already, or is not known
+    5  cancel, reschedule: some timer had fired already, or is not known
     130  interrupted
 
 Other packages add commands through the entry-point group `timerctl.commands`: each entry is a
@@ -16,21 +16,22 @@ function `register(subparsers)` that adds its parser with `set_defaults(run=f)`,
 """
 
 import argparse
-import base64
 import importlib.metadata
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from timerclient import show
+from timerclient.cli_args import add_when, duration, when_of
+from timerclient.cli_timers import TimerCommands
 from timerclient.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
 from timerclient.messages import Message
 from timerclient.proto import timer_pb2 as pb
-from timerclient.results import CancelResult
+from timerclient.results import CancelResult, ScheduleResult
 from timerclient.sync import TimerClient
 
 OK: Final = 0
@@ -45,8 +46,6 @@ DEFAULT_CLUSTER: Final = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
 ENTRY_POINTS: Final = "timerctl.commands"
 DISTRIBUTION: Final = "timer-cluster"
 
-_UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _EXIT_CODES: Final = """\
 exit codes:
   0    done
@@ -54,7 +53,7 @@ exit codes:
   2    the command line is wrong
   3    the cluster can't be reached, or nobody leads it
   4    the outcome is unknown: it may have happened
-  5    cancel: some timer had fired already, or is not known
+  5    cancel, reschedule: some timer had fired already, or is not known
   130  interrupted
 """
 
@@ -122,9 +121,12 @@ def make_parser() -> argparse.ArgumentParser:
     _add_schedule(add("schedule", _schedule, "schedule one message"))
     cancel = add("cancel", _cancel, "cancel timers by id")
     cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
+    timers = add("timers", _status, "look at pending timers, cancel and reschedule them")
+    TimerCommands(_client, _print).register(timers, common)
     _add_consume(add("consume", _consume, "print a group's messages as they come, and ack them"))
     transfer = add("transfer", _transfer, "hand the leadership over to another node")
     transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
+    _add_members(add("members", _members, "show who votes, or change it by one"))
     add_plugins(commands)
     return parser
 
@@ -156,11 +158,14 @@ def _add_common(parser: argparse.ArgumentParser, cluster: str | None = None) -> 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("payload", metavar="PAYLOAD", help="text; - reads standard input")
-    when = parser.add_mutually_exclusive_group()
-    when.add_argument("--delay", metavar="DURATION", type=duration, help="such as 90s or 1h30m")
-    when.add_argument("--due", metavar="ISO", type=aware, help="such as 2030-01-01T09:00:00+01:00")
-    when.add_argument("--due-ms", metavar="MS", type=int, help="Unix milliseconds")
-    parser.add_argument("--key", help="names the message")
+    add_when(parser)
+    parser.add_argument("--key", help="unique among the topic's pending timers")
+    parser.add_argument(
+        "--on-conflict",
+        choices=("reject", "replace", "keep"),
+        default="reject",
+        help="what becomes of it if a pending timer has the key; default: reject",
+    )
     parser.add_argument(
         "--header", metavar="NAME=VALUE", type=header, action="append", default=[], dest="headers"
     )
@@ -186,31 +191,17 @@ def _add_consume(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def duration(text: str) -> timedelta:
-    """Return the duration that "90s", "1h30m" or "250ms" stands for; a bare number is seconds."""
-    plain = f"{text}s" if re.fullmatch(r"\d+(\.\d+)?", text) else text
-    if not _DURATION.fullmatch(plain):
-        msg = f"{text!r} is no duration; write 250ms, 90s, 1h30m or 2d"
-        raise argparse.ArgumentTypeError(msg)
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", plain)
-    try:
-        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
-    except OverflowError:
-        msg = f"{text!r} is longer than {timedelta.max.days}d"
-        raise argparse.ArgumentTypeError(msg) from None
-
-
-def aware(text: str) -> datetime:
-    """Return the instant that an ISO 8601 text with an offset names."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        msg = f"{text!r} is no ISO 8601 time"
-        raise argparse.ArgumentTypeError(msg) from None
-    if moment.utcoffset() is None:
-        msg = f"{text!r} names no instant without an offset, such as Z or +01:00"
-        raise argparse.ArgumentTypeError(msg)
-    return moment
+def _add_members(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("list", "add", "replace", "remove"),
+        nargs="?",
+        default="list",
+        help="add: the learner under NAME votes; replace: in the place of the voter of that name; "
+        "remove: the voter NAME votes no more; default: list",
+    )
+    parser.add_argument("node", metavar="NAME", nargs="?", default="")
+    parser.add_argument("--yes", action="store_true", help="don't ask")
 
 
 def header(text: str) -> tuple[str, str]:
@@ -376,14 +367,15 @@ def _schedule(args: argparse.Namespace) -> int:
         timer = client.schedule(
             args.topic,
             payload,
-            delay=args.delay,
-            due=args.due,
-            due_ms=args.due_ms,
             key=args.key,
+            on_conflict=args.on_conflict,
             headers=dict(args.headers),
+            **when_of(args),
         )
     document = {"id": timer.id, "due_ms": timer.due_ms, "duplicate": timer.duplicate}
-    _print(args, document, f"{timer.id}  due {show.instant(timer.due_ms)}")
+    document["result"] = timer.result.name
+    note = "" if timer.result is ScheduleResult.SCHEDULED else f"  {timer.result.name}"
+    _print(args, document, f"{timer.id}  due {show.instant(timer.due_ms)}{note}")
     return OK
 
 
@@ -433,10 +425,6 @@ def _line(args: argparse.Namespace, message: Message) -> str:
 
 def _document(message: Message) -> dict[str, Any]:
     """Return a message for JSON: its payload as text if it is UTF-8, else as base64."""
-    try:
-        payload = {"payload": message.payload.decode()}
-    except UnicodeDecodeError:
-        payload = {"payload_base64": base64.b64encode(message.payload).decode()}
     return {
         "id": message.id,
         "queue_offset": message.queue_offset,
@@ -445,7 +433,7 @@ def _document(message: Message) -> dict[str, Any]:
         "attempt": message.attempt,
         "key": message.key,
         "headers": message.headers,
-        **payload,
+        **show.payload(message.payload),
     }
 
 
@@ -455,6 +443,44 @@ def _transfer(args: argparse.Namespace) -> int:
     document = {"transferred": True, "target": args.node or None}
     _print(args, document, f"transferred to {args.node or 'another node'}")
     return OK
+
+
+def _members(args: argparse.Namespace) -> int:
+    if (args.action == "list") == bool(args.node):
+        raise InvalidRequest.of("NAME", args.node, f"{args.action} takes {_TAKES[args.action]}")
+    with _client(args) as client:
+        if args.action == "list":
+            members = client.members()
+        elif args.action != "add" and not (args.yes or _agreed(args.action, args.node)):
+            print("nothing was changed", file=sys.stderr)
+            return FAILED
+        else:
+            members = client.change_members(args.action, args.node)
+    headings = ("NAME", "REPLICA", "VOTER", "ROLE", "LOG END", "LAG", "ADDRESS", "NOTE")
+    rows = [
+        (
+            *(m.name, f"{m.replica_id:016x}", m.voter, m.role, m.log_end, m.lag_entries),
+            *(m.address, "unsure" if m.unsure else ""),
+        )
+        for m in members.members
+    ]
+    head = f"epoch {members.epoch}  leader {members.leader or 'none'}"
+    _print(args, show.as_dict(members), f"{head}\n\n{show.table(headings, rows)}")
+    return OK
+
+
+_TAKES: Final = dict.fromkeys(("add", "replace", "remove"), "a node's name") | {"list": "none"}
+
+
+def _agreed(action: str, name: str) -> bool:
+    """Ask the person at the terminal; nobody there is no."""
+    if not sys.stdin.isatty():
+        print(f"timerctl: {action} {name} needs --yes without a terminal", file=sys.stderr)
+        return False
+    return input(f"{action} {name}? Its present replica votes no more. [y/N] ").strip() in (
+        "y",
+        "yes",
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 TimerError
 +-- InvalidRequest         change the request; names field and limit (a ValueError, too)
 +-- NotFound               the topic, group or timer does not exist
-+-- AlreadyExists          it exists with other settings
+|   +-- NotPending         the timer to be rescheduled is pending no more; says why
++-- AlreadyExists          it exists with other settings; a pending timer has the key
 +-- Unavailable            nobody took it in time; it certainly had no effect
 |   +-- NotLeader          (followed by the client itself)
 |   +-- NotReady           no leader, no majority, starting
@@ -37,6 +38,7 @@ from google.protobuf.message import DecodeError
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.reasons import Reason
+from timerclient.results import RescheduleResult
 
 TRAILER = "timer-error-bin"
 """The trailing metadata in which an RPC that failed carries its `timer.v1.Error`."""
@@ -75,10 +77,33 @@ class NotFound(TimerError):
     reason = Reason.NOT_FOUND
 
 
+class NotPending(NotFound):
+    """The timer fired, was cancelled, or is not known: it was not rescheduled."""
+
+    result: RescheduleResult = RescheduleResult.NOT_FOUND
+    """Why."""
+
+    @classmethod
+    def of(cls, name: str, result: RescheduleResult) -> "NotPending":
+        """Return the refusal to reschedule a timer."""
+        error = cls(f"timer {name}: {result.name}")
+        error.result = result
+        return error
+
+
 class AlreadyExists(TimerError):
-    """The named thing exists, with other settings."""
+    """The named thing exists, with other settings; or a pending timer has the key."""
 
     reason = Reason.ALREADY_EXISTS
+    existing: str = ""
+    """Id of the pending timer that has the key."""
+
+    @classmethod
+    def of_timer(cls, existing: str) -> "AlreadyExists":
+        """Return the refusal of a timer whose key is taken."""
+        error = cls(f"a pending timer of the topic has the key: {existing}")
+        error.existing = existing
+        return error
 
 
 class Unavailable(TimerError):

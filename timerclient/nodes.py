@@ -202,6 +202,8 @@ class Nodes:
             if one.role == "leader" and one.serving:
                 return int(one.epoch)
         self.last_error = Unreachable(f"{node.address} answers, but does not lead")
+        if status.leader_address and status.leader_address not in self._nodes:
+            self._hint = status.leader_address  # of a node that joined later
         return -1
 
     # ---- calls

@@ -21,7 +21,6 @@ from timerclient.errors import (
     TimerError,
     from_wire,
 )
-from timerclient.ids import SIZE
 from timerclient.nodes import (
     Node,
     Nodes,
@@ -35,6 +34,7 @@ from timerclient.nodes import (
 from timerclient.pipeline import Pipeline, Request, Step
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import Columns
+from timerclient.timers import Outcome
 
 TOKEN_SIZE: Final = 16
 
@@ -63,24 +63,28 @@ class Call:
         self.future = future
         self.rows = rows
         self.make = make
-        """Timer or Timers."""
+        """Makes a Timer, or Timers, of the outcome of its rows."""
         self.within_s = within_s
         self.first = 0
         """Its first row in the request."""
         self.request: CallsRequest | None = None
         self.alarm: asyncio.TimerHandle | None = None
 
-    def settle(self, ids: bytes, error: TimerError | None, *, duplicate: bool) -> None:
-        """Hand over the outcome, unless nobody waits any more."""
+    def settle(self, outcome: Outcome | TimerError) -> None:
+        """Hand over the outcome of the request, unless nobody waits any more."""
         if self.alarm is not None:
             self.alarm.cancel()
         if self.future.done():
             return
-        if error is not None:
-            self.future.set_exception(error)
+        if isinstance(outcome, TimerError):
+            self.future.set_exception(outcome)
+            return
+        try:
+            result = self.make(outcome.part(self.first, self.rows))
+        except TimerError as refused:
+            self.future.set_exception(refused)
         else:
-            raw = ids[self.first * SIZE : (self.first + self.rows) * SIZE]
-            self.future.set_result(self.make(raw, duplicate=duplicate))
+            self.future.set_result(result)
 
 
 class CallsRequest(Request):
@@ -120,7 +124,7 @@ class BatchRequest(CallsRequest):
 class Row:
     """The one row of a single call."""
 
-    __slots__ = ("headers", "is_delay", "key", "ms", "payload", "topic")
+    __slots__ = ("headers", "is_delay", "key", "ms", "on_conflict", "payload", "topic")
 
     def __init__(self, topic: str, payload: bytes, *, is_delay: bool, ms: int) -> None:
         self.topic = topic
@@ -129,6 +133,8 @@ class Row:
         self.ms = ms
         self.key = b""
         self.headers = b""
+        self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
+        """Of a row with a key."""
 
     @property
     def size(self) -> int:
@@ -139,7 +145,7 @@ class Row:
 class CollectedRequest(CallsRequest):
     """The rows of single calls, collected until it is sent."""
 
-    __slots__ = ("kinds", "rows")
+    __slots__ = ("keyed", "kinds", "on_conflict", "rows")
     held = True
 
     def __init__(self, row: Row, call: Call) -> None:
@@ -147,6 +153,9 @@ class CollectedRequest(CallsRequest):
         self.rows: list[Row] = []
         self.kinds: dict[str, bool] = {}
         """Per topic: whether its rows have delays. A topic's columns hold one kind."""
+        self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
+        self.keyed = 0
+        """Rows with keys, all of which have that mode."""
         self.add(row, call)
 
     def takes(self, row: Row, rows_max: int, bytes_max: int) -> bool:
@@ -156,6 +165,7 @@ class CollectedRequest(CallsRequest):
             and len(self.rows) < rows_max
             and self.size + row.size <= bytes_max
             and self.kinds.get(row.topic, row.is_delay) == row.is_delay
+            and (not row.key or not self.keyed or row.on_conflict == self.on_conflict)
         )
 
     def add(self, row: Row, call: Call) -> None:
@@ -163,6 +173,9 @@ class CollectedRequest(CallsRequest):
         self.rows.append(row)
         self.calls.append(call)
         self.kinds[row.topic] = row.is_delay
+        if row.key:
+            self.on_conflict = row.on_conflict
+            self.keyed += 1
         self.size += row.size
         call.request = self
 
@@ -191,7 +204,7 @@ class CollectedRequest(CallsRequest):
             column.keys.append(row.key)
             column.headers.append(row.headers)
             groups[row.topic].append(call)
-        request = pb.ScheduleRequest()
+        request = pb.ScheduleRequest(on_conflict=self.on_conflict)
         for column in columns.values():
             column.write(request.timers.add())
         ordered = [call for calls in groups.values() for call in calls]
@@ -259,7 +272,7 @@ class Producer:
 
     def _refuse_closed(self, call: Call) -> bool:
         if self._closed:
-            call.settle(b"", Closed("the client is closed"), duplicate=False)
+            call.settle(Closed("the client is closed"))
         return self._closed
 
     def _queue(self, request: CallsRequest, call: Call) -> None:
@@ -279,7 +292,7 @@ class Producer:
             return
         untouched = self._forget(call)
         error = out_of_time(call.within_s, self._nodes.last_error, sent=not untouched)
-        call.settle(b"", error, duplicate=False)
+        call.settle(error)
         self._settled()
 
     def _forget(self, call: Call) -> bool:
@@ -419,10 +432,13 @@ class Producer:
 
     def _settle(self, step: Step[CallsRequest], answer: pb.ScheduleResponse | None) -> None:
         for request, error in step.settled:
-            ids = answer.timer_ids if answer is not None and error is None else b""
-            duplicate = answer.duplicate if answer is not None else False
+            outcome: Outcome | TimerError | None = error
+            if outcome is None:
+                assert answer is not None
+                results, others = answer.results, answer.other_ids
+                outcome = Outcome(answer.timer_ids, answer.duplicate, results, others)
             for call in request.calls:
-                call.settle(ids, error, duplicate=duplicate)
+                call.settle(outcome)
         self._settled()
 
     def _settled(self) -> None:

@@ -1,4 +1,4 @@
-"""What cancels and acks are answered: the result enums of the contract, in Python."""
+"""What schedules, changes and acks are answered: the result enums of the contract, in Python."""
 
 from enum import IntEnum
 
@@ -13,6 +13,38 @@ class CancelResult(IntEnum):
     ALREADY_FIRED = 3
     NOT_FOUND = 4
     """It never existed, or ended longer ago than the cluster remembers."""
+
+
+class ScheduleResult(IntEnum):
+    """What became of one timer of a request."""
+
+    SCHEDULED = 1
+    REPLACED = 2
+    """Scheduled; the pending timer with its key was cancelled."""
+    KEPT = 3
+    """Not scheduled: the pending timer with its key stands for it."""
+    REJECTED = 4
+    """Not scheduled: a pending timer has its key."""
+
+
+class RescheduleResult(IntEnum):
+    """What became of a reschedule; true as a cancel's."""
+
+    RESCHEDULED = 1
+    ALREADY_CANCELLED = 2
+    """Cancelled, replaced or rescheduled before."""
+    ALREADY_FIRED = 3
+    NOT_FOUND = 4
+    """It never existed, or ended longer ago than the cluster remembers; nobody has the key."""
+
+
+class TimerState(IntEnum):
+    """What the cluster knows of a timer."""
+
+    PENDING = 1
+    FIRED = 2
+    CANCELLED = 3
+    """Or replaced, or rescheduled."""
 
 
 class AckResult(IntEnum):

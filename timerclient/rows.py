@@ -143,6 +143,33 @@ def utf8(field: str, text: Any) -> bytes:
         raise InvalidRequest.of(field, text, "must have a form in UTF-8") from None
 
 
+MODES: Final = {"reject": pb.REJECT, "replace": pb.REPLACE, "keep": pb.KEEP}
+
+
+def conflict_mode(name: str) -> pb.OnConflict.ValueType:
+    """Return what becomes of a row whose key a pending timer has.
+
+    Raises:
+        InvalidRequest: it is none of reject, replace and keep.
+    """
+    mode = MODES.get(name)
+    if mode is None:
+        raise InvalidRequest.of("on_conflict", name, f"must be one of {', '.join(MODES)}")
+    return mode
+
+
+def instant_ms(field: str, value: datetime | int) -> int:
+    """Return an aware datetime, or Unix milliseconds, as such.
+
+    Raises:
+        InvalidRequest: it is naive, of another kind, or out of range; names `field`.
+    """
+    try:
+        return _of_due(value) if isinstance(value, datetime) else _of_due_ms(value)
+    except InvalidRequest as refused:
+        raise InvalidRequest.of(field, value, refused.limit) from None
+
+
 def encode_headers(headers: Headers | None) -> bytes:
     """Return one row's headers as they travel; none is empty.
 
@@ -200,13 +227,14 @@ def encode_batch(
     when: Mapping[str, Any],
     keys: Iterable[str | None] | None,
     headers: Headers | Iterable[Headers | None] | None,
+    on_conflict: str = "reject",
 ) -> tuple[bytes, int]:
     """Return (a ScheduleRequest without its head, its rows n >= 1).
 
     Raises:
         InvalidRequest: a column has neither one value nor n, or holds what it can't.
     """
-    request = pb.ScheduleRequest()
+    request = pb.ScheduleRequest(on_conflict=conflict_mode(on_conflict))
     to = request.timers.add()
     utf8("topic", topic)
     to.topic = topic

@@ -1,5 +1,6 @@
 """How timerctl prints: messages of the contract as JSON with plain numbers, rows as a table."""
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,6 +26,14 @@ def _value(message: Message, field: Any) -> Any:
     if field.is_repeated:
         return [as_dict(one) for one in value]
     return as_dict(value) if message.HasField(field.name) else None
+
+
+def payload(data: bytes) -> dict[str, str]:
+    """Return a payload for JSON: as text if it is UTF-8, else as base64."""
+    try:
+        return {"payload": data.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(data).decode()}
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:

@@ -1,10 +1,12 @@
-"""The client for threads: a thin front of the asyncio client, which runs on a thread of its own.
+"""The client for threads: a thin front of the asyncio client.
 
     with TimerClient("127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403") as client:
         timer = client.schedule("orders", b"cancel 4711", delay=timedelta(minutes=30))
         with client.consumer("orders", group="billing") as consumer:
             for message in consumer:
                 message.ack()
+
+The asyncio clients of a process run together on one daemon thread.
 
 Threads: a client may be used from any number of threads. A consumer is iterated by one thread at a
 time; its messages may be acked from any. Futures are concurrent.futures.Future.
@@ -30,40 +32,59 @@ from timerclient.aio import (
     CLOSE_AFTER_ERROR_S,
     WINDOW,
     AsyncTimerClient,
-    Seconds,
-    TimerLike,
     make_credit,
     make_opening,
     make_row,
-    make_timer,
-    seconds,
 )
 from timerclient.errors import Closed, Overloaded, TimerError
+from timerclient.existing import Seconds, TimerLike, seconds
 from timerclient.messages import Batch, Message
+from timerclient.pending import PAGE_SIZE, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
 from timerclient.rows import Headers, When, WhenMany
 from timerclient.settings import Settings
 from timerclient.subscription import Credit, Subscription
-from timerclient.timers import Timer, Timers
+from timerclient.timers import Outcome, Timer, Timers
 
 T = TypeVar("T")
 
 
+_loop_lock = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""Process id -> the loop of all its clients: one, and it stays.
+
+grpc.aio hands the events of all loops to whichever looks first. With a loop for each client, the
+end of one would have made others trip over its late events.
+"""
+
+
+def _loop_of_process() -> asyncio.AbstractEventLoop:
+    """Return the running loop, on a daemon thread of its own, that this process' clients share."""
+    with _loop_lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = asyncio.new_event_loop()
+            loop.set_exception_handler(_on_loop_error)
+            threading.Thread(target=_run_loop, args=[loop], name="timerclient", daemon=True).start()
+            _loops.clear()
+            _loops[os.getpid()] = loop
+        return loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+
+
 class Background:
-    """An event loop on a daemon thread of its own."""
+    """One client's way to the event loop."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(_on_loop_error)
-        self._thread = threading.Thread(target=self._run, name="timerclient", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        self.loop = _loop_of_process()
+        self.stopped = False
 
     def check(self) -> None:
         """Refuse to be used where the thread is not.
@@ -74,7 +95,7 @@ class Background:
         """
         if os.getpid() != self._pid:
             raise RuntimeError("this client was made before a fork; make one per process")
-        if self.loop.is_closed():
+        if self.stopped:
             raise Closed("the client is closed")
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -92,11 +113,8 @@ class Background:
             raise
 
     def stop(self) -> None:
-        """End the loop and its thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.close()
+        """Take no more calls."""
+        self.stopped = True
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -163,6 +181,7 @@ class TimerClient:
         payload: bytes,
         *,
         key: str | None = None,
+        on_conflict: str = "reject",
         headers: Headers | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[When],
@@ -172,13 +191,23 @@ class TimerClient:
         When it fires: `delay` (a timedelta, or seconds), `due` (an aware datetime) or `due_ms`
         (Unix milliseconds); none of them is at once.
 
+        A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
+        "reject" this one, "replace" it, which cancels it, or "keep" it and return it.
+
         Raises:
+            AlreadyExists: a pending timer has the key; `existing` is its id.
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
             OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
             TimerError: it was refused, and not scheduled.
         """
         return self.submit(
-            topic, payload, key=key, headers=headers, timeout=timeout, **when
+            topic,
+            payload,
+            key=key,
+            on_conflict=on_conflict,
+            headers=headers,
+            timeout=timeout,
+            **when,
         ).result()
 
     def submit(
@@ -187,6 +216,7 @@ class TimerClient:
         payload: bytes,
         *,
         key: str | None = None,
+        on_conflict: str = "reject",
         headers: Headers | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[When],
@@ -195,9 +225,9 @@ class TimerClient:
 
         Blocks while too many bytes are unanswered.
         """
-        row = make_row(topic, payload, key, headers, when)
+        row = make_row(topic, payload, key, headers, on_conflict, when)
         future: Future[Timer] = Future()
-        call = Call(future, 1, make_timer, self._client.within_s(timeout))
+        call = Call(future, 1, Outcome.timer, self._client.within_s(timeout))
         return self._submit(future, call, row.size, lambda p: p.submit_row(row, call))
 
     def schedule_batch(
@@ -206,13 +236,15 @@ class TimerClient:
         payloads: Iterable[bytes],
         *,
         keys: Iterable[str | None] | None = None,
+        on_conflict: str = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> Timers:
         """Return the timers of one request, all or none, once a majority has them on disk.
 
-        `delay`, `due` or `due_ms` is one value for all, or one for each payload.
+        `delay`, `due` or `due_ms` is one value for all, or one for each payload. Timers whose keys
+        are taken are decided one by one: see `on_conflict` of `schedule`, and `Timers.results`.
 
         Raises:
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
@@ -220,7 +252,13 @@ class TimerClient:
             TimerError: the batch was refused, and none of it scheduled.
         """
         return self.submit_batch(
-            topic, payloads, keys=keys, headers=headers, timeout=timeout, **when
+            topic,
+            payloads,
+            keys=keys,
+            on_conflict=on_conflict,
+            headers=headers,
+            timeout=timeout,
+            **when,
         ).result()
 
     def submit_batch(
@@ -229,6 +267,7 @@ class TimerClient:
         payloads: Iterable[bytes],
         *,
         keys: Iterable[str | None] | None = None,
+        on_conflict: str = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
@@ -237,7 +276,7 @@ class TimerClient:
 
         Requests keep the order of submission. Blocks while too many bytes are unanswered.
         """
-        body, n = rows.encode_batch(topic, payloads, when, keys, headers)
+        body, n = rows.encode_batch(topic, payloads, when, keys, headers, on_conflict)
         future: Future[Timers] = Future()
         call = Call(future, n, Timers, self._client.within_s(timeout))
         return self._submit(future, call, len(body), lambda p: p.submit(body, call))
@@ -260,24 +299,144 @@ class TimerClient:
         else:
             submit(producer)
 
-    # ---- cancelling
+    # ---- cancelling, rescheduling, looking in: see AsyncTimerClient's methods of the same names
 
-    def cancel(self, timer: TimerLike, *, timeout: Seconds | None = None) -> CancelResult:
-        """Return what became of the cancel of one timer.
+    def cancel(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> CancelResult:
+        """Return what became of the cancel of one timer: by its id, or by its key and topic.
 
-        It is retried through failovers. If the answer to a first sending was lost, the answer to
-        the next may be ALREADY_CANCELLED of its own work.
+        By key only a pending timer is found. It is retried through failovers. If the answer to a
+        first sending was lost, the answer to the next may be ALREADY_CANCELLED (by key: NOT_FOUND)
+        of its own work.
 
         Raises:
+            NotFound: there is no such topic.
             OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
         """
-        return self._background.call(self._client.cancel(timer, timeout=timeout))
+        call = self._client.cancel(timer, key=key, topic=topic, timeout=timeout)
+        return self._background.call(call)
 
     def cancel_batch(
         self, timers: Iterable[TimerLike], *, timeout: Seconds | None = None
     ) -> list[CancelResult]:
         """Return what became of the cancels of many timers, one each; as `cancel` otherwise."""
         return self._background.call(self._client.cancel_batch(timers, timeout=timeout))
+
+    def cancel_keys(
+        self, topic: str, keys: Iterable[str], *, timeout: Seconds | None = None
+    ) -> list[CancelResult]:
+        """Return what became of the cancels of the timers that have the keys, one each."""
+        return self._background.call(self._client.cancel_keys(topic, keys, timeout=timeout))
+
+    def cancel_where(
+        self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
+    ) -> int:
+        """Cancel the pending timers of a topic that `where` picks; return how many these were."""
+        return self._background.call(self._client.cancel_where(topic, timeout=timeout, **where))
+
+    def reschedule(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,
+        **when: Unpack[When],
+    ) -> Timer:
+        """Return the timer that fires instead of a pending one, named by id, or by key and topic.
+
+        It has a new id, and the old one's key, payload and headers. When: as `schedule`.
+
+        Raises:
+            NotPending: the timer fired, was cancelled, or is not known; nothing was changed.
+            NotFound: there is no such topic.
+            OutcomeUnknown: no answer in time; it may have been rescheduled. Look by key.
+        """
+        call = self._client.reschedule(timer, key=key, topic=topic, timeout=timeout, **when)
+        return self._background.call(call)
+
+    def reschedule_batch(
+        self,
+        timers: Iterable[TimerLike],
+        *,
+        timeout: Seconds | None = None,
+        **when: Unpack[WhenMany],
+    ) -> list[Rescheduled]:
+        """Return what became of each reschedule; as `reschedule`, but none raises NotPending."""
+        call = self._client.reschedule_batch(timers, timeout=timeout, **when)
+        return self._background.call(call)
+
+    def reschedule_keys(
+        self,
+        topic: str,
+        keys: Iterable[str],
+        *,
+        timeout: Seconds | None = None,
+        **when: Unpack[WhenMany],
+    ) -> list[Rescheduled]:
+        """Return what became of the reschedule of each timer that has a key; see the batch's."""
+        call = self._client.reschedule_keys(topic, keys, timeout=timeout, **when)
+        return self._background.call(call)
+
+    def reschedule_where(
+        self,
+        topic: str,
+        where: Where,
+        *,
+        timeout: Seconds | None = None,
+        **when: Unpack[When],
+    ) -> int:
+        """Give the pending timers that `where` picks one new due time; return how many it were."""
+        call = self._client.reschedule_where(topic, where, timeout=timeout, **when)
+        return self._background.call(call)
+
+    def get_timer(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> TimerInfo:
+        """Return what is known of one timer: by its id, or, while it is pending, by key and topic.
+
+        Raises:
+            NotFound: there is none, or no more.
+        """
+        call = self._client.get_timer(timer, key=key, topic=topic, timeout=timeout)
+        return self._background.call(call)
+
+    def list_timers(
+        self,
+        topic: str,
+        *,
+        page_size: int = PAGE_SIZE,
+        timeout: Seconds | None = None,
+        **where: Unpack[Where],
+    ) -> Iterator[TimerInfo]:
+        """Iterate over the pending timers of a topic that `where` picks, as they fire.
+
+        It reads page by page as it goes: a timer that is there all the while is seen once.
+        """
+        token = b""
+        while True:
+            call = self._client.list_page(
+                topic, token, page_size=page_size, timeout=timeout, **where
+            )
+            page, token = self._background.call(call)
+            yield from page
+            if not token:
+                return
+
+    def count_timers(self, topic: str, *, timeout: Seconds | None = None) -> TimerCounts:
+        """Return how many timers of a topic are pending, and how soon they are due."""
+        return self._background.call(self._client.count_timers(topic, timeout=timeout))
 
     # ---- consuming
 
@@ -331,6 +490,14 @@ class TimerClient:
         """Hand the leadership over to the node named `target`; empty: to any other."""
         self._background.call(self._client.transfer(target))
 
+    def members(self) -> pb.ListMembersResponse:
+        """Return the voters and the learners that answer."""
+        return self._background.call(self._client.members())
+
+    def change_members(self, change: str, name: str) -> pb.ListMembersResponse:
+        """Let a learner become a voter (`add`, `replace`) or a voter a learner (`remove`)."""
+        return self._background.call(self._client.change_members(change, name))
+
     # ---- life
 
     def close(self, timeout: Seconds | None = None) -> None:
@@ -338,7 +505,7 @@ class TimerClient:
 
         What is not answered in time is given up: its future says whether it may have happened.
         """
-        if self._background.loop.is_closed():
+        if self._background.stopped:
             return
         try:
             for consumer in self._consumers:

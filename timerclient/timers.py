@@ -1,21 +1,65 @@
 """What scheduling returns: one timer, or a lazy sequence over the raw ids of many."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import NamedTuple, overload
 
 from timerclient import ids
+from timerclient.errors import AlreadyExists
+from timerclient.results import ScheduleResult
+
+
+class Outcome(NamedTuple):
+    """What a request, or some rows of it, was answered."""
+
+    raw: bytes
+    """n x 15 bytes: the timers' ids; zeros for a row that was rejected."""
+    duplicate: bool = False
+    """An earlier sending had been applied."""
+    results: Sequence[int] = ()
+    """ScheduleResults, one a row. Empty: all are SCHEDULED."""
+    others: bytes = b""
+    """n x 15 bytes, with `results`: the timer replaced, or that has the key."""
+
+    def part(self, first: int, rows: int) -> "Outcome":
+        """Return the outcome of some rows."""
+        span = slice(first * ids.SIZE, (first + rows) * ids.SIZE)
+        results = self.results[first : first + rows]
+        return Outcome(self.raw[span], self.duplicate, results, self.others[span])
+
+    def timer(self) -> "Timer":
+        """Return the one timer of it.
+
+        Raises:
+            AlreadyExists: a pending timer has its key.
+        """
+        result = ScheduleResult(self.results[0]) if self.results else ScheduleResult.SCHEDULED
+        if result is ScheduleResult.REJECTED:
+            raise AlreadyExists.of_timer(ids.to_text(self.others))
+        replaced = self.others if result is ScheduleResult.REPLACED else None
+        return Timer(self.raw, duplicate=self.duplicate, result=result, replaced=replaced)
 
 
 class Timer:
     """A timer that a majority of the cluster has on disk."""
 
-    __slots__ = ("duplicate", "raw")
+    __slots__ = ("duplicate", "raw", "replaced", "result")
 
-    def __init__(self, raw: bytes, *, duplicate: bool = False) -> None:
+    def __init__(
+        self,
+        raw: bytes,
+        *,
+        duplicate: bool = False,
+        result: ScheduleResult = ScheduleResult.SCHEDULED,
+        replaced: bytes | None = None,
+    ) -> None:
         self.raw = raw
         """Its id, 15 bytes."""
         self.duplicate = duplicate
         """The request was a repetition: an earlier sending of it had been applied."""
+        self.result = result
+        """SCHEDULED, REPLACED, or KEPT: it was there before."""
+        self.replaced = replaced
+        """Raw id of the timer that was cancelled for it."""
 
     @property
     def id(self) -> str:
@@ -38,15 +82,41 @@ class Timer:
 
 
 class Timers(Sequence[Timer]):
-    """The timers of one batch, in the order of its payloads; each is made when asked for."""
+    """The timers of one batch, in the order of its payloads; each is made when asked for.
 
-    __slots__ = ("duplicate", "raw")
+    One that was rejected, because a pending timer has its key, is no timer: asking for it raises
+    AlreadyExists. `results` tells without asking.
+    """
 
-    def __init__(self, raw: bytes, *, duplicate: bool = False) -> None:
-        self.raw = raw
-        """The ids, n x 15 bytes."""
-        self.duplicate = duplicate
+    __slots__ = ("_outcome",)
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    @property
+    def raw(self) -> bytes:
+        """The ids, n x 15 bytes; zeros where rejected."""
+        return self._outcome.raw
+
+    @property
+    def duplicate(self) -> bool:
         """The request was a repetition: an earlier sending of it had been applied."""
+        return self._outcome.duplicate
+
+    @property
+    def results(self) -> list[ScheduleResult]:
+        """What became of each."""
+        results = self._outcome.results
+        return [*map(ScheduleResult, results)] or [ScheduleResult.SCHEDULED] * len(self)
+
+    @property
+    def existing(self) -> list[str | None]:
+        """Per timer the id of the one that it replaced, or that has its key."""
+        others = self._outcome.others or bytes(len(self.raw))
+        return [
+            ids.to_text(raw) if any(raw) else None
+            for raw in (others[i : i + ids.SIZE] for i in range(0, len(others), ids.SIZE))
+        ]
 
     @property
     def ids(self) -> list[str]:
@@ -59,7 +129,7 @@ class Timers(Sequence[Timer]):
         return [ids.due_ms_of(raw) for raw in self._pieces()]
 
     def _pieces(self) -> list[bytes]:
-        return [self.raw[i : i + ids.SIZE] for i in range(0, len(self.raw), ids.SIZE)]
+        return _pieces(self.raw)
 
     def __len__(self) -> int:
         return len(self.raw) // ids.SIZE
@@ -70,9 +140,15 @@ class Timers(Sequence[Timer]):
     def __getitem__(self, index: slice) -> "Timers": ...
     def __getitem__(self, index: int | slice) -> "Timer | Timers":
         if isinstance(index, slice):
-            return Timers(b"".join(self._pieces()[index]), duplicate=self.duplicate)
-        at = range(len(self))[index] * ids.SIZE
-        return Timer(self.raw[at : at + ids.SIZE], duplicate=self.duplicate)
+            o, others = self._outcome, self._outcome.others
+            results = o.results[index] if o.results else ()
+            rest = b"".join(_pieces(others)[index])
+            return Timers(Outcome(b"".join(self._pieces()[index]), o.duplicate, results, rest))
+        return self._outcome.part(range(len(self))[index], 1).timer()
 
     def __repr__(self) -> str:
         return f"Timers({len(self)})"
+
+
+def _pieces(raw: bytes) -> list[bytes]:
+    return [raw[i : i + ids.SIZE] for i in range(0, len(raw), ids.SIZE)]

@@ -7,7 +7,11 @@
                                              │    └─ App     a state machine fed with commits
                                              ├─ Control     the control plane, at its worst
                                              ├─ Faults      what the seed does to all of them
-                                             └─ Referee     the promises, checked at every step
+                                             └─ Referee     the promises, checked at every step,
+                                                            each by a checker with a name
+
+Proof that the checkers can fail: planted.py hunts the bugs of mutations.py and timer_mutations.py.
+Seeds that found something: kept.py.
 
 Everything random comes from the seed, so the same seed and commit give the same run.
 """

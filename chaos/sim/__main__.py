@@ -1,59 +1,101 @@
 """Search for bugs by seed: `python -m chaos.sim [--seeds 300] [--start N] [--seed N] [--app A]`.
 
 Applications of the simulated nodes: `ledger`, the protocol alone; `timers`, the whole state plane
-with producers and consumers; by default they alternate, timers on odd seeds.
+with producers and consumers; by default they alternate, timers on odd seeds. What kind of world a
+seed makes is drawn from it, as far as --nodes, --faults and --mischief don't say.
 
-Same seed, same commit, same run. Exit status: 0 all promises held; 2 one was broken; 3 an
-assertion of the code failed.
+Same seed, same options, same commit, same run: the trace that is printed for a single seed is a
+hash of all that happened. Exit status: 0 all promises held; 2 one was broken; 3 an assertion of
+the code failed.
 """
 
 import argparse
+import json
 import os
 import secrets
 import sys
 import time
 from collections.abc import Sequence
 
-from chaos.sim.play import APPS, Outcome, Task, play_all
+from chaos.sim.options import FAULTS, MISCHIEF, NODES
+from chaos.sim.play import APPS, COUNTS, Outcome, Task, play_all
+from chaos.sim.referee import CHECKERS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the seeds; stop at the first that fails and tell how to run it again."""
-    parser = argparse.ArgumentParser(prog="python -m chaos.sim", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=300, help="how many seeds (default 300)")
-    parser.add_argument("--start", type=int, help="first seed (default: drawn)")
-    parser.add_argument("--seed", type=int, help="run this one only")
-    parser.add_argument("--app", choices=["both", *APPS], default="both")
-    parser.add_argument("--seconds", type=int, default=60, help="simulated, per seed")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser = _parser()
     args = parser.parse_args(argv)
     first = args.seed if args.seed is not None else args.start
     if first is None:
         first = secrets.randbits(31)
     count = 1 if args.seed is not None else args.seeds
-    names = [*APPS] if args.app == "both" else [args.app]
+    apps = [*APPS] if args.app == "both" else [args.app]
+    aim = (args.nodes, args.faults, args.mischief)
     tasks = [
-        Task(seed, names[seed % len(names)], args.seconds) for seed in range(first, first + count)
+        Task(seed, apps[seed % len(apps)], args.seconds, *aim)
+        for seed in range(first, first + count)
     ]
+    try:
+        tasks[0].world()
+    except ValueError as error:
+        parser.error(str(error))
     begun = time.perf_counter()
     total = Outcome()
     for outcome in play_all(tasks, args.jobs):
         if outcome.exit_status:
             print(outcome.story)
             return outcome.exit_status
-        total.events += outcome.events
-        total.entries += outcome.entries
-        total.epochs += outcome.epochs
-        total.faults.update(outcome.faults)
+        total.add(outcome)
     took_s = time.perf_counter() - begun
-    injected = ", ".join(f"{kind} {number}" for kind, number in sorted(total.faults.items()))
-    print(
-        f"PASSED {count} seeds from {first}, {args.seconds} s each: {total.events} events"
-        f" ({total.events / took_s:,.0f}/s), {total.entries} entries committed,"
-        f" {total.epochs} epochs served, {total.faults.total()} faults ({injected})"
-        f" in {took_s:.1f} s"
-    )
+    print(_figures(total, tasks, took_s) if args.json else _summary(total, tasks, took_s))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    checkers = "\n".join(f"  {name:<13} {promise}" for name, promise in CHECKERS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.sim",
+        description=__doc__,
+        epilog=f"faults: {', '.join(FAULTS)}\n"
+        f"mischief of the control plane: {', '.join(MISCHIEF)}\ncheckers:\n{checkers}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=int, default=300, help="how many seeds (default 300)")
+    parser.add_argument("--start", type=int, help="first seed (default: drawn)")
+    parser.add_argument("--seed", type=int, help="run this one only")
+    parser.add_argument("--app", choices=["both", *APPS], default="both")
+    parser.add_argument("--seconds", type=int, default=60, help="simulated, per seed")
+    parser.add_argument("--nodes", type=int, choices=NODES)
+    parser.add_argument("--faults", type=_names, metavar="A,B", help="these, or none")
+    parser.add_argument("--mischief", type=_names, metavar="A,B", help="this, or none")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--json", action="store_true", help="the figures of what passed, as JSON")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(text.split(","))
+
+
+def _figures(total: Outcome, tasks: Sequence[Task], took_s: float) -> str:
+    counts = {name: getattr(total, name) for name in COUNTS}
+    return json.dumps({"seeds": len(tasks), "took_s": took_s, **counts, "trace": total.trace})
+
+
+def _summary(total: Outcome, tasks: Sequence[Task], took_s: float) -> str:
+    faults = total.faults
+    injected = ", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())) or "none"
+    text = (
+        f"PASSED {len(tasks)} seeds from {tasks[0].seed}, {tasks[0].seconds} s each:"
+        f" {total.events} events ({total.events / took_s:,.0f}/s), {total.entries} entries"
+        f" committed, {total.rows} timers scheduled, fired and acked ({total.rows / took_s:,.0f}/s)"
+        f", {total.epochs} epochs served, {total.snapshots} snapshots installed"
+        f", {faults.total()} faults ({injected}) in {took_s:.1f} s"
+    )
+    if total.stranded:
+        text += f"; {total.stranded} worlds wait for the repair of a damaged replica"
+    return f"{text}; trace {total.trace}" if len(tasks) == 1 else text
 
 
 if __name__ == "__main__":

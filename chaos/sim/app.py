@@ -4,20 +4,22 @@
 they proposed is committed. A state machine with more to lose is attached in the same way.
 """
 
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from chaos.sim.paths import STATE_PATH
+from timer import manifest
+from timer.disk import Disk
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader, Overloaded
+from timer.payloads import decode_epoch
 from timer.units import Epoch, LogIndex, ReplicaId
 
 if TYPE_CHECKING:
     from chaos.sim.node import SimNode
 
-_MANIFEST: Final = struct.Struct("<Q")
-MANIFEST_PATH: Final = Path("/manifest")
+MANIFEST_PATH: Final = STATE_PATH / manifest.NAME
 
 
 class App(Protocol):
@@ -43,6 +45,13 @@ class App(Protocol):
     def on_stop(self) -> None:
         """The process is gone; so is this object."""
 
+    def flush(self) -> None:
+        """Begin to write a manifest, if there is something new."""
+
+    @staticmethod
+    def check(disk: Disk, directory: Path) -> None:
+        """Raise CorruptFile if no process could start from the state in `directory`."""
+
 
 MakeApp: TypeAlias = "Callable[[SimNode], App]"
 
@@ -55,23 +64,35 @@ class Ledger:
         self.applied_index = LogIndex(0)
         self.voters: frozenset[ReplicaId] | None = None
         self._saved = 0
+        self._epoch = Epoch(0)
         self._pending: dict[LogIndex, tuple[Epoch, bytes]] = {}
-        if node.disk.exists(MANIFEST_PATH):
-            (applied,) = _MANIFEST.unpack(node.disk.read(MANIFEST_PATH))
-            self.applied_index = LogIndex(applied)
-            self._saved = applied
-            self.voters = node.founding
+        node.disk.make_dir(STATE_PATH)
+        state = manifest.read(node.disk, STATE_PATH)
+        if state is not None:
+            self.applied_index = LogIndex(state["index"])
+            self._saved = state["index"]
+            self.voters = frozenset(state["voters"])
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
         """Answer clients; save a manifest and drop the log below it now and then."""
         for entry in entries:
+            if entry.kind is Kind.EPOCH:
+                self.voters = frozenset(decode_epoch(entry.payload).voters)
             pending = self._pending.pop(entry.index, None)
             if pending is not None and pending == (entry.epoch, bytes(entry.payload)):
                 self._node.world.referee.on_ack(self._node, entry.index, pending[1])
         self.applied_index = entries[-1].index
+        self._epoch = entries[-1].epoch
         if self.applied_index >= self._saved + self._node.world.options.manifest_every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the manifest; drop the log below it."""
+        if self.applied_index > self._saved:
             self._saved = self.applied_index
-            self._node.disk.write_atomic(MANIFEST_PATH, _MANIFEST.pack(self._saved))
+            state: manifest.State = {"index": self._saved, "epoch": self._epoch}
+            state |= {"voters": sorted(self.voters or ()), "runs": [], "topics": []}
+            manifest.write(self._node.disk, STATE_PATH, state)
             self._node.drop_before(LogIndex(self._saved + 1))
 
     def on_lead(self, epoch: Epoch) -> None:
@@ -83,6 +104,11 @@ class Ledger:
 
     def on_stop(self) -> None:
         """Nothing to save."""
+
+    @staticmethod
+    def check(disk: Disk, directory: Path) -> None:
+        """A manifest is all there is."""
+        manifest.read(disk, directory)
 
     def propose(self, payload: bytes) -> bool:
         """Propose `payload` and answer when it is committed; return whether it was taken."""

@@ -1,7 +1,7 @@
 """A model of the control plane: it appoints leaders, and does so as badly as pysyncobj may.
 
 It looks at every node's report now and then and appoints another leader when the present one
-seems gone. What a seed's mischief may add:
+seems gone; it changes the voters now and then. What a seed's mischief may add:
 
     slow        it looks seldom              dead       it appoints whom it has not heard of
     leaderless  it does nothing for seconds  twice      it repeats an old appointment
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 PATIENCE_MS: Final = 600
 """A leader that was not seen serving for this long is taken for gone."""
+NEAR: Final = 50
+"""A learner that lacks no more entries than this may become a voter."""
+VOTERS_MIN: Final = 3
+VOTERS_MAX: Final = 6
 BID_PATIENCE_MS: Final = 2_000
 """An appointee gets this long to begin serving."""
 
@@ -38,6 +42,9 @@ class Control:
         self.leader: ReplicaId | None = None
         self.deaf: set[ReplicaId] = set()
         """Nodes that it can't talk to."""
+        self.voters = world.voters
+        """As the leader that served last had them."""
+        self._voters_epoch = Epoch(0)
         self._seen_ok_ms = -(10**9)
         self._appointed_ms = -(10**9)
         self._idle_until_ms = 0
@@ -53,8 +60,15 @@ class Control:
         return {
             node.replica: node.driver.report()
             for node in self._world.nodes
-            if node.alive and not node.paused and node.replica not in self.deaf
+            if node.alive and not node.paused and node.replica in self._hears()
         }
+
+    def _hears(self) -> frozenset[ReplicaId]:
+        """Return the voters that it can talk to; what learners say is not asked for."""
+        for node in self._world.nodes:
+            if node.alive and node.core.serving and node.core.epoch > self._voters_epoch:
+                self._voters_epoch, self.voters = node.core.epoch, node.core.voters
+        return self.voters - self.deaf
 
     def _look(self) -> None:
         rng, options = self._rng, self._world.options
@@ -69,6 +83,9 @@ class Control:
         reports = self._reports()
         self._misbehave(reports)
         if self._fine(reports, now_ms):
+            gone = any(n.refused and n.replica in self.voters for n in self._world.nodes)
+            if rng.random() < max(options.member_changes, 0.1 * gone):
+                self._change_members(reports)
             return
         if now_ms - self._seen_ok_ms < PATIENCE_MS:
             return
@@ -135,17 +152,52 @@ class Control:
         if "double" in self.mischief and rng.random() < 0.5:
             self._announce(rng.choice(self._world.ids))
 
-    def _announce(self, leader: ReplicaId) -> None:
+    def _change_members(self, reports: dict[ReplicaId, Report]) -> None:
+        """Appoint the leader once more, with a voter added, removed or replaced."""
+        rng, leader = self._rng, self.leader
+        assert leader is not None
+        end = reports[leader].last_index
+        learners = [
+            node.replica
+            for node in self._world.nodes
+            if node.alive
+            and node.replica not in self.voters
+            and node.core.matched_index + NEAR >= end
+        ]
+        gone = [node.replica for node in self._world.nodes if node.refused]
+        after = set(self.voters)
+        lost = sorted(after.intersection(gone)) or sorted(after - {leader})
+        kind = rng.choice(("add", "replace", "remove"))
+        if kind != "add" and not (kind == "remove" and len(after) <= VOTERS_MIN):
+            after.discard(rng.choice(lost))
+        if kind != "remove":
+            if not learners or (kind == "add" and len(after) >= VOTERS_MAX):
+                return
+            after.add(rng.choice(learners))
+        if after == self.voters:
+            return
+        highest = max(report.highest_promise for report in reports.values())
+        self.epoch = Epoch(max(self.epoch, highest) + 1)
+        self._appointed_ms = self._world.timeline.now_us // 1_000
+        self._announce(leader, frozenset(after))
+
+    def _announce(self, leader: ReplicaId, voters: frozenset[ReplicaId] | None = None) -> None:
         self._world.timeline.note("control", f"appoints {leader} in epoch {self.epoch}")
         self._history.append((self.epoch, leader))
         self._world.faults.on_appointed(leader)
         for node in self._world.nodes:
-            self._tell(node, self.epoch, leader)
+            self._tell(node, self.epoch, leader, voters)
 
-    def _tell(self, node: "SimNode", epoch: Epoch, leader: ReplicaId) -> None:
+    def _tell(
+        self,
+        node: "SimNode",
+        epoch: Epoch,
+        leader: ReplicaId,
+        voters: frozenset[ReplicaId] | None = None,
+    ) -> None:
         if node.replica in self.deaf:
             return
         delay_us = int(20_000 * self._rng.expovariate(1.0))
         if "late" in self.mischief and self._rng.random() < 0.1:
             delay_us += self._rng.randint(0, 5_000_000)
-        self._world.timeline.after(delay_us, node.appointed, epoch, leader)
+        self._world.timeline.after(delay_us, node.appointed, epoch, leader, voters)

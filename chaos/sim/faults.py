@@ -1,11 +1,26 @@
-"""What the seed does to a world. Every fault ends by itself, or when the world is healed."""
+"""What the seed does to a world: a method per fault, `_<name>`; chaos/sim/options.py has the lists.
+
+    power, power_all     what was not synced is lost or torn        kill        it is not
+    pause                SIGSTOP, past the lease or not             handover    an operator asks
+    isolate, split       nobody, or one peer, both ways             flap        again and again
+    one_way              deaf or mute, to everybody or to one       lossy       all links
+    clock, drift         wall clocks jump, or run fast or slow      slow_disk   fsyncs take long
+    sync_fails           a failed fsync: the process stops          full_disk   so does ENOSPC
+    lying_disk           what was synced is lost in a power cut     flip, shorten, wipe: damage.py
+    newborn, ambush      wait for a leader's birth, for an appointment, and strike then
+
+Every fault but damage ends by itself, or when the world is healed. Still to come, with the storage
+that outlives them: repair of damaged files, room kept for a full disk, snapshots while writing,
+and replacement of members.
+"""
 
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from chaos.sim.node import LOG_PATH
+from chaos.sim import damage
 from chaos.sim.options import FAULTS_MIN
+from chaos.sim.paths import LOG_PATH
 from timer.entry import HEADER_SIZE, Entry, frame_at
 from timer.log import MARK_NAME
 from timer.segment import HEADER_SIZE as SEGMENT_HEADER_SIZE
@@ -32,6 +47,8 @@ class Faults:
         self._kinds: dict[str, Callable[[], None]] = {
             kind: getattr(self, f"_{kind}") for kind in world.options.faults
         }
+        if not self._kinds:
+            return
         first_us = end_us // (FAULTS_MIN + 1)
         for number in range(1, FAULTS_MIN + 1):  # however rare they are drawn
             world.timeline.after(first_us * number, self._inject)
@@ -161,6 +178,8 @@ class Faults:
     def _one_way(self) -> None:
         node = self._node()
         others = [each for each in self._world.nodes if each is not node]
+        if self._rng.random() < 0.3:
+            others = [self._rng.choice(others)]
         deaf = self._rng.random() < 0.5
         self._for_a_while(self._cut([(each, node) if deaf else (node, each) for each in others]))
 
@@ -177,7 +196,48 @@ class Faults:
         self._world.timeline.after(100_000, self._cut([(one, other), (other, one)]))
 
     def _clock(self) -> None:
-        self._node().wall_offset_ms += self._rng.choice((-3_600_000, -500, 500, 86_400_000))
+        self._node().set_clock(jump_ms=self._rng.choice((-3_600_000, -500, 500, 86_400_000)))
+
+    def _drift(self) -> None:
+        self._node().set_clock(drift_ppm=self._rng.choice((-500_000, -10_000, 10_000, 1_000_000)))
+
+    def _full_disk(self) -> None:
+        """The process stops at the first write that does not fit, and restarts in vain until
+        there is room again.
+        """
+        disk = self._node().disk
+        disk.capacity_bytes = disk.used_bytes() + self._rng.choice((0, 1, 100, 5_000))
+
+        def undo() -> None:
+            disk.capacity_bytes = None
+
+        self._for_a_while(undo)
+
+    def _flip(self) -> None:
+        node = self._node()
+        if not damage.may_damage(self._world, node):
+            return
+        restarts = self._rng.random() < 0.7
+        if restarts:
+            self._rng.choice((node.stop, node.stop_hard))()
+        damage.flip(node, self._rng)
+        if restarts:
+            self._for_a_while(node.start)
+
+    def _shorten(self) -> None:
+        node = self._node()
+        if damage.may_damage(self._world, node):
+            self._rng.choice((node.stop, node.stop_hard))()
+            damage.shorten(node, self._rng)
+            self._for_a_while(node.start)
+
+    def _wipe(self) -> None:
+        node = self._node()
+        if damage.may_damage(self._world, node):
+            node.stop_hard()
+            damage.wipe(node)
+            self._for_a_while(node.start)
+            self._for_a_while(self._world.add_learner().start)  # what people put in its place
 
     def _sync_fails(self) -> None:
         node = self._node()
@@ -227,7 +287,7 @@ class Faults:
             self._world.timeline.after(self._rng.randint(500, LONG_MS) * 1_000, leader.start)
 
     def _lose_tail(self, node: "SimNode") -> None:
-        if any(each.lied for each in self._world.nodes) or not node.alive:
+        if any(each.lied or each.damage for each in self._world.nodes) or not node.alive:
             return
         node.stop_hard()
         node.lied = lose_tail(node, self._rng)

@@ -1,83 +1,29 @@
-"""Planted bugs: proof that the referee can lose its patience.
-
-Each mutation breaks one rule of the protocol, as a plausible mistake would. The simulator has
-to find it with randomly drawn seeds, within the number stated, through one of the checkers
-named (`assertion`: an invariant of the code itself). Production code knows nothing of this.
-"""
+"""Planted bugs in the protocol (chaos/sim/planted.py says what they are for)."""
 
 import contextlib
-import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 from unittest import mock
 
-from chaos.sim.node import PROMISE_PATH, SimNode
-from chaos.sim.options import Options
-from chaos.sim.referee import Broken
+from chaos.sim.node import SimNode
+from chaos.sim.paths import PROMISE_PATH
+from chaos.sim.planted import Mutation, Plant
 from chaos.sim.world import World
-from replication import promise
+from replication import core, promise
+from replication.config import ReplicationConfig
 from replication.core import Core
 from replication.knowledge import Bid, Held, Progress
 from replication.messages import Append, AppendAnswer, Conflict
 from replication.promise import Promise, PromiseFile
+from replication.quorum import Voters
 from replication.shape import Shape
 from replication.steps import Durable, Effects, Role
 from replication.writer import write_batch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
-ASSERTION: Final = "assertion"
 
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """One planted bug."""
-
-    name: str
-    breaks: str
-    checkers: frozenset[str]
-    """Any of these may be the first to see it."""
-    seeds: int
-    """It must be found within so many."""
-    plant: Callable[[], contextlib.AbstractContextManager[object]]
-    aim: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    """(faults, mischief) of the worlds to hunt it in, where the usual mix would take too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What found a planted bug."""
-
-    seed: int
-    seeds: int
-    """Tried, this one included."""
-    checker: str
-    detail: str
-
-
-def hunt(
-    mutation: Mutation, first_seed: int, seconds: int = 60, make_world: type[World] = World
-) -> Found | None:
-    """Return how the simulator finds `mutation`; None: not within its number of seeds."""
-    for number in range(mutation.seeds):
-        with mutation.plant():
-            seed = first_seed + number
-            options = Options.draw(random.Random(seed))
-            if mutation.aim is not None:
-                faults, mischief = mutation.aim
-                options = replace(options, faults=faults, mischief=mischief)
-            world = make_world(seed, options=options)
-            try:
-                world.run(seconds)
-            except Broken as error:
-                return Found(seed, number + 1, error.checker, str(error))
-            except AssertionError as error:
-                return Found(seed, number + 1, ASSERTION, str(error))
-    return None
-
-
-def _core(core: type[Core]) -> Callable[[], contextlib.AbstractContextManager[object]]:
-    return lambda: mock.patch.object(World, "make_core", core)
+def _core(mutant: type[Core]) -> Plant:
+    return lambda: mock.patch.object(World, "make_core", mutant)
 
 
 class _AckBeforeSync(SimNode):
@@ -140,16 +86,6 @@ class _LeadWithoutFetching(Core):
         self._begin(bid, out)
 
 
-class _LongestLog(Core):
-    def _greatest(self, bid: Bid, who: set[ReplicaId]) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
-        ends = {voter: bid.answers[voter] for voter in who}
-        _, voter = max((end.last_index, voter) for voter, end in ends.items())
-        if bid.answers[self.me].last_index == ends[voter].last_index:
-            voter = self.me
-        answer = bid.answers[voter]
-        return (answer.last_epoch, answer.last_index), voter
-
-
 class _CountUnsure(Core):
     def _counted(self, bid: Bid, sets: tuple[frozenset[ReplicaId], ...]) -> set[ReplicaId]:
         return set(bid.answers)
@@ -175,7 +111,9 @@ class _LeadAgainAfterRestart(Core):
             survived["nonce"] = given.nonce
         super().__init__(**survived)  # type: ignore[arg-type]
 
-    def _on_appointed(self, epoch: Epoch, leader: ReplicaId) -> None:
+    def _on_appointed(
+        self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None
+    ) -> None:
         under = Promise(epoch, self.me, self.nonce)
         if leader == self.me and under == self.promise and self._role is Role.FOLLOWER:
             self._bid = Bid(under, moved_ms=self._now, send_at_ms=self._now)
@@ -183,7 +121,7 @@ class _LeadAgainAfterRestart(Core):
             fence = mock.Mock(under=under, sent_ms=self._now)
             self._held = Held(self.me, fence, self._now)
             return
-        super()._on_appointed(epoch, leader)
+        super()._on_appointed(epoch, leader, voters)
 
     def _count(self, voter: ReplicaId, answer: object) -> None:
         assert self._bid is not None
@@ -197,7 +135,7 @@ class _LeadAgainAfterRestart(Core):
         self._bid, self._role, self.leader = None, Role.LEADER, self.me
         self._led_ms, self._start_index = self._now, self.shape.last_start
         last = LogIndex(self.shape.last_index + 1)
-        self._progress = {peer: Progress(next=last) for peer in self.peers}
+        self._progress = {peer: Progress(next=last) for peer in self._peers()}
 
 
 class _TrustOldProcess(Core):
@@ -220,9 +158,6 @@ class _AppendWithoutPromise(Core):
 
 
 class _AckUnmatched(Core):
-    def _acked(self) -> LogIndex:
-        return self.durable_index
-
     def _answer_append(
         self,
         to: ReplicaId,
@@ -237,111 +172,187 @@ class _AckUnmatched(Core):
         self._matched = matched
 
 
+class _IgnoreEpoch(Core):
+    def _on_append(
+        self, sender: ReplicaId, append: Append, sizes: Sequence[int], out: Effects
+    ) -> None:
+        given = self.promise
+        if append.under.epoch < given.epoch and self._role is Role.FOLLOWER:
+            self.promise = append.under
+            super()._on_append(sender, append, sizes, out)
+            self.promise = given
+            return
+        super()._on_append(sender, append, sizes, out)
+
+
+def _reached_by_half(sets: tuple[Voters, ...], values: Mapping[ReplicaId, int]) -> int:
+    return min(
+        sorted((values.get(voter, 0) for voter in voters), reverse=True)[len(voters) // 2 - 1]
+        for voters in sets
+    )
+
+
+class _HalfIsEnough(Core):
+    def _advance_commit(self, out: Effects) -> None:
+        with mock.patch.object(core, "reached", _reached_by_half):
+            super()._advance_commit(out)
+
+
+class _NeverGoBack(Core):
+    def _on_conflict(self, progress: Progress, answer: AppendAnswer, conflict: Conflict) -> None:
+        """It is not told that the follower lacks something."""
+
+
+_MANY: Final = {"fault_gap_ms": 1_500, "proposals_per_s": 30}
+_CHANGES: Final = {"faults": ("newborn", "isolate", "power"), "mischief": ("spurious", "dead")}
+"""Leaders that change before their entries are anywhere."""
+
 MUTATIONS: Final = (
     Mutation(
         "ack_before_sync",
         "a follower answers for entries that are not on its disk yet",
-        frozenset({"agreement", "lost", "storage", "frames", ASSERTION}),
+        frozenset({"agreement", "lost", "storage"}),
         60,
+        "a power cut that takes a majority",
         lambda: mock.patch.object(World, "make_node", _AckBeforeSync),
-        aim=(("power_all", "slow_disk"), ()),
+        {"faults": ("power_all", "slow_disk"), "nodes": 3, "sync_us": 8_000, **_MANY},
     ),
     Mutation(
         "any_leader_of_the_epoch",
         "a promise binds to the epoch alone, not to its leader and process",
         frozenset({"promise", "epoch", "agreement"}),
-        60,
+        40,
+        "two appointed in one epoch, or a leader that restarts",
         _plant_any_leader,
+    ),
+    Mutation(
+        "ignore_epoch",
+        "a follower takes appends of a leader that it has promised to follow no more",
+        frozenset({"promise"}),
+        30,
+        "a leader that is deposed and does not know it",
+        _core(_IgnoreEpoch),
     ),
     Mutation(
         "promise_not_synced",
         "a promise is written and acted on, but not synced",
         frozenset({"promise", "storage"}),
-        60,
+        40,
+        "a power cut",
         lambda: mock.patch.object(PromiseFile, "_store", _store_unsynced),
     ),
     Mutation(
         "append_without_promise",
         "an append of a higher epoch is taken without a durable promise",
         frozenset({"promise", "storage"}),
-        60,
+        40,
+        "a follower that missed the fence, then a restart",
         _core(_AppendWithoutPromise),
     ),
     Mutation(
         "lease_from_receipt",
         "the leader's lease runs from receiving an answer instead of from sending the question",
         frozenset({"lease"}),
-        100,
+        60,
+        "answers that take as long as a lease",
         _core(_LeaseFromReceipt),
-        aim=(("isolate", "pause", "one_way"), ("spurious", "double")),
+        {"faults": ("isolate", "pause", "one_way"), "mischief": ("spurious", "double")},
     ),
     Mutation(
         "no_guard",
         "a follower promises a new epoch without waiting for its leader's lease to end",
         frozenset({"lease"}),
         60,
+        "an appointment while the leader lives",
         _core(_NoGuard),
+        {"faults": ("isolate", "split", "one_way"), "mischief": ("spurious",), **_MANY},
+    ),
+    Mutation(
+        "guard_under_lease",
+        "followers stand by a silent leader for half as long as it counts on them",
+        frozenset({"lease"}),
+        60,
+        "a leader that is cut off, and another appointed at once",
+        lambda: mock.patch.object(ReplicationConfig, "guard_ms", 250),
+        {"faults": ("isolate", "split", "one_way"), "mischief": ("spurious",), **_MANY},
+    ),
+    Mutation(
+        "half_is_enough",
+        "an entry is committed when half of the voters have it",
+        frozenset({"agreement", "lost"}),
+        40,
+        "a leader that is lost with what the others do not have",
+        _core(_HalfIsEnough),
+        {"faults": ("isolate", "power", "split"), **_MANY},
     ),
     Mutation(
         "lead_without_fetching",
         "a candidate with a majority of promises leads with the log that it has",
-        frozenset({"agreement", "lost", ASSERTION}),
-        60,
+        frozenset({"agreement", "lost"}),
+        40,
+        "a candidate that lags behind",
         _core(_LeadWithoutFetching),
-    ),
-    Mutation(
-        "longest_log",
-        "a candidate takes the longest log for the greatest, whatever its epoch",
-        frozenset({"agreement", "lost", ASSERTION}),
-        200,
-        _core(_LongestLog),
-        aim=(("newborn", "power", "isolate"), ("spurious", "dead")),
     ),
     Mutation(
         "count_unsure",
         "a replica that lost its tail counts as one that lost nothing",
-        frozenset({"agreement", "lost", ASSERTION}),
-        200,
+        frozenset({"agreement", "lost"}),
+        60,
+        "a disk that loses what it had synced",
         _core(_CountUnsure),
-        aim=(("lying_disk",), ("spurious",)),
+        {"faults": ("lying_disk",), "mischief": ("spurious",)},
     ),
     Mutation(
         "keep_conflicting_tail",
         "a follower keeps entries that its leader's log does not have",
-        frozenset({"agreement", "lost", ASSERTION}),
-        60,
+        frozenset({"agreement", "lost"}),
+        40,
+        "entries that were never committed",
         lambda: mock.patch.object(Shape, "parts_at", return_value=None),
-        aim=(("newborn", "isolate", "power"), ("spurious", "dead")),
+        _CHANGES,
     ),
     Mutation(
         "apply_beyond_matched",
         "a follower applies up to the commit index entries that it never compared",
         frozenset({"agreement"}),
-        200,
+        60,
+        "entries that were never committed",
         _core(_ApplyBeyondMatched),
-        aim=(("newborn", "isolate", "power"), ("spurious", "dead")),
+        _CHANGES,
     ),
     Mutation(
         "ack_unmatched",
         "a follower answers for what is on its disk, compared or not",
-        frozenset({"agreement", "lost", ASSERTION}),
+        frozenset({"agreement", "lost", "liveness"}),
         60,
+        "entries that were never committed",
         _core(_AckUnmatched),
+        _CHANGES,
     ),
     Mutation(
         "lead_again_after_restart",
         "a restarted process goes on leading its old epoch",
-        frozenset({"epoch", "agreement", "lost", ASSERTION}),
-        60,
+        frozenset({"epoch"}),
+        30,
+        "a leader that restarts and is appointed again",
         _core(_LeadAgainAfterRestart),
     ),
     Mutation(
         "trust_old_process",
         "the leader believes what a follower's earlier process had on disk",
-        frozenset({"agreement", "lost", "liveness", ASSERTION}),
-        100,
+        frozenset({"agreement", "lost", "liveness"}),
+        60,
+        "a disk that loses what it had synced",
         _core(_TrustOldProcess),
-        aim=(("lying_disk",), ()),
+        {"faults": ("lying_disk",), "mischief": ()},
+    ),
+    Mutation(
+        "never_goes_back",
+        "a leader does not go back when a follower says that it lacks something",
+        frozenset({"liveness"}),
+        40,
+        "a lost message",
+        _core(_NeverGoBack),
     ),
 )
-"""The list; tests/chaos/test_sim_mutations.py hunts each of them."""
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

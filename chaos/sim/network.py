@@ -1,6 +1,7 @@
 """Messages between the nodes of a world, and what can happen to them."""
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chaos.sim.options import Options
@@ -48,6 +49,18 @@ class Network:
         self._cuts.clear()
         self.loss = self.duplicate = 0.0
 
+    def carry(self, link: _Link, call: Callable[..., None], *args: object) -> None:
+        """Call it on the other side of a link in a while, or never: what is no `Message`."""
+        rng, options = self._rng, self._options
+        if link in self._cuts or (self.loss and rng.random() < self.loss):
+            return
+        delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))
+        self._timeline.after(delay_us, self._hand_over, link, call, args)
+
+    def _hand_over(self, link: _Link, call: Callable[..., None], args: tuple[object, ...]) -> None:
+        if link not in self._cuts:
+            call(*args)
+
     def send(
         self, sender: ReplicaId, to: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes
     ) -> None:
@@ -56,6 +69,7 @@ class Network:
         if link in self._cuts or (self.loss and rng.random() < self.loss):
             return
         self.messages += 1
+        self._timeline.record(data)
         copies = 2 if self.duplicate and rng.random() < self.duplicate else 1
         for _ in range(copies):
             delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))

@@ -5,31 +5,46 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from chaos.sim import damage
 from chaos.sim.app import App, MakeApp
+from chaos.sim.paths import (
+    DAMAGED_PATH,
+    INCOMING_PATH,
+    LOG_PATH,
+    OUTGOING_PATH,
+    PROMISE_PATH,
+    STATE_PATH,
+)
 from chaos.sim.referee import Broken
+from chaos.sim.refetch import Refetch
 from chaos.simdisk import SimDisk
 from replication.config import ReplicationConfig
 from replication.core import Core
 from replication.driver import Driver
+from replication.install import install_if_ready
 from replication.messages import Message
 from replication.promise import PromiseFile
 from replication.recovery import recover
 from replication.steps import Appointed, Durable, Event, Handover, Persist, Read, Reconnected, Role
 from replication.writer import Order, write_batch
+from timer.directory import format_directory, open_directory
 from timer.disk import Bytes
 from timer.entry import Entry, frames
-from timer.errors import DiskFailed, StorageError
+from timer.errors import CorruptFile, DiskFailed, StorageError
 from timer.log import Log
+from timer.snapshot import Outgoing
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 if TYPE_CHECKING:
     from chaos.sim.world import World
 
-LOG_PATH: Final = Path("/log")
-PROMISE_PATH: Final = Path("/promise")
+ROOT: Final = Path("/")
+CURABLE: Final = (STATE_PATH, LOG_PATH)
+"""What others have, too."""
 WALL_START_MS: Final = 1_800_000_000_000
 READ_US: Final = 300
 RESTART_MS: Final = 500
+CLUSTER_ID: Final = "simulated"
 
 
 class SimNode:
@@ -40,44 +55,69 @@ class SimNode:
     log: Log
     app: App
     nonce: Nonce
+    outgoing: Outgoing
 
     def __init__(self, world: "World", replica: ReplicaId, make_app: MakeApp) -> None:
         self.world = world
         self.replica = replica
         self.disk = SimDisk()
-        self.founding = frozenset(world.ids)
+        self.founding = world.voters
         self.alive = False
         self.leading = False
         self.commit_seen = LogIndex(0)
         self.lied = False
         """Its disk lost what it had promised to keep, and no leader has made up for it yet."""
+        self.damage: list[Path] = []
+        """What of its disk is gone for good (chaos/sim/damage.py)."""
+        self.refused: StorageError | None = None
+        """Why it can't run any more."""
+        self.refetch: Refetch | None = None
+        """Under way; if the node is not alive, that is all that its process does."""
+        self.healed: list[StorageError] = []
+        """Damage that it found, and fetched everything anew for."""
+        self.snapshots = 0
+        """Installed so far."""
         self.slow_disk = 1
-        self.wall_offset_ms = 0
+        self.clock_was_wrong = False
+        """At any time so far."""
+        self._wall_offset_ms = 0
+        self._wall_ppm = 0
+        self._wall_set_us = 0
         self._make_app = make_app
         self._rng: random.Random = random.Random(world.rng.getrandbits(64))
         drift = world.options.drift_ppm
         self._ppm = 1_000_000 + self._rng.randint(-drift, drift)
         self._mono_base_ms = self._rng.randrange(1_000_000)
-        self._life = 0
+        self.life = 0
+        """Counts processes and their ends."""
         self._paused = False
         self._backlog: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._orders: list[Order] = []
         self._writing = False
         self._wake_ms: MonoMs | None = None
         self._alarm_us: int | None = None
+        format_directory(
+            self.disk,
+            ROOT,
+            cluster_id=CLUSTER_ID,
+            name=str(replica),
+            replica_id=replica,
+            founding_voters={str(each): each for each in world.voters},
+        )
 
     def __str__(self) -> str:
-        return f"node {self.replica} ({self.core})" if self.alive else f"node {self.replica} (dead)"
+        state = self.core if self.alive else self.refused or "dead"
+        return f"node {self.replica} ({state})"
 
     # ---------------------------------------------------------------- machine and process
 
     def start(self) -> None:
-        """Start a process from what is on the disk; nothing if one runs."""
-        if self.alive:
+        """Start a process from what is on the disk; nothing if one runs, or none can any more."""
+        if self.alive or self.refused or self.refetch is not None:
             return
         world = self.world
         world.timeline.note(f"node {self.replica}", "starts")
-        self._life += 1
+        self.life += 1
         self.alive, self._paused = True, False
         self._orders, self._backlog = [], []
         self._writing = False
@@ -90,16 +130,36 @@ class SimNode:
             world.timeline.after(RESTART_MS * 1000, self.start)
             return
         except StorageError as error:
-            raise Broken("storage", f"node {self.replica}: {error}") from error
+            self._damage_found(error)
+            return
         self.commit_seen = self.core.commit_index
         for peer in world.nodes:
             if peer is not self:
                 peer.reconnected(self.replica)
+                if peer.alive:
+                    self.reconnected(peer.replica)
         if world.control is not None:
             world.control.welcome(self)
 
     def _open(self) -> None:
         world = self.world
+        open_directory(self.disk, ROOT, cluster_id=CLUSTER_ID, name=str(self.replica))
+        installed = install_if_ready(
+            self.disk,
+            INCOMING_PATH,
+            promise=PROMISE_PATH,
+            state=STATE_PATH,
+            log=LOG_PATH,
+            damaged=DAMAGED_PATH,
+        )
+        if installed is not None:
+            self.snapshots += 1
+            self.lied = True  # until a leader has matched it
+            self.damage = [each for each in self.damage if not _is_curable(each)]
+        PromiseFile.load(self.disk, PROMISE_PATH)
+        if self.disk.exists(DAMAGED_PATH):
+            raise CorruptFile(DAMAGED_PATH, 0, self.disk.read(DAMAGED_PATH).decode())
+        self.outgoing = Outgoing(self.disk, STATE_PATH, OUTGOING_PATH)
         self.app = self._make_app(self)
         floor = self.app.applied_index
         self.log = Log.open(
@@ -116,7 +176,6 @@ class SimNode:
         self.core = world.make_core(
             me=self.replica,
             nonce=self.nonce,
-            peers=[each for each in world.ids if each != self.replica],
             conf=ReplicationConfig(cache_bytes=world.options.cache_bytes),
             promise=self._promise.promise,
             unsure=self._promise.unsure,
@@ -126,23 +185,53 @@ class SimNode:
         )
         self.driver = Driver(self.core, self, self, time_ms)
 
+    def _damage_found(self, error: StorageError) -> None:
+        """Fetch everything anew; stay down if nobody else has what is damaged."""
+        damage.check_refusal(self, error)
+        self.world.timeline.note(f"node {self.replica}", error)
+        curable = isinstance(error, CorruptFile) and any(
+            str(path) in str(error) for path in CURABLE
+        )
+        if not curable:
+            self.refused = error
+            self.stop()
+            return
+        if not self.disk.exists(DAMAGED_PATH):
+            self.disk.write_atomic(DAMAGED_PATH, str(error).encode())
+        self.healed.append(error)
+        self._end("is damaged")
+        self.disk.die()
+        self.refetch = Refetch(self)
+
     def stop(self) -> None:
         """Kill the process; what it wrote is still in the machine's memory."""
-        if self.alive:
+        if self.alive or self.refetch is not None:
             self._end("is killed")
             self.disk.die()
 
     def stop_hard(self) -> None:
         """Cut the machine's power: what was not synced is lost, or torn."""
-        if self.alive:
+        if self.alive or self.refetch is not None:
             self._end("loses power")
             self.disk.crash(self._rng)
 
     def _end(self, how: str) -> None:
         self.world.timeline.note(f"node {self.replica}", how)
+        if self.alive and hasattr(self, "app"):
+            self.app.on_stop()
         self.alive = self.leading = False
-        self._life += 1
-        self.app.on_stop()
+        self.refetch = None
+        self.life += 1
+
+    def fail(self, error: DiskFailed) -> None:
+        """End the process, as a failed disk does; start another soon."""
+        self.world.timeline.note(f"node {self.replica}", error)
+        self.stop()
+        self.world.timeline.after(RESTART_MS * 1000, self.start)
+
+    def app_check(self, disk: SimDisk, directory: Path) -> None:
+        """Raise CorruptFile if no process could start from the state in `directory`."""
+        self.world.app_type.check(disk, directory)
 
     def saved_index(self) -> LogIndex:
         """Return up to where the state on this disk needs no log."""
@@ -164,18 +253,18 @@ class SimNode:
         self._paused = False
         backlog, self._backlog = self._backlog, []
         for call, args in backlog:
-            self._run(self._life, call, *args)
+            self._run(self.life, call, *args)
 
     def later(self, delay_us: int, call: Callable[..., None], *args: object) -> None:
         """Call it in this process, unless that dies first."""
-        self.world.timeline.after(delay_us, self._run, self._life, call, *args)
+        self.world.timeline.after(delay_us, self._run, self.life, call, *args)
 
     def call(self, call: Callable[..., object], *args: object) -> None:
         """Call it in this process now, or when it goes on."""
-        self._run(self._life, call, *args)
+        self._run(self.life, call, *args)
 
     def _run(self, life: int, call: Callable[..., object], *args: object) -> None:
-        if life != self._life or not self.alive:
+        if life != self.life or not self.alive:
             return
         if self._paused:
             self._backlog.append((call, args))
@@ -183,9 +272,12 @@ class SimNode:
         try:
             call(*args)
         except DiskFailed as error:
-            self.world.timeline.note(f"node {self.replica}", error)
-            self.stop()
-            self.world.timeline.after(RESTART_MS * 1000, self.start)
+            self.fail(error)
+            return
+        except StorageError as error:
+            self._damage_found(error)
+            return
+        if life != self.life or not self.alive:
             return
         self.world.referee.after_step(self)
         if self.lied and not self.core.unsure:
@@ -195,7 +287,7 @@ class SimNode:
 
     def receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
         """Take a message."""
-        self._run(self._life, self._receive, sender, message, wall_ms, data)
+        self._run(self.life, self._receive, sender, message, wall_ms, data)
 
     def _receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
         self.world.timeline.note(f"{sender} -> {self.replica}", message)
@@ -209,13 +301,15 @@ class SimNode:
         if self.alive:
             self.later(1_000, self._handle, Reconnected(peer))
 
-    def appointed(self, epoch: Epoch, leader: ReplicaId) -> None:
+    def appointed(
+        self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None
+    ) -> None:
         """Hear from the control plane."""
-        self._run(self._life, self._handle, Appointed(epoch, leader))
+        self._run(self.life, self._handle, Appointed(epoch, leader, voters))
 
     def hand_over(self) -> None:
         """Be asked to end the leadership."""
-        self._run(self._life, self._handle, Handover())
+        self._run(self.life, self._handle, Handover())
 
     def _handle(self, event: Event) -> None:
         if not isinstance(event, Reconnected):
@@ -224,7 +318,10 @@ class SimNode:
 
     def drop_before(self, index: LogIndex) -> None:
         """Drop the log's prefix, as a manifest allows."""
-        self.driver.drop_before(index)
+        self.outgoing.expire(self.mono_ms())
+        if self.outgoing.pinned is not None:
+            index = min(index, LogIndex(self.outgoing.pinned.index + 1))
+        self.driver.drop_before(index, self.log.first_within(self.world.options.log_kept_bytes))
 
     # ---------------------------------------------------------------- Io
 
@@ -234,7 +331,20 @@ class SimNode:
 
     def wall_ms(self) -> UnixMs:
         """Return what this node takes for Unix time."""
-        return UnixMs(WALL_START_MS + self.world.timeline.now_us // 1_000 + self.wall_offset_ms)
+        now_us = self.world.timeline.now_us
+        drifted_ms = (now_us - self._wall_set_us) * self._wall_ppm // 1_000_000_000
+        return UnixMs(WALL_START_MS + now_us // 1_000 + self._wall_offset_ms + drifted_ms)
+
+    def set_clock(self, *, jump_ms: int = 0, drift_ppm: int = 0) -> None:
+        """Move this node's wall clock, and let it run so much fast from now on."""
+        self.clock_was_wrong = True
+        now_us = self.world.timeline.now_us
+        self._wall_offset_ms = self.wall_ms() - WALL_START_MS - now_us // 1_000 + jump_ms
+        self._wall_ppm, self._wall_set_us = drift_ppm, now_us
+
+    def mend_clock(self) -> None:
+        """Let it show the right time again."""
+        self._wall_offset_ms = self._wall_ppm = 0
 
     def _sync_us(self) -> int:
         return int(self.world.options.sync_us * self.slow_disk * (0.5 + self._rng.expovariate(2.0)))
@@ -339,6 +449,16 @@ class SimNode:
         self.world.referee.on_lead(self, epoch)
         self.app.on_lead(epoch)
 
+    def on_behind(self) -> None:
+        """See Listener."""
+        if self.refetch is None:
+            self.world.timeline.note(f"node {self.replica}", "is behind the kept log")
+            self.refetch = Refetch(self)
+
     def on_stepdown(self, epoch: Epoch) -> None:
         """See Listener."""
         self.app.on_stepdown(epoch)
+
+
+def _is_curable(path: Path) -> bool:
+    return any(each in path.parents for each in CURABLE)

@@ -2,18 +2,29 @@
 
 Every seed draws which faults exist at all and how often, so that some worlds never lose a
 message and others hardly deliver one; a mix of everything would hide what needs quiet.
+
+    FAULTS         what may befall a world
+    DAMAGE_FAULTS  those of them that take away for good what was synced: on request only
+                   (`--faults flip,kill`), as such a world may end waiting for repair
+
+Changes of members are on request, too (`aim(member_changes=…)`): in the mix they have found worlds
+without a leader, in which two of three voters had lost their tails while a third was replaced.
 """
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+DAMAGE_FAULTS: Final = ("flip", "shorten", "wipe")
 FAULTS: Final = (
-    "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "flap", "clock",
-    "sync_fails", "slow_disk", "lossy", "lying_disk", "handover", "newborn", "ambush",
+    "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "flap", "clock", "drift",
+    "sync_fails", "full_disk", "slow_disk", "lossy", "lying_disk", "handover", "newborn", "ambush",
+    *DAMAGE_FAULTS,
 )  # fmt: skip
 MISCHIEF: Final = ("slow", "leaderless", "double", "forget", "dead", "twice", "spurious", "late")
 FAULTS_MIN: Final = 3
+NODES: Final = (3, 5)
 NEVER: Final = 1 << 30
 
 
@@ -22,6 +33,9 @@ class Options:
     """Drawn once per seed. Times in microseconds unless the name says otherwise."""
 
     nodes: int
+    """Founding voters."""
+    learners: int
+    """Nodes that join later, without a vote."""
     delay_us: int
     """Typical one-way delay of a message."""
     jitter: float
@@ -29,6 +43,8 @@ class Options:
     loss: float
     duplicate: float
     reorder: bool
+    client_loss: float
+    """Of requests and answers between clients and nodes."""
     sync_us: int
     """Typical fsync."""
     proposals_per_s: float
@@ -39,9 +55,13 @@ class Options:
     segment_bytes: int
     manifest_every: int
     """Entries between two manifests of a node, after which it drops its log's prefix."""
+    log_kept_bytes: int
+    """Below its manifest a node keeps so much for followers that lack it."""
     faults: tuple[str, ...]
     fault_gap_ms: int
     """Mean time between two faults."""
+    member_changes: float
+    """How likely the control plane is to change the voters when it looks and finds all well."""
     mischief: tuple[str, ...]
     poll_ms: int
     """How often the control plane looks."""
@@ -49,25 +69,58 @@ class Options:
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
         """Return one kind of world."""
-        faults = tuple(rng.sample(FAULTS, rng.randint(2, len(FAULTS))))
-        # What a disk loses after every voter had it and dropped it, only a snapshot brings back.
-        manifest_every = NEVER if "lying_disk" in faults else rng.choice((20, 200, NEVER))
+        healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
+        faults = rng.sample(healing, rng.randint(2, len(healing)))
         return cls(
             nodes=rng.choice((3, 3, 3, 5)),
+            learners=rng.choice((0, 1, 1)),
             delay_us=rng.choice((200, 500, 2_000, 10_000)),
             jitter=rng.choice((0.1, 0.5, 2.0)),
             loss=rng.choice((0.0, 0.0, 0.001, 0.02)),
             duplicate=rng.choice((0.0, 0.0, 0.01)),
             reorder=rng.random() < 0.3,
+            client_loss=rng.choice((0.0, 0.01, 0.1)),
             sync_us=rng.choice((200, 1_000, 8_000)),
-            proposals_per_s=rng.choice((1, 5, 15, 30)),
+            proposals_per_s=rng.choice((1, 3, 8, 16)),
             payload_bytes=rng.choice((16, 100, 3_000)),
             cache_bytes=rng.choice((1_000, 20_000, 1 << 20)),
             drift_ppm=rng.choice((0, 1_000, 40_000)),
             segment_bytes=rng.choice((2_000, 20_000, 1 << 20)),
-            manifest_every=manifest_every,
-            faults=faults,
+            manifest_every=rng.choice((20, 200, NEVER)),
+            log_kept_bytes=rng.choice((0, 5_000, 1 << 30)),
+            faults=tuple(faults),
             fault_gap_ms=rng.choice((1_500, 4_000, 10_000)),
+            member_changes=0.0,
             mischief=tuple(rng.sample(MISCHIEF, rng.choice((0, 1, 2, 4, len(MISCHIEF))))),
             poll_ms=rng.choice((100, 200)),
         )
+
+    def aim(
+        self,
+        *,
+        nodes: int | None = None,
+        faults: Sequence[str] | None = None,
+        mischief: Sequence[str] | None = None,
+        **others: object,
+    ) -> "Options":
+        """Return these options with some of them chosen instead of drawn; None: as drawn.
+
+        Raises:
+            ValueError: there is no such fault, mischief or number of nodes.
+        """
+        if nodes is not None:
+            if nodes not in NODES:
+                raise ValueError(f"nodes = {nodes}: one of {NODES}")
+            others["nodes"] = nodes
+        if faults is not None:
+            _known("fault", faults, FAULTS)
+            others["faults"] = tuple(faults)
+        if mischief is not None:
+            _known("mischief", mischief, MISCHIEF)
+            others["mischief"] = tuple(mischief)
+        return replace(self, **others)  # type: ignore[arg-type]
+
+
+def _known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{what} {', '.join(unknown)}: there are {', '.join(known)}")

@@ -1,46 +1,85 @@
 """Plays seeds, in several processes if asked, and tells what came of each."""
 
 import multiprocessing
+import random
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from chaos.sim.options import Options
 from chaos.sim.referee import Broken
 from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
 
 APPS: Final[dict[str, type[World]]] = {"ledger": World, "timers": TimerWorld}
+COUNTS: Final = ("stranded", "events", "entries", "epochs", "snapshots", "rows")
+"""Of an Outcome: what adds up."""
 EXIT_PROMISE: Final = 2
 EXIT_ASSERTION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One seed to play."""
+    """One seed to play. None: as the seed draws it."""
 
     seed: int
     app: str
     seconds: int
+    nodes: int | None = None
+    faults: tuple[str, ...] | None = None
+    mischief: tuple[str, ...] | None = None
+
+    def world(self) -> World:
+        """Return the world that it describes.
+
+        Raises:
+            ValueError: there is no such fault, mischief or number of nodes.
+        """
+        drawn = Options.draw(random.Random(self.seed))
+        options = drawn.aim(nodes=self.nodes, faults=self.faults, mischief=self.mischief)
+        return APPS[self.app](self.seed, options=options)
+
+    def arguments(self) -> str:
+        """Return what plays it again, behind `--seed`."""
+        words = [f"--app {self.app} --seconds {self.seconds}"]
+        words += [] if self.nodes is None else [f"--nodes {self.nodes}"]
+        for name, chosen in (("faults", self.faults), ("mischief", self.mischief)):
+            words += [] if chosen is None else [f"--{name} {','.join(chosen) or 'none'}"]
+        return " ".join(words)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it."""
+    """What came of it, or of several."""
 
     exit_status: int = 0
     story: str = ""
     """Of a failure: the last events, what broke, how to run it again."""
+    trace: str = ""
+    """Of one seed: the hash of all that happened."""
+    stranded: int = 0
+    """Worlds that ended waiting for repair (chaos/sim/damage.py)."""
     events: int = 0
     entries: int = 0
     epochs: int = 0
+    snapshots: int = 0
+    rows: int = 0
+    """Timers scheduled and fired, and messages acked, in the log: each counts once."""
     faults: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, other: "Outcome") -> None:
+        """Count what came of another seed."""
+        self.trace = other.trace
+        self.faults.update(other.faults)
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 def play(task: Task) -> Outcome:
     """Run one seed."""
-    world = APPS[task.app](task.seed)
+    world = task.world()
     try:
         world.run(task.seconds)
     except AssertionError as error:
@@ -48,13 +87,23 @@ def play(task: Task) -> Outcome:
         if not isinstance(error, Broken):
             kind, status = "ASSERTION", EXIT_ASSERTION
             traceback.print_exc()
-        again = f"--seed {task.seed} --app {task.app} --seconds {task.seconds}"
-        lines = [*world.story(), f"options: {world.options}", f"{kind}: {error}"]
-        return Outcome(status, "\n".join([*lines, f"reproduce: python -m chaos.sim {again}"]))
+        lines = [
+            *world.story(),
+            f"options: {world.options}",
+            f"trace: {world.timeline.trace}",
+            f"{kind}: {error}",
+            f"reproduce: python -m chaos.sim --seed {task.seed} {task.arguments()}",
+            f'       or: make sim SEED={task.seed} ARGS="{task.arguments()}"',
+        ]
+        return Outcome(status, "\n".join(lines), trace=world.timeline.trace)
     return Outcome(
+        trace=world.timeline.trace,
+        stranded=world.stranded,
         events=world.timeline.events,
         entries=len(world.referee.committed),
         epochs=world.referee.epochs,
+        snapshots=sum(node.snapshots for node in world.nodes),
+        rows=world.rows(),
         faults=Counter(world.faults.injected),
     )
 

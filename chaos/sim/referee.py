@@ -1,8 +1,14 @@
-"""The promises of replication, checked while a world runs."""
+"""The promises, each with the name of what checks it, and the referee of replication.
+
+Every failure that the simulator reports is a `Broken` with the name of one of `CHECKERS`, or an
+assertion of production code itself. Those of the protocol are checked here, at every step of every
+node; those of the state plane in chaos/sim/book.py, as entries are applied and as clients see them.
+"""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from replication.invariants import check_invariants
 from replication.messages import AppendAnswer, FenceAnswer, FetchAnswer, Message
 from replication.promise import NO_PROMISE, Promise
 from replication.steps import Role
@@ -13,31 +19,52 @@ if TYPE_CHECKING:
     from chaos.sim.node import SimNode
 
 
+CHECKERS: Final = {
+    # The protocol.
+    "agreement": "what one node ever committed at an index, every node commits there",
+    "lost": "P1: what was answered OK stays committed; a timer scheduled fires; an ack stays",
+    "epoch": "one leader, in one process, serves in an epoch",
+    "commit": "the commit index of a running node never goes back",
+    "time": "the time in the log, and the time up to which it has fired, never go back",
+    "promise": "a replica answers no older or other leadership than it did before, ever",
+    "lease": "at no instant do two replicas hold a lease",
+    "liveness": "a healed cluster makes progress, and comes to rest, within a bound",
+    "frames": "a message holds the entries that it says",
+    "storage": "what was durable can be read after a restart; damage is refused, by its place",
+    # The state plane.
+    "phantom": "what is delivered is what somebody scheduled, byte for byte",
+    "twice": "P2: one timer fires once; a retried request is one timer, with one answer",
+    "early": "P3: nothing fires before it is due, by the log's clock",
+    "clock": "P3: nor does a minority of wrong clocks put the log's clock ahead",
+    "cancel": "P4: a cancel answers the truth, and a cancelled timer never fires",
+    "key": "a key is unique among a topic's pending timers; what a change said of one is so",
+    "list": "what is listed as pending is what is counted as such",
+    "acked": "P5: nothing is delivered after its ack was confirmed",
+    "unmarked": "P5: what is delivered again says so",
+    "handout": "P5: nobody hands out under an epoch when a later one is served already",
+    "digest": "P6: replicas that applied the same log hold the same state",
+    "conservation": "P7: scheduled = pending + fired + cancelled + dropped, after every entry",
+}
+
+
 class Broken(AssertionError):
     """A promise was broken: `checker` names which."""
 
     def __init__(self, checker: str, detail: str) -> None:
+        assert checker in CHECKERS, checker
         super().__init__(f"{checker}: {detail}")
         self.checker = checker
 
 
 class Referee:
-    """Sees every step of every node.
-
-    checker      what must hold
-    agreement    what one node ever committed at an index, every node commits there
-    lost         what was answered OK is committed, under its index, to the end
-    epoch        one leader, in one process, serves in an epoch
-    commit       the commit index of a running node never goes back
-    promise      a replica answers no older or other leadership than it did before, ever
-    lease        at no instant do two replicas hold a lease
-    liveness     a healed cluster makes progress within a bound
-    frames       a message holds the entries that it says
-    storage      what was durable can be read after a restart
-    """
+    """Sees every step of every node."""
 
     def __init__(self, nodes: "Sequence[SimNode]") -> None:
         self._nodes = nodes
+        self._time_ms = 0
+        """Of the last entry committed."""
+        self.served = Epoch(0)
+        """The highest epoch that anybody began to serve."""
         self.committed: list[tuple[Epoch, bytes]] = []
         """Of entry i + 1, by whoever committed it first."""
         self.acked: dict[LogIndex, bytes] = {}
@@ -63,6 +90,10 @@ class Referee:
                     )
             elif entry.index == len(committed) + 1:
                 committed.append(found)
+                node.world.timeline.record(found[1])
+                if entry.time_ms < self._time_ms:
+                    raise Broken("time", f"{entry.index}: {self._time_ms} -> {entry.time_ms}")
+                self._time_ms = entry.time_ms
             else:
                 raise Broken("agreement", f"{node} skipped {len(committed) + 1} .. {entry.index}")
 
@@ -77,6 +108,7 @@ class Referee:
         who = (node.replica, node.nonce)
         if self._leaders.setdefault(epoch, who) != who:
             raise Broken("epoch", f"{node} and {self._leaders[epoch]} lead epoch {epoch}")
+        self.served = max(self.served, epoch)
 
     def on_send(self, node: "SimNode", message: Message) -> None:
         """Check that an answer breaks no earlier one."""
@@ -103,13 +135,13 @@ class Referee:
                 if len(held) > 1:
                     raise Broken("lease", f"held by {' and '.join(map(str, held))}")
 
-    def at_end(self) -> None:
-        """Check what must hold once everything is healed and quiet."""
+    def at_end(self, nodes: "Sequence[SimNode]") -> None:
+        """Check what must hold of `nodes` once everything is healed and quiet."""
         for index, payload in self.acked.items():
             if self.committed[index - 1][1] != payload:
                 raise Broken("lost", f"entry {index} was acknowledged and is another one")
-        for node in self._nodes:
-            node.core.check_invariants()
+        for node in nodes:
+            check_invariants(node.core)
             if node.core.commit_index != len(self.committed):
                 raise Broken(
                     "lost", f"{node} has {node.core.commit_index} of {len(self.committed)}"

@@ -1,11 +1,18 @@
-"""Virtual time: one queue of calls, in microseconds."""
+"""Virtual time: one queue of calls, in microseconds.
 
+The trace is a running hash of every call: when, which, and the bytes that were sent and committed.
+The same seed gives the same trace; two runs that differ anywhere differ in it.
+"""
+
+import hashlib
 import heapq
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 TRAIL_LENGTH = 40
+_CALL = struct.Struct("<QQ")
 
 
 class Timeline:
@@ -19,6 +26,14 @@ class Timeline:
         """(time, subject, what): the last things that happened, newest last."""
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
+        self._trace = hashlib.blake2b(digest_size=8)
+        self.record = self._trace.update
+        """Add bytes to the trace."""
+
+    @property
+    def trace(self) -> str:
+        """The hash of all that happened so far, 16 hex digits."""
+        return self._trace.hexdigest()
 
     def after(self, delay_us: int, call: Callable[..., None], *args: object) -> None:
         """Call `call(*args)` in `delay_us`; calls of one instant come in the order asked for."""
@@ -33,7 +48,8 @@ class Timeline:
         """Make every call up to `end_us`."""
         queue = self._queue
         while queue and queue[0][0] <= end_us:
-            self.now_us, _, call, args = heapq.heappop(queue)
+            self.now_us, number, call, args = heapq.heappop(queue)
             self.events += 1
+            self.record(_CALL.pack(self.now_us, number))
             call(*args)
         self.now_us = end_us

@@ -1,31 +1,36 @@
-"""Planted bugs in the state plane: proof that the town's book can be broken.
+"""Planted bugs in the state plane (chaos/sim/planted.py says what they are for)."""
 
-As chaos/sim/mutations.py, for the timer machine: each is hunted in worlds of `TimerWorld`.
-"""
-
-import contextlib
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 import numpy as np
 
-from chaos.sim.mutations import ASSERTION, Mutation
-from timer import leader, manifest
-from timer.columns import I64
+from chaos.sim.planted import ANY_WORLD, Mutation, Plant
+from chaos.sim.timers import TimerWorld
+from chaos.simdisk import SimDisk
+from timer import leader, machine, manifest
+from timer.clock import ClusterClock
+from timer.columns import I64, U64
+from timer.conflicts import Decision, Verdict, Verdicts, decide
 from timer.groups import Group
 from timer.leader import Leader, Now
 from timer.leases import ACCEPT
-from timer.machine import Machine, Topic
-from timer.memtable import Memtable
+from timer.machine import CANCELLED, RESCHEDULED, Machine
+from timer.memtable import Memtable, Peek
+from timer.order import START, Position
 from timer.payloads import Fire
 from timer.producers import Answer, Producers
+from timer.runs import Runs
+from timer.store import Store
+from timer.window import Window
 
 
-def _patch(
-    target: object, name: str, new: object
-) -> Callable[[], contextlib.AbstractContextManager[object]]:
+def _patch(target: object, name: str, new: object) -> Plant:
     return lambda: mock.patch.object(target, name, new)
+
+
+# ---- what is answered
 
 
 def _repeated(self: Producers, producer_id: Any, sequence: int) -> Answer | None:
@@ -50,19 +55,53 @@ def _ack_at_once(
         done(np.full(len(offsets), ACCEPT, np.uint8))
 
 
-def _read_ahead(read_time_ms: Any, *limits: int) -> Fire:
-    """The read time is a little in the future; the entry's own time is not."""
-    return Fire(read_time_ms + 25, *limits)
+_cancel = Leader.cancel
 
 
-def _round_down(self: Leader, requested_ms: I64, now: Now) -> I64:
-    rounded = requested_ms // 10 * 10
-    due = np.maximum(requested_ms, self.machine.last_read_time_ms)
-    return np.where(requested_ms <= now.clock_ms, due, rounded)
+def _cancel_at_once(self: Leader, due_ms: I64, seq: U64, done: Any) -> None:
+    """What is pending, and not about to fire, is told CANCELLED at once."""
+    store = self.machine.store
+    safe = due_ms.min() > self._time_ms + 500 and len(np.unique(seq)) == len(seq)
+    open_ = {int(each) for _, waiting, _ in self._cancels for each in waiting}
+    asked = zip(due_ms.tolist(), seq.tolist(), strict=True)
+    if safe and not self._cancels_in_flight and not open_ & set(seq.tolist()):
+        safe = all(store.find(due, number) is not None for due, number in asked)
+        if safe:
+            _cancel(self, due_ms, seq, lambda _: None)
+            done(np.full(len(seq), CANCELLED, np.uint8))
+            return
+    _cancel(self, due_ms, seq, done)
+
+
+# ---- time
+
+
+def _fastest(self: ClusterClock, now: int, boot_ms: Any) -> int:
+    """The clock that is ahead of all others is taken for the median."""
+    offsets = self._offsets(boot_ms)
+    return offsets[-1] + 2 * boot_ms - now if offsets else 0
+
+
+_fire = Leader._fire  # noqa: SLF001
+
+
+def _fire_from_checkpoint(self: Leader, now: Now) -> None:
+    """The first FIRE of an epoch reads on from where the last checkpoint was."""
+    checkpoint = self.machine.checkpoint
+    first = checkpoint is not None and checkpoint.epoch < self.epoch
+    if not first or checkpoint is None or self._read_time_ms > self.machine.last_read_time_ms:
+        _fire(self, now)
+        return
+    stale = Fire(checkpoint.last_read_time_ms)
+    with mock.patch.object(leader, "Fire", return_value=stale):
+        _fire(self, now)
+
+
+# ---- what outlives a restart
 
 
 def _no_graves(self: Memtable) -> Any:
-    return np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    return np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32)
 
 
 _capture = manifest.capture
@@ -76,88 +115,241 @@ def _capture_without_producers(machine: Machine) -> Any:
     return state, fresh
 
 
-def _trim_by_fastest(self: Topic) -> None:
-    if self.groups:
-        self.queue.drop_below(max(group.cursor for group in self.groups.values()))
+_group_state = manifest._group_state  # noqa: SLF001
+
+
+def _group_without_acks(group: Group) -> Any:
+    return {**_group_state(group), "acked": np.zeros(0, np.bool_)}
+
+
+_recover = Store.recover
+
+
+def _recover_from_start(*args: Any) -> Store:
+    disk, directory, runs, _, pending = args
+    return _recover(disk, directory, runs, START, pending)
+
+
+_peek = Window.peek
+
+
+def _peek_short(self: Window, after: Position, until_ms: int, count: int) -> Peek:
+    rows, last = _peek(self, after, until_ms, count)
+    return Peek(rows[rows["due_ms"] < until_ms], last)
+
+
+# ---- keys
+
+
+def _no_holders(self: Store, topic: Any, keys: Any, hashes: Any = None) -> Any:
+    """Nothing that lies in runs is found by its key."""
+    runs, self._runs = self._runs, Runs(SimDisk(), Path("/none"))
+    try:
+        return _find_keys(self, topic, keys, hashes)
+    finally:
+        self._runs = runs
+
+
+_find_keys = Store.find_keys
+
+
+def _first_wins(*args: Any) -> Decision:
+    """Rows of one entry don't know of each other."""
+    decision = decide(*args)
+    decision.undone[:] = False
+    decision.verdicts.verdict[:] = np.minimum(decision.verdicts.verdict, Verdict.REPLACED)
+    return decision
+
+
+def _end_nothing(self: Store, rows: Any) -> None:
+    """What is replaced, or rescheduled, is counted as ended, and stays."""
+    self._pending -= len(rows)
+
+
+_reschedule = Machine._reschedule  # noqa: SLF001
+
+
+def _reschedule_says_yes(self: Machine, entry: Any) -> Any:
+    """A reschedule is told RESCHEDULED whatever became of the timer."""
+    applied = _reschedule(self, entry)
+    applied.results[:] = RESCHEDULED
+    return applied
+
+
+def _keep_own(self: Verdicts, start: int, stop: int) -> Verdicts | None:
+    """A row that was kept back is told a wrong holder: the timer after it in seq."""
+    part = _verdicts_part(self, start, stop)
+    if part is not None:
+        part.seq[part.verdict >= Verdict.KEPT] += np.uint64(1 << 20)
+    return part
+
+
+_verdicts_part = Verdicts.part
+
+
+# ---- handing out
 
 
 def _no_mark(self: Group, queue_end: Any) -> None:
     del self, queue_end
 
 
-def _cancel_says_yes(self: Machine, entry: Any) -> Any:
-    applied = _cancel(self, entry)
-    applied.results[:] = 1
-    return applied
+_RESTARTS: Final = {
+    "faults": ("kill", "power", "pause"),
+    "mischief": (),
+    "manifest_every": 20,
+    "fault_gap_ms": 1_500,
+}
 
 
-_cancel = Machine._cancel  # noqa: SLF001
+def _mutation(
+    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
+) -> Mutation:
+    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
+
 
 TIMER_MUTATIONS: Final = (
-    Mutation(
+    _mutation(
+        "keys_of_runs_are_missed",
+        "keys are looked for in memory alone",
+        {"key", "digest"},
+        40,
+        "a key that is taken by a timer in a run",
+        _patch(Store, "find_keys", _no_holders),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "rows_of_an_entry_ignore_each_other",
+        "keys are unique against what was pending before, not within an entry",
+        {"key", "conservation", "list"},
+        20,
+        f"{ANY_WORLD}: two rows of one key in one entry",
+        _patch(machine, "decide", _first_wins),
+    ),
+    _mutation(
+        "replaced_stays",
+        "a timer that was replaced or rescheduled stays in the store",
+        {"key", "twice", "list", "conservation"},
+        20,
+        f"{ANY_WORLD}: a key that is replaced",
+        _patch(Store, "end", _end_nothing),
+    ),
+    _mutation(
+        "reschedule_says_yes",
+        "a reschedule is told RESCHEDULED whatever became of the timer",
+        {"key", "lost"},
+        20,
+        f"{ANY_WORLD}: a reschedule of what has ended",
+        _patch(Machine, "_reschedule", _reschedule_says_yes),
+    ),
+    _mutation(
+        "kept_is_another",
+        "a row that is not scheduled is told of another timer than the one with its key",
+        {"key"},
+        20,
+        f"{ANY_WORLD}: a key that is taken",
+        _patch(Verdicts, "part", _keep_own),
+    ),
+    _mutation(
         "retry_is_new",
         "apply takes a repeated request for a new one",
-        frozenset({"twice", "digest"}),
-        30,
+        {"twice", "digest"},
+        20,
+        "an answer that is lost",
         _patch(Producers, "repeated", _repeated),
     ),
-    Mutation(
+    _mutation(
         "ack_before_commit",
         "an ack is confirmed before a majority has it",
-        frozenset({"acked", "lost"}),
-        60,
+        {"acked", "lost"},
+        40,
+        "a failover with the ack in flight",
         _patch(Leader, "ack", _ack_at_once),
     ),
-    Mutation(
-        "fire_ahead",
-        "a FIRE reads a little ahead of the clock",
-        frozenset({"early"}),
-        10,
-        _patch(leader, "Fire", _read_ahead),
+    _mutation(
+        "cancel_before_commit",
+        "a cancel is answered before a majority has it",
+        {"cancel", "key"},
+        60,
+        "a failover with the cancel in flight",
+        _patch(Leader, "cancel", _cancel_at_once),
+        faults=("isolate", "one_way"),
+        mischief=(),
+        nodes=3,
+        proposals_per_s=30,
+        fault_gap_ms=1_500,
     ),
-    Mutation(
-        "round_down",
-        "due times are rounded down to the tick",
-        frozenset({"early"}),
-        10,
-        _patch(Leader, "effective_due", _round_down),
-    ),
-    Mutation(
-        "unmarked_after_failover",
-        "a new epoch forgets that the old leader had handed messages out",
-        frozenset({"unmarked"}),
+    _mutation(
+        "fastest_clock",
+        "the log's clock follows the clock that is ahead of all others",
+        {"clock"},
         30,
-        _patch(Group, "begin_epoch", _no_mark),
+        "a clock that is wrong",
+        _patch(ClusterClock, "_error", _fastest),
+        faults=("clock",),
+        nodes=5,
+        fault_gap_ms=10_000,
     ),
-    Mutation(
+    _mutation(
+        "fire_from_checkpoint",
+        "a new leader reads on from the last checkpoint instead of from the last FIRE",
+        {"time"},
+        20,
+        "a failover between two checkpoints",
+        _patch(Leader, "_fire", _fire_from_checkpoint),
+    ),
+    _mutation(
         "flush_forgets_tombstones",
         "a flush drops the cancels of rows that lie in older runs",
-        frozenset({"cancel", "digest", "liveness", "storage", ASSERTION}),
+        {"cancel", "digest", "conservation", "key", "list"},
         60,
+        "a cancel of what was flushed, then another flush and a restart",
         _patch(Memtable, "graves_left", _no_graves),
-        aim=(("kill", "power", "pause"), ()),
+        **_RESTARTS,
     ),
-    Mutation(
+    _mutation(
         "manifest_without_producers",
         "a restart forgets what producers had sent",
-        frozenset({"digest", "twice", "liveness", ASSERTION}),
-        60,
+        {"digest", "twice"},
+        40,
+        "a restart from a manifest",
         _patch(manifest, "capture", _capture_without_producers),
-        aim=(("kill", "power", "pause"), ()),
+        **_RESTARTS,
     ),
-    Mutation(
-        "trim_by_fastest_group",
-        "a message goes when the first group has acked it",
-        frozenset({"liveness", "lost", ASSERTION}),
+    _mutation(
+        "manifest_without_acks",
+        "a restart forgets the acks above the cursor",
+        {"acked", "digest"},
+        60,
+        "a restart from a manifest with a hole in the acks",
+        _patch(manifest, "_group_state", _group_without_acks),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "restart_fires_again",
+        "a restart forgets how far its runs had fired",
+        {"digest", "twice", "list"},
+        40,
+        "a restart from a manifest whose runs have fired in part",
+        _patch(Store, "recover", _recover_from_start),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "window_off_by_one",
+        "what is due at the very read time stays in its run",
+        {"digest", "conservation", "liveness", "list"},
+        40,
+        "a flush",
+        _patch(Window, "peek", _peek_short),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "unmarked_after_failover",
+        "a new epoch forgets that the old leader had handed messages out",
+        {"unmarked"},
         30,
-        _patch(Topic, "trim", _trim_by_fastest),
-    ),
-    Mutation(
-        "cancel_says_yes",
-        "a cancel is told CANCELLED whatever became of the timer",
-        frozenset({"cancel"}),
-        20,
-        _patch(Machine, "_cancel", _cancel_says_yes),
+        "a failover with messages handed out",
+        _patch(Group, "begin_epoch", _no_mark),
     ),
 )
-"""The list; tests/chaos/test_sim_timers.py hunts each of them."""
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -10,28 +10,42 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from chaos.sim.book import Row
+from chaos.sim.keybook import TimerName, Told
+from chaos.sim.node import WALL_START_MS
 from chaos.sim.options import Options
-from chaos.sim.town import LEASE_MS, Request, Row, SimConsumer, TimerName, Town
+from chaos.sim.paths import STATE_PATH
+from chaos.sim.town import LEASE_MS, Request, SimConsumer, Town
 from chaos.sim.world import World
 from timer.clock import ClusterClock, Sample
 from timer.columns import Binary, Part
+from timer.conflicts import Verdict
+from timer.disk import Disk
 from timer.engine import Engine, Flush
 from timer.entry import Entry
 from timer.errors import NotLeader, TimerError
 from timer.groups import Group
 from timer.leader import Delivery, LeaderConfig, Now
 from timer.leases import Consumer
-from timer.machine import Applied, Checkpoint
-from timer.payloads import CreateGroup, Start
+from timer.machine import (
+    CANCELLED,
+    RESCHEDULED,
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    RescheduleApplied,
+)
+from timer.merge import Merge
+from timer.payloads import CreateGroup, Ids, Keys, Start
 from timer.producers import Answer
 from timer.units import Epoch, LeaseId, LogIndex, ProducerId, ReplicaId, UnixMs
+from timer.window import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chaos.sim.node import SimNode
 
-STATE_PATH: Final = Path("/state")
 CONFIG: Final = LeaderConfig(checkpoint_interval_ms=1_000)
 
 
@@ -47,6 +61,7 @@ class TimerApp:
         )
         self._clock: ClusterClock | None = None
         self._kicked = False
+        self._reading = self._fetching = False
         self._wake_us: int | None = None
         self._joined: dict[tuple[SimConsumer, int], tuple[Group, Consumer]] = {}
         self._rng = random.Random(node.world.rng.getrandbits(64))
@@ -61,19 +76,48 @@ class TimerApp:
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
         """See App."""
+        true_ms = self._true_ms()
+        for entry in entries:
+            self._town.book.on_commit(entry, true_ms)
         self.engine.committed(entries[-1].index)
         done = 0
         while done < len(entries):
             done += self.engine.fold(entries[done:])
         since = self.applied_index - self.engine.manifest_index
-        if since >= self._flush_every and (flush := self.engine.begin_flush()) is not None:
-            self.node.later(self._rng.randrange(100_000), self._write, flush)
+        if since >= self._flush_every:
+            self.flush()
         self._kick()
+
+    def flush(self) -> None:
+        """See App."""
+        if (flush := self.engine.begin_flush()) is not None:
+            self.node.later(self._rng.randrange(100_000), self._write, flush)
 
     def _write(self, flush: Flush) -> None:
         flush.write()
         self.engine.end_flush(flush)
         self.node.drop_before(LogIndex(flush.index + 1))
+        store = self.engine.machine.store
+        if (merge := store.begin_merge()) is not None:
+            self.node.later(self._rng.randrange(100_000), self._merge, merge)
+
+    def _merge(self, merge: Merge) -> None:
+        store = self.engine.machine.store
+        store.install_merge(merge, store.write_merge(merge))
+
+    def fetch(self) -> None:
+        """Read what is wanted of the spill files."""
+        self._fetching = False
+        fetch = self.engine.begin_fetch()
+        if fetch is not None:
+            fetch.read()
+            self.engine.end_fetch(fetch)
+            self._kick()
+
+    def _read_ahead(self, ahead: Ahead) -> None:
+        ahead.read()
+        self.engine.machine.store.end_ahead(ahead)
+        self._reading = False
 
     def on_lead(self, epoch: Epoch) -> None:
         """See App."""
@@ -100,12 +144,30 @@ class TimerApp:
         """See App."""
         self._joined.clear()
 
+    @staticmethod
+    def check(disk: Disk, directory: Path) -> None:
+        """See App."""
+        Engine(disk, directory, CONFIG)
+
     def _observe(self, entry: Entry, applied: Applied) -> None:
         del entry
+        self._town.book.applied(self.node, self.engine.machine, applied)
         if isinstance(applied, Checkpoint):
             self._town.book.digest(self.node, applied)
 
     # ---- time
+
+    def _true_ms(self) -> int | None:
+        """Return what a right clock shows.
+
+        None: of voters that led together at some time most clocks were wrong, then or since.
+        """
+        world = self.node.world
+        world.sets_seen.update(node.core.voters for node in world.nodes if node.alive)
+        wrong = {node.replica for node in world.nodes if node.clock_was_wrong}
+        if any(2 * len(wrong & voters) >= len(voters) for voters in world.sets_seen):
+            return None
+        return WALL_START_MS + world.timeline.now_us // 1000
 
     def _samples(self) -> list[Sample]:
         now = self.node.mono_ms()
@@ -134,11 +196,20 @@ class TimerApp:
         for sample in self._samples():
             self._clock.observe(sample)
         now = self._now()
+        ahead = None if self._reading else self.engine.machine.store.begin_ahead(now.clock_ms)
+        if ahead is not None:
+            self._reading = True
+            self.node.later(self._rng.randrange(20_000), self._read_ahead, ahead)
         leader.step(now)
         if self.may_hand_out():
             for delivery in leader.hand_out(now):
+                book, served = self._town.book, self.node.world.referee.served
+                book.handed_out(self.node, delivery.epoch, served)
                 delivery.lease.consumer.sink(delivery)
             leader.step(now)
+        if not self._fetching and self.engine.machine.pages.wanted(1):
+            self._fetching = True
+            self.node.later(self._rng.randrange(20_000), self.fetch)
         wait_ms = min(500, max(1, leader.wake_at_ms(now) - now.mono_ms))
         wake_us = self.node.world.timeline.now_us + wait_ms * 1000
         if self._wake_us is None or wake_us < self._wake_us:
@@ -193,8 +264,10 @@ class TimerApp:
                 requested_ms=requested,
                 topic=np.full(rows, topic.topic_id, np.uint32),
                 payload=Binary.of(request.payloads(producer_id)),
+                key=Binary.of(request.keys) if request.keys else None,
+                on_conflict=request.mode,
             )
-            leader.schedule(part, lambda result: reply(_names(result)))
+            leader.schedule(part, lambda result: reply(_told(result)))
         except TimerError as refused:
             reply(refused)
         self._kick()
@@ -209,6 +282,66 @@ class TimerApp:
         seq = np.array([name.seq for name in names], np.uint64)
         try:
             leader.cancel(due, seq, lambda result: reply(_listed(result)))
+        except TimerError as refused:
+            reply(refused)
+        self._kick()
+
+    def reschedule(
+        self, names: list[TimerName], delay_ms: int, reply: "Callable[[object], None]"
+    ) -> None:
+        """Reschedule timers; the answer is a list of (the machine's result, new name)."""
+        leader = self.engine.leader
+        if leader is None:
+            reply(NotLeader(None))
+            return
+        targets = Ids(
+            np.array([name.due_ms for name in names], np.int64),
+            np.array([name.seq for name in names], np.uint64),
+        )
+
+        def answer(result: object) -> None:
+            if isinstance(result, RescheduleApplied):
+                reply([*zip(result.results.tolist(), _named(result.timers), strict=True)])
+            else:
+                reply(result)
+
+        now = self._now()
+        requested = np.full(len(names), now.clock_ms + delay_ms, np.int64)
+        try:
+            leader.reschedule(targets, requested, now, answer)
+        except TimerError as refused:
+            reply(refused)
+        self._kick()
+
+    def change_key(
+        self, key: tuple[str, bytes], delay_ms: int | None, reply: "Callable[[object], None]"
+    ) -> None:
+        """Cancel (None), or reschedule, what has a key; the answer is a list of (old, new)."""
+        leader = self.engine.leader
+        topic = self.engine.machine.topic_by_name.get(key[0])
+        if leader is None or topic is None:
+            reply(NotLeader(None))
+            return
+        targets = Keys(np.array([topic.topic_id], np.uint32), Binary.of([key[1]]))
+
+        def answer(result: object) -> None:
+            if isinstance(result, CancelApplied):
+                done = zip(result.results.tolist(), _named(result.targets), strict=True)
+                reply([(old, None) for outcome, old in done if outcome == CANCELLED])
+            elif isinstance(result, RescheduleApplied):
+                ids = _named(result.targets), _named(result.timers)
+                rows = zip(result.results.tolist(), *ids, strict=True)
+                reply([(old, new) for outcome, old, new in rows if outcome == RESCHEDULED])
+            else:
+                reply(result)
+
+        now = self._now()
+        try:
+            if delay_ms is None:
+                leader.cancel_keys(targets, now, answer)
+            else:
+                requested = np.array([now.clock_ms + delay_ms], np.int64)
+                leader.reschedule(targets, requested, now, answer)
         except TimerError as refused:
             reply(refused)
         self._kick()
@@ -287,23 +420,37 @@ class TimerApp:
 def _rows(delivery: Delivery) -> list[Row]:
     """Return the messages of a lease."""
     out: list[Row] = []
-    for block, at in delivery.topic.queue.slices(delivery.lease.offsets):
-        for row in block.rows[at.astype(np.int64)]:
+    for page, at in delivery.topic.queue.slices(delivery.lease.offsets):
+        places = at.astype(np.int64)
+        for row, fired_at_ms in zip(page.rows[places], page.fired_at_ms[places], strict=True):
             start = int(row["payload_start"])
-            payload = bytes(block.bufs[int(row["buf"])][start : start + int(row["payload_size"])])
+            payload = bytes(page.bufs[int(row["buf"])][start : start + int(row["payload_size"])])
             name = TimerName(int(row["due_ms"]), int(row["seq"]))
-            out.append(Row(name, int(block.fired_at_ms), payload))
+            out.append(Row(name, int(fired_at_ms), payload))
     return out
 
 
-def _names(result: object) -> object:
+def _told(result: object) -> object:
     if isinstance(result, TimerError):
         return result
     assert isinstance(result, tuple)
     answer, _ = result
     assert isinstance(answer, Answer)
-    dues = answer.due_ms.tolist()
-    return [TimerName(due, answer.first_seq + i) for i, due in enumerate(dues)]
+    out = []
+    for at, due in enumerate(answer.due_ms.tolist()):
+        name, other, verdict = TimerName(due, answer.first_seq + at), None, Verdict.SCHEDULED
+        if answer.verdicts is not None:
+            verdict = Verdict(int(answer.verdicts.verdict[at]))
+            if answer.verdicts.seq[at]:
+                other = TimerName(int(answer.verdicts.due_ms[at]), int(answer.verdicts.seq[at]))
+        if verdict is Verdict.KEPT and other is not None:
+            name = other
+        out.append(Told(answer.first_seq + at, verdict, name, other))
+    return out
+
+
+def _named(timers: Ids) -> list[TimerName]:
+    return [*map(TimerName, timers.due_ms.tolist(), timers.seq.tolist())]
 
 
 def _listed(result: object) -> object:
@@ -312,6 +459,8 @@ def _listed(result: object) -> object:
 
 class TimerWorld(World):
     """A world whose nodes run the timer machine, with producers and consumers."""
+
+    app_type = TimerApp
 
     def __init__(self, seed: int, options: Options | None = None) -> None:
         holder: list[Town] = []
@@ -327,4 +476,13 @@ class TimerWorld(World):
             Broken: a promise was.
         """
         super().run(seconds)
-        self.town.settle()
+        if not self.stranded:
+            self.town.settle()
+
+    def rows(self) -> int:
+        """See World."""
+        machines = [app.engine.machine for app in self.town.apps()]
+        machine = max(machines, key=lambda each: each.applied_index)
+        groups = [group for topic in machine.topics.values() for group in topic.groups.values()]
+        acked = sum(group.acked_count for group in groups)
+        return machine.counts.scheduled + machine.counts.fired + acked

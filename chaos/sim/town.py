@@ -1,145 +1,41 @@
-"""Clients of a simulated timer cluster, and the book of what they were promised.
+"""Clients of a simulated timer cluster; what they are promised is in chaos/sim/book.py.
 
-    SimProducer   numbered requests, resent in order until answered; cancels some of its timers
-    SimConsumer   one consumer of a group; takes, acks late or never, reconnects
-    Book          what was asked, answered and seen; checks P1 - P5 against it, P6 as it happens
+    SimProducer   numbered requests, resent in order until answered; cancels and reschedules
+    SimConsumer   one consumer of a group; takes, acks late or never, reconnects, dies with leases
 
 Clients reach nodes through a lossy line of their own and know nothing but answers.
 """
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from chaos.sim.book import Book, Row
+from chaos.sim.keybook import TimerName, Told
 from chaos.sim.referee import Broken
+from timer.columns import OnConflict
 from timer.errors import TimerError
 from timer.leader import Delivery
-from timer.machine import CANCELLED, Checkpoint
-from timer.units import LogIndex
+from timer.machine import RESCHEDULED
 
 if TYPE_CHECKING:
+    from chaos.sim.node import SimNode
     from chaos.sim.timers import TimerApp
     from chaos.sim.world import World
 
 TOPICS: Final = ("a", "b")
 GROUPS: Final = ("g", "h")
+KEYS: Final = (b"k", b"l", b"m")
+KEYED: Final = 0.4
+"""So many of the requests have keys."""
 RESEND_MS: Final = 1_500
 LEASE_MS: Final = 2_000
 SETTLE_MS_MAX: Final = 200_000
 """A clock that was led astray comes back at half the rate of time."""
 LINE_US: Final = 300
-
-
-@dataclass(frozen=True, slots=True)
-class TimerName:
-    """A timer as its id names it."""
-
-    due_ms: int
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A delivered message."""
-
-    name: TimerName
-    fired_at_ms: int
-    payload: bytes
-    """Says which row of which request it is; see `Request.payloads`."""
-
-
-@dataclass(slots=True)
-class Asked:
-    """One timer that a producer was told is scheduled."""
-
-    topic: str
-    requested_ms: int | None
-    """None: a delay, which the leader resolved."""
-    cancelled: bool = False
-    """A cancel was answered CANCELLED."""
-    cancel_open: int = 0
-    """Cancels asked and not answered: their outcome is unknown."""
-
-
-@dataclass(slots=True)
-class Book:
-    """What was promised."""
-
-    timers: dict[TimerName, Asked] = field(default_factory=dict)
-    digests: dict[LogIndex, str] = field(default_factory=dict)
-    fired: dict[TimerName, tuple[str, int]] = field(default_factory=dict)
-    """Timer -> (topic, queue offset), as consumers saw it."""
-    payloads: dict[bytes, TimerName] = field(default_factory=dict)
-    """Row of a request -> the one timer that it became."""
-    acked: set[tuple[str, str, int]] = field(default_factory=set)
-    """(topic, group, offset) whose ack was confirmed."""
-    delivered: set[tuple[str, str, int]] = field(default_factory=set)
-    deliveries: int = 0
-    redeliveries: int = 0
-    answers: int = 0
-
-    def digest(self, node: object, checkpoint: Checkpoint) -> None:
-        """P6: every replica records the same digest at an index."""
-        known = self.digests.setdefault(checkpoint.index, checkpoint.digest)
-        if known != checkpoint.digest:
-            raise Broken("digest", f"{checkpoint.index}: {known} and, on {node}, {checkpoint}")
-
-    def scheduled(self, name: TimerName, asked: Asked) -> None:
-        """P2: a retried request is one timer; its id does not change."""
-        self.timers.setdefault(name, asked)
-        if asked.requested_ms is not None and name.due_ms < asked.requested_ms:
-            raise Broken("early", f"{name} was asked for {asked.requested_ms}")
-
-    def cancelled(self, name: TimerName) -> None:
-        """P4: a cancel that said CANCELLED holds."""
-        self.timers[name].cancelled = True
-        if name in self.fired:
-            raise Broken("cancel", f"{name} was delivered, then cancelled")
-
-    def seen(self, key: tuple[str, str, int], row: Row, attempt: int) -> None:
-        """P1 - P5: a consumer got a message."""
-        topic, _, offset = key
-        name, fired_at = row.name, row.fired_at_ms
-        if self.payloads.setdefault(row.payload, name) != name:
-            raise Broken("twice", f"{row} is {self.payloads[row.payload]} as well")
-        if self.fired.setdefault(name, (topic, offset)) != (topic, offset):
-            raise Broken("twice", f"{name} fired at {self.fired[name]} and {(topic, offset)}")
-        if fired_at < name.due_ms:
-            raise Broken("early", f"{name} fired at {fired_at}")
-        if name in self.timers and self.timers[name].cancelled:
-            raise Broken("cancel", f"{name} was cancelled, then delivered")
-        if key in self.acked:
-            raise Broken("acked", f"{key} was delivered after its ack was confirmed")
-        if key in self.delivered:
-            self.redeliveries += 1
-            if attempt < 2:
-                raise Broken("unmarked", f"{key} came again as attempt {attempt}")
-        self.delivered.add(key)
-        self.deliveries += 1
-
-    def at_end(self, app: "TimerApp") -> None:
-        """P1: everything scheduled has fired, unless it was cancelled."""
-        machine = app.engine.machine
-        fired = self.fired.keys() | {
-            TimerName(int(row["due_ms"]), int(row["seq"]))
-            for topic in machine.topics.values()
-            for block in topic.queue.blocks
-            for row in block.rows
-        }
-        for name, asked in self.timers.items():
-            if name not in fired and not (asked.cancelled or asked.cancel_open):
-                raise Broken("lost", f"{name} of {asked.topic} never fired")
-        for topic in machine.topics.values():
-            for group in topic.groups.values():
-                key = (topic.name, group.name)
-                mine = np.array(
-                    [offset for (t, g, offset) in self.acked if (t, g) == key], np.uint64
-                )
-                if not group.is_acked(mine).all():
-                    raise Broken("lost", f"a confirmed ack of {key} is gone")
+KEEPALIVE_MS: Final = 5_000
+"""After so long a node notices that the other end of a stream is gone without a word."""
 
 
 @dataclass(slots=True)
@@ -150,7 +46,12 @@ class Request:
     topic: str
     delays_ms: list[int]
     absolute: bool
+    keys: list[bytes]
+    """Empty: none."""
+    mode: OnConflict
     sent_us: int = -1
+    names: "list[Told] | None" = None
+    """As it was first answered."""
 
     def payloads(self, producer_id: int) -> list[bytes]:
         """Return one payload per timer, like no other's in the world."""
@@ -164,7 +65,7 @@ class Line:
     def __init__(self, world: "World", rng: random.Random) -> None:
         self._world = world
         self._rng = rng
-        self.loss = rng.choice((0.0, 0.01, 0.1))
+        self.loss = world.options.client_loss
 
     def carry(self, call: Callable[..., None], *args: object) -> None:
         """Call in a while, or never."""
@@ -218,7 +119,10 @@ class SimProducer:
         if self._town.closing or len(self.waiting) >= 4:
             return
         if self._mine and self._rng.random() < 0.25:
-            self._cancel(app)
+            self._rng.choice((self._cancel, self._reschedule))(app)
+            return
+        if self._rng.random() < 0.1:
+            self._change_key(app)
             return
         self._schedule(app)
 
@@ -233,11 +137,14 @@ class SimProducer:
         absolute = rng.random() < 0.5
         if absolute and rng.random() < 0.2:
             delays = [-delay - 1 for delay in delays]
-        request = Request(self._next, rng.choice(TOPICS), delays, absolute)
+        keys = [rng.choice(KEYS) for _ in delays] if rng.random() < KEYED else []
+        mode = rng.choice((OnConflict.REJECT, OnConflict.REPLACE, OnConflict.KEEP))
+        request = Request(self._next, rng.choice(TOPICS), delays, absolute, keys, mode)
         if absolute:
             wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
             request.delays_ms = [wall_ms + delay for delay in delays]
         self._next += 1
+        self._town.book.asked(request.payloads(self.producer_id or 0))
         self.waiting.append(request)
         self._send(app, request)
 
@@ -247,15 +154,23 @@ class SimProducer:
         self._town.line.ask(app, app.schedule, self.producer_id, request, reply)
 
     def _answered(self, request: Request, result: object) -> None:
-        if isinstance(result, TimerError) or request not in self.waiting:
+        if isinstance(result, TimerError):
             return  # resent when it is due
         assert isinstance(result, list)
+        if request.names is not None:
+            self._town.book.answered_again(request.names, result)
+            return
+        request.names = result
         self._town.book.answers += 1
         self.waiting.remove(request)
-        for name, wanted in zip(result, request.delays_ms, strict=True):
-            asked = Asked(request.topic, wanted if request.absolute else None)
-            self._town.book.scheduled(name, asked)
-            self._mine.append(name)
+        book, keys = self._town.book, request.keys or [b""] * len(result)
+        for told, wanted, key in zip(result, request.delays_ms, keys, strict=True):
+            if told.is_timer:
+                book.scheduled(told.name, request.topic, wanted if request.absolute else None)
+                self._mine.append(told.name)
+            if key:
+                fired = told.other in book.fired
+                book.keys.row((request.topic, key), request.mode, told, fired=fired)
 
     def _cancel(self, app: "TimerApp") -> None:
         names = [self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]]
@@ -267,13 +182,48 @@ class SimProducer:
                 return
             assert isinstance(result, list)
             for name, outcome in zip(names, result, strict=True):
-                self._town.book.timers[name].cancel_open -= 1
-                if outcome == CANCELLED:
-                    self._town.book.cancelled(name)
+                self._town.book.cancel_answered(name, outcome)
 
         for name in names:
-            self._town.book.timers[name].cancel_open += 1
+            self._town.book.cancel_asked(name)
         self._town.line.ask(app, app.cancel, names, self._town.reply(answered))
+
+    def _reschedule(self, app: "TimerApp") -> None:
+        old = self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]
+        delay_ms = int(self._rng.choice((0, 20, 2_000)) * self._rng.random())
+        book = self._town.book
+        book.keys.changes_open[old] = book.keys.changes_open.get(old, 0) + 1
+
+        def answered(result: object) -> None:
+            if isinstance(result, TimerError):
+                return
+            assert isinstance(result, list)
+            [(outcome, new)] = result
+            book.keys.changes_open[old] -= 1
+            if outcome == RESCHEDULED:
+                book.rescheduled(old, new, None)
+                self._mine.append(new)
+
+        self._town.line.ask(app, app.reschedule, [old], delay_ms, self._town.reply(answered))
+
+    def _change_key(self, app: "TimerApp") -> None:
+        """Cancel or reschedule whatever timer has a key."""
+        key = self._rng.choice(TOPICS), self._rng.choice(KEYS)
+        delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
+        book = self._town.book
+        book.keys.open[key] = book.keys.open.get(key, 0) + 1
+
+        def answered(result: object) -> None:
+            if not isinstance(result, TimerError):
+                assert isinstance(result, list)
+                book.keys.open[key] -= 1
+                for old, new in result:
+                    if new is None:
+                        book.ended(old, 0)
+                    else:
+                        book.rescheduled(old, new, None)
+
+        self._town.line.ask(app, app.change_key, key, delay_ms, self._town.reply(answered))
 
 
 class SimConsumer:
@@ -290,11 +240,14 @@ class SimConsumer:
         self._laziness = rng.choice((0.0, 0.1, 0.5))
 
     def act(self) -> None:
-        """Reconnect if the stream is gone; now and then break it."""
+        """Reconnect if the stream is gone; now and then break it, or die."""
         app = self._town.leader()
         gone = self._app is None or self._app.engine.leader is None or not self._app.node.alive
         if self._app is not None and (gone or self._rng.random() < 0.01):
-            self.close()
+            if self._rng.random() < 0.3 and not self._town.closing:
+                self.die()
+            else:
+                self.close()
         if self._app is None and app is not None:
             self._app = app
             self._stream += 1
@@ -307,6 +260,14 @@ class SimConsumer:
         app, self._app = self._app, None
         if app is not None and app.node.alive and app.node.app is app:
             app.node.call(app.leave, self, self._stream)
+
+    def die(self) -> None:
+        """Be gone without a word: what it held is leased on, and more is sent to it."""
+        app, stream = self._app, self._stream
+        self._app = None
+        self._stream += 1
+        if app is not None:
+            app.node.later(KEEPALIVE_MS * 1000, app.leave, self, stream)
 
     def take(self, stream: int, delivery: Delivery, app: "TimerApp", rows: list[Row]) -> None:
         """A delivery arrives."""
@@ -364,7 +325,8 @@ class Town:
 
     def leader(self) -> "TimerApp | None":
         """Return somebody who believes to serve; deposed leaders included."""
-        serving = [app for app in self._apps() if app.node.alive and app.engine.leader]
+        nodes = [node for node in self.world.nodes if node.alive]
+        serving = [app for node in nodes if (app := self._app(node)).engine.leader]
         return self._rng.choice(serving) if serving else None
 
     def reply(self, answered: Callable[[object], None]) -> Callable[[object], None]:
@@ -384,7 +346,7 @@ class Town:
         """
         self.closing = True
         for node in self.world.nodes:
-            node.wall_offset_ms = 0
+            node.mend_clock()
         timeline = self.world.timeline
         give_up_us = timeline.now_us + SETTLE_MS_MAX * 1000
         while timeline.now_us < give_up_us and not self._settled():
@@ -394,15 +356,20 @@ class Town:
                 consumer.act()
             timeline.run_until(timeline.now_us + 200_000)
         if not self._settled():
-            states = [str(app.engine.machine.counts) for app in self._apps()]
+            states = [str(app.engine.machine.counts) for app in self.apps()]
             open_requests = [request for p in self.producers for request in p.waiting]
             raise Broken("liveness", f"not settled: {states}, {open_requests}")
-        for app in self._apps():
-            self.book.at_end(app)
+        for app in self.apps():
+            if not app.node.damage:  # else it may hold what nobody has needed yet
+                self.book.at_end(app)
 
-    def _apps(self) -> "list[TimerApp]":
-        """Return the applications of all nodes that were ever started."""
-        return [node.app for node in self.world.nodes if hasattr(node, "app")]  # type: ignore[misc]
+    @staticmethod
+    def _app(node: "SimNode") -> "TimerApp":
+        return node.app  # type: ignore[return-value]
+
+    def apps(self) -> "list[TimerApp]":
+        """Return the applications of the nodes that were ever started and can be kept up."""
+        return [self._app(node) for node in self.world.kept_up() if hasattr(node, "app")]
 
     def _settled(self) -> bool:
         return not any(p.waiting for p in self.producers) and all(
@@ -412,5 +379,5 @@ class Town:
                 for topic in app.engine.machine.topics.values()
                 for group in topic.groups.values()
             )
-            for app in self._apps()
+            for app in self.apps()
         )

@@ -4,7 +4,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from chaos.sim.app import Ledger, MakeApp
+from chaos.sim import damage
+from chaos.sim.app import App, Ledger, MakeApp
 from chaos.sim.control import Control
 from chaos.sim.faults import Faults
 from chaos.sim.network import Network
@@ -26,6 +27,7 @@ class World:
     make_core: Callable[..., Core] = Core
     """What a node runs; a planted bug puts another class here."""
     make_node: Callable[..., SimNode] = SimNode
+    app_type: type[App] = Ledger
 
     def __init__(
         self, seed: int, make_app: MakeApp = Ledger, options: Options | None = None
@@ -34,9 +36,16 @@ class World:
         drawn = Options.draw(self.rng)
         self.options = options or drawn
         self.timeline = Timeline()
+        self.sets_seen: set[frozenset[ReplicaId]] = set()
+        """Voter sets that were in force at some time, as far as anybody looked."""
         self.heals = 0
         """How often all faults were ended."""
-        self.ids = [ReplicaId(number) for number in range(1, self.options.nodes + 1)]
+        self.stranded = False
+        """It was healed, but waits for repair (chaos/sim/damage.py)."""
+        count = self.options.nodes + self.options.learners
+        self.ids = [ReplicaId(number) for number in range(1, count + 1)]
+        self.voters = frozenset(self.ids[: self.options.nodes])
+        self._make_app = make_app
         self.network = Network(self.timeline, self._fork(), self.options)
         self.control: Control | None = None
         self.nodes = [self.make_node(self, replica, make_app) for replica in self.ids]
@@ -66,11 +75,28 @@ class World:
         end_us = seconds * 1_000_000
         self.faults = Faults(self, self._fork(), end_us)
         for node in self.nodes:
-            self.timeline.after(self._clients.randrange(50_000), node.start)
+            within_us = 50_000 if node.replica in self.voters else end_us
+            self.timeline.after(self._clients.randrange(within_us), node.start)
         self.timeline.after(0, self._clients_act)
         self.timeline.run_until(end_us)
         self._recover()
-        self.referee.at_end()
+        if not self.stranded:
+            self.referee.at_end(self.kept_up())
+
+    def add_learner(self) -> SimNode:
+        """Return a new machine with an empty disk; it is not started."""
+        replica = ReplicaId(len(self.ids) + 1)
+        self.ids.append(replica)
+        node = self.make_node(self, replica, self._make_app)
+        self.nodes.append(node)
+        self.network.add(node)
+        return node
+
+    def voters_now(self) -> frozenset[ReplicaId]:
+        """Return the replicas that anybody still counts as voters: a change takes its time."""
+        assert self.control is not None
+        sets = [node.core._sets for node in self.nodes if hasattr(node, "core")]  # noqa: SLF001
+        return self.control.voters.union(*(voters for each in sets for voters in each))
 
     def _clients_act(self) -> None:
         gap_us = int(self._clients.expovariate(self.options.proposals_per_s) * 1_000_000)
@@ -93,7 +119,7 @@ class World:
     # ---------------------------------------------------------------- the end
 
     def _recover(self) -> None:
-        """End all faults; wait until every node has committed something new."""
+        """End all faults; wait until every sound node has committed something new, and rests."""
         self.heals += 1
         self.faults.disarm()
         self.timeline.note("world", "healed")
@@ -103,31 +129,39 @@ class World:
         self.control.deaf.clear()
         for node in self.nodes:
             node.slow_disk = 1
+            node.disk.capacity_bytes = None
             node.resume()
             node.start()
         target = LogIndex(len(self.referee.committed) + 1)
-        give_up_us = self.timeline.now_us + HEAL_MS_MAX * 1_000
-        while not self._caught_up(target):
-            if self.timeline.now_us >= give_up_us:
-                states = "; ".join(map(str, self.nodes))
-                raise Broken(
-                    "liveness",
-                    f"not every node committed {target} within {HEAL_MS_MAX} ms: {states}",
-                )
-            self.timeline.run_until(self.timeline.now_us + HEAL_LOOK_MS * 1_000)
+        self._wait(lambda: self._caught_up(target), f"not every node committed {target}")
         self.workload = _nothing
-        self._quieten(give_up_us + HEAL_MS_MAX * 1_000)
+        self._wait(
+            lambda: self._caught_up(LogIndex(len(self.referee.committed))),
+            "the nodes don't come to rest",
+        )
 
     def _caught_up(self, target: LogIndex) -> bool:
-        return all(node.alive and node.core.commit_index >= target for node in self.nodes)
+        return all(node.alive and node.core.commit_index >= target for node in self.kept_up())
 
-    def _quieten(self, give_up_us: int) -> None:
-        """Wait until all nodes have committed the same."""
-        while not self._caught_up(LogIndex(len(self.referee.committed))):
-            if self.timeline.now_us >= give_up_us:
+    def kept_up(self) -> list[SimNode]:
+        """Return the nodes that must be up to date in the end: all that can run."""
+        return [node for node in self.nodes if not node.refused]
+
+    def _wait(self, done: Callable[[], bool], failure: str) -> None:
+        """Run on until `done`, within the bound of liveness, unless the world waits for repair."""
+        give_up_us = self.timeline.now_us + HEAL_MS_MAX * 1_000
+        while not done() and not self.stranded:
+            if self.timeline.now_us < give_up_us:
+                self.timeline.run_until(self.timeline.now_us + HEAL_LOOK_MS * 1_000)
+            elif damage.waits_for_repair(self):
+                self.stranded = True
+            else:
                 states = "; ".join(map(str, self.nodes))
-                raise Broken("liveness", f"the nodes don't come to rest: {states}")
-            self.timeline.run_until(self.timeline.now_us + HEAL_LOOK_MS * 1_000)
+                raise Broken("liveness", f"{failure} within {HEAL_MS_MAX} ms: {states}")
+
+    def rows(self) -> int:
+        """Return how many timers were scheduled and fired, and messages acked."""
+        return 0
 
     def story(self) -> list[str]:
         """Return the last things that happened, one line each."""

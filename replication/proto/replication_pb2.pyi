@@ -24,30 +24,34 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Hello(_message.Message):
-    """First on a stream: who dials whom."""
+    """First on a stream, both ways: who is here, and whom it takes the other for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     SENDER_FIELD_NUMBER: _builtins.int
-    RECEIVER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    RECEIVER_NAME_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     cluster_id: _builtins.str
     sender: _builtins.int
     """replica id"""
-    receiver: _builtins.int
+    name: _builtins.str
+    """of the sender's node"""
+    receiver_name: _builtins.str
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
         sender: _builtins.int = ...,
-        receiver: _builtins.int = ...,
+        name: _builtins.str = ...,
+        receiver_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "receiver", b"receiver", "sender", b"sender", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "name", b"name", "receiver_name", b"receiver_name", "sender", b"sender", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,6 +147,7 @@ class Envelope(_message.Message):
     FETCH_ANSWER_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
     wall_ms: _builtins.int
     """the sender's clock at sending"""
     @_builtins.property
@@ -163,6 +168,8 @@ class Envelope(_message.Message):
     def release(self) -> Global___Release: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def behind(self) -> Global___Behind: ...
     def __init__(
         self,
         *,
@@ -176,12 +183,13 @@ class Envelope(_message.Message):
         fetch_answer: Global___FetchAnswer | None = ...,
         release: Global___Release | None = ...,
         refused: Global___Refused | None = ...,
+        behind: Global___Behind | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "append_answer", b"append_answer", "fence", b"fence", "fence_answer", b"fence_answer", "fetch", b"fetch", "fetch_answer", b"fetch_answer", "kind", b"kind", "refused", b"refused", "release", b"release", "under", b"under"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "append_answer", b"append_answer", "behind", b"behind", "fence", b"fence", "fence_answer", b"fence_answer", "fetch", b"fetch", "fetch_answer", b"fetch_answer", "kind", b"kind", "refused", b"refused", "release", b"release", "under", b"under"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "append_answer", b"append_answer", "fence", b"fence", "fence_answer", b"fence_answer", "fetch", b"fetch", "fetch_answer", b"fetch_answer", "kind", b"kind", "refused", b"refused", "release", b"release", "under", b"under", "wall_ms", b"wall_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "append_answer", b"append_answer", "behind", b"behind", "fence", b"fence", "fence_answer", b"fence_answer", "fetch", b"fetch", "fetch_answer", b"fetch_answer", "kind", b"kind", "refused", b"refused", "release", b"release", "under", b"under", "wall_ms", b"wall_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["fence", "fence_answer", "append", "append_answer", "fetch", "fetch_answer", "release", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["fence", "fence_answer", "append", "append_answer", "fetch", "fetch_answer", "release", "refused", "behind"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -377,6 +385,25 @@ class FetchAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchAnswer: _TypeAlias = FetchAnswer  # noqa: Y015
+
+@_typing.final
+class Behind(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_NONCE_FIELD_NUMBER: _builtins.int
+    to_nonce: _builtins.int
+    def __init__(
+        self,
+        *,
+        to_nonce: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["to_nonce", b"to_nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Behind: _TypeAlias = Behind  # noqa: Y015
 
 @_typing.final
 class Release(_message.Message):

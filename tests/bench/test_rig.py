@@ -18,7 +18,7 @@ class NoCluster(LocalCluster):
         """Make the directory."""
         self.directory.mkdir(parents=True)
 
-    def wait_for_leader(self, timeout_s: float = 0.0) -> str:
+    def wait_for_leader(self, timeout_s: float = 0.0, *, above_epoch: int = 0) -> str:
         """Return a name."""
         return "n1"
 

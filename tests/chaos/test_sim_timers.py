@@ -1,17 +1,26 @@
-"""Whole timer clusters in the simulator: the promises hold, and planted bugs are found."""
-
-import random
-from dataclasses import replace
+"""Whole timer clusters in the simulator: the promises hold, and the book notices when not."""
 
 import pytest
 
-from chaos.sim.mutations import Mutation, hunt
-from chaos.sim.options import Options
-from chaos.sim.timer_mutations import TIMER_MUTATIONS
+from chaos.sim.book import AHEAD_MS_MAX, Book, Row
+from chaos.sim.keybook import TimerName, Told
+from chaos.sim.paths import STATE_PATH
+from chaos.sim.planted import calm
+from chaos.sim.referee import Broken
 from chaos.sim.timers import TimerWorld
+from timer import payloads
+from timer.columns import OnConflict
+from timer.conflicts import Verdict
+from timer.entry import Entry, Kind
+from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED
+from timer.payloads import Fire
+from timer.units import Epoch, LogIndex, UnixMs
+
+NAME = TimerName(1_000, 7)
+KEY = ("a", "g", 0)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_timer_promises_hold(seed: int) -> None:
     world = TimerWorld(seed)
     world.run(60)
@@ -19,24 +28,182 @@ def test_timer_promises_hold(seed: int) -> None:
     assert book.timers
     assert book.deliveries >= len(book.fired)
     assert book.digests
+    assert world.rows() > 3 * len(book.timers) // 2
 
 
-def test_same_seed_gives_the_same_history() -> None:
-    one, other = TimerWorld(7), TimerWorld(7)
-    one.run(20)
-    other.run(20)
-    assert one.town.book == other.town.book
-    assert one.timeline.events == other.timeline.events
+def test_clients_reach_a_leader_whose_disk_is_damaged() -> None:
+    world = TimerWorld(1, options=calm(1))
+    world.run(5)
+    leader = world.town.leader()
+    assert leader is not None
+    leader.node.damage.append(STATE_PATH)
+    assert world.town.leader() is leader
 
 
-@pytest.mark.parametrize("mutation", TIMER_MUTATIONS, ids=lambda mutation: mutation.name)
-def test_planted_bug_is_found(mutation: Mutation) -> None:
-    found = hunt(mutation, 1, make_world=TimerWorld)
-    assert found is not None, f"not within {mutation.seeds} seeds: {mutation.breaks}"
-    assert found.checker in mutation.checkers, found
+def book_of(payload: bytes = b"x") -> Book:
+    book = Book()
+    book.asked([payload])
+    book.scheduled(NAME, "a", NAME.due_ms)
+    return book
 
 
-def test_nothing_is_found_where_nothing_is_planted() -> None:
-    options = Options.draw(random.Random(3))
-    quiet = replace(options, faults=("clock",), mischief=(), loss=0.0, duplicate=0.0)
-    TimerWorld(3, options=quiet).run(10)
+def told(name: TimerName = NAME, verdict: Verdict = Verdict.SCHEDULED, other: int = 0) -> Told:
+    return Told(name.seq, verdict, name, TimerName(1_000, other) if other else None)
+
+
+def row(name: TimerName = NAME, fired_at_ms: int = 1_000, payload: bytes = b"x") -> Row:
+    return Row(name, fired_at_ms, payload)
+
+
+def entry(index: int, time_ms: int, read_time_ms: int) -> Entry:
+    payload = memoryview(payloads.encode_fire(Fire(UnixMs(read_time_ms))))
+    return Entry(Kind.FIRE, Epoch(1), LogIndex(index), UnixMs(time_ms), payload)
+
+
+def test_delivery_of_what_nobody_scheduled_is_a_phantom() -> None:
+    with pytest.raises(Broken, match="phantom"):
+        book_of().seen(KEY, row(payload=b"y"), 1)
+
+
+def test_timer_at_two_offsets_and_request_with_two_timers_are_told_twice() -> None:
+    book = book_of()
+    book.seen(KEY, row(), 1)
+    with pytest.raises(Broken, match="twice"):
+        book.seen(("a", "g", 1), row(), 1)
+    with pytest.raises(Broken, match="twice"):
+        book.seen(("a", "g", 1), row(TimerName(1_000, 8)), 1)
+    with pytest.raises(Broken, match="twice"):
+        book.answered_again([told(NAME)], [told(TimerName(1_000, 8))])
+
+
+def test_firing_before_the_due_time_is_early() -> None:
+    with pytest.raises(Broken, match="early"):
+        book_of().seen(KEY, row(fired_at_ms=999), 1)
+    with pytest.raises(Broken, match="early"):
+        book_of().scheduled(TimerName(999, 8), "a", 1_000)
+
+
+def test_clock_of_the_log_is_compared_with_the_true_time_and_never_goes_back() -> None:
+    book = Book()
+    book.on_commit(entry(1, 50_000, 40_000), 50_000 - AHEAD_MS_MAX)
+    book.on_commit(entry(1, 99_000_000, 0), 0)  # on another replica: looked at already
+    with pytest.raises(Broken, match="clock"):
+        book.on_commit(entry(2, 50_001, 40_000), 50_000 - AHEAD_MS_MAX)
+    with pytest.raises(Broken, match="time"):
+        book.on_commit(entry(3, 50_001, 39_999), None)
+
+
+@pytest.mark.parametrize("outcome", [CANCELLED, ALREADY_CANCELLED])
+def test_cancel_that_says_so_of_a_delivered_timer_lies(outcome: int) -> None:
+    book = book_of()
+    book.seen(KEY, row(), 1)
+    book.cancel_asked(NAME)
+    with pytest.raises(Broken, match="cancel"):
+        book.cancel_answered(NAME, outcome)
+
+
+@pytest.mark.parametrize("outcome", [CANCELLED, ALREADY_FIRED])
+def test_cancelled_timer_is_neither_cancelled_again_nor_fired(outcome: int) -> None:
+    book = book_of()
+    book.cancel_asked(NAME)
+    book.cancel_answered(NAME, CANCELLED)
+    with pytest.raises(Broken, match="cancel"):
+        book.cancel_answered(NAME, outcome)
+    with pytest.raises(Broken, match="cancel"):
+        book.seen(KEY, row(), 1)
+
+
+def test_delivery_after_its_ack_and_one_that_does_not_say_again_are_told() -> None:
+    book = book_of()
+    book.seen(KEY, row(), 1)
+    with pytest.raises(Broken, match="unmarked"):
+        book.seen(KEY, row(), 1)
+    book.seen(KEY, row(), 2)
+    book.acked.add(KEY)
+    with pytest.raises(Broken, match="acked"):
+        book.seen(KEY, row(), 3)
+
+
+def test_deposed_leader_that_hands_out_is_told() -> None:
+    Book().handed_out("node 1", Epoch(3), Epoch(3))
+    with pytest.raises(Broken, match="handout"):
+        Book().handed_out("node 1", Epoch(2), Epoch(3))
+
+
+def test_counts_that_do_not_add_up_are_told() -> None:
+    world = TimerWorld(1, options=calm(1))
+    world.run(5)
+    machine = world.town.apps()[0].engine.machine
+    book = world.town.book
+    book.applied("node 1", machine, machine.voters)  # type: ignore[arg-type]
+    machine.counts.fired += 1
+    with pytest.raises(Broken, match="conservation"):
+        book.applied("node 1", machine, machine.voters)  # type: ignore[arg-type]
+
+
+def test_offset_that_a_group_never_got_is_lost() -> None:
+    world = TimerWorld(1, options=calm(1))
+    world.run(5)
+    book = world.town.book
+    app = world.town.apps()[0]
+    book.at_end(app)
+    book.delivered.remove(next(iter(sorted(book.delivered))))
+    with pytest.raises(Broken, match="lost"):
+        book.at_end(app)
+
+
+# ---- keys
+
+K = ("a", b"k")
+
+
+def test_delivery_of_what_was_replaced_breaks_its_key() -> None:
+    book = book_of()
+    book.keys.row(
+        K, OnConflict.REPLACE, told(TimerName(1_000, 9), Verdict.REPLACED, 7), fired=False
+    )
+    with pytest.raises(Broken, match="key"):
+        book.seen(KEY, row(), 1)
+    with pytest.raises(Broken, match="key"):
+        book.keys.end(NAME, 10, fired=False)
+    book.cancel_asked(NAME)
+    with pytest.raises(Broken, match="cancel"):
+        book.cancel_answered(NAME, CANCELLED)
+
+
+def test_replacement_of_what_was_delivered_breaks_its_key() -> None:
+    with pytest.raises(Broken, match="key"):
+        book_of().keys.end(NAME, 9, fired=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "verdict", "other"),
+    [
+        (OnConflict.KEEP, Verdict.REJECTED, 7),
+        (OnConflict.REPLACE, Verdict.KEPT, 7),
+        (OnConflict.KEEP, Verdict.KEPT, 12),
+        (OnConflict.KEEP, Verdict.KEPT, 8),
+        (OnConflict.REJECT, Verdict.SCHEDULED, 0),
+    ],
+)
+def test_answers_that_do_not_fit_in_the_order_of_the_log_break_their_key(
+    mode: OnConflict, verdict: Verdict, other: int
+) -> None:
+    book = book_of()
+    keys = book.keys
+    keys.row(K, OnConflict.REJECT, told(), fired=False)
+    keys.row(("a", b"l"), OnConflict.REJECT, told(TimerName(1_000, 8)), fired=False)
+    keys.end(NAME, 20, fired=False)
+    keys.row(K, mode, told(TimerName(1_000, 10), verdict, other), fired=False)
+    with pytest.raises(Broken, match="key"):
+        keys.at_end({NAME, TimerName(1_000, 8)})
+
+
+def test_answers_that_fit_break_nothing() -> None:
+    book = book_of()
+    book.keys.row(K, OnConflict.REJECT, told(), fired=False)
+    book.keys.row(K, OnConflict.KEEP, told(TimerName(1_000, 8), Verdict.KEPT, 7), fired=False)
+    book.keys.row(K, OnConflict.REPLACE, told(TimerName(5, 9), Verdict.REPLACED, 7), fired=False)
+    book.rescheduled(TimerName(5, 9), TimerName(6, 10), 6)
+    book.keys.at_end({NAME})
+    assert book.keys.keys[TimerName(6, 10)] == K

@@ -1,11 +1,16 @@
 """The simulator: same seed, same run; the promises hold; its faults bite."""
 
+import os
+import random
+import subprocess
+import sys
+
 import pytest
 
 from chaos.sim import __main__ as command
-from chaos.sim.options import FAULTS_MIN
-from chaos.sim.play import EXIT_PROMISE
-from chaos.sim.referee import Broken
+from chaos.sim.options import FAULTS, FAULTS_MIN, Options
+from chaos.sim.play import APPS, EXIT_PROMISE, Task, play
+from chaos.sim.referee import CHECKERS, Broken
 from chaos.sim.world import World
 from timer.units import Epoch
 
@@ -19,16 +24,36 @@ def test_promises_hold(seed: int) -> None:
     assert world.referee.epochs >= 1
 
 
-def test_same_seed_gives_the_same_run() -> None:
-    one, other = World(5), World(5)
-    one.run(20)
-    other.run(20)
-    assert one.referee.committed == other.referee.committed
-    assert one.timeline.events == other.timeline.events
-    assert one.story() == other.story()
+def test_every_fault_is_injected_within_a_few_worlds() -> None:
+    injected = set[str]()
+    for seed in range(12):
+        world = World(seed, options=Options.draw(random.Random(seed)).aim(faults=FAULTS))
+        world.run(60)
+        injected.update(world.faults.injected)
+        if injected == set(FAULTS):
+            break
+    assert injected == set(FAULTS)
 
 
-def test_lost_entry_is_reported_with_seed_and_story(
+@pytest.mark.parametrize("app", [*APPS])
+def test_same_seed_gives_the_same_trace_in_every_process(app: str) -> None:
+    here = play(Task(5, app, 15)).trace
+    arguments = ["-m", "chaos.sim", "--seed", "5", "--app", app, "--seconds", "15"]
+    for hash_seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, *arguments], env=env, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.rstrip().endswith(f"trace {here}")
+
+
+def test_trace_tells_runs_apart() -> None:
+    traces = {play(Task(seed, "ledger", 20)).trace for seed in (5, 6)}
+    traces |= {play(Task(5, "ledger", 20, faults=("kill",))).trace}
+    assert len(traces) == 3
+
+
+def test_broken_promise_is_told_with_seed_story_and_how_to_play_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(world: World, seconds: int) -> None:
@@ -37,8 +62,46 @@ def test_lost_entry_is_reported_with_seed_and_story(
         raise Broken("lost", f"after {seconds} s")
 
     monkeypatch.setattr(World, "run", run)
-    assert command.main(["--seed", "77", "--seconds", "9"]) == EXIT_PROMISE
+    aimed = ["--nodes", "3", "--faults", "kill,flip", "--mischief", "none"]
+    assert command.main(["--seed", "77", "--seconds", "9", *aimed]) == EXIT_PROMISE
     said = capsys.readouterr().out
     assert "does something" in said
     assert "PROMISE BROKEN: lost: after 9 s" in said
-    assert "python -m chaos.sim --seed 77 --app timers --seconds 9" in said
+    again = "--app timers --seconds 9 --nodes 3 --faults kill,flip --mischief none"
+    assert f"python -m chaos.sim --seed 77 {again}" in said
+    assert f'make sim SEED=77 ARGS="{again}"' in said
+
+
+def test_aimed_world_has_what_was_asked_for_and_draws_the_rest() -> None:
+    drawn = Task(7, "ledger", 1).world().options
+    aimed = Task(7, "ledger", 1, nodes=5, faults=("wipe",), mischief=("late",)).world().options
+    assert (aimed.nodes, aimed.faults, aimed.mischief) == (5, ("wipe",), ("late",))
+    assert (aimed.delay_us, aimed.sync_us) == (drawn.delay_us, drawn.sync_us)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--faults", "kill,rust"], "fault rust: there are power, power_all"),
+        (["--mischief", "sloth"], "mischief sloth: there are slow, leaderless"),
+        (["--nodes", "4"], "invalid choice: 4"),
+    ],
+)
+def test_unknown_aim_is_refused(
+    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--seed", "1", *arguments])
+    assert why in capsys.readouterr().err
+
+
+def test_help_lists_faults_and_checkers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        command.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in (*FAULTS, *CHECKERS))
+
+
+def test_checker_without_a_name_is_refused() -> None:
+    with pytest.raises(AssertionError, match="nobody"):
+        Broken("nobody", "knows")

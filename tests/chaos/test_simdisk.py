@@ -68,6 +68,19 @@ def test_names_that_were_not_synced_may_be_undone_each_by_itself() -> None:
     assert found == {(), ("old",), ("new",), ("new", "old")}
 
 
+def test_link_is_a_second_name_that_is_durable_only_when_synced() -> None:
+    found = set[tuple[str, ...]]()
+    for seed in SEEDS:
+        disk = fresh()
+        disk.write_atomic(ROOT / "a", b"abc")
+        disk.link(ROOT / "a", ROOT / "b")
+        assert disk.used_bytes() == 3
+        disk.crash(random.Random(seed))
+        found.add(tuple(disk.list_dir(ROOT)))
+        assert {disk.read(ROOT / name) for name in disk.list_dir(ROOT)} == {b"abc"}
+    assert found == {("a",), ("a", "b")}
+
+
 def test_synced_names_survive() -> None:
     for seed in SEEDS:
         disk = fresh()

@@ -73,7 +73,9 @@ class Log:
     def cancel(self, targets: Sequence[tuple[int, int]], at_ms: int | None = None) -> None:
         """Append the cancel of timers, given as (due_ms, seq)."""
         due_ms, seq = (np.array(column) for column in zip(*targets, strict=True))
-        payload = payloads.encode_cancel(due_ms.astype(np.int64), seq.astype(np.uint64))
+        payload = payloads.encode_cancel(
+            payloads.Ids(due_ms.astype(np.int64), seq.astype(np.uint64))
+        )
         self.entry(Kind.CANCEL, *payload, at_ms=at_ms)
 
     def fire(self, read_time_ms: int, rows_max: int = 1000, bytes_max: int = 1 << 20) -> None:
@@ -94,6 +96,9 @@ class Log:
         self, topic: TopicId, group: GroupId, offsets: Sequence[int], at_ms: int | None = None
     ) -> None:
         self.op(GroupOp(Op.ACK, topic, group, np.array(offsets, np.uint64)), at_ms)
+
+    def ended(self, topic: TopicId, group: GroupId, offsets: Sequence[int]) -> None:
+        self.op(GroupOp(Op.ENDED, topic, group, np.array(offsets, np.uint64)))
 
     def op(self, op: GroupOp, at_ms: int | None = None) -> None:
         self.entry(Kind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.cluster.running import Running, until
-from timerclient import Batch, CancelResult, LeaseLost, TimerClient, TimerError
+from timerclient import Batch, CancelResult, LeaseLost, OutcomeUnknown, TimerClient, TimerError
 
 TOPIC = "load"
 GROUP = "workers"
@@ -65,7 +65,8 @@ class Load:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self.stop()
-        self._consumer.close(2)
+        with contextlib.suppress(OutcomeUnknown) if kind else contextlib.nullcontext():
+            self._consumer.close(2)
         for thread in self._threads:
             thread.join()
         self._stack.close()

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import signal
 import time
 import urllib.error
 import urllib.request
@@ -60,13 +59,6 @@ class Running(LocalCluster):
         """Bring back who is down and return the leader's name."""
         self.start()
         return self.wait_for_leader()
-
-    def kill_at_once(self, *names: str) -> None:
-        """Send kill -9 to all of them before any has ended."""
-        nodes = [self._node(name) for name in names]
-        for node in nodes:
-            self._signal(node, signal.SIGKILL)
-        self._wait_ended(nodes, WAIT_S)
 
     # ---- who is who
 

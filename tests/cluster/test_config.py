@@ -127,6 +127,7 @@ def test_every_number_has_a_range_and_is_refused_beyond_it(part: type[Any]) -> N
         ("data", {"data": ""}),
         ("data", {"data": "run/\udcff"}),
         ("log_level", {"log_level": "loud"}),
+        ("test_clock", {"test_clock": "clock.json"}),
         ("http", {"http": "127.0.0.1:7101"}),
         ("peers", {"peers": ""}),
         ("peers", {"peers": ",".join(f"n{i}=127.0.0.1:{7000 + i}" for i in range(8))}),

@@ -1,5 +1,7 @@
 """The replicated object: commands are total, idempotent and never step back."""
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from cluster.control import (
     Command,
     ControlState,
     Init,
+    Members,
     SharedCheckpoint,
     apply,
     dump,
@@ -168,3 +171,22 @@ def test_command_with_one_field_of_another_type_never_raises(
     fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(JSON)
     state, _ = apply(ControlState(), msgpack.packb(fields))
     assert load(dump(state)) == state
+
+
+def test_proposed_voters_last_until_the_next_appointment_or_the_logs_word() -> None:
+    wanted = {"a": ReplicaId(1), "c": ReplicaId(3)}
+    proposed = replace(appoint(1, 1, expected=0), voters=wanted)
+    state = after(INIT, proposed)
+    assert (state.proposed, state.voters) == (wanted, INIT.voters)
+    assert load(dump(state)) == state
+    assert after(appoint(2, 1, expected=1), state=state).proposed is None
+    said = Members(epoch=Epoch(1), voters=wanted)
+    settled = after(said, state=state)
+    assert (settled.proposed, settled.voters) == (None, wanted)
+    assert after(said, state=settled) == settled
+    assert not accepts(after(appoint(2, 1, expected=1), state=settled), said)
+
+
+def test_state_of_an_earlier_program_is_read() -> None:
+    state = after(INIT, appoint(1, 1, expected=0))
+    assert load(msgpack.packb(msgpack.unpackb(dump(state))[:-1])) == state

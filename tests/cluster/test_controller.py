@@ -6,6 +6,7 @@ import pytest
 
 from cluster.control import Appoint, ControlState, Init
 from cluster.controller import (
+    ChangeAsked,
     Controller,
     ControllerConfig,
     Effects,
@@ -20,6 +21,7 @@ from cluster.controller import (
     Tick,
     TransferAsked,
 )
+from cluster.membership import LAG_MAX, Change
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 VOTERS = {"a": ReplicaId(1), "b": ReplicaId(2), "c": ReplicaId(3)}
@@ -421,3 +423,78 @@ def test_controller_that_leads_the_log_too_hands_over_seldom() -> None:
     play.run(2 * STEP_MS)
     assert play.handed_over == ["b", "b"]
     assert play.appointed == []
+
+
+LEARNER = ReplicaId(44)
+
+
+def with_learner(name: str, *, index: int = 100) -> Play:
+    """A learner reports under `name`; if that is a voter's, the voter is dead."""
+    play = in_service()
+    if name in play.reports:
+        play.lose(name)
+        play.run(STEP_MS)
+    learner = replace(follower("c", epoch=5, index=index), name=name, replica_id=LEARNER)
+    play.reports[name] = learner
+    play.do(LinkChanged(name, up=True))
+    play.run(1_100)  # what the dead one said is old by then
+    return play
+
+
+def proposal(play: Play) -> Appoint:
+    command = play.proposed[-1]
+    assert isinstance(command, Appoint)
+    return command
+
+
+def test_learner_replaces_the_voter_of_its_name_under_the_same_leader() -> None:
+    play = with_learner("c")
+    play.do(ChangeAsked(Change.REPLACE, "c"))
+    assert play.refusal is None
+    assert play.appointed == [(6, "b")]
+    assert proposal(play).voters == {"a": VOTERS["a"], "b": VOTERS["b"], "c": LEARNER}
+
+
+def test_learner_is_added_and_reports_as_a_voter_at_once() -> None:
+    play = with_learner("d")
+    play.do(ChangeAsked(Change.ADD, "d"))
+    assert proposal(play).voters == {**VOTERS, "d": LEARNER}
+    play.state = replace(play.state, voters={**VOTERS, "d": LEARNER}, proposed=None)
+    play.reports["b"] = serving("b", epoch=6)
+    play.do(StateApplied(play.state))
+    play.run(1_000)
+    assert play.appointed == [(6, "b")]  # nothing is missed of the new one
+    play.do(TransferAsked(LEARNER))
+    assert play.appointed[1:] == [(7, "d")]
+
+
+def test_leader_that_is_removed_is_succeeded_by_another() -> None:
+    play = in_service()
+    play.do(ChangeAsked(Change.REMOVE, "b"))
+    assert play.appointed == [(6, "c")]
+    assert proposal(play).voters == {"a": VOTERS["a"], "c": VOTERS["c"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "why"),
+    [
+        (Change.ADD, "c", "is a voter"),
+        (Change.REMOVE, "d", "is no voter"),
+        (Change.REPLACE, "a", "no replica without a vote"),
+        (Change.REPLACE, "c", f"not yet: it is {LAG_MAX + 1} entries behind"),
+        (Change.REMOVE, "a", "not yet: of the voters then, c would not answer"),
+    ],
+)
+def test_change_that_makes_no_sense_is_refused(change: Change, name: str, why: str) -> None:
+    play = with_learner("c", index=100 - LAG_MAX - 1)
+    play.do(ChangeAsked(change, name))
+    assert play.appointed == []
+    assert why in (play.refusal or "")
+
+
+def test_one_change_at_a_time() -> None:
+    play = in_service()
+    play.state = replace(play.state, proposed=VOTERS)
+    play.do(StateApplied(play.state))
+    play.do(ChangeAsked(Change.REMOVE, "a"))
+    assert "another change" in (play.refusal or "")

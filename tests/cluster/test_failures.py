@@ -225,7 +225,7 @@ def test_all_killed_at_once_keep_every_acked_timer_and_fire_the_overdue_in_order
         timers = client.schedule_batch(topic, soon[::-1], due_ms=dues[::-1])
         far = client.schedule_batch(topic, [b"far"] * 10, delay=3600)
         assert client.cancel_batch(timers[:10]) == [CancelResult.CANCELLED] * 10
-    cluster.kill_at_once(*cluster.nodes)
+    cluster.kill_together(*cluster.nodes)
     until(lambda: now_ms() > dues[-1])
     cluster.start()
     with cluster.client() as client, client.consumer(topic, group="g") as consumer:
@@ -263,7 +263,7 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
     stub = cluster.timers(leader)
     with cluster.client() as client:
         client.schedule(topic, b"before", delay=3600)
-        cluster.kill_at_once(first, second)
+        cluster.kill_together(first, second)
         began_s = time.monotonic()
         with pytest.raises(OutcomeUnknown) as caught:  # it was on its way when the lease ended
             client.schedule(topic, b"maybe", timeout=3)
@@ -383,7 +383,7 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
         until(partial(is_gone, first_segment))
         assert [*(folder / "state").rglob("*")], "no state on disk"
     runs = [node.runs for node in cluster.digests_agree().nodes]
-    cluster.kill_at_once(*cluster.nodes)
+    cluster.kill_together(*cluster.nodes)
     began_s = time.monotonic()
     cluster.start()
     figures(

@@ -36,3 +36,9 @@ def test_replica_in_the_minority_or_without_a_majority_stops_and_names_all(
 ) -> None:
     why = judge("a", others, voters)
     assert all(text in why for text in ("a here", *(f"{d} on {n}" for n, d in others.items())))
+
+
+def test_learner_goes_by_the_voters_majority_without_a_voice_of_its_own() -> None:
+    assert judge("a", {"n1": "a", "n2": "a", "n3": "b"}, 3, votes=False) == ""
+    assert judge("a", {"n1": "a"}, 3, votes=False) == ""
+    assert judge("a", {"n1": "a", "n2": "b"}, 3, votes=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy import local
-from deploy.local import LaunchError, LocalCluster, free_ports
+from deploy.local import Host, LaunchError, LocalCluster, free_ports
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_timerd.py"))
 
@@ -61,6 +61,29 @@ def test_start_again_restarts_only_what_is_dead_on_the_same_ports(cluster: Local
     assert cluster.endpoints == endpoints
     assert after["n2"] != before.pop("n2")
     assert before.items() <= after.items()
+
+
+def test_host_says_where_a_node_lives(tmp_path: Path) -> None:
+    def host(name: str) -> Host:
+        settings = [f'test_clock = "{name}.json"']
+        return Host("127.0.0.2", ("env", "-"), f"disks/{name}", tuple(settings))
+
+    (tmp_path / "disks").mkdir()
+    cluster = LocalCluster(tmp_path, 1, program=FAKE, host=host, id_prefix="test")
+    cluster.start()
+    try:
+        node = cluster.nodes["n1"]
+        assert (node.grpc[:10], node.http[:10], node.data) == ("127.0.0.2:",) * 2 + ("disks/n1",)
+        config = tomllib.loads((tmp_path / "n1.toml").read_text())
+        assert config["test_clock"] == "n1.json"
+        assert config["insecure"]
+        assert config["cluster_id"].startswith("test-")
+        assert (tmp_path / "disks/n1/identity.json").exists()
+        assert cluster.exit_status("n1") is None
+        assert Path(f"/proc/{node.pid}/environ").read_bytes() == b""
+    finally:
+        cluster.kill_together("n1")
+    assert cluster.exit_status("n1") == -signal.SIGKILL
 
 
 def test_stop_ends_the_named_node_or_all(cluster: LocalCluster) -> None:

@@ -6,9 +6,11 @@ import pytest
 
 from replication.config import ReplicationConfig
 from replication.core import Core
+from replication.invariants import check_invariants
 from replication.messages import (
     Append,
     AppendAnswer,
+    Behind,
     Conflict,
     Fence,
     FenceAnswer,
@@ -19,7 +21,17 @@ from replication.messages import (
 )
 from replication.promise import NO_PROMISE, Promise
 from replication.shape import Shape
-from replication.steps import Appointed, Durable, Effects, Event, Handover, Proposed, Received, Tick
+from replication.steps import (
+    Appointed,
+    Durable,
+    Effects,
+    Event,
+    Handover,
+    Proposed,
+    Received,
+    Reconnected,
+    Tick,
+)
 from tests.datadriven import run_file
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
@@ -40,6 +52,7 @@ class Player:
 
     new log=E@I,E@I..LAST promise=E:L:N   what a start finds: epochs, where they begin, the end
     at T EVENT                            see `_event`
+    drop INDEX BEYOND                     the log below INDEX; below BEYOND also what others lack
     """
 
     core: Core
@@ -50,13 +63,16 @@ class Player:
         if words[0] == "new":
             self._new(named, unsure="unsure" in words)
             return str(self.core)
+        if words[0] == "drop":
+            first = self.core.drop_before(LogIndex(int(words[1])), LogIndex(int(words[2])))
+            return f"the log begins at {first}"
         now_ms = MonoMs(int(words[1]))
         effects = self.core.step(now_ms, self._event(words[2:], named))
         lines = self._effects(effects)
         if effects.start is not None:
             self.core.started(SIZE)
             lines += self._effects(self.core.step(now_ms, Tick()))
-        self.core.check_invariants()
+        check_invariants(self.core)
         lease = " lease" if self.core.lease_held(now_ms) else ""
         return "\n".join([*lines, f"{self.core}{lease}"])
 
@@ -69,7 +85,6 @@ class Player:
         self.core = Core(
             me=ME,
             nonce=NONCE,
-            peers=[ReplicaId(2), ReplicaId(3)],
             conf=ReplicationConfig(),
             promise=_promise(named["promise"]) if "promise" in named else NO_PROMISE,
             unsure=unsure,
@@ -81,13 +96,19 @@ class Player:
     def _event(self, words: list[str], named: dict[str, str]) -> Event:
         match words[0]:
             case "appointed":
-                return Appointed(Epoch(int(words[1])), ReplicaId(int(words[2])))
+                voters = (
+                    frozenset(map(int, named["voters"].split(","))) if "voters" in named else ()
+                )
+                proposed = frozenset(map(ReplicaId, voters)) or None
+                return Appointed(Epoch(int(words[1])), ReplicaId(int(words[2])), proposed)
             case "durable":
                 return Durable(self.core.version, LogIndex(int(words[1])))
             case "propose":
                 return Proposed([SIZE] * int(words[1]))
             case "handover":
                 return Handover()
+            case "met":
+                return Reconnected(ReplicaId(int(words[1])))
             case "tick":
                 return Tick()
             case "from":
@@ -114,7 +135,10 @@ class Player:
         if effects.append is not None:
             out.append(f"append {effects.append[0]}..{effects.append[1]}")
         if effects.start is not None:
-            out.append(f"append EPOCH {effects.start.epoch} at {effects.start.index}")
+            voters = ",".join(map(str, sorted(effects.start.voters)))
+            changed = f" voters={voters}" if effects.start.voters != VOTERS else ""
+            out.append(f"append EPOCH {effects.start.epoch} at {effects.start.index}{changed}")
+        out += ["behind: fetch a snapshot"] if effects.behind else []
         return out + [f"-> {to} {_brief(message)}" for to, message in effects.send]
 
 
@@ -123,6 +147,8 @@ def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Mess
     match words[0]:
         case "fence":
             return Fence(under=under, sent_ms=MonoMs(0))
+        case "behind":
+            return Behind(under=under, to_nonce=Nonce(int(named.get("to", NONCE))))
         case "release":
             return Release(under=under)
         case "refused":

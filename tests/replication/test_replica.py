@@ -29,6 +29,7 @@ class Node:
     def __init__(self, cluster: "Cluster", replica: ReplicaId, directory: Path) -> None:
         self.cluster = cluster
         self.replica_id = replica
+        self.name = f"n{replica}"
         self.directory = directory
         self.port = 0
         self.leads: list[Epoch] = []
@@ -39,7 +40,7 @@ class Node:
         self.alive = False
         self._starts = 0
 
-    async def start(self, peers: dict[ReplicaId, Callable[[], grpc.aio.Channel]]) -> None:
+    async def start(self, dials: dict[str, Callable[[], grpc.aio.Channel]]) -> None:
         self._starts += 1
         disk = RealDisk()
         disk.make_dir(self.directory)
@@ -48,11 +49,12 @@ class Node:
         self.committed = LogIndex(0)
         self.replica = Replica(
             replica_id=self.replica_id,
+            name=self.name,
             nonce=Nonce(self.replica_id * 100 + self._starts),
             cluster_id="test",
             founding=frozenset(self.cluster.nodes),
             voters=None,
-            peers=peers,
+            dials=dials,
             log=log,
             promise=promise,
             commit_index=LogIndex(0),
@@ -92,6 +94,9 @@ class Node:
     def on_stepdown(self, epoch: Epoch) -> None:
         self.stepdowns.append(epoch)
 
+    def on_behind(self) -> None:
+        raise AssertionError("nothing was dropped")
+
 
 class Cluster:
     def __init__(self, directory: Path) -> None:
@@ -100,18 +105,16 @@ class Cluster:
         for replica in ids:
             self.nodes[replica] = Node(self, replica, directory / str(replica))
 
-    def peers_of(self, node: Node) -> dict[ReplicaId, Callable[[], grpc.aio.Channel]]:
+    def dials_of(self, node: Node) -> dict[str, Callable[[], grpc.aio.Channel]]:
         def dialer(other: Node) -> Callable[[], grpc.aio.Channel]:
             options = [("grpc.use_local_subchannel_pool", 1)]
             return lambda: grpc.aio.insecure_channel(f"127.0.0.1:{other.port}", options=options)
 
-        return {
-            other.replica_id: dialer(other) for other in self.nodes.values() if other is not node
-        }
+        return {other.name: dialer(other) for other in self.nodes.values() if other is not node}
 
     async def start(self) -> None:
         for node in self.nodes.values():
-            await node.start(self.peers_of(node))
+            await node.start(self.dials_of(node))
         for node in self.nodes.values():
             await node.join()
 
@@ -174,7 +177,7 @@ async def test_leader_dies_and_nothing_committed_is_lost(cluster: Cluster) -> No
     more = propose(two, b"after the failover")
     await until(lambda: three.committed >= more)
 
-    await one.start(cluster.peers_of(one))
+    await one.start(cluster.dials_of(one))
     await one.join()
     await until(lambda: one.committed >= more)
     assert (await payloads(one, first, more))[-1] == b"after the failover"
@@ -194,7 +197,7 @@ async def test_follower_that_was_away_catches_up_from_disk(cluster: Cluster) -> 
     await until(lambda: one.committed >= last)
     assert one.replica.cached(LogIndex(2), LogIndex(3)) is None, "else it says nothing of the disk"
 
-    await three.start(cluster.peers_of(three))
+    await three.start(cluster.dials_of(three))
     await three.join()
     await until(lambda: three.committed >= last)
     assert await payloads(three, 2, 4) == [bytes([number]) * 1_000_000 for number in range(3)]

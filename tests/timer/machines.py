@@ -4,12 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from chaos.simdisk import SimDisk
 from timer import payloads
-from timer.columns import Binary, Part, encode_schedule, gather
+from timer.columns import Binary, OnConflict, Part, encode_schedule, gather
+from timer.conflicts import Verdict
+from timer.disk import Disk
 from timer.engine import Engine
 from timer.entry import Entry, Kind, encode, frame_at
 from timer.errors import TimerError
@@ -25,11 +28,28 @@ from timer.machine import (
     FireApplied,
     GroupApplied,
     Machine,
+    RescheduleApplied,
     ScheduleApplied,
     Topic,
 )
+from timer.manifest import SPILL_DIRECTORY
 from timer.outcomes import HORIZON_MS
-from timer.payloads import CreateGroup, EpochStart, Fire, GroupOp, Op, Start
+from timer.pages import Pages
+from timer.payloads import (
+    CreateGroup,
+    EpochStart,
+    Fire,
+    GroupOp,
+    Ids,
+    Keys,
+    Op,
+    Reschedule,
+    Start,
+    Targets,
+)
+from timer.prepare import Asked, Prepared
+from timer.producers import Answer
+from timer.spill import read_page
 from timer.store import Store
 from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 
@@ -39,12 +59,21 @@ Timer = tuple[int, int, bytes]
 """Topic id, due, payload."""
 
 
+_DISKS: WeakKeyDictionary[Pages, tuple[Disk, Path]] = WeakKeyDictionary()
+"""Where the spill files of an engine's pages are."""
+
+
 def u64(values: Iterable[int]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return np.array([*values], np.uint64)
 
 
 def part_of(
-    timers: Sequence[Timer], producer_id: int = 0, sequence: int = 0, *, keys: bool = False
+    timers: Sequence[Timer],
+    producer_id: int = 0,
+    sequence: int = 0,
+    *,
+    keys: Sequence[bytes] | None = None,
+    on_conflict: OnConflict = OnConflict.REJECT,
 ) -> Part:
     due = np.array([due for _, due, _ in timers], np.int64)
     return Part(
@@ -54,8 +83,20 @@ def part_of(
         requested_ms=due - 1,
         topic=np.array([topic for topic, _, _ in timers], np.uint32),
         payload=Binary.of([payload for _, _, payload in timers]),
-        key=Binary.of([b"k" + payload for _, _, payload in timers]) if keys else None,
+        key=None if keys is None else Binary.of(keys),
+        on_conflict=on_conflict,
     )
+
+
+def ids_of(timers: Sequence[tuple[int, int]]) -> Ids:
+    """Return targets by (due, seq)."""
+    return Ids(np.array([due for due, _ in timers], np.int64), u64(seq for _, seq in timers))
+
+
+def keys_of(names: Sequence[tuple[int, bytes]]) -> Keys:
+    """Return targets by (topic, key)."""
+    topics = np.array([topic for topic, _ in names], np.uint32)
+    return Keys(topics, Binary.of([key for _, key in names]))
 
 
 @dataclass
@@ -78,8 +119,15 @@ class Log:
         return self.append(Kind.SCHEDULE, encode_schedule(parts))
 
     def cancel(self, timers: Sequence[tuple[int, int]]) -> Entry:
-        due = np.array([due for due, _ in timers], np.int64)
-        return self.append(Kind.CANCEL, payloads.encode_cancel(due, u64(s for _, s in timers)))
+        return self.append(Kind.CANCEL, payloads.encode_cancel(ids_of(timers)))
+
+    def cancel_keys(self, names: Sequence[tuple[int, bytes]]) -> Entry:
+        return self.append(Kind.CANCEL, payloads.encode_cancel(keys_of(names)))
+
+    def reschedule(self, targets: Targets, dues: Sequence[int]) -> Entry:
+        due = np.array(dues, np.int64)
+        order = Reschedule(targets, due, due - 1)
+        return self.append(Kind.RESCHEDULE, payloads.encode_reschedule(order))
 
     def fire(self, read_time_ms: int, rows_max: int = 65_536, bytes_max: int = 1 << 24) -> Entry:
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max)
@@ -117,8 +165,10 @@ def machine_on(disk: SimDisk, *, leads: bool) -> Machine:
     return Machine(store)
 
 
-def engine_on(disk: SimDisk) -> Engine:
-    return Engine(disk, STATE, LeaderConfig())
+def engine_on(disk: Disk, directory: Path = STATE) -> Engine:
+    engine = Engine(disk, directory, LeaderConfig())
+    _DISKS[engine.machine.pages] = disk, directory
+    return engine
 
 
 def catch_up(engine: Engine, log: Log) -> None:
@@ -126,7 +176,13 @@ def catch_up(engine: Engine, log: Log) -> None:
     engine.committed(LogIndex(len(log.entries)))
     while engine.behind:
         first, last = engine.next_chunk()
-        engine.fold(log.entries[first - 1 : last])
+        entries = log.entries[first - 1 : last]
+        if first % 2:  # else what they ask of runs is read as they are folded
+            prepared = Prepared(engine.machine.store._runs.runs, Asked(entries, keys=True))
+            prepared.read()
+            engine.end_lookup(prepared)
+        engine.fold(entries)
+        engine.end_lookup(None)
 
 
 # ---- what is compared
@@ -137,13 +193,13 @@ def answer_of(applied: Applied) -> Any:
     match applied:
         case ScheduleApplied(parts, ready):
             return [
-                type(part)
-                if isinstance(part, TimerError)
-                else (part[0].sequence, part[0].first_seq, part[0].due_ms.tolist(), part[1])
+                type(part) if isinstance(part, TimerError) else (*plain_answer(part[0]), part[1])
                 for part in parts
             ], sorted(ready)
-        case CancelApplied(results):
-            return results.tolist()
+        case CancelApplied(results, targets):
+            return results.tolist(), pairs_of(targets)
+        case RescheduleApplied(results, targets, timers, ready):
+            return results.tolist(), pairs_of(timers), pairs_of(targets), sorted(ready)
         case FireApplied(fired, limited):
             return [(topic, rows["seq"].tolist()) for topic, rows in fired], limited
         case GroupApplied(results):
@@ -157,23 +213,56 @@ def answer_of(applied: Applied) -> Any:
             return applied
 
 
+def pairs_of(targets: Ids) -> list[tuple[int, int]]:
+    """Return (due, seq) of each."""
+    return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
+
+
+def plain_answer(answer: Answer) -> "PlainAnswer":
+    """Return an answer as plain values."""
+    verdicts = None
+    if answer.verdicts is not None:
+        v = answer.verdicts
+        columns = (v.verdict.tolist(), v.due_ms.tolist(), v.seq.tolist())
+        verdicts = list(zip(*columns, strict=True))
+    return answer.sequence, answer.first_seq, answer.due_ms.tolist(), verdicts
+
+
+PlainAnswer = tuple[int, int, list[int], list[tuple[int, int, int]] | None]
+"""Sequence, first seq, dues, and (verdict, due, seq) per row if not all are plainly scheduled."""
 Message = tuple[int, int, bytes]
 """Queue offset, seq, payload."""
 
 
 def queue_of(machine: Machine, topic_id: int) -> list[Message]:
     """Return what the topic's queue holds."""
+    fetch_all(machine)
     queue = machine.topics[TopicId(topic_id)].queue
     found: list[Message] = []
-    for block, places in queue.slices(np.arange(queue.begin, queue.end, dtype=np.uint64)):
-        rows = block.rows[places]
-        column = gather(rows, block.bufs, "payload")
+    offset = int(queue.begin)
+    for page, places in queue.slices(np.arange(queue.begin, queue.end, dtype=np.uint64)):
+        rows = page.rows[places]
+        column = gather(rows, page.bufs, "payload")
         ends = np.cumsum(column.sizes).tolist()
         starts = [0, *ends[:-1]]
         blob = bytes(column.blob)
-        for place, row, start, end in zip(places.tolist(), rows, starts, ends, strict=True):
-            found.append((int(block.first) + place, int(row["seq"]), blob[start:end]))
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            found.append((offset, int(row["seq"]), blob[start:end]))
+            offset += 1
     return found
+
+
+def fetch_all(machine: Machine) -> None:
+    """Bring all that was spilled back into memory."""
+    pages = machine.pages
+    for topic in machine.topics.values():
+        for block in topic.queue.blocks:
+            pages.want(block)
+    for block in pages.wanted(1 << 60):
+        assert block.spill is not None
+        disk, directory = _DISKS[pages]
+        page = read_page(disk, directory / SPILL_DIRECTORY, block.spill)
+        pages.fetched(block, page)
 
 
 def state_of(machine: Machine) -> dict[str, Any]:
@@ -206,7 +295,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
                 producer.used_at_ms,
                 producer.last_sequence,
                 producer.answer_rows,
-                [(a.sequence, a.first_seq, a.due_ms.tolist()) for a in producer.answers],
+                [plain_answer(answer) for answer in producer.answers],
             )
             for producer_id, producer in machine.producers
         ],
@@ -237,14 +326,14 @@ class Model:
     """Topic -> seqs in the order of their offsets."""
     cancelled_at: dict[int, int] = field(default_factory=dict)
     fired_at: dict[int, int] = field(default_factory=dict)
-    answers: dict[int, list[tuple[int, int, list[int]]]] = field(default_factory=dict)
-    """Producer -> (sequence, first seq, dues) of all its requests."""
+    answers: dict[int, list[PlainAnswer]] = field(default_factory=dict)
+    """Producer -> the answers to all its requests."""
+    keys: dict[int, bytes] = field(default_factory=dict)
+    """Seq -> its key."""
 
-    def schedule(
-        self, parts: Sequence[Part], now_ms: int
-    ) -> list[tuple[int, int, list[int], bool] | None]:
+    def schedule(self, parts: Sequence[Part], now_ms: int) -> list[tuple[Any, ...] | None]:
         """Return per part its answer, None where it is refused."""
-        results: list[tuple[int, int, list[int], bool] | None] = []
+        results: list[tuple[Any, ...] | None] = []
         for part in parts:
             known = self.answers.get(part.producer_id)
             if part.producer_id and known is None:
@@ -256,26 +345,74 @@ class Model:
             if known is not None and part.sequence != len(known) + 1:
                 results.append(None)
                 continue
-            answer = (part.sequence, self.next_seq, part.due_ms.tolist())
+            first_seq = self.next_seq
+            verdicts = self._take(part, now_ms)
+            kept = None if all(v[0] == Verdict.SCHEDULED for v in verdicts) else verdicts
+            answer = (part.sequence, first_seq, part.due_ms.tolist(), kept)
             if known is not None:
                 known.append(answer)
             results.append((*answer, False))
-            self._take(part, now_ms)
         return results
 
-    def _take(self, part: Part, now_ms: int) -> None:
-        ends = np.cumsum(part.payload.sizes).tolist()
-        starts = [0, *ends[:-1]]
-        sizes = part.payload.sizes + (0 if part.key is None else part.key.sizes)
-        self.weights.update(enumerate(sizes.tolist(), start=self.next_seq))
-        for topic, due, start, end in zip(part.topic, part.due_ms, starts, ends, strict=True):
+    def _take(self, part: Part, now_ms: int) -> list[tuple[int, int, int]]:
+        payload = slices_of(part.payload)
+        keys = [b""] * len(payload) if part.key is None else slices_of(part.key)
+        verdicts = []
+        rows = zip(part.topic.tolist(), part.due_ms.tolist(), payload, keys, strict=True)
+        for topic, due, body, key in rows:
             seq = self.next_seq
             self.next_seq += 1
-            self.timers[seq] = (int(topic), int(due), bytes(part.payload.blob[start:end]))
-            if due <= self.last_read_ms:
-                self._fire(seq, now_ms)
+            held = self.holder(topic, key)
+            if held is None:
+                verdicts.append((int(Verdict.SCHEDULED), 0, 0))
             else:
-                self.pending.add(seq)
+                replace = part.on_conflict is OnConflict.REPLACE
+                keep = part.on_conflict is OnConflict.KEEP
+                verdict = Verdict.KEPT if keep else Verdict.REJECTED
+                verdict = Verdict.REPLACED if replace else verdict
+                verdicts.append((int(verdict), self.timers[held][1], held))
+                if not replace:
+                    continue
+                self._cancel(held, now_ms)
+            self._begin(seq, (topic, due, body), key, now_ms)
+        return verdicts
+
+    def holder(self, topic: int, key: bytes) -> int | None:
+        """Return the pending timer of a topic that has the key."""
+        if not key:
+            return None
+        having = [s for s in self.pending if self.timers[s][0] == topic and self.keys[s] == key]
+        assert len(having) <= 1
+        return having[0] if having else None
+
+    def _begin(self, seq: int, timer: Timer, key: bytes, now_ms: int) -> None:
+        self.timers[seq], self.keys[seq] = timer, key
+        self.weights[seq] = len(timer[2]) + len(key)
+        if timer[1] <= self.last_read_ms:
+            self._fire(seq, now_ms)
+        else:
+            self.pending.add(seq)
+
+    def _cancel(self, seq: int, now_ms: int) -> None:
+        self.pending.discard(seq)
+        self.cancelled_at[seq] = now_ms
+
+    def reschedule(
+        self, targets: Sequence[tuple[int, int]], dues: Sequence[int], now_ms: int
+    ) -> list[set[int]]:
+        """Return per target the answers that are true."""
+        results = []
+        first_seq, self.next_seq = self.next_seq, self.next_seq + len(targets)
+        moved: list[tuple[int, Timer, bytes]] = []
+        for number, ((due, seq), new_due) in enumerate(zip(targets, dues, strict=True)):
+            [result] = self.cancel([(due, seq)], now_ms)
+            results.append(result)
+            if result == {CANCELLED}:
+                topic, _, body = self.timers[seq]
+                moved.append((first_seq + number, (topic, new_due, body), self.keys[seq]))
+        for row in moved:
+            self._begin(*row, now_ms)
+        return results
 
     def _fire(self, seq: int, now_ms: int) -> None:
         self.pending.discard(seq)
@@ -307,8 +444,7 @@ class Model:
         results: list[set[int]] = []
         for due, seq in targets:
             if seq in self.pending and self.timers[seq][1] == due:
-                self.pending.discard(seq)
-                self.cancelled_at[seq] = now_ms
+                self._cancel(seq, now_ms)
                 results.append({CANCELLED})
             elif seq in self.cancelled_at:
                 results.append(_within_horizon(ALREADY_CANCELLED, now_ms - self.cancelled_at[seq]))
@@ -317,6 +453,12 @@ class Model:
             else:
                 results.append({NOT_FOUND})
         return results
+
+
+def slices_of(column: Binary) -> list[bytes]:
+    """Return the byte strings of a column."""
+    ends = np.cumsum(column.sizes).tolist()
+    return [bytes(column.blob[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _within_horizon(result: int, age_ms: int) -> set[int]:

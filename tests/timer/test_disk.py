@@ -132,6 +132,17 @@ def test_write_atomic_that_fails_leaves_the_old_content(
     assert DISK.read(tmp_path / "a") == b"old"
 
 
+def test_link_is_a_second_name_of_one_file(tmp_path: Path) -> None:
+    DISK.write_atomic(tmp_path / "a", b"old")
+    DISK.link(tmp_path / "a", tmp_path / "b")
+    DISK.write_atomic(tmp_path / "a", b"new")
+    assert DISK.read(tmp_path / "b") == b"old"
+    with pytest.raises(DiskFailed, match="EEXIST"):
+        DISK.link(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(FileNotFoundError):
+        DISK.link(tmp_path / "absent", tmp_path / "c")
+
+
 def test_mark_overwrites_in_place(tmp_path: Path) -> None:
     mark = DISK.open_mark(tmp_path / "mark")
     mark.put(b"11111111")

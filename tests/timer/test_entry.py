@@ -78,7 +78,12 @@ def test_frame_with_any_byte_flipped_is_damage() -> None:
 
 @pytest.mark.parametrize(
     ("position", "value", "why"),
-    [(10, 2, "entry version 2"), (11, 0, "entry kind 0"), (11, 9, "entry kind 9"), (8, 0, "magic")],
+    [
+        (10, 2, "entry version 2"),
+        (11, 0, "entry kind 0"),
+        (11, 200, "entry kind 200"),
+        (8, 0, "magic"),
+    ],
 )
 def test_whole_frame_of_another_version_or_kind_is_damage_that_says_so(
     position: int, value: int, why: str

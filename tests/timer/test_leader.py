@@ -304,7 +304,7 @@ def test_cancels_are_bounded_in_an_entry_and_in_all(monkeypatch: pytest.MonkeyPa
     with pytest.raises(Overloaded):
         play.cancel("four", (1, 1))
     play.settle()
-    rows = [len(decode_cancel(e.payload)[0]) for e in play.log.entries if e.kind is Kind.CANCEL]
+    rows = [len(decode_cancel(e.payload)) for e in play.log.entries if e.kind is Kind.CANCEL]
     assert rows == [3, 6]
     play.cancel("four", (1, 1))
     play.settle()
@@ -332,7 +332,7 @@ def test_producer_gaps_and_unknown_ids_are_refused_before_they_are_written() -> 
     assert not play.answers["two"][1]
 
 
-def test_sequence_after_a_refused_one_is_judged_by_apply() -> None:
+def test_sequence_after_a_refused_one_is_refused_until_that_one_has_come() -> None:
     play = Play()
     play.leader.register(b"token", play.now, play.done("p"))
     play.commit()
@@ -340,12 +340,14 @@ def test_sequence_after_a_refused_one_is_judged_by_apply() -> None:
     play.schedule("one", 100, producer=1, sequence=1)
     play.step()
     play.full = None
+    with pytest.raises(SequenceGap, match="the next of this producer is 1"):
+        play.schedule("two", 100, producer=1, sequence=2)
+    play.schedule("one again", 100, producer=1, sequence=1)
     play.schedule("two", 100, producer=1, sequence=2)
     play.settle()
-    assert isinstance(play.answers["two"], SequenceGap)
-    play.schedule("one again", 100, producer=1, sequence=1)
-    play.settle()
     assert not play.answers["one again"][1]
+    assert not play.answers["two"][1]
+    assert not play.leader._admitted, "it grows with the producers that were ever seen"
 
 
 def test_topic_asked_for_twice_at_once_is_one_topic_and_later_is_answered_at_once() -> None:
@@ -577,6 +579,20 @@ def test_expired_lease_is_delivered_again_marked_and_its_late_ack_judged() -> No
     play.ack("won", again)
     play.settle()
     assert play.verdict("won") == [ACCEPT]
+
+
+def test_leases_of_many_groups_end_each_at_its_own_deadline() -> None:
+    play = Play()
+    play.schedule("s", 0)
+    for number in range(6):
+        play.join(play.make_group(f"g{number}"), credit=2).lease_ms = LEASE_MS - 100 * number
+    play.settle()
+    assert len(play.deliveries) == 6
+    for number in reversed(range(6)):
+        play.wait(play.leader.wake_at_ms(play.now) - play.mono_ms)
+        play.settle()
+        assert play.deliveries[-1].group.name == f"g{number}"
+    assert len(play.deliveries) == 12
 
 
 def test_consumer_leaving_and_another_joining_gets_everything_at_once_and_nothing_twice() -> None:

@@ -17,6 +17,7 @@ from timer.groups import Group
 from timer.leases import (
     ACCEPT,
     ALREADY_ACKED,
+    DEADLINES_MIN,
     DELIVERY_BYTES,
     LEASE_LOST,
     NOT_DELIVERED,
@@ -285,6 +286,17 @@ def test_lease_ends_at_its_deadline_and_comes_again_marked_once_that_is_applied(
     play.apply()
     assert play.hand_out() == [0, 1]
     assert play.group.attempts(play.held[-1][1].offsets).tolist() == [2, 2]
+
+
+def test_deadlines_of_leases_that_were_acked_do_not_gather() -> None:
+    play = ready(3 * DEADLINES_MIN)
+    consumer = play.consumers[0]
+    for offset in range(3 * DEADLINES_MIN):
+        consumer.credit = 1
+        assert play.hand_out() == [offset]
+        assert play.ack_lease([offset]) == [ACCEPT]
+        play.apply()
+    assert len(play.leases._deadlines) <= DEADLINES_MIN + 2
 
 
 def test_consumer_that_leaves_gives_back_what_it_did_not_ack() -> None:

@@ -4,7 +4,7 @@ One replica leads, one follows, and one is flushed, merged, crashed and restarte
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +21,18 @@ from tests.timer.machines import (
     answer_of,
     catch_up,
     engine_on,
+    ids_of,
+    keys_of,
     machine_on,
     part_of,
     queue_of,
+    slices_of,
     state_of,
     u64,
 )
 from timer import payloads
-from timer.columns import Part
+from timer.columns import OnConflict, Part, gather
+from timer.cut import Cut, Filter
 from timer.engine import Flush
 from timer.entry import Entry
 from timer.errors import OutcomeForgotten, SequenceGap, UnknownProducer
@@ -42,9 +46,11 @@ from timer.machine import (
     Checkpoint,
     Machine,
 )
+from timer.order import Position
 from timer.outcomes import HORIZON_MS
-from timer.payloads import EpochStart, Op, Start
+from timer.payloads import EpochStart, Op, Start, Targets
 from timer.producers import IDLE_MS_MAX
+from timer.queues import MARK_MS
 from timer.units import GroupId, TopicId, UnixMs
 
 
@@ -77,7 +83,7 @@ class World:
 
     # ---- steps
 
-    def schedule(self, requests: list[tuple[int, int, list[tuple[int, int, int]]]]) -> None:
+    def schedule(self, requests: "list[Asked]") -> None:
         parts = [self.part(*request) for request in requests]
         expected = self.model.schedule(parts, self.log.now_ms)
         answers, _ = self.apply(self.log.schedule(*parts))
@@ -89,22 +95,91 @@ class World:
             else:
                 assert answer is (OutcomeForgotten if part.sequence == 0 else SequenceGap)
 
-    def part(self, producer: int, step: int, timers: list[tuple[int, int, int]]) -> Part:
+    def part(
+        self, producer: int, step: int, mode: OnConflict, timers: list[tuple[int, int, int, bytes]]
+    ) -> Part:
         last = len(self.model.answers.get(producer, []))
         sequence = max(0, last + step) if producer else 0
-        rows = [(topic, self.due(delta), b"x" * size) for topic, delta, size in timers]
-        return part_of(rows, producer, sequence, keys=step % 2 == 0)
+        rows = [(topic, self.due(delta), b"x" * size) for topic, delta, size, _ in timers]
+        keys = [key for *_, key in timers]
+        return part_of(rows, producer, sequence, keys=keys if any(keys) else None, on_conflict=mode)
 
     def due(self, delta: int) -> int:
         return max(self.log.now_ms + delta, 0) // 10 * 10
 
+    def picked(self, picks: list[int]) -> list[tuple[int, int]]:
+        """Return (due, seq) of timers that were issued, and of some that were not yet."""
+        issued = [(timer[1], seq) for seq, timer in self.model.timers.items()]
+        known = [*issued, (START_MS + 50, self.model.next_seq), (5, self.model.next_seq + 1)]
+        return [known[pick % len(known)] for pick in picks]
+
     def cancel(self, picks: list[int]) -> None:
-        issued = self.model.next_seq
-        seqs = [1 + pick % (issued + 1) for pick in picks]
-        targets = [(self.model.timers.get(seq, (0, START_MS + 50, b""))[1], seq) for seq in seqs]
+        targets = self.picked(picks)
         expected = self.model.cancel(targets, self.log.now_ms)
-        for answer, true in zip(self.apply(self.log.cancel(targets)), expected, strict=True):
+        answers, pairs = self.apply(self.log.cancel(targets))
+        assert pairs == targets
+        for answer, true in zip(answers, expected, strict=True):
             assert answer in true
+
+    def cancel_keys(self, names: list[tuple[int, bytes]]) -> None:
+        targets = self.held(names)
+        expected = self.model.cancel(targets, self.log.now_ms)
+        answers, pairs = self.apply(self.log.cancel_keys(names))
+        assert pairs == targets
+        assert [{answer} for answer in answers] == expected
+
+    def held(self, names: list[tuple[int, bytes]]) -> list[tuple[int, int]]:
+        """Return the timer that has each key, (0, 0) for none."""
+        seqs = [self.model.holder(*name) for name in names]
+        return [(0, 0) if seq is None else (self.model.timers[seq][1], seq) for seq in seqs]
+
+    def reschedule(self, picks: list[int], deltas: list[int]) -> None:
+        targets = self.picked(picks)
+        self._reschedule(ids_of(targets), targets, deltas)
+
+    def reschedule_keys(self, names: list[tuple[int, bytes]], deltas: list[int]) -> None:
+        self._reschedule(keys_of(names), self.held(names), deltas)
+
+    def _reschedule(
+        self, asked: Targets, targets: list[tuple[int, int]], deltas: list[int]
+    ) -> None:
+        dues = [max(1, self.due(deltas[at % len(deltas)])) for at in range(len(targets))]
+        first_seq = self.model.next_seq
+        expected = self.model.reschedule(targets, dues, self.log.now_ms)
+        answers, pairs, old, _ = self.apply(self.log.reschedule(asked, dues))
+        assert old == targets
+        assert pairs == [(due, first_seq + at) for at, due in enumerate(dues)]
+        for answer, true in zip(answers, expected, strict=True):
+            assert answer in true
+
+    def look_for_keys(self) -> None:
+        """Every key is found where the model has it, by all replicas."""
+        catch_up(self.engine, self.log)
+        names = [(topic, key) for topic in (1, 2) for key in KEYS]
+        asked, expected = keys_of(names), self.held(names)
+        for machine in (self.leader, self.follower, self.engine.machine):
+            rows = machine.store.find_keys(asked.topic, asked.key)
+            assert [(int(row["due_ms"]), int(row["seq"])) for row in rows] == expected
+
+    def look_in(self, topic: int, prefix: bytes, ahead_ms: int, rows_max: int) -> None:
+        """List and count what is pending, in pages, as the model has it."""
+        catch_up(self.engine, self.log)
+        span = self.log.now_ms - 100, self.log.now_ms + ahead_ms
+        model = self.model
+        mine = sorted((model.timers[s][1], s) for s in model.pending if model.timers[s][0] == topic)
+        listed = [
+            (due, seq, model.timers[seq][2], model.keys[seq])
+            for due, seq in mine
+            if span[0] <= due < span[1] and model.keys[seq].startswith(prefix)
+        ]
+        what = Filter(topic=topic, due_from_ms=span[0], due_to_ms=span[1], key_prefix=prefix)
+        for machine in (self.leader, self.follower, self.engine.machine):
+            cut = machine.store.cut()
+            assert [row for page in pages(cut, what, rows_max) for row in page] == listed
+            until = [0, span[0], span[1] - 1, 10**14]
+            counts = [sum(due <= end for due, _ in mine) for end in until]
+            assert cut.count(topic, until) == counts
+            assert machine.topics[TopicId(topic)].counts.pending == len(mine)
 
     def fire(self, ahead_ms: int, rows_max: int, bytes_max: int) -> None:
         self.log.now_ms += ahead_ms
@@ -152,7 +227,7 @@ class World:
         if self.flush is None:
             catch_up(self.engine, self.log)
             self.flush = self.engine.begin_flush()
-        elif self.flush.run is None and not self.flush.state.get("written"):
+        elif not self.flush.state.get("written"):
             self.flush.write()
             self.flush.state["written"] = True
         else:
@@ -181,6 +256,7 @@ class World:
         """Compare everything; fire all that is left, wherever it lies."""
         self.checkpoint()
         self.compare()
+        self.look_for_keys()
         self.fire(1000, 1, 1 << 20)
         self.fire(10**9, 65_536, 1 << 20)
         self.checkpoint()
@@ -194,18 +270,44 @@ class World:
         assert not set(self.model.fired_at) & set(self.model.cancelled_at)
 
 
+KEYS = [b"a", b"b", b"\0", "schl\N{LATIN SMALL LETTER U WITH DIAERESIS}ssel".encode() * 3]
+Asked = tuple[int, int, OnConflict, list[tuple[int, int, int, bytes]]]
+"""A producer, its next sequence but so many, the mode, and (topic, delta, size, key) per timer."""
+deltas = st.sampled_from([-(10**13), -1000, 0, 10, 10, 20, 50, 500, 60_000, 10**8])
+names_of = st.lists(
+    st.tuples(st.integers(1, 2), st.sampled_from(KEYS)), min_size=1, max_size=4, unique=True
+)
+
+
+def pages(cut: Cut, what: Filter, rows_max: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
+    """Yield (due, seq, payload, key) of the timers of each page."""
+    seen: Position | None = what.start
+    while seen is not None:
+        page = cut.page(what, seen, rows_max)
+        rows, blob = page.timers
+        payload, key = (slices_of(gather(rows, {0: blob}, name)) for name in ("payload", "key"))
+        assert len(rows) <= rows_max
+        yield [*zip(rows["due_ms"].tolist(), rows["seq"].tolist(), payload, key, strict=True)]
+        assert page.next is None or page.next > seen
+        seen = page.next
+
+
 timers_of = st.lists(
     st.tuples(
         st.integers(1, 2),
-        st.sampled_from([-(10**13), -1000, 0, 10, 10, 20, 50, 500, 60_000, 10**8]),
+        deltas,
         st.integers(0, 3),
+        st.sampled_from([b"", b"", *KEYS]),
     ),
     min_size=1,
     max_size=5,
 )
 requests_of = st.lists(
     st.tuples(
-        st.sampled_from([0, 0, 1, 2, 7]), st.sampled_from([1, 1, 1, 0, -1, -9, 2]), timers_of
+        st.sampled_from([0, 0, 1, 2, 7]),
+        st.sampled_from([1, 1, 1, 0, -1, -9, 2]),
+        st.sampled_from(OnConflict),
+        timers_of,
     ),
     min_size=1,
     max_size=3,
@@ -216,6 +318,23 @@ steps_of = st.lists(
         st.tuples(st.just(World.schedule), requests_of),
         st.tuples(st.just(World.schedule), requests_of),
         st.tuples(st.just(World.cancel), st.lists(st.integers(0, 200), min_size=1, max_size=5)),
+        st.tuples(st.just(World.cancel_keys), names_of),
+        st.tuples(
+            st.just(World.reschedule),
+            st.lists(st.integers(0, 200), min_size=1, max_size=5),
+            st.lists(deltas, min_size=1, max_size=5),
+        ),
+        st.tuples(
+            st.just(World.reschedule_keys), names_of, st.lists(deltas, min_size=1, max_size=4)
+        ),
+        st.tuples(st.just(World.look_for_keys)),
+        st.tuples(
+            st.just(World.look_in),
+            st.integers(1, 2),
+            st.sampled_from([b"", b"", b"a", b"schl"]),
+            st.sampled_from([10**9, 600, 30]),
+            st.sampled_from([1, 3, 1000]),
+        ),
         st.tuples(
             st.just(World.fire),
             st.sampled_from([0, 9, 10, 25, 600]),
@@ -280,8 +399,7 @@ def fired(machine: Machine, log: Log, read_ms: int, rows_max: int = 65_536) -> l
 
 
 def cancel(machine: Machine, log: Log, *targets: tuple[int, int]) -> list[int]:
-    answer = answer_of(machine.apply(log.cancel(targets)))
-    assert isinstance(answer, list)
+    answer: list[int] = answer_of(machine.apply(log.cancel(targets)))[0]
     return answer
 
 
@@ -382,7 +500,7 @@ def test_cancel_finds_its_timer_wherever_it_lies(where: str) -> None:
             flush.write()
             world.engine.end_flush(flush)
     if where == "merged run":
-        for _ in range(6):
+        for _ in range(7):
             schedule(machine, log, START_MS + 5)
             flush = world.engine.begin_flush()
             assert flush is not None
@@ -509,7 +627,7 @@ def test_topic_without_groups_keeps_what_fired_for_the_retention_time() -> None:
     log.now_ms += RETENTION_MS
     machine.apply(log.checkpoint())
     assert len(queue_of(machine, 1)) == 1
-    log.now_ms += 1
+    log.now_ms += MARK_MS
     machine.apply(log.checkpoint())
     assert len(queue_of(machine, 1)) == 0
     assert len(queue_of(machine, 2)) == 1

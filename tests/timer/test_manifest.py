@@ -12,6 +12,7 @@ from tests.timer.machines import (
     Log,
     catch_up,
     engine_on,
+    fetch_all,
     part_of,
     queue_of,
     state_of,
@@ -35,7 +36,8 @@ def busy_log() -> Log:
     log.topic("empty")
     log.producer(b"p")
     log.producer(b"never used")
-    log.schedule(part_of([(1, START_MS + d, b"x%d" % d) for d in range(1, 20)], 1, 1, keys=True))
+    timers = [(1, START_MS + d, b"x%d" % d) for d in range(1, 20)]
+    log.schedule(part_of(timers, 1, 1, keys=[b"k%d" % (d % 17) for d in range(1, 20)]))
     log.schedule(part_of([(1, START_MS + 10**6, b"far")]))
     log.cancel([(START_MS + 7, 7), (START_MS + 18, 18)])
     log.fire(START_MS + 9)
@@ -190,7 +192,13 @@ def test_damaged_file_of_a_manifest_stops_the_start_or_its_first_reading(
         disk.flip(path, disk.size(path) // 2)
     log.fire(START_MS + 10**9)
     with pytest.raises(CorruptFile):
-        catch_up(engine_on(disk), log)
+        read_everything(disk, log)
+
+
+def read_everything(disk: SimDisk, log: Log) -> None:
+    engine = engine_on(disk)
+    catch_up(engine, log)
+    fetch_all(engine.machine)
 
 
 def test_state_that_does_not_match_its_digest_is_corrupt() -> None:
@@ -238,7 +246,9 @@ def test_nothing_but_errors_of_ours_comes_from_a_damaged_directory() -> None:
         disk, engine = flushed(busy_log())
         assert disk.flip_synced(rng, Path("/")) is not None
         try:
-            assert engine_on(disk).machine.digest() == engine.machine.digest()
+            again = engine_on(disk).machine
+            fetch_all(again)
+            assert again.digest() == engine.machine.digest()
         except TimerError:
             refused += 1
-    assert 50 < refused < 100
+    assert 30 < refused < 100  # batches and keys are looked at when they are first read

@@ -1,11 +1,13 @@
 """Cancelled timers against a naive model: a dict of due times."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from timer import outcomes
 from timer.columns import I64, U64
-from timer.outcomes import ARRAYS_MAX, BUCKET_MS, Cancels
+from timer.outcomes import BUCKET_MS, Cancels
 from timer.units import UnixMs
 
 TIMERS = st.lists(st.tuples(st.integers(0, 5 * BUCKET_MS), st.integers(1, 50)), max_size=6)
@@ -49,13 +51,18 @@ def test_sum_does_not_depend_on_order_and_forgets_what_is_forgotten() -> None:
     assert one.sum == 0
 
 
-def test_many_cancels_of_one_minute_are_merged_before_they_are_searched() -> None:
+def test_many_cancels_of_one_minute_lie_in_few_arrays_of_a_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outcomes, "ARRAY_ROWS_MAX", 16)
     cancels = Cancels()
-    for seq in range(ARRAYS_MAX + 5, 0, -1):
+    for seq in range(100, 0, -1):
         cancels.add(*columns([(7, seq)]))
-    everyone = columns([(7, seq) for seq in range(1, ARRAYS_MAX + 6)])
-    assert cancels.contain(*everyone).all()
-    assert [len(arrays) for arrays in cancels.buckets.values()] == [1]
+    assert cancels.contain(*columns([(7, seq) for seq in range(1, 101)])).all()
+    assert not cancels.contain(*columns([(7, 0), (7, 101)])).any()
+    [arrays] = cancels.buckets.values()
+    assert [len(array) for array in arrays] == [16] * 6 + [4]
+    assert all((array[1:] > array[:-1]).all() for array in arrays)
 
 
 def test_nothing_asked_nothing_found() -> None:

@@ -10,7 +10,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from timer import payloads
-from timer.payloads import CreateGroup, EpochStart, Fire, GroupOp, Op, Start
+from timer.columns import Binary
+from timer.payloads import (
+    CreateGroup,
+    EpochStart,
+    Fire,
+    GroupOp,
+    Ids,
+    Keys,
+    Op,
+    Reschedule,
+    Start,
+)
 from timer.units import Epoch, GroupId, ReplicaId, TopicId, UnixMs
 
 quick = settings(derandomize=True, deadline=None)
@@ -25,11 +36,13 @@ def decode_group(payload: memoryview) -> list[Any]:
 DECODERS: dict[str, Callable[[memoryview], Any]] = {
     "EPOCH": payloads.decode_epoch,
     "CANCEL": payloads.decode_cancel,
+    "RESCHEDULE": payloads.decode_reschedule,
     "FIRE": payloads.decode_fire,
     "GROUP": decode_group,
     "TOPIC": payloads.decode_topic,
     "PRODUCER": payloads.decode_producer,
 }
+TWO = Ids(np.array([5, 6], np.int64), np.array([1, 2], np.uint64))
 OPS: list[CreateGroup | GroupOp] = [
     CreateGroup(TopicId(1), "group", Start.LATEST, 30_000),
     GroupOp(Op.ACK, TopicId(1), GroupId(2), np.array([1, 2, 2**64 - 1], np.uint64)),
@@ -40,8 +53,9 @@ SAMPLES: dict[str, bytes] = {
     "EPOCH": payloads.encode_epoch(
         EpochStart(Epoch(2), ReplicaId(7), (ReplicaId(7), ReplicaId(8)))
     ),
-    "CANCEL": b"".join(
-        payloads.encode_cancel(np.array([5, 6], np.int64), np.array([1, 2], np.uint64))
+    "CANCEL": b"".join(payloads.encode_cancel(TWO)),
+    "RESCHEDULE": b"".join(
+        payloads.encode_reschedule(Reschedule(TWO, TWO.due_ms + 9, TWO.due_ms + 8))
     ),
     "FIRE": payloads.encode_fire(Fire(UnixMs(99), 10, 1000)),
     "GROUP": b"".join(payloads.encode_group(OPS)),
@@ -70,12 +84,46 @@ def test_epoch_gives_back_what_was_encoded(
 
 
 @quick
-@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), u64), max_size=5))
+@given(st.lists(st.tuples(st.integers(-(2**62), 2**62), u64), min_size=1, max_size=5))
 def test_cancel_gives_back_what_was_encoded(pairs: list[tuple[int, int]]) -> None:
     due = np.array([due for due, _ in pairs], np.int64)
     seq = np.array([seq for _, seq in pairs], np.uint64)
-    decoded = payloads.decode_cancel(memoryview(b"".join(payloads.encode_cancel(due, seq))))
-    assert [column.tolist() for column in decoded] == [due.tolist(), seq.tolist()]
+    targets = Ids(due, seq)
+    decoded = payloads.decode_cancel(memoryview(b"".join(payloads.encode_cancel(targets))))
+    assert isinstance(decoded, Ids)
+    assert (decoded.due_ms.tolist(), decoded.seq.tolist()) == (due.tolist(), seq.tolist())
+    order = Reschedule(targets, due - 1, due + 1)
+    again = payloads.decode_reschedule(memoryview(b"".join(payloads.encode_reschedule(order))))
+    assert isinstance(again.targets, Ids)
+    assert again.targets.seq.tolist() == seq.tolist()
+    assert again.due_ms.tolist() == (due - 1).tolist()
+    assert again.requested_ms.tolist() == (due + 1).tolist()
+
+
+@quick
+@given(st.lists(st.tuples(u32, st.binary(max_size=20)), min_size=1, max_size=5))
+def test_keys_give_back_what_was_encoded(names: list[tuple[int, bytes]]) -> None:
+    topic = np.array([topic for topic, _ in names], np.uint32)
+    targets = Keys(topic, Binary.of([key for _, key in names]))
+    times = np.arange(len(names))
+    order = Reschedule(targets, times, times + 5)
+    data = b"".join(payloads.encode_reschedule(order))
+    again = payloads.decode_reschedule(memoryview(data))
+    for decoded in (
+        again.targets,
+        payloads.decode_cancel(memoryview(b"".join(payloads.encode_cancel(targets)))),
+    ):
+        assert isinstance(decoded, Keys)
+        assert decoded.topic.tolist() == topic.tolist()
+        assert decoded.key.sizes.tolist() == targets.key.sizes.tolist()
+        assert bytes(decoded.key.blob) == targets.key.blob
+    assert again.requested_ms.tolist() == (times + 5).tolist()
+    for end in range(len(data)):
+        with pytest.raises(ValueError, match=r"targets|RESCHEDULE"):
+            payloads.decode_reschedule(memoryview(data)[:end])
+    unknown = data[:4] + b"\2" + data[5:]
+    with pytest.raises(ValueError, match="by 2"):
+        payloads.decode_reschedule(memoryview(unknown))
 
 
 @quick

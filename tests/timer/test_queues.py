@@ -1,12 +1,15 @@
 """Queues: offsets without gaps, whatever blocks the messages came in."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from timer.columns import ROW, RowArray
-from timer.queues import BLOCK_ROWS_MAX, Queue
+from timer.pages import Block, Page, SpillRef, constant_ms
+from timer.queues import AHEAD_BLOCKS, BLOCK_ROWS_MAX, MARK_MS, Queue
 from timer.units import QueueOffset, UnixMs
 
 quick = settings(derandomize=True, deadline=None)
@@ -28,7 +31,7 @@ def queue_of(blocks: list[list[int]]) -> Queue:
 
 def seqs_at(queue: Queue, offsets: list[int]) -> list[int]:
     found = queue.slices(np.array(offsets, np.uint64))
-    return [int(seq) for block, places in found for seq in block.rows[places]["seq"]]
+    return [int(seq) for page, places in found for seq in page.rows[places]["seq"]]
 
 
 blocks_of = st.lists(
@@ -85,13 +88,115 @@ def test_drop_below_keeps_every_message_from_there_on_and_no_block_before(
     st.integers(0, 25),
 )
 @example([1, 5, 5, 9], 5)
-def test_expire_drops_exactly_the_blocks_fired_before(times: list[int], before: int) -> None:
-    queue = Queue()
+def test_expire_drops_the_stretches_that_lie_before_whatever_the_blocks_are(
+    times: list[int], before: int
+) -> None:
+    queue, other = Queue(), Queue()
     for time_ms in times:
-        queue.append(rows_of([1, 2]), {}, UnixMs(time_ms))
-    queue.expire(UnixMs(before))
-    assert [block.fired_at_ms for block in queue.blocks] == [t for t in times if t >= before]
-    assert queue.begin == 2 * sum(t < before for t in times)
+        for each in (queue, other):
+            each.append(rows_of([1, 2]), {}, UnixMs(time_ms * MARK_MS // 2))
+    other.spilled(other.unspilled(), [spilled_block(0, 2 * len(times))])
+    for each in (queue, other):
+        each.expire(UnixMs(before * MARK_MS // 2))
+        assert each.begin == 2 * sum(t // 2 + 1 <= before / 2 for t in times)
+        each.drop_below(QueueOffset(each.begin + 1) if each.begin < each.end else each.end)
+        each.expire(UnixMs(30 * MARK_MS))
+        assert (each.begin, len(each.marks), each.blocks) == (each.end, 1, [])
+
+
+def spilled_block(first: int, end: int) -> Block:
+    page = Page(rows_of([*range(first, end)]), {}, constant_ms(1, end - first))
+    return Block(QueueOffset(first), QueueOffset(end), page, SpillRef("f", first, end - first))
+
+
+@quick
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.lists(st.integers(1, 4), max_size=6),
+    st.integers(0, 24),
+)
+def test_spilled_blocks_take_the_place_of_those_that_are_left(
+    sizes: list[int], cuts: list[int], dropped: int
+) -> None:
+    queue = Queue()
+    ends = np.cumsum(sizes).tolist()
+    for first, end in zip([0, *ends], ends, strict=False):
+        queue.append(rows_of([*range(first, end)]), {}, UnixMs(1))
+    old = queue.unspilled()
+    queue.append(rows_of([ends[-1]]), {}, UnixMs(2))
+    edges = sorted({0, ends[-1], *(min(cut * 3, ends[-1]) for cut in cuts)})
+    new = [spilled_block(first, end) for first, end in pairwise(edges)]
+    queue.drop_below(QueueOffset(min(dropped, queue.end)))
+    queue.spilled(old, new)
+    assert seqs_at(queue, [*range(queue.begin, queue.end)]) == [*range(queue.begin, queue.end)]
+    assert [block.first for block in queue.blocks] == queue._firsts
+    left = [block for block in queue.blocks if block.spill is not None]
+    weights = [b.page.size for b in queue.blocks if b.page is not None and b.spill is None]
+    assert queue.pages.unspilled_size == sum(weights)
+    assert queue.pages.spilled_size == sum(b.page.size for b in left if b.page is not None)
+    queue.pages.evict(0)
+    assert queue.pages.spilled_size == 0
+    assert [block.page for block in left] == [None] * len(left)
+    queue.drop_below(queue.end)
+    assert queue.pages.unspilled_size == 0
+
+
+def cold_queue(count: int) -> Queue:
+    """Return a queue of so many blocks of two messages, none of them in memory."""
+    queue = Queue()
+    for at in range(count):
+        queue.append(rows_of([2 * at, 2 * at + 1]), {}, UnixMs(1))
+    blocks = [spilled_block(2 * at, 2 * at + 2) for at in range(count)]
+    queue.spilled(queue.unspilled(), blocks)
+    queue.pages.evict(0)
+    return queue
+
+
+def fetch(queue: Queue, size: int = 1 << 20) -> int:
+    wanted = queue.pages.wanted(size)
+    for block in wanted:
+        page = spilled_block(block.first, block.end).page
+        assert page is not None
+        queue.pages.fetched(block, page)
+    return len(wanted)
+
+
+def test_what_is_not_in_memory_is_wanted_and_so_is_what_comes_next() -> None:
+    queue = cold_queue(30)
+    offsets = np.arange(0, 6, dtype=np.uint64)
+    assert queue.at_hand(offsets) == 0
+    assert fetch(queue) == AHEAD_BLOCKS
+    assert queue.at_hand(offsets) == 6
+    assert fetch(queue) == 2  # it was three blocks on
+    assert queue.at_hand(np.array([17, 18, 19, 20, 58], np.uint64)) == 3
+    assert [block.first for block in queue.pages.wanted(1)] == [20]
+    assert seqs_at(queue, [17, 18]) == [17, 18]
+
+
+def test_pages_of_blocks_that_left_while_they_were_read_are_not_kept() -> None:
+    queue = cold_queue(4)
+    queue.at_hand(np.arange(0, 8, dtype=np.uint64))
+    wanted = queue.pages.wanted(1 << 20)
+    queue.drop_below(QueueOffset(5))
+    for block in wanted:
+        page = spilled_block(block.first, block.end).page
+        assert page is not None
+        queue.pages.fetched(block, page)
+    assert [block.page is not None for block in wanted] == [False, False, True, True]
+    assert queue.pages.wanted(1 << 20) == []
+    queue.drop_below(QueueOffset(8))
+    assert queue.pages.spilled_size == 0
+
+
+def test_oldest_pages_leave_first_and_only_those_that_a_file_holds() -> None:
+    queue = cold_queue(4)
+    queue.append(rows_of([8]), {}, UnixMs(1))
+    queue.at_hand(np.arange(0, 8, dtype=np.uint64))
+    fetch(queue)
+    queue.pages.evict(queue.pages.spilled_size - 1)
+    assert [block.page is not None for block in queue.blocks] == [False, True, True, True, True]
+    queue.pages.evict(0)
+    assert [block.page is not None for block in queue.blocks] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(
@@ -117,5 +222,7 @@ def test_block_of_the_maximum_size_is_taken_and_one_row_more_is_our_bug() -> Non
 def test_a_queued_row_does_not_keep_the_rest_of_its_entry_in_memory() -> None:
     queue = Queue()
     queue.append(rows_of([1, 2], size=10), {0: bytes(1_000_000)}, UnixMs(1))
-    assert sum(map(len, queue.blocks[0].bufs.values())) == 20
+    [block] = queue.blocks
+    assert block.page is not None
+    assert sum(map(len, block.page.bufs.values())) == 20
     assert seqs_at(queue, [0, 1]) == [1, 2]

@@ -4,6 +4,7 @@ import contextlib
 import random
 import zlib
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from timer.disk import RealDisk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.order import START, Position
 from timer.run import BATCH, Cursor, Finder, Run, RunMeta
-from timer.run_writer import Blobs, RunWriter
+from timer.run_writer import Blobs, RunWriter, row_sizes, write_parts
 
 Texts = list[tuple[bytes, bytes, bytes]]
 NAMES = ("payload", "key", "headers")
@@ -54,7 +55,6 @@ def write(path: Path, *chunks: tuple[RowArray, Buffers]) -> RunMeta:
         writer.add(rows, bufs)
     meta = writer.finish()
     writer.close()
-    assert meta is not None
     return meta
 
 
@@ -227,11 +227,32 @@ def test_run_of_tombstones_alone_needs_no_buffers(tmp_path: Path) -> None:
     assert len(read_all(Run(RealDisk(), tmp_path, meta))[0]) == 3
 
 
-def test_writer_without_rows_makes_no_file(tmp_path: Path) -> None:
-    writer = RunWriter(RealDisk(), tmp_path, 1)
-    writer.add(np.empty(0, ROW), {})
-    assert writer.finish() is None
+def test_no_rows_make_no_file(tmp_path: Path) -> None:
+    chunks: list[tuple[RowArray, Buffers]] = [(np.empty(0, ROW), {})]
+    assert write_parts(RealDisk(), tmp_path, iter(range(9)), chunks, 1_000) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 200])
+@pytest.mark.parametrize("part_size", [1, 100, 999, 1_000_000])
+def test_parts_end_with_the_row_that_makes_them_large_enough(
+    tmp_path: Path, chunk: int, part_size: int
+) -> None:
+    texts = some_texts(200)
+    rows, bufs = rows_with(texts)
+    chunks = [(rows[i : i + chunk], bufs) for i in range(0, 200, chunk)]
+    metas = write_parts(RealDisk(), tmp_path, iter(range(5, 999)), chunks, part_size)
+    assert [meta.number for meta in metas] == [*range(5, 5 + len(metas))]
+    assert all(a.last < b.first for a, b in pairwise(metas))
+    read = [read_all(Run(RealDisk(), tmp_path, meta)) for meta in metas]
+    assert [text for _, found in read for text in found] == texts
+    start = 0
+    for meta in metas:
+        sizes = row_sizes(rows[start : start + meta.rows])
+        start += meta.rows
+        assert sizes.sum() >= part_size or start == 200
+        assert sizes[:-1].sum() < part_size
+    assert start == 200
 
 
 def test_writer_syncs_and_paces_each_megabyte(tmp_path: Path) -> None:
@@ -239,8 +260,7 @@ def test_writer_syncs_and_paces_each_megabyte(tmp_path: Path) -> None:
     writer = RunWriter(RealDisk(), tmp_path, 1, steps.append)
     writer.add(*rows_with([(bytes(1_000), b"", b"")] * 6_000))
     meta = writer.finish()
-    assert meta is not None
-    assert 5 <= len(steps) <= 7
+    assert 4 <= len(steps) <= 7
     assert all(1 << 20 <= step < 2 << 20 for step in steps)
     assert sum(steps) <= meta.size
 
@@ -277,4 +297,4 @@ def test_meta_survives_a_manifest_and_another_version_is_refused(tmp_path: Path)
     assert RunMeta.unpack(meta.pack()) == meta
     assert replace(meta, number=12).name == "0000000012.arrow"
     with pytest.raises(UnknownVersion):
-        RunMeta.unpack(meta.pack() | {"version": 2})
+        RunMeta.unpack(meta.pack() | {"version": 3})

@@ -1,6 +1,8 @@
 """Spill files: what was fired comes back, and damage is told."""
 
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,17 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.simdisk import SimDisk
-from timer.columns import ROW, gather
+from timer import spill as spill_module
+from timer.columns import ROW, Binary, gather
 from timer.errors import CorruptFile, UnknownVersion
-from timer.queues import Block, SpillRef
-from timer.spill import read_spill, write_spill
+from timer.pages import Page, SpillRef
+from timer.queues import Queue
+from timer.spill import Fetch, Spill, check_spill, read_page, write_spill
 from timer.units import QueueOffset, TopicId, UnixMs
 
-PATH = Path("/queues/0001.spill")
+DIRECTORY = Path("/queues")
+PATH = DIRECTORY / "0001.spill"
 Texts = tuple[bytes, bytes, bytes]
 
 
-def block_of(first: int, texts: list[Texts]) -> Block:
+def append(queue: Queue, texts: list[Texts]) -> None:
+    first = queue.end
     rows, buf = np.zeros(len(texts), ROW), bytearray(b"before")
     rows["seq"] = np.arange(len(texts)) * 7 + first
     rows["due_ms"], rows["requested_ms"], rows["topic"] = 50 + first, 40 + first, 3
@@ -27,77 +33,145 @@ def block_of(first: int, texts: list[Texts]) -> Block:
         for name, text in zip(("payload", "key", "headers"), each, strict=True):
             row[f"{name}_start"], row[f"{name}_size"] = len(buf), len(text)
             buf += text
-    return Block(QueueOffset(first), UnixMs(first + 60), rows, {9: bytes(buf)})
+    queue.append(rows, {9: bytes(buf)}, UnixMs(first + 60))
 
 
-def content(topic: TopicId, block: Block) -> tuple[object, ...]:
-    columns = [gather(block.rows, block.bufs, name) for name in ("payload", "key", "headers")]
-    fields = ["seq", "due_ms", "requested_ms", "topic"]
-    return (
-        (topic, block.first, block.end, block.fired_at_ms),
-        block.rows[fields].tolist(),
-        [(column.sizes.tolist(), bytes(column.blob)) for column in columns],
-    )
+def queue_with(first: int, blocks: list[list[Texts]]) -> Queue:
+    queue = Queue(begin=QueueOffset(first), end=QueueOffset(first))
+    for texts in blocks:
+        append(queue, texts)
+    return queue
 
 
-def disk_with(blocks: list[tuple[TopicId, Block]]) -> tuple[SimDisk, list[SpillRef]]:
+def spills_of(queues: list[Queue]) -> list[Spill]:
+    return [Spill(TopicId(1 + at), queue, queue.unspilled(), []) for at, queue in enumerate(queues)]
+
+
+def content(pages: list[Page]) -> list[Any]:
+    found: list[Any] = []
+    for page in pages:
+        columns = [texts_of(gather(page.rows, page.bufs, n)) for n in ("payload", "key", "headers")]
+        fields = page.rows[["seq", "due_ms", "requested_ms", "topic"]].tolist()
+        found += zip(fields, page.fired_at_ms.tolist(), *columns, strict=True)
+    return found
+
+
+def texts_of(column: Binary) -> list[bytes]:
+    ends = np.cumsum(column.sizes).tolist()
+    blob = bytes(column.blob)
+    return [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def pages_of(queue: Queue) -> list[Page]:
+    return [block.page for block in queue.blocks if block.page is not None]
+
+
+def disk_with(spills: list[Spill]) -> SimDisk:
     disk = SimDisk()
-    disk.make_dir(PATH.parent)
-    return disk, write_spill(disk, PATH, blocks)
+    disk.make_dir(DIRECTORY)
+    write_spill(disk, PATH, spills)
+    return disk
 
 
 texts = st.binary(max_size=4)
-blocks_of = st.lists(
+queues_of = st.lists(
     st.builds(
-        lambda topic, first, rows: (TopicId(topic), block_of(first, rows)),
-        st.integers(1, 2**32 - 2),
+        queue_with,
         st.integers(0, 2**40),
-        st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=3),
+        st.lists(
+            st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=9),
+            min_size=1,
+            max_size=5,
+        ),
     ),
     min_size=1,
-    max_size=4,
+    max_size=3,
 )
-SAMPLE = [
-    (TopicId(3), block_of(5, [(b"a", b"", b"h")])),
-    (TopicId(4), block_of(0, [(b"bc", b"", b"")])),
-]
 
 
-@settings(derandomize=True, deadline=None)
-@given(blocks_of, st.data())
-def test_blocks_come_back_in_the_order_asked_for(
-    blocks: list[tuple[TopicId, Block]], data: st.DataObject
+@pytest.mark.parametrize(("rows", "size"), [(1, 100), (3, 100), (4096, 7), (4096, 1 << 20)])
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(queues=queues_of)
+def test_messages_come_back_whatever_blocks_they_were_in(
+    rows: int, size: int, queues: list[Queue]
 ) -> None:
-    disk, refs = disk_with(blocks)
-    chosen = data.draw(st.lists(st.sampled_from(range(len(blocks))), unique=True))
-    found = read_spill(disk, PATH, [refs[at] for at in chosen])
-    assert [content(*item) for item in found] == [content(*blocks[at]) for at in chosen]
-    assert [block.spill for _, block in found] == [refs[at] for at in chosen]
+    before = [content(pages_of(queue)) for queue in queues]
+    spills = spills_of(queues)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spill_module, "BLOCK_ROWS_MAX", rows)
+        patch.setattr(spill_module, "BLOCK_SIZE_MAX", size)
+        disk = disk_with(spills)
+    disk.crash(random.Random(1))
+    for queue, spill, expected in zip(queues, spills, before, strict=True):
+        assert spill.new[0].first == queue.begin
+        assert all(len(block.page or ()) <= rows for block in spill.new)
+        spill.install()
+        assert content(pages_of(queue)) == expected
+        assert queue.unspilled() == []
+        assert queue.pages.unspilled_size == 0
+        queue.pages.evict(0)
+        assert pages_of(queue) == []
+        for block in queue.blocks:
+            queue.pages.want(block)
+        fetch = Fetch(disk, DIRECTORY, queue.pages.wanted(1 << 20))
+        fetch.read()
+        fetch.install(queue.pages)
+        assert content(pages_of(queue)) == expected
+        refs = [block.spill for block in queue.blocks if block.spill is not None]
+        check_spill(disk, PATH, refs)
+
+
+def sample() -> tuple[SimDisk, list[SpillRef]]:
+    queues = [queue_with(5, [[(b"a", b"", b"h")]]), queue_with(0, [[(b"bc", b"", b"")]])]
+    spills = spills_of(queues)
+    disk = disk_with(spills)
+    return disk, [ref for spill in spills for block in spill.new if (ref := block.spill)]
+
+
+def read_all(disk: SimDisk, refs: list[SpillRef]) -> list[Page]:
+    check_spill(disk, PATH, refs)
+    return [read_page(disk, DIRECTORY, ref) for ref in refs]
 
 
 def test_spill_with_any_byte_flipped_is_corrupt_or_another_version() -> None:
-    disk, refs = disk_with(SAMPLE)
+    disk, refs = sample()
     for position in range(disk.size(PATH)):
         if 12 <= position < 16:  # reserved
             continue
         disk.flip(PATH, position, mask=0x41)
         with pytest.raises((CorruptFile, UnknownVersion)):
-            read_spill(disk, PATH, refs)
+            read_all(disk, refs)
         disk.flip(PATH, position, mask=0x41)
-    assert len(read_spill(disk, PATH, refs)) == 2
+    assert len(read_all(disk, refs)) == 2
 
 
-def test_spill_cut_at_every_byte_is_corrupt() -> None:
-    disk, refs = disk_with(SAMPLE)
+def test_spill_cut_at_every_byte_is_corrupt_at_start() -> None:
+    disk, refs = sample()
     data = disk.read(PATH)
     for size in range(len(data)):
         disk.write_atomic(PATH, data[:size])
         with pytest.raises(CorruptFile):
-            read_spill(disk, PATH, refs)
+            check_spill(disk, PATH, refs)
 
 
-def test_missing_spill_is_corrupt() -> None:
-    disk, refs = disk_with(SAMPLE)
+def test_missing_spill_is_corrupt_at_start() -> None:
+    disk, refs = sample()
     disk.remove(PATH)
     with pytest.raises(CorruptFile, match="missing"):
-        read_spill(disk, PATH, refs)
+        check_spill(disk, PATH, refs)
+
+
+def test_fetch_of_a_file_that_is_gone_is_an_error_only_while_it_is_wanted() -> None:
+    queue = queue_with(0, [[(b"a", b"", b"")]])
+    spills = spills_of([queue])
+    disk = disk_with(spills)
+    spills[0].install()
+    queue.pages.evict(0)
+    queue.pages.want(queue.blocks[0])
+    disk.remove(PATH)
+    fetch = Fetch(disk, DIRECTORY, spills[0].new)
+    fetch.read()
+    with pytest.raises(CorruptFile, match="missing"):
+        fetch.install(queue.pages)
+    queue.drop_below(queue.end)
+    fetch.install(queue.pages)

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from tests.timerclient.fake_timers import Row, Timers, columns, slices
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -35,18 +36,7 @@ def wire_error(reason: int, message: str = "", **detail: Any) -> pb.Error:
 @dataclass
 class Producer:
     last: int = 0
-    answers: dict[int, bytes] = field(default_factory=dict)
-
-
-@dataclass
-class Row:
-    topic: str
-    due_ms: int
-    payload: bytes
-    key: bytes
-    headers: bytes
-    raw: bytes = b""
-    cancelled: bool = False
+    answers: dict[int, pb.ScheduleResponse] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,7 +63,7 @@ class Cluster:
     tokens: dict[bytes, int] = field(default_factory=dict)
     producers: dict[int, Producer] = field(default_factory=dict)
     next_producer: int = 1
-    rows: list[Row] = field(default_factory=list)
+    timers: Timers = field(default_factory=lambda: Timers(NOW_MS))
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     requests: list[pb.ScheduleRequest] = field(default_factory=list)
     acks: list[pb.AckRequest] = field(default_factory=list)
@@ -82,6 +72,7 @@ class Cluster:
     registrations: int = 0
     probes: int = 0
     transfers: list[str] = field(default_factory=list)
+    changes: list[tuple[int, str]] = field(default_factory=list)
     on_schedule: OnSchedule = lambda _: None
     on_ack: Callable[[pb.AckRequest], "pb.Error | str | None"] = lambda _: None
     on_cancel: Callable[[], "pb.Error | str | None"] = lambda: None
@@ -119,13 +110,11 @@ class Cluster:
     def seed(self, topic: str, payloads: Iterable[bytes]) -> None:
         """Fire messages into a topic."""
         for payload in payloads:
-            self._add(Row(topic, NOW_MS, payload, b"", b""))
+            self.timers.add(Row(topic, NOW_MS, payload, b"", b""))
 
-    def _add(self, row: Row) -> bytes:
-        raw = row.due_ms.to_bytes(6, "big") + len(self.rows).to_bytes(6, "big") + b"chk"
-        row.raw = raw
-        self.rows.append(row)
-        return raw
+    @property
+    def rows(self) -> list[Row]:
+        return self.timers.rows
 
     def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse:
         answer = pb.ScheduleResponse(request_no=request.request_no)
@@ -133,7 +122,8 @@ class Cluster:
         if producer is None:
             answer.error.CopyFrom(wire_error(pb.UNKNOWN_PRODUCER))
         elif request.sequence in producer.answers:
-            answer.timer_ids = producer.answers[request.sequence]
+            answer.CopyFrom(producer.answers[request.sequence])
+            answer.request_no = request.request_no
             answer.duplicate = True
         elif request.sequence <= producer.last:
             answer.error.CopyFrom(wire_error(pb.OUTCOME_FORGOTTEN))
@@ -149,34 +139,30 @@ class Cluster:
                 answer.error.CopyFrom(refused)
             else:
                 producer.last = request.sequence
-                answer.timer_ids = b"".join(map(self._add, rows))
-                producer.answers[request.sequence] = answer.timer_ids
+                done = [self.timers.schedule(row, request.on_conflict) for row in rows]
+                results, ids, others = zip(*done, strict=True)
+                answer.timer_ids = b"".join(ids)
+                if {*results} != {pb.SCHEDULED}:
+                    answer.results.extend(results)
+                    answer.other_ids = b"".join(others)
+                producer.answers[request.sequence] = answer
         return answer
 
     def queue(self, topic: str) -> list[Row]:
         return [row for row in self.rows if row.topic == topic]
 
 
-def unpack(columns: pb.TimerColumns) -> list[Row]:
-    n = len(columns.payload_sizes)
-    assert bool(columns.due_ms) != bool(columns.delay_ms)
-    due = list(columns.due_ms) or [NOW_MS + ms for ms in columns.delay_ms]
+def unpack(of: pb.TimerColumns) -> list[Row]:
+    n = len(of.payload_sizes)
+    assert bool(of.due_ms) != bool(of.delay_ms)
+    due = list(of.due_ms) or [NOW_MS + ms for ms in of.delay_ms]
     due = due * n if len(due) == 1 else due
     assert len(due) == n
-    payloads = slices(columns.payload_sizes, columns.payloads)
-    keys = slices(columns.key_sizes, columns.keys) or [b""] * n
-    headers = slices(columns.headers_sizes, columns.headers) or [b""] * n
+    payloads = slices(of.payload_sizes, of.payloads)
+    keys = slices(of.key_sizes, of.keys) or [b""] * n
+    headers = slices(of.headers_sizes, of.headers) or [b""] * n
     assert len(keys) == len(headers) == n
-    return [Row(columns.topic, *row) for row in zip(due, payloads, keys, headers, strict=True)]
-
-
-def slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
-    out, start = [], 0
-    for size in sizes:
-        out.append(blob[start : start + size])
-        start += size
-    assert start == len(blob)
-    return out
+    return [Row(of.topic, *row) for row in zip(due, payloads, keys, headers, strict=True)]
 
 
 async def refuse(context: Any, error: pb.Error, code: grpc.StatusCode) -> None:
@@ -278,21 +264,35 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         order = self.cluster.on_cancel()
         if isinstance(order, pb.Error):
             await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
-        results = []
-        for raw in slices([15] * (len(request.timer_ids) // 15), request.timer_ids):
-            row = next((row for row in self.cluster.rows if row.raw == raw), None)
-            if row is None:
-                results.append(pb.TIMER_NOT_FOUND)
-            elif row.cancelled:
-                results.append(pb.ALREADY_CANCELLED)
-            elif row.payload == b"FIRED":
-                results.append(pb.ALREADY_FIRED)
-            else:
-                row.cancelled = True
-                results.append(pb.CANCELLED)
+        answer = self.cluster.timers.cancel(request)
         if order == "lose":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
-        return pb.CancelResponse(results=results)
+        return answer
+
+    async def Reschedule(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        order = self.cluster.on_cancel()
+        answer = self.cluster.timers.reschedule(request)
+        if order == "lose":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+        return answer
+
+    async def GetTimer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        answer = self.cluster.timers.get(request)
+        if answer is None:
+            missing = wire_error(pb.NOT_FOUND, "no such timer")
+            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+        return answer
+
+    async def ListTimers(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        rows, token = self.cluster.timers.page(request.filter, request.page_token)
+        return pb.ListTimersResponse(timers=columns(rows), next_page_token=token)
+
+    async def CountTimers(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        return self.cluster.timers.count(request.topic)
 
     # ---- consuming
 
@@ -332,8 +332,11 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.cluster.probes += 1
         await self._alive()
+        leader = self.cluster.leader
+        address = "" if leader is None or self.leads else self.cluster.nodes[leader].address
         return pb.GetStatusResponse(
             cluster_id="fake",
+            leader_address=address,
             epoch=self.cluster.epoch,
             leader="" if self.cluster.leader is None else f"n{self.cluster.leader + 1}",
             controller="n1",
@@ -396,6 +399,18 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             missing = wire_error(pb.NOT_FOUND, "no such node: 'nobody'")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         return pb.TransferLeadershipResponse()
+
+    async def ListMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
+        del request, context
+        rows = [
+            pb.Member(name=name, replica_id=number, voter=name != "n4", role="follower")
+            for number, name in enumerate(("n1", "n2", "n3", "n4"), 1)
+        ]
+        return pb.ListMembersResponse(epoch=3, leader="n1", members=rows)
+
+    async def ChangeMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.cluster.changes.append((request.change, request.name))
+        return await self.ListMembers(request, context)
 
 
 class Session:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.timerclient.conftest import Threaded
-from tests.timerclient.fake_cluster import wire_error
-from timerclient import cli, errors, show
+from tests.timerclient.fake_cluster import NOW_MS, wire_error
+from timerclient import cli, cli_args, errors, show
 from timerclient.proto import timer_pb2 as pb
 
 Ctl = Callable[..., tuple[int, str, str]]
@@ -131,6 +131,24 @@ def test_transfer_names_its_target_and_a_refusal_exits_1(ctl: Ctl, threaded: Thr
     assert threaded.cluster.transfers == ["n2", "", "nobody"]
 
 
+def test_members_are_listed_and_changed_only_when_somebody_agrees(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    code, out, _ = ctl("members")
+    assert code == 0
+    assert out.splitlines()[0] == "epoch 3  leader n1"
+    assert [line.split()[2] for line in out.splitlines()[3:]] == ["yes", "yes", "yes", "no"]
+    document = json.loads(ctl("members", "list", "-o", "json")[1])
+    assert [row["name"] for row in document["members"]] == ["n1", "n2", "n3", "n4"]
+    assert ctl("members", "add", "n4")[0] == 0
+    assert ctl("members", "remove", "n4")[0] == 1  # nobody is there to be asked
+    assert ctl("members", "remove", "n4", "--yes")[0] == 0
+    code, _, err = ctl("members", "replace")
+    assert (code, err.count("NAME")) == (1, 1)
+    change = pb.ChangeMembersRequest
+    assert threaded.cluster.changes == [(change.ADD, "n4"), (change.REMOVE, "n4")]
+
+
 def test_unknown_outcome_exits_4(ctl: Ctl, threaded: Threaded) -> None:
     threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
     code, _, err = ctl("schedule", "orders", "x", "--timeout", "100ms")
@@ -182,7 +200,7 @@ def test_help_documents_the_exit_codes(ctl: Ctl) -> None:
     [("90s", 90), ("1h30m", 5400), ("250ms", 0.25), ("2d", 172_800), ("1.5", 1.5), ("7", 7)],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert cli.duration(text) == timedelta(seconds=seconds)
+    assert cli_args.duration(text) == timedelta(seconds=seconds)
 
 
 def test_error_decides_the_exit_code() -> None:
@@ -255,3 +273,62 @@ def test_tables_align_and_numbers_stay_numbers() -> None:
     assert show.instant(0) == "-"
     assert show.instant(1_000) == "1970-01-01T00:00:01.000Z"
     assert show.instant(1 << 62) == str(1 << 62)
+
+
+# ---- timers …
+
+
+def test_timers_are_listed_counted_and_shown(ctl: Ctl) -> None:
+    for at in range(5):
+        assert (
+            ctl("schedule", "orders", f"p{at}", "--delay", f"{at + 1}h", "--key", f"k{at}")[0] == 0
+        )
+    code, out, _ = ctl("timers", "list", "orders", "--limit", "4")
+    assert (code, out.count("p"), "and more" in out) == (0, 4, True)
+    listed = json.loads(ctl("-o", "json", "timers", "list", "orders", "--key-prefix", "k3")[1])
+    [timer] = listed["timers"]
+    assert (timer["key"], timer["payload"], timer["state"], listed["more"]) == (
+        *("k3", "p3", "PENDING"),
+        False,
+    )
+    assert json.loads(ctl("-o", "json", "timers", "get", timer["id"])[1]) == timer
+    by_key = ctl("-o", "json", "timers", "get", "--topic", "orders", "--key", "k3")[1]
+    assert json.loads(by_key) == timer
+    counts = json.loads(ctl("-o", "json", "timers", "count", "orders")[1])
+    assert counts == {"pending": 5, "within": {"5s": 0, "1h": 1}, "beyond": 4}
+    assert ctl("timers", "get", "--topic", "orders", "--key", "none")[0] == 1
+
+
+def test_timers_are_cancelled_and_rescheduled_by_id_key_and_filter(ctl: Ctl) -> None:
+    for at in range(9):
+        ctl("schedule", "orders", f"p{at}", "--delay", f"{at + 1}h", "--key", f"k{at}")
+    assert ctl("timers", "cancel", "--topic", "orders", "--key", "k0", "--key", "k1")[0] == 0
+    assert ctl("timers", "cancel", "--topic", "orders", "--key", "k0")[0] == 5
+    moved = ctl(
+        "-o", "json", "timers", "reschedule", "--topic", "orders", "--key", "k2", "--delay", "9h"
+    )
+    [result] = json.loads(moved[1])["results"]
+    assert result["result"] == "RESCHEDULED"
+    again = ctl("timers", "reschedule", result["new_id"], "--due", "2030-01-01T00:00:00Z")
+    assert (again[0], "2030-01-01" in again[1]) == (0, True)
+    assert ctl("timers", "reschedule", result["new_id"], "--delay", "1s")[0] == 5
+    assert (
+        "4 rescheduled"
+        in ctl(
+            *("timers", "reschedule", "--topic", "orders", "--to", str(NOW_MS + 8 * 3_600_000)),
+            *("--delay", "30d"),
+        )[1]
+    )
+    assert "7 cancelled" in ctl("timers", "cancel", "--topic", "orders", "--key-prefix", "k")[1]
+    for argv in (["cancel"], ["cancel", "x", "--topic", "t"], ["reschedule", "--delay", "1s"]):
+        code, _, err = ctl("timers", *argv)
+        assert (code, "give ids; or" in err) == (1, True)
+    assert ctl("timers", "reschedule", "x")[0] == 2
+
+
+def test_schedule_says_what_became_of_a_taken_key(ctl: Ctl) -> None:
+    ctl("schedule", "orders", "p", "--key", "k", "--delay", "1h")
+    code, _, err = ctl("schedule", "orders", "q", "--key", "k", "--delay", "1h")
+    assert (code, "has the key" in err) == (1, True)
+    kept = ctl("schedule", "orders", "q", "--key", "k", "--on-conflict", "keep")
+    assert (kept[0], kept[1].rstrip().endswith("KEPT")) == (0, True)

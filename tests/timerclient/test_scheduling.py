@@ -134,6 +134,13 @@ async def test_new_leader_is_followed_by_its_hint_even_off_the_list(cluster: Clu
     assert payloads(cluster) == [b"a", b"b"]
 
 
+async def test_leader_that_joined_later_is_found_by_what_the_others_say(cluster: Cluster) -> None:
+    await cluster.fail_over(2)
+    async with AsyncTimerClient(cluster.nodes[0].address, settings=QUICK) as client:
+        await client.schedule("orders", b"p")
+    assert payloads(cluster) == [b"p"]
+
+
 async def test_no_leader_for_a_while_is_waited_for(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:

@@ -1,5 +1,6 @@
 """The client for threads: the same, from blocking code."""
 
+import contextlib
 import gc
 import os
 import threading
@@ -175,3 +176,20 @@ def test_client_of_another_process_refuses_to_be_used(monkeypatch: pytest.Monkey
         patch.setattr(os, "getpid", lambda: pid + 1)
         with pytest.raises(RuntimeError, match="fork"):
             client.schedule("orders", b"p")
+
+
+def test_client_that_ends_amid_its_requests_leaves_the_others_alone(
+    threaded: Threaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(threaded) as stays:
+        for _ in range(5):
+            ends = connect(threaded)
+            assert ends._background.loop is stays._background.loop, "grpc's events are shared"
+            futures = [ends.submit("orders", b"x", delay=60) for _ in range(200)]
+            with contextlib.suppress(errors.OutcomeUnknown):
+                ends.close(0.001)
+            assert stays.schedule("orders", b"y", delay=60).id
+            assert all(future.done() for future in futures)
+            with pytest.raises(errors.Closed):
+                ends.schedule("orders", b"z", delay=60)
+    assert caplog.text == ""

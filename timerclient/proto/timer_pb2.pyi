@@ -107,6 +107,57 @@ CONFIG: Reason.ValueType  # 16
 """INVALID_ARGUMENT: between operator and node only"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
+class _OnConflict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OnConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnConflict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REJECT: _OnConflict.ValueType  # 0
+    """the row is not scheduled"""
+    REPLACE: _OnConflict.ValueType  # 1
+    """the pending timer is cancelled"""
+    KEEP: _OnConflict.ValueType  # 2
+    """the row is not scheduled; the pending timer stands for it"""
+
+class OnConflict(_OnConflict, metaclass=_OnConflictEnumTypeWrapper):
+    """A key is unique among the pending timers of its topic. Rows are decided in their order."""
+
+REJECT: OnConflict.ValueType  # 0
+"""the row is not scheduled"""
+REPLACE: OnConflict.ValueType  # 1
+"""the pending timer is cancelled"""
+KEEP: OnConflict.ValueType  # 2
+"""the row is not scheduled; the pending timer stands for it"""
+Global___OnConflict: _TypeAlias = OnConflict  # noqa: Y015
+
+class _ScheduleResult:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ScheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScheduleResult.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SCHEDULE_RESULT_UNSPECIFIED: _ScheduleResult.ValueType  # 0
+    SCHEDULED: _ScheduleResult.ValueType  # 1
+    REPLACED: _ScheduleResult.ValueType  # 2
+    """scheduled; other_ids: the timer that was cancelled for it"""
+    KEPT: _ScheduleResult.ValueType  # 3
+    """not scheduled; timer_ids and other_ids: the pending timer with its key"""
+    REJECTED: _ScheduleResult.ValueType  # 4
+    """not scheduled; other_ids: the pending timer with its key; timer_ids: zeros"""
+
+class ScheduleResult(_ScheduleResult, metaclass=_ScheduleResultEnumTypeWrapper): ...
+
+SCHEDULE_RESULT_UNSPECIFIED: ScheduleResult.ValueType  # 0
+SCHEDULED: ScheduleResult.ValueType  # 1
+REPLACED: ScheduleResult.ValueType  # 2
+"""scheduled; other_ids: the timer that was cancelled for it"""
+KEPT: ScheduleResult.ValueType  # 3
+"""not scheduled; timer_ids and other_ids: the pending timer with its key"""
+REJECTED: ScheduleResult.ValueType  # 4
+"""not scheduled; other_ids: the pending timer with its key; timer_ids: zeros"""
+Global___ScheduleResult: _TypeAlias = ScheduleResult  # noqa: Y015
+
 class _CancelResult:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -131,6 +182,51 @@ ALREADY_FIRED: CancelResult.ValueType  # 3
 TIMER_NOT_FOUND: CancelResult.ValueType  # 4
 """never existed, or ended longer ago than the horizon"""
 Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
+
+class _RescheduleResult:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RescheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RescheduleResult.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESCHEDULE_RESULT_UNSPECIFIED: _RescheduleResult.ValueType  # 0
+    RESCHEDULED: _RescheduleResult.ValueType  # 1
+    RESCHEDULE_ALREADY_CANCELLED: _RescheduleResult.ValueType  # 2
+    """cancelled, replaced or rescheduled before"""
+    RESCHEDULE_ALREADY_FIRED: _RescheduleResult.ValueType  # 3
+    RESCHEDULE_NOT_FOUND: _RescheduleResult.ValueType  # 4
+
+class RescheduleResult(_RescheduleResult, metaclass=_RescheduleResultEnumTypeWrapper): ...
+
+RESCHEDULE_RESULT_UNSPECIFIED: RescheduleResult.ValueType  # 0
+RESCHEDULED: RescheduleResult.ValueType  # 1
+RESCHEDULE_ALREADY_CANCELLED: RescheduleResult.ValueType  # 2
+"""cancelled, replaced or rescheduled before"""
+RESCHEDULE_ALREADY_FIRED: RescheduleResult.ValueType  # 3
+RESCHEDULE_NOT_FOUND: RescheduleResult.ValueType  # 4
+Global___RescheduleResult: _TypeAlias = RescheduleResult  # noqa: Y015
+
+class _TimerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TimerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIMER_STATE_UNSPECIFIED: _TimerState.ValueType  # 0
+    TIMER_PENDING: _TimerState.ValueType  # 1
+    TIMER_FIRED: _TimerState.ValueType  # 2
+    TIMER_CANCELLED: _TimerState.ValueType  # 3
+    """or replaced, or rescheduled"""
+
+class TimerState(_TimerState, metaclass=_TimerStateEnumTypeWrapper):
+    """---- looking in: the leader answers, from what it has applied"""
+
+TIMER_STATE_UNSPECIFIED: TimerState.ValueType  # 0
+TIMER_PENDING: TimerState.ValueType  # 1
+TIMER_FIRED: TimerState.ValueType  # 2
+TIMER_CANCELLED: TimerState.ValueType  # 3
+"""or replaced, or rescheduled"""
+Global___TimerState: _TypeAlias = TimerState  # noqa: Y015
 
 class _GroupStart:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -271,12 +367,15 @@ class ScheduleRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     TIMERS_FIELD_NUMBER: _builtins.int
     REQUEST_NO_FIELD_NUMBER: _builtins.int
+    ON_CONFLICT_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     """0: not idempotent"""
     sequence: _builtins.int
     """1, 2, 3, ... per producer; repeated on a retry"""
     request_no: _builtins.int
     """ScheduleStream: echoed in the answer"""
+    on_conflict: Global___OnConflict.ValueType
+    """what becomes of a row whose key a pending timer has"""
     @_builtins.property
     def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimerColumns]:
         """one per topic; all or none"""
@@ -288,10 +387,11 @@ class ScheduleRequest(_message.Message):
         sequence: _builtins.int = ...,
         timers: _abc.Iterable[Global___TimerColumns] | None = ...,
         request_no: _builtins.int = ...,
+        on_conflict: Global___OnConflict.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id", "request_no", b"request_no", "sequence", b"sequence", "timers", b"timers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["on_conflict", b"on_conflict", "producer_id", b"producer_id", "request_no", b"request_no", "sequence", b"sequence", "timers", b"timers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,11 +468,15 @@ class ScheduleResponse(_message.Message):
     DUPLICATE_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    OTHER_IDS_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     timer_ids: _builtins.bytes
-    """n x 15 bytes, in the order of the request's rows"""
+    """n x 15 bytes, in the order of the request's rows; see results"""
     duplicate: _builtins.bool
     """the sequence had been applied before; these are its ids"""
+    other_ids: _builtins.bytes
+    """with results: n x 15 bytes, zeros for a row of SCHEDULED"""
     @_builtins.property
     def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """effective due times; empty if all are those asked for"""
@@ -380,6 +484,10 @@ class ScheduleResponse(_message.Message):
     @_builtins.property
     def error(self) -> Global___Error:
         """ScheduleStream only; set = nothing else is"""
+
+    @_builtins.property
+    def results(self) -> _containers.RepeatedScalarFieldContainer[Global___ScheduleResult.ValueType]:
+        """empty: all are SCHEDULED"""
 
     def __init__(
         self,
@@ -389,30 +497,109 @@ class ScheduleResponse(_message.Message):
         duplicate: _builtins.bool = ...,
         due_ms: _abc.Iterable[_builtins.int] | None = ...,
         error: Global___Error | None = ...,
+        results: _abc.Iterable[Global___ScheduleResult.ValueType] | None = ...,
+        other_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "duplicate", b"duplicate", "error", b"error", "request_no", b"request_no", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "duplicate", b"duplicate", "error", b"error", "other_ids", b"other_ids", "request_no", b"request_no", "results", b"results", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScheduleResponse: _TypeAlias = ScheduleResponse  # noqa: Y015
 
 @_typing.final
+class TimerKeys(_message.Message):
+    """Pending timers by their keys; no key twice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_SIZES_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    keys: _builtins.bytes
+    @_builtins.property
+    def key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        key_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_sizes", b"key_sizes", "keys", b"keys", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimerKeys: _TypeAlias = TimerKeys  # noqa: Y015
+
+@_typing.final
+class TimerFilter(_message.Message):
+    """Pending timers of a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DUE_FROM_MS_FIELD_NUMBER: _builtins.int
+    DUE_TO_MS_FIELD_NUMBER: _builtins.int
+    KEY_PREFIX_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    due_from_ms: _builtins.int
+    """effective due at or after it"""
+    due_to_ms: _builtins.int
+    """and before it; 0: any"""
+    key_prefix: _builtins.str
+    """key begins so; empty: any, or none"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        due_from_ms: _builtins.int = ...,
+        due_to_ms: _builtins.int = ...,
+        key_prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_from_ms", b"due_from_ms", "due_to_ms", b"due_to_ms", "key_prefix", b"key_prefix", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimerFilter: _TypeAlias = TimerFilter  # noqa: Y015
+
+@_typing.final
 class CancelRequest(_message.Message):
+    """Exactly one of timer_ids, keys and filter is given."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMER_IDS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     timer_ids: _builtins.bytes
     """n x 15 bytes"""
+    page_token: _builtins.bytes
+    """with filter: where the last answer says to go on"""
+    @_builtins.property
+    def keys(self) -> Global___TimerKeys: ...
+    @_builtins.property
+    def filter(self) -> Global___TimerFilter:
+        """worked off in pages, as far as the deadline allows"""
+
     def __init__(
         self,
         *,
         timer_ids: _builtins.bytes = ...,
+        keys: Global___TimerKeys | None = ...,
+        filter: Global___TimerFilter | None = ...,
+        page_token: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "keys", b"keys"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "keys", b"keys", "page_token", b"page_token", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -423,20 +610,323 @@ class CancelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
+    TIMER_IDS_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    timer_ids: _builtins.bytes
+    """with keys: the timers that had them; zeros where none had"""
+    cancelled: _builtins.int
+    next_page_token: _builtins.bytes
+    """with filter: there may be more. Empty: there are none"""
     @_builtins.property
-    def results(self) -> _containers.RepeatedScalarFieldContainer[Global___CancelResult.ValueType]: ...
+    def results(self) -> _containers.RepeatedScalarFieldContainer[Global___CancelResult.ValueType]:
+        """of ids and keys, one each. A key: CANCELLED or NOT_FOUND"""
+
     def __init__(
         self,
         *,
         results: _abc.Iterable[Global___CancelResult.ValueType] | None = ...,
+        timer_ids: _builtins.bytes = ...,
+        cancelled: _builtins.int = ...,
+        next_page_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "next_page_token", b"next_page_token", "results", b"results", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
+
+@_typing.final
+class RescheduleRequest(_message.Message):
+    """Exactly one of timer_ids, keys and filter, and exactly one of due_ms and delay_ms is given: n
+    values, or one for all (with filter: one).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMER_IDS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    timer_ids: _builtins.bytes
+    page_token: _builtins.bytes
+    @_builtins.property
+    def keys(self) -> Global___TimerKeys: ...
+    @_builtins.property
+    def filter(self) -> Global___TimerFilter:
+        """each timer once, wherever its new time is"""
+
+    @_builtins.property
+    def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def delay_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        timer_ids: _builtins.bytes = ...,
+        keys: Global___TimerKeys | None = ...,
+        filter: Global___TimerFilter | None = ...,
+        page_token: _builtins.bytes = ...,
+        due_ms: _abc.Iterable[_builtins.int] | None = ...,
+        delay_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "keys", b"keys"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "due_ms", b"due_ms", "filter", b"filter", "keys", b"keys", "page_token", b"page_token", "timer_ids", b"timer_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RescheduleRequest: _TypeAlias = RescheduleRequest  # noqa: Y015
+
+@_typing.final
+class RescheduleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    TIMER_IDS_FIELD_NUMBER: _builtins.int
+    RESCHEDULED_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    timer_ids: _builtins.bytes
+    """n x 15 bytes: the new ids; zeros where it was not rescheduled"""
+    rescheduled: _builtins.int
+    next_page_token: _builtins.bytes
+    @_builtins.property
+    def results(self) -> _containers.RepeatedScalarFieldContainer[Global___RescheduleResult.ValueType]: ...
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___RescheduleResult.ValueType] | None = ...,
+        timer_ids: _builtins.bytes = ...,
+        rescheduled: _builtins.int = ...,
+        next_page_token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "rescheduled", b"rescheduled", "results", b"results", "timer_ids", b"timer_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RescheduleResponse: _TypeAlias = RescheduleResponse  # noqa: Y015
+
+@_typing.final
+class GetTimerRequest(_message.Message):
+    """By timer_id, or by topic and key: then only a pending timer is found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    timer_id: _builtins.bytes
+    topic: _builtins.str
+    key: _builtins.str
+    def __init__(
+        self,
+        *,
+        timer_id: _builtins.bytes = ...,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "timer_id", b"timer_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTimerRequest: _TypeAlias = GetTimerRequest  # noqa: Y015
+
+@_typing.final
+class GetTimerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TIMER_FIELD_NUMBER: _builtins.int
+    state: Global___TimerState.ValueType
+    """what is not known, or no more, is NOT_FOUND"""
+    topic: _builtins.str
+    """PENDING only, as `timer`"""
+    @_builtins.property
+    def timer(self) -> Global___PendingTimers: ...
+    def __init__(
+        self,
+        *,
+        state: Global___TimerState.ValueType = ...,
+        topic: _builtins.str = ...,
+        timer: Global___PendingTimers | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timer", b"timer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "timer", b"timer", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTimerResponse: _TypeAlias = GetTimerResponse  # noqa: Y015
+
+@_typing.final
+class PendingTimers(_message.Message):
+    """Pending timers of one topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMER_IDS_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_SIZES_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    KEY_SIZES_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    HEADERS_SIZES_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    timer_ids: _builtins.bytes
+    """n x 15 bytes"""
+    payloads: _builtins.bytes
+    keys: _builtins.bytes
+    headers: _builtins.bytes
+    @_builtins.property
+    def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as requested (effective due: in the timer id)"""
+
+    @_builtins.property
+    def payload_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none, or n"""
+
+    @_builtins.property
+    def headers_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none, or n"""
+
+    def __init__(
+        self,
+        *,
+        timer_ids: _builtins.bytes = ...,
+        due_ms: _abc.Iterable[_builtins.int] | None = ...,
+        payload_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        payloads: _builtins.bytes = ...,
+        key_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        keys: _builtins.bytes = ...,
+        headers_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        headers: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "timer_ids", b"timer_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingTimers: _TypeAlias = PendingTimers  # noqa: Y015
+
+@_typing.final
+class ListTimersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """1 to 1000; 0: 100"""
+    page_token: _builtins.bytes
+    """of the answer before, to the same filter"""
+    @_builtins.property
+    def filter(self) -> Global___TimerFilter: ...
+    def __init__(
+        self,
+        *,
+        filter: Global___TimerFilter | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTimersRequest: _TypeAlias = ListTimersRequest  # noqa: Y015
+
+@_typing.final
+class ListTimersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.bytes
+    """empty: there are no more"""
+    @_builtins.property
+    def timers(self) -> Global___PendingTimers:
+        """perhaps fewer than asked for, or none, where few match"""
+
+    def __init__(
+        self,
+        *,
+        timers: Global___PendingTimers | None = ...,
+        next_page_token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timers", b"timers"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "timers", b"timers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTimersResponse: _TypeAlias = ListTimersResponse  # noqa: Y015
+
+@_typing.final
+class CountTimersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountTimersRequest: _TypeAlias = CountTimersRequest  # noqa: Y015
+
+@_typing.final
+class CountTimersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PENDING_FIELD_NUMBER: _builtins.int
+    HORIZON_MS_FIELD_NUMBER: _builtins.int
+    WITHIN_FIELD_NUMBER: _builtins.int
+    CLOCK_MS_FIELD_NUMBER: _builtins.int
+    pending: _builtins.int
+    clock_ms: _builtins.int
+    """the cluster's clock"""
+    @_builtins.property
+    def horizon_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d"""
+
+    @_builtins.property
+    def within(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """pending and due within that from clock_ms on"""
+
+    def __init__(
+        self,
+        *,
+        pending: _builtins.int = ...,
+        horizon_ms: _abc.Iterable[_builtins.int] | None = ...,
+        within: _abc.Iterable[_builtins.int] | None = ...,
+        clock_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "horizon_ms", b"horizon_ms", "pending", b"pending", "within", b"within"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountTimersResponse: _TypeAlias = CountTimersResponse  # noqa: Y015
 
 @_typing.final
 class ConsumeRequest(_message.Message):
@@ -732,12 +1222,15 @@ class GetStatusResponse(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     CONTROLLER_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    LEADER_ADDRESS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     epoch: _builtins.int
     leader: _builtins.str
     """name; empty: none"""
     controller: _builtins.str
     """name; empty: none"""
+    leader_address: _builtins.str
+    """host:port, if another node is known to lead"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     def __init__(
@@ -748,10 +1241,11 @@ class GetStatusResponse(_message.Message):
         leader: _builtins.str = ...,
         controller: _builtins.str = ...,
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
+        leader_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "epoch", b"epoch", "leader", b"leader", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "epoch", b"epoch", "leader", b"leader", "leader_address", b"leader_address", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1235,3 +1729,133 @@ class TransferLeadershipResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferLeadershipResponse: _TypeAlias = TransferLeadershipResponse  # noqa: Y015
+
+@_typing.final
+class ListMembersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMembersRequest: _TypeAlias = ListMembersRequest  # noqa: Y015
+
+@_typing.final
+class Member(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    VOTER_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    UNSURE_FIELD_NUMBER: _builtins.int
+    LOG_END_FIELD_NUMBER: _builtins.int
+    LAG_ENTRIES_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    replica_id: _builtins.int
+    voter: _builtins.bool
+    role: _builtins.str
+    """as in NodeStatus; unreachable: it does not answer"""
+    unsure: _builtins.bool
+    log_end: _builtins.int
+    lag_entries: _builtins.int
+    """behind the leader's log"""
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        replica_id: _builtins.int = ...,
+        voter: _builtins.bool = ...,
+        role: _builtins.str = ...,
+        unsure: _builtins.bool = ...,
+        log_end: _builtins.int = ...,
+        lag_entries: _builtins.int = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "lag_entries", b"lag_entries", "log_end", b"log_end", "name", b"name", "replica_id", b"replica_id", "role", b"role", "unsure", b"unsure", "voter", b"voter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class ListMembersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    leader: _builtins.str
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """voters first"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        leader: _builtins.str = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader", b"leader", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMembersResponse: _TypeAlias = ListMembersResponse  # noqa: Y015
+
+@_typing.final
+class ChangeMembersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Change:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ChangeMembersRequest._Change.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        UNSPECIFIED: ChangeMembersRequest._Change.ValueType  # 0
+        ADD: ChangeMembersRequest._Change.ValueType  # 1
+        """the learner under this name becomes a voter"""
+        REPLACE: ChangeMembersRequest._Change.ValueType  # 2
+        """the learner under this name takes the place of the voter of this name"""
+        REMOVE: ChangeMembersRequest._Change.ValueType  # 3
+        """this voter becomes a learner"""
+
+    class Change(_Change, metaclass=_ChangeEnumTypeWrapper): ...
+    UNSPECIFIED: ChangeMembersRequest.Change.ValueType  # 0
+    ADD: ChangeMembersRequest.Change.ValueType  # 1
+    """the learner under this name becomes a voter"""
+    REPLACE: ChangeMembersRequest.Change.ValueType  # 2
+    """the learner under this name takes the place of the voter of this name"""
+    REMOVE: ChangeMembersRequest.Change.ValueType  # 3
+    """this voter becomes a learner"""
+
+    CHANGE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    change: Global___ChangeMembersRequest.Change.ValueType
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        change: Global___ChangeMembersRequest.Change.ValueType = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeMembersRequest: _TypeAlias = ChangeMembersRequest  # noqa: Y015

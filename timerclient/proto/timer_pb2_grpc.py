@@ -56,6 +56,26 @@ class TimerServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.CancelRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Reschedule = channel.unary_unary(
+                '/timer.v1.TimerService/Reschedule',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.RescheduleRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.RescheduleResponse.FromString,
+                _registered_method=True)
+        self.GetTimer = channel.unary_unary(
+                '/timer.v1.TimerService/GetTimer',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.GetTimerRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GetTimerResponse.FromString,
+                _registered_method=True)
+        self.ListTimers = channel.unary_unary(
+                '/timer.v1.TimerService/ListTimers',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ListTimersRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ListTimersResponse.FromString,
+                _registered_method=True)
+        self.CountTimers = channel.unary_unary(
+                '/timer.v1.TimerService/CountTimers',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.CountTimersRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.CountTimersResponse.FromString,
+                _registered_method=True)
 
 
 class TimerServiceServicer:
@@ -91,6 +111,34 @@ class TimerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reschedule(self, request, context):
+        """Gives timers another due time: each ends, and another with its key, payload and headers begins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTimer(self, request, context):
+        """One timer, by its id, or by its key while it is pending.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTimers(self, request, context):
+        """The pending timers of a topic, in the order in which they fire, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountTimers(self, request, context):
+        """How many timers of a topic are pending, and how soon they are due.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TimerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +161,26 @@ def add_TimerServiceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.CancelRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.CancelResponse.SerializeToString,
+            ),
+            'Reschedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reschedule,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.RescheduleRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.RescheduleResponse.SerializeToString,
+            ),
+            'GetTimer': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimer,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.GetTimerRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GetTimerResponse.SerializeToString,
+            ),
+            'ListTimers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTimers,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ListTimersRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ListTimersResponse.SerializeToString,
+            ),
+            'CountTimers': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTimers,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.CountTimersRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.CountTimersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +293,114 @@ class TimerService:
             '/timer.v1.TimerService/Cancel',
             timerclient_dot_proto_dot_timer__pb2.CancelRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reschedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/Reschedule',
+            timerclient_dot_proto_dot_timer__pb2.RescheduleRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.RescheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/GetTimer',
+            timerclient_dot_proto_dot_timer__pb2.GetTimerRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.GetTimerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTimers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/ListTimers',
+            timerclient_dot_proto_dot_timer__pb2.ListTimersRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ListTimersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountTimers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/CountTimers',
+            timerclient_dot_proto_dot_timer__pb2.CountTimersRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.CountTimersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -352,6 +528,16 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.TransferLeadershipRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.TransferLeadershipResponse.FromString,
                 _registered_method=True)
+        self.ListMembers = channel.unary_unary(
+                '/timer.v1.AdminService/ListMembers',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ListMembersRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.FromString,
+                _registered_method=True)
+        self.ChangeMembers = channel.unary_unary(
+                '/timer.v1.AdminService/ChangeMembers',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -391,6 +577,19 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListMembers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeMembers(self, request, context):
+        """Answered when the log has committed the change; the outcome is unknown if that takes long.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -418,6 +617,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.TransferLeadership,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.TransferLeadershipRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.TransferLeadershipResponse.SerializeToString,
+            ),
+            'ListMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMembers,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ListMembersRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.SerializeToString,
+            ),
+            'ChangeMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeMembers,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -557,6 +766,60 @@ class AdminService:
             '/timer.v1.AdminService/TransferLeadership',
             timerclient_dot_proto_dot_timer__pb2.TransferLeadershipRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.TransferLeadershipResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/ListMembers',
+            timerclient_dot_proto_dot_timer__pb2.ListMembersRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/ChangeMembers',
+            timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,

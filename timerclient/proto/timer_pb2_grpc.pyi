@@ -48,6 +48,14 @@ class TimerServiceStub:
     """The same, pipelined; requests are taken in the order of the stream, each is answered once."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CancelRequest, _timer_pb2.CancelResponse]
     """Cancels timers; one result each."""
+    Reschedule: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RescheduleRequest, _timer_pb2.RescheduleResponse]
+    """Gives timers another due time: each ends, and another with its key, payload and headers begins."""
+    GetTimer: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetTimerRequest, _timer_pb2.GetTimerResponse]
+    """One timer, by its id, or by its key while it is pending."""
+    ListTimers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListTimersRequest, _timer_pb2.ListTimersResponse]
+    """The pending timers of a topic, in the order in which they fire, page by page."""
+    CountTimers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CountTimersRequest, _timer_pb2.CountTimersResponse]
+    """How many timers of a topic are pending, and how soon they are due."""
 
 @_typing.type_check_only
 class TimerServiceAsyncStub(TimerServiceStub):
@@ -62,6 +70,14 @@ class TimerServiceAsyncStub(TimerServiceStub):
     """The same, pipelined; requests are taken in the order of the stream, each is answered once."""
     Cancel: _aio.UnaryUnaryMultiCallable[_timer_pb2.CancelRequest, _timer_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancels timers; one result each."""
+    Reschedule: _aio.UnaryUnaryMultiCallable[_timer_pb2.RescheduleRequest, _timer_pb2.RescheduleResponse]  # type: ignore[assignment]
+    """Gives timers another due time: each ends, and another with its key, payload and headers begins."""
+    GetTimer: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetTimerRequest, _timer_pb2.GetTimerResponse]  # type: ignore[assignment]
+    """One timer, by its id, or by its key while it is pending."""
+    ListTimers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListTimersRequest, _timer_pb2.ListTimersResponse]  # type: ignore[assignment]
+    """The pending timers of a topic, in the order in which they fire, page by page."""
+    CountTimers: _aio.UnaryUnaryMultiCallable[_timer_pb2.CountTimersRequest, _timer_pb2.CountTimersResponse]  # type: ignore[assignment]
+    """How many timers of a topic are pending, and how soon they are due."""
 
 class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- scheduling"""
@@ -97,6 +113,38 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.CancelResponse, _abc.Awaitable[_timer_pb2.CancelResponse]]:
         """Cancels timers; one result each."""
+
+    @_abc_1.abstractmethod
+    def Reschedule(
+        self,
+        request: _timer_pb2.RescheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.RescheduleResponse, _abc.Awaitable[_timer_pb2.RescheduleResponse]]:
+        """Gives timers another due time: each ends, and another with its key, payload and headers begins."""
+
+    @_abc_1.abstractmethod
+    def GetTimer(
+        self,
+        request: _timer_pb2.GetTimerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.GetTimerResponse, _abc.Awaitable[_timer_pb2.GetTimerResponse]]:
+        """One timer, by its id, or by its key while it is pending."""
+
+    @_abc_1.abstractmethod
+    def ListTimers(
+        self,
+        request: _timer_pb2.ListTimersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.ListTimersResponse, _abc.Awaitable[_timer_pb2.ListTimersResponse]]:
+        """The pending timers of a topic, in the order in which they fire, page by page."""
+
+    @_abc_1.abstractmethod
+    def CountTimers(
+        self,
+        request: _timer_pb2.CountTimersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.CountTimersResponse, _abc.Awaitable[_timer_pb2.CountTimersResponse]]:
+        """How many timers of a topic are pending, and how soon they are due."""
 
 def add_TimerServiceServicer_to_server(servicer: TimerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -151,6 +199,9 @@ class AdminServiceStub:
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]
     """Hands the data plane's leadership over; the target is a node's name, or empty for any."""
+    ListMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]
+    ChangeMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]
+    """Answered when the log has committed the change; the outcome is unknown if that takes long."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -164,6 +215,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     CreateTopic: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]  # type: ignore[assignment]
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
     """Hands the data plane's leadership over; the target is a node's name, or empty for any."""
+    ListMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
+    ChangeMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
+    """Answered when the log has committed the change; the outcome is unknown if that takes long."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- administration"""
@@ -204,5 +258,20 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.TransferLeadershipResponse, _abc.Awaitable[_timer_pb2.TransferLeadershipResponse]]:
         """Hands the data plane's leadership over; the target is a node's name, or empty for any."""
+
+    @_abc_1.abstractmethod
+    def ListMembers(
+        self,
+        request: _timer_pb2.ListMembersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.ListMembersResponse, _abc.Awaitable[_timer_pb2.ListMembersResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeMembers(
+        self,
+        request: _timer_pb2.ChangeMembersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.ListMembersResponse, _abc.Awaitable[_timer_pb2.ListMembersResponse]]:
+        """Answered when the log has committed the change; the outcome is unknown if that takes long."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,29 @@
+"""The audit: a Spark job that gives every timer one verdict, from three independent witnesses.
+
+    asked   what clients asked and were answered      histories/         clients.py
+    log     what the nodes' own logs say happened     <node>/log         nodes.py, chaos/replay/
+    given   what consumers received and acked         histories/         clients.py
+
+        asked  --- mark ---  log  --- seq ---  given        full outer joins: whatever any
+                                                            one witness knows is judged
+
+The log is the nodes' word, so it is cross-examined: frames on a majority must be the same on all
+nodes (nodes.py), and what clients were told (ids, due times, offsets, firing times) must be what
+follows from it (verdict.py). Duplicates are counted before anything is grouped away. The audit
+judges a run that was drained: clients went on until everything due had come.
+
+    clients nodes verdict        DataFrame -> DataFrame, pure: the judgement
+    faults figures               windows of faults; lateness, gaps, redeliveries, throughput
+    job session command          one run: read, replay, judge, write; Spark; exit status
+    report page chart            one line, text, JSON, HTML
+
+docs/audit.md says how to run it, here and on a cluster. Spark lives in a run's folder only:
+Parquet in, Parquet out, nothing collected but figures.
+"""
+
+from chaos.audit.command import main, run_audit
+from chaos.audit.job import audit
+from chaos.audit.report import Report, describe
+from chaos.audit.session import spark_session
+
+__all__ = ["Report", "audit", "describe", "main", "run_audit", "spark_session"]

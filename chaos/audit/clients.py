@@ -1,0 +1,97 @@
+"""What clients say: histories -> one row per timer asked for, answer, delivery or ack.
+
+Lists in a line are columns already; here they become rows. Every function is DataFrame ->
+DataFrame, over lines with the columns of `history.SCHEMA`.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+SLOT: Final = ("topic", "group", "queue_offset")
+"""What one message of one group is known by."""
+
+
+def asked(lines: DataFrame) -> DataFrame:
+    """Return what was asked for: mark, id, answered_seq, answered_due_ms, asked_due_ms, …"""
+    rows = (
+        lines.where("op = 'schedule'")
+        .withColumn("n", F.size("marks"))
+        .select(
+            *("client", "topic", "outcome", "start_ms", "end_ms"),
+            F.inline(F.arrays_zip("marks", _or_nulls("ids", "string"), _or_nulls("due_ms"))),
+        )
+        .toDF("client", "topic", "outcome", "start_ms", "end_ms", "mark", "id", "asked_due_ms")
+    )
+    due_ms, seq = id_parts("id")
+    return rows.select("*", due_ms.alias("answered_due_ms"), seq.alias("answered_seq"))
+
+
+def cancels(lines: DataFrame) -> DataFrame:
+    """Return one row per timer that somebody tried to cancel: seq, how often each answer.
+
+    `cancel_missing_ms`: when it was first answered that there is no such timer.
+    """
+    rows = (
+        lines.where("op = 'cancel'")
+        .withColumn("n", F.size("ids"))
+        .select("outcome", "end_ms", F.inline(F.arrays_zip("ids", _or_nulls("results", "string"))))
+        .toDF("outcome", "end_ms", "id", "result")
+    )
+    missing = F.when(F.col("result").isin("NOT_FOUND", "TIMER_NOT_FOUND"), F.col("end_ms"))
+    answers = {
+        "cancel_ok": F.col("result") == "CANCELLED",
+        "cancel_already": F.col("result") == "ALREADY_CANCELLED",
+        "cancel_fired": F.col("result") == "ALREADY_FIRED",
+        "cancel_unknown": F.col("outcome") == "unknown",
+    }
+    return rows.groupBy(id_parts("id")[1].alias("seq")).agg(
+        *(F.count_if(condition).alias(name) for name, condition in answers.items()),
+        F.min(missing).alias("cancel_missing_ms"),
+    )
+
+
+def deliveries(lines: DataFrame) -> DataFrame:
+    """Return every delivery of a message, none merged."""
+    heads = ("topic", "group", "epoch", "received_ms")
+    lists = ("offsets", "ids", "marks", "attempts", "fired_at_ms")
+    names = ("queue_offset", "id", "mark", "attempt", "fired_at_ms")
+    rows = (
+        lines.where("op = 'deliver'")
+        .select(*heads, F.inline(F.arrays_zip(*lists)))
+        .toDF(*heads, *names)
+    )
+    due_ms, seq = id_parts("id")
+    return rows.select("*", due_ms.alias("due_ms"), seq.alias("seq")).drop("id")
+
+
+def confirmed_acks(lines: DataFrame) -> DataFrame:
+    """Return one row per message whose ack was confirmed: its slot and when it first was."""
+    rows = (
+        lines.where("op = 'ack' AND outcome = 'ok'")
+        .select("topic", "group", "end_ms", F.inline(F.arrays_zip("offsets", "results")))
+        .toDF("topic", "group", "end_ms", "queue_offset", "result")
+    )
+    rows = rows.where(F.col("result").isin("ACKED", "ALREADY_ACKED"))
+    return rows.groupBy(*SLOT).agg(F.min("end_ms").alias("confirmed_ms"))
+
+
+def consumed(lines: DataFrame) -> DataFrame:
+    """Return the (topic, group) pairs that the run's consumers read."""
+    return lines.where("op IN ('open', 'deliver')").select("topic", "group").distinct()
+
+
+def _or_nulls(name: str, of: str = "bigint") -> Column:
+    """Return a list column; where it is null, as many nulls as the row's `n`."""
+    return F.coalesce(name, F.array_repeat(F.lit(None).cast(of), F.col("n"))).alias(name)
+
+
+def id_parts(name: str) -> tuple[Column, Column]:
+    """Return (effective due, seq) of a timer id, as timer/timer_id.py lays it out.
+
+    48 bits due, 48 bits seq, 24 bits check, in 24 digits of base 32: ten digits are 50 bits.
+    """
+    high, low = (F.conv(F.substring(name, at, 10), 32, 10).cast("bigint") for at in (1, 11))
+    seq = F.shiftleft(high.bitwiseAND(3), 46).bitwiseOR(F.shiftright(low, 4))
+    return F.shiftright(high, 2), seq

@@ -1,0 +1,109 @@
+"""The command: `timerctl audit RUN`, `python -m chaos.audit RUN`, `spark-submit … RUN`.
+
+Exit status: 0 every promise was kept, 1 one was broken, 2 the input can't be audited.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+from chaos import history_check
+from chaos.audit.job import audit, folder_size
+from chaos.audit.report import describe
+from chaos.audit.session import spark_session
+from chaos.history import Run
+from timer.errors import StorageError
+
+QUICK_SIZE_MAX: Final = 512 << 20
+"""Bytes of logs and histories up to which a run is audited by a `quick` session."""
+_UNUSABLE: Final = re.compile(
+    r"^(?:timer\.errors\.\w+|ValueError|FileNotFoundError): (.*)$", re.MULTILINE
+)
+"""How an error that makes a run unusable is told by a Python worker."""
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Let what is started here, a chatty JVM, write its stderr to a file for good."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ours = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)
+
+
+def _faulty_histories(run: Run) -> bool:
+    """Print what is wrong with the histories, if anything; return whether something is."""
+    paths = [p for p in sorted(run.histories.glob("*")) if p.suffix in history_check.SUFFIXES]
+    problems = (problem for path in paths for problem in history_check.check(path))
+    found = [*itertools.islice(problems, history_check.PROBLEMS_MAX)]
+    for problem in found:
+        print(f"audit: {problem}", file=sys.stderr)
+    return bool(found)
+
+
+def run_audit(
+    folder: Path,
+    *,
+    output: str = "table",
+    master: str | None = None,
+    check_history: bool = False,
+) -> int:
+    """Audit a folder and print what was found; return the exit status."""
+    run = Run(folder.resolve())
+    if not run.root.is_dir():
+        print(f"audit: {folder}: no such folder", file=sys.stderr)
+        return 2
+    if check_history and _faulty_histories(run):
+        return 2
+    try:
+        with _stderr_to(run.audit / "spark.log"):
+            quick = folder_size(run.root) <= QUICK_SIZE_MAX
+            spark = spark_session("timer-audit", quick=quick, master=master)
+        try:
+            report = audit(spark, run)
+        finally:
+            spark.stop()
+    except (FileNotFoundError, StorageError, ValueError) as broken:
+        print(f"audit: {broken}", file=sys.stderr)
+        return 2
+    except PySparkException as failed:
+        told = _UNUSABLE.findall(str(failed))
+        if not told:
+            raise
+        print(f"audit: {told[-1]}", file=sys.stderr)
+        return 2
+    if output == "json":
+        print(json.dumps(report.summary, indent=2))
+    else:
+        print("\n".join(describe(report)))
+        print(f"report: {run.audit / 'report.html'}")
+    return 0 if report.ok else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m chaos.audit`."""
+    parser = argparse.ArgumentParser(description="check a run's folder against the promises")
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("--master", help="Spark's master; default local[*], or what submits this")
+    parser.add_argument(
+        "--check-history", action="store_true", help="hold the histories against their format first"
+    )
+    args = parser.parse_args(argv)
+    return run_audit(
+        args.run, output=args.output, master=args.master, check_history=args.check_history
+    )

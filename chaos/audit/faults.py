@@ -1,0 +1,107 @@
+"""The fault timeline: what was done to the cluster, as windows from strike to heal.
+
+Lines of faults.jsonl that matter here, whatever else they say:
+
+    {"event": "strike", "at_ms": …, "strike": 7, "nemesis": "partition"}      begins
+    {"event": "healed", "at_ms": …, "strike": 7}                              ends
+    {"event": "kill",    "at_ms": …, "node": "n1", "role": "leader", "epoch": 3}
+    {"event": "restart", "at_ms": …, "node": "n1"}
+    {"event": "pause",   …}, {"event": "resume", …}                           likewise
+
+A kill or a pause is a fault of its own, ended by the restart or resume of its node, unless it is
+part of a strike that is open: that is then known to have hit this node. What nothing healed lasts
+to the run's end.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+_ENDS: Final = {"restart": "kill", "resume": "pause"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that was done to the cluster: [start_ms, heal_ms), then recovery."""
+
+    number: int
+    kind: str
+    node: str | None
+    role: str | None
+    start_ms: int
+    heal_ms: int
+    recovered_ms: int
+    """When schedules were answered and timers fired again, both; heal_ms until that is known."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in the report."""
+        return " ".join(filter(None, (self.kind, self.role, self.node)))
+
+
+def windows(lines: Iterable[dict[str, Any]], until_ms: int) -> list[Fault]:
+    """Return the faults of a timeline, in order of their strikes."""
+    found: list[Fault] = []
+    strikes: dict[Any, int] = {}  # open ones: strike -> its place in `found`
+    alone: dict[tuple[str, str | None], int] = {}  # open ones: (event, node) -> ditto
+    for line in sorted(lines, key=lambda line: int(line["at_ms"])):
+        event, at_ms, strike = line["event"], int(line["at_ms"]), line.get("strike")
+        node, role = _text(line.get("node")), _text(line.get("role"))
+        if event in ("kill", "pause") and strike in strikes:
+            at = strikes[strike]
+            if found[at].node is None:
+                found[at] = replace(found[at], node=node, role=role)
+        elif event in ("strike", "kill", "pause"):
+            kind = str(line.get("nemesis") or event)
+            if event == "strike":
+                strikes[strike] = len(found)
+            else:
+                alone[event, node] = len(found)
+            found.append(Fault(len(found), kind, node, role, at_ms, until_ms, until_ms))
+        else:
+            ended = (
+                strikes.pop(strike, None)
+                if event == "healed"
+                else alone.pop((_ENDS.get(event, ""), node), None)
+            )
+            if ended is not None:
+                found[ended] = replace(found[ended], heal_ms=at_ms, recovered_ms=at_ms)
+    return found
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return ",".join(map(str, value)) if isinstance(value, list) else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of the run, [start_ms, end_ms), in one phase."""
+
+    name: str
+    """fault or recovery; what no phase covers is steady."""
+    start_ms: int
+    end_ms: int
+
+
+def phases(faults: Sequence[Fault]) -> list[Phase]:
+    """Return disjoint stretches, in order; where faults overlap, fault wins over recovery."""
+    edges = sorted(
+        {ms for each in faults for ms in (each.start_ms, each.heal_ms, each.recovered_ms)}
+    )
+    found: list[Phase] = []
+    for start, end in pairwise(edges):
+        if any(f.start_ms <= start < f.heal_ms for f in faults):
+            name = "fault"
+        elif any(f.heal_ms <= start < f.recovered_ms for f in faults):
+            name = "recovery"
+        else:
+            continue
+        if found and found[-1].name == name and found[-1].end_ms == start:
+            found[-1] = replace(found[-1], end_ms=end)
+        else:
+            found.append(Phase(name, start, end))
+    return found

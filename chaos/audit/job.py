@@ -1,0 +1,306 @@
+"""The job: one run's folder in, verdicts, figures and reports out.
+
+    histories ─► lines ─► asked, deliveries, acks, cancels ─────────┐
+    node logs ─► entries ─► agreed, conflicts ─► replay ─► fates ───┴► verdicts ─► figures ─► report
+
+Between the steps lie Parquet files in the run's `audit/work` folder, so nothing is computed twice
+and no step needs memory for a whole run; only counts and figures are collected.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos import history
+from chaos.audit import clients, figures, nodes, verdict
+from chaos.audit.faults import phases, windows
+from chaos.audit.report import Report, write
+from chaos.history import Run
+from chaos.replay import tables
+from timer.units import LogIndex
+
+SMALL_SIZE: Final = 512 << 20
+"""Bytes of histories up to which they are kept in memory, parsed."""
+OFFENDERS_MAX: Final = 100
+"""Named in the summary; the verdict table has all of them."""
+STRETCHES_MAX: Final = 600
+"""In the timeline."""
+
+
+def audit(spark: SparkSession, run: Run) -> Report:
+    """Audit a run; write the verdict table, the summary and the report into its `audit` folder.
+
+    Raises:
+        FileNotFoundError: the folder holds no histories, or no node's log.
+        StorageError: a node's log is damaged.
+        ValueError: a log's beginning is gone, so that it can't be replayed; a history is damaged.
+    """
+    lines = read_histories(spark, run)
+    logs = run.logs()
+    entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")
+    common = _kept(nodes.agreed(entries, len(logs) // 2 + 1), run, "common")
+    disputes = _kept(nodes.conflicts(entries, common), run, "disputes")
+    held = _held(entries, common, disputes)
+    replayed = _replayed(spark, run, held)
+    story = {
+        name: spark.read.parquet(str(run.audit / "work/replay" / name))
+        for name in ("fates", "acks", "groups", "checkpoints")
+    }
+    end_ms = until_ms(lines, run)
+    found = _judged(run, lines, story, disputes, end_ms)
+    summary = _counts(found, disputes, held)
+    summary |= _conserved(story, summary)
+    summary |= _epochs(common, _faults(run))
+    summary |= {"replayed": replayed, **_figures(run, lines, found, end_ms)}
+    return write(run, Report(summary))
+
+
+def read_histories(spark: SparkSession, run: Run) -> DataFrame:
+    """Return the lines of all histories, whichever form they have (history.SCHEMA).
+
+    Raises:
+        FileNotFoundError: there are none.
+        ValueError: more of a file than its last line is no JSON.
+    """
+    texts, columns = ([*run.histories.glob(f"*.{kind}")] for kind in ("jsonl", "parquet"))
+    if not texts and not columns:
+        raise FileNotFoundError(f"{run.histories}: no histories (*.jsonl, *.parquet)")
+    reader = spark.read.schema(history.SCHEMA)
+    parts: list[DataFrame] = []
+    if texts:
+        lines = reader.json([*map(str, texts)]).withColumn("file", F.input_file_name())
+        small = sum(path.stat().st_size for path in texts) <= SMALL_SIZE
+        lines = lines.cache() if small else _kept(lines, run, "lines")
+        torn = lines.where("op IS NULL").groupBy("file").count().where("count > 1").first()
+        if torn is not None:
+            raise ValueError(f"{torn['file']}: {torn['count']} lines are not a history's")
+        parts.append(lines.where("op IS NOT NULL").drop("file"))
+    if columns:
+        parts.append(reader.parquet(*map(str, columns)))
+    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+
+
+def _kept(table: DataFrame, run: Run, name: str) -> DataFrame:
+    """Write a table into the work folder and return it as it lies there."""
+    path = str(run.audit / "work" / name)
+    table.write.mode("overwrite").parquet(path)
+    return table.sparkSession.read.parquet(path)
+
+
+def _held(entries: DataFrame, common: DataFrame, disputes: DataFrame) -> list[dict[str, Any]]:
+    """Return per node what its log holds: node, entries, upto (agreed to there), stale, diverged.
+
+    Raises:
+        ValueError: no entry is on a majority.
+    """
+    upto = nodes.ends(entries, common, disputes)
+    counts = disputes.groupBy("node").agg(
+        F.count_if("stale").alias("stale"), F.count_if(~F.col("stale")).alias("diverged")
+    )
+    rows = upto.join(counts, "node", "left").fillna(0, ["stale", "diverged"]).orderBy("node")
+    held = [row.asDict() for row in rows.collect()]
+    if not held or held[0]["upto"] is None:
+        raise ValueError("no entry is on a majority of the nodes: there is nothing to audit")
+    return held
+
+
+def _replayed(spark: SparkSession, run: Run, held: list[dict[str, Any]]) -> dict[str, Any]:
+    """Replay, in a worker, the log that is the majority's for longest; return its figures."""
+    best = max(held, key=lambda node: node["upto"])
+    log, upto = run.logs()[best["node"]], LogIndex(best["upto"])
+    work = run.audit / "work"
+
+    def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            row = tables.replay(log, work / "replay", work / "spill", upto=upto)
+            yield pa.RecordBatch.from_pylist([row])
+
+    row = spark.range(1, numPartitions=1).mapInArrow(each, tables.FIGURES).first()
+    assert row is not None
+    return {"node": best["node"], **row.asDict()}
+
+
+def _judged(
+    run: Run, lines: DataFrame, story: dict[str, DataFrame], disputes: DataFrame, end_ms: int
+) -> DataFrame:
+    """Write the verdict table; return it."""
+    asks = clients.asked(lines)
+    topics = F.broadcast(lines.where("op = 'schedule'").select("topic").distinct())
+    starts = clients.consumed(lines).join(
+        story["groups"].select("topic", "group", "start_offset"), ["topic", "group"], "left"
+    )
+    given = verdict.judged_deliveries(
+        clients.deliveries(lines), clients.confirmed_acks(lines), story["acks"]
+    )
+    found = verdict.verdicts(
+        asks,
+        nodes.disputed(story["fates"], disputes).join(topics, "topic", "left_semi"),
+        given,
+        clients.cancels(lines),
+        starts.fillna(0, ["start_offset"]),
+        until_ms=end_ms,
+    )
+    path = str(run.audit / "verdicts.parquet")
+    found.write.mode("overwrite").parquet(path)
+    return found.sparkSession.read.parquet(path)
+
+
+def until_ms(lines: DataFrame, run: Run) -> int:
+    """Return when the clients, or the harness, looked last."""
+    latest = F.greatest(F.max("received_ms"), F.max("end_ms"), F.max("start_ms"))
+    row = lines.agg(latest).first()
+    assert row is not None
+    return max(row[0] or 0, *(int(line["at_ms"]) for line in _faults(run)), 0)
+
+
+def _faults(run: Run) -> list[dict[str, Any]]:
+    return [*history.read(run.faults)] if run.faults.exists() else []
+
+
+def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -> dict[str, Any]:
+    cells = found.groupBy("verdict", "end").agg(
+        F.count("*").alias("n"),
+        F.sum("deliveries").alias("deliveries"),
+        F.sum("groups").alias("messages"),
+        F.sum("arrived_after_ack").alias("arrived_after_ack"),
+    )
+    rows = [row.asDict() for row in cells.collect()]
+    counts: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for row in rows:
+        counts[row["verdict"]] = counts.get(row["verdict"], 0) + row["n"]
+        ends[row["end"]] = ends.get(row["end"], 0) + row["n"]
+    violations: dict[str, int] = {
+        name: counts[name] for name in verdict.VIOLATIONS if name in counts
+    }
+    if diverged := sum(node["diverged"] for node in held):
+        violations["diverged_entries"] = diverged
+    delivered, messages, after = (
+        sum(row[name] or 0 for row in rows)
+        for name in ("deliveries", "messages", "arrived_after_ack")
+    )
+    bad = found.where(F.col("verdict").isin(*verdict.VIOLATIONS))
+    entries = disputes.where(~F.col("stale"))
+    return {
+        "verdict": "VIOLATED" if violations else "OK",
+        "violations": violations,
+        "verdicts": dict(sorted(counts.items())),
+        "scheduled": sum(n for end, n in ends.items() if end),
+        **{end: ends.get(end, 0) for end in ("fired", "cancelled", "dropped", "pending")},
+        "delivered": messages,
+        "redelivered": delivered - messages,
+        "arrived_after_ack": after,
+        "stale_entries": sum(node["stale"] for node in held),
+        "nodes": held,
+        "offenders": _first(bad, "verdict", "seq", "mark") if violations else [],
+        "diverged_entries": _first(entries, "index", "node") if diverged else [],
+    }
+
+
+def _first(rows: DataFrame, *order: str) -> list[dict[str, Any]]:
+    return [row.asDict() for row in rows.orderBy(*order).limit(OFFENDERS_MAX).collect()]
+
+
+def _conserved(story: dict[str, DataFrame], summary: dict[str, Any]) -> dict[str, Any]:
+    """Return P7 at the checkpoints; where it does not hold, that is a violation."""
+    points = nodes.conservation(story["fates"], story["checkpoints"])
+    last = F.max_by(F.struct(*points.columns), "index")
+    counts = points.agg(F.count("*"), F.count_if(~F.col("balanced")), last).first()
+    assert counts is not None
+    violations = dict(summary["violations"])
+    if counts[1]:
+        violations["unbalanced_checkpoints"] = counts[1]
+    wrong = points.where(~F.col("balanced"))
+    return {
+        "verdict": "VIOLATED" if violations else "OK",
+        "violations": violations,
+        "conservation": {
+            "checkpoints": counts[0],
+            "unbalanced": _first(wrong, "index") if counts[1] else [],
+            "last": [counts[2].asDict()] if counts[2] else [],
+        },
+    }
+
+
+def _figures(run: Run, lines: DataFrame, found: DataFrame, end_ms: int) -> dict[str, Any]:
+    """Return lateness by phase, gaps by fault, redeliveries by reason, and the timeline."""
+    spark = lines.sparkSession
+    moments = _kept(figures.successes(lines, found), run, "successes")
+    faults = windows(_faults(run), end_ms)
+    back = figures.recovered(spark, moments, faults)
+    faults = [replace(each, recovered_ms=back.get(each.number, end_ms)) for each in faults]
+    begin = moments.agg(F.min("at_ms")).first()
+    begin_ms = begin[0] if begin and begin[0] is not None else end_ms
+    bucket_ms = 1000 * max(1, -(-(end_ms - begin_ms) // (1000 * STRETCHES_MAX)))
+    histogram = _kept(figures.lateness(found, phases(faults), bucket_ms), run, "lateness")
+    series = _series(lines, histogram, bucket_ms)
+    given = clients.deliveries(lines)
+    reasons = figures.redeliveries(given, found).orderBy("reason").collect()
+    return {
+        "lateness_ms": _lateness(histogram),
+        "faults": figures.unavailability(spark, figures.gaps(moments), faults),
+        "redeliveries": {row["reason"]: row["n"] for row in reasons},
+        "timeline": {"bucket_ms": bucket_ms, "from_ms": begin_ms, "to_ms": end_ms, **series},
+    }
+
+
+def _lateness(histogram: DataFrame) -> dict[str, dict[str, dict[str, int]]]:
+    """Return what -> phase -> percentiles, "all" among the phases."""
+    out: dict[str, dict[str, dict[str, int]]] = {"fire": {}, "deliver": {}}
+    by_phase = figures.percentiles(histogram, "what", "phase")
+    overall = figures.percentiles(histogram, "what").withColumn("phase", F.lit("all"))
+    for row in by_phase.unionByName(overall).orderBy("what", "phase").collect():
+        out[row["what"]][row["phase"]] = {name: row[name] for name in ("n", *figures.QUANTILES)}
+    return out
+
+
+def _series(lines: DataFrame, histogram: DataFrame, bucket_ms: int) -> dict[str, Any]:
+    """Return the timeline's columns: parallel lists, one value per stretch that has any."""
+    flow = figures.throughput(lines, histogram, bucket_ms)
+    late = figures.percentiles(histogram.where("what = 'fire'"), "bucket")
+    rows = (
+        flow.join(late.select("bucket", "p50", "p99", "max"), "bucket", "left")
+        .where("bucket IS NOT NULL")
+        .orderBy("bucket")
+        .collect()
+    )
+    names = ("bucket", "schedule", "failed", "fire", "deliver", "p50", "p99", "max")
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _epochs(common: DataFrame, timeline: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how many entries and failovers there were, and the gap of each killed leader.
+
+    The gap ends when a later epoch fires for the first time.
+    """
+    first = common.groupBy("epoch").agg(
+        F.count("*").alias("entries"),
+        F.min(F.when(F.col("kind") == "FIRE", F.col("time_ms"))).alias("fired_ms"),
+    )
+    rows = first.orderBy("epoch").collect()
+    epochs = [(row["epoch"], row["fired_ms"]) for row in rows]
+    gaps = []
+    kills = [line for line in timeline if line["event"] == "kill"]
+    for kill in (line for line in kills if line.get("role") == "leader"):
+        was, at_ms = kill.get("epoch") or 0, kill["at_ms"]
+        later = [(e, ms) for e, ms in epochs if ms is not None and e > was and ms >= at_ms]
+        if later:
+            epoch, fired_ms = later[0]
+            gap_ms = fired_ms - at_ms
+            gaps.append({"node": kill.get("node"), "epoch": epoch, "fired_after_ms": gap_ms})
+    return {
+        "entries": sum(row["entries"] for row in rows),
+        "kills": len(kills),
+        "failovers": max(0, len(rows) - 1),
+        "failover_gaps": gaps,
+    }
+
+
+def folder_size(root: Path) -> int:
+    """Return the bytes of all files in a run's folder."""
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())

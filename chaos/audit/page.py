@@ -1,0 +1,259 @@
+"""The report as one HTML page: no network, no script, no file beside it; light and dark."""
+
+import html as _html
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from chaos.audit.chart import Axis, Band, Line, chart, short
+from chaos.audit.figures import PLANES, QUANTILES
+from chaos.audit.verdict import FINE, VIOLATIONS
+
+Row = Sequence[Any]
+
+_CSS: Final = """
+:root { color-scheme: light dark; --bg: #fff; --ink: #1d2330; --dim: #667085; --rule: #dfe3ea;
+  --good: #117a42; --bad: #c02626; --fault: #e5484d33; --recovery: #f5a52426;
+  --blue: #2867d4; --green: #1a8f57; --violet: #8b3fd0; --orange: #d06a00; --red: #d32f2f; }
+@media (prefers-color-scheme: dark) { :root { --bg: #14171d; --ink: #e4e7ee; --dim: #97a1b3;
+  --rule: #2c323d; --good: #4cc38a; --bad: #ff7b7b; --fault: #e5484d4d; --recovery: #f5a52433;
+  --blue: #6ea8fe; --green: #4cc38a; --violet: #c99bff; --orange: #ffa657; --red: #ff7b7b; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1100px; padding: 24px 20px 60px; background: var(--bg);
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 34px 0 8px; }
+p { margin: 4px 0 10px; color: var(--dim); max-width: 80ch; }
+.line { font: 13px/1.6 ui-monospace, monospace; color: var(--ink); max-width: none; }
+.OK { color: var(--good); } .VIOLATED { color: var(--bad); }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--rule); }
+th { color: var(--dim); font-weight: 600; } td.text, th.text { text-align: left; }
+.zero { color: var(--dim); } .breach { color: var(--bad); font-weight: 600; }
+svg { display: block; width: 100%; height: auto; margin: 10px 0; }
+svg path { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+svg .title { font-weight: 600; font-size: 13px; } svg .tick { fill: var(--dim); }
+svg .band { fill: var(--dim); font-size: 11px; }
+svg .grid { stroke: var(--rule); } svg .notch { stroke: var(--dim); }
+svg .fault { fill: var(--fault); } svg .recovery { fill: var(--recovery); }
+"""
+_LATENESS: Final = """After the due time, or after the request if that came later; exact. The phase
+is that of the moment when the timer could fire."""
+
+
+def html(name: str, summary: dict[str, Any], line: str) -> str:
+    """Return the page of one run."""
+    s = summary
+    verdict = s["verdict"]
+    body = [
+        f'<h1>{_text(name)}: <span class="{verdict}">{verdict}</span></h1>',
+        f'<p class="line">{_text(line)}</p>',
+        *_charts(s),
+        "<h2>Verdicts</h2>",
+        _verdicts(s),
+        *_offenders(s),
+        *_faults(s),
+        "<h2>Lateness</h2>",
+        f"<p>{_LATENESS}</p>",
+        _lateness(s),
+        *_redeliveries(s),
+        "<h2>Nodes</h2>",
+        _nodes(s),
+        *_conservation(s),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Audit of {_text(name)}: {verdict}</title><style>{_CSS}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _text(value: Any) -> str:
+    return _html.escape(str(value))
+
+
+def _charts(s: dict[str, Any]) -> Iterator[str]:
+    flow = s["timeline"]
+    step = flow["bucket_ms"]
+    moments, rows = _filled(flow, step)
+    bands = [
+        Band(
+            f["fault"],
+            f["start_ms"],
+            f["start_ms"] + f["healed_after_ms"],
+            f["start_ms"] + f["healed_after_ms"] + f["recovered_after_ms"],
+        )
+        for f in s["faults"]
+    ]
+    axis = Axis(flow["from_ms"], flow["to_ms"], moments, bands)
+    names = (("schedule", "blue"), ("fire", "green"), ("deliver", "violet"), ("failed", "red"))
+    words = {"schedule": "scheduled", "fire": "fired", "deliver": "delivered"}
+    rates = [
+        Line(words.get(name, name), colour, [1000 * (row.get(name) or 0) / step for row in rows])
+        for name, colour in names
+        if name != "failed" or any(flow["failed"])
+    ]
+    yield chart("Throughput, timers per second", "/s", axis, rates)
+    late = [
+        Line(name, colour, [row.get(name) for row in rows])
+        for name, colour in (("p50", "blue"), ("p99", "orange"), ("max", "red"))
+    ]
+    yield chart("Lateness of firing", "ms", axis, late, logarithmic=True)
+    if bands:
+        yield (
+            "<p>Red: a fault, from strike to heal. Yellow: recovery, until schedules were answered"
+            " and timers fired again. Time since the run's first success.</p>"
+        )
+
+
+def _filled(flow: dict[str, Any], step: int) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return moments without holes, the middles of stretches, and what is known of each."""
+    names = [name for name, values in flow.items() if isinstance(values, list)]
+    columns = zip(*(flow[name] for name in names), strict=True)
+    known = {row["bucket"]: row for row in (dict(zip(names, c, strict=True)) for c in columns)}
+    if not known:
+        return [], []
+    buckets = range(min(known), max(known) + 1, step)
+    return [at + step // 2 for at in buckets], [known.get(at, {}) for at in buckets]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Row], *, texts: int = 1) -> str:
+    """Return a table that scrolls if it is wide; the first `texts` columns are texts."""
+
+    def cells(tag: str, row: Row) -> str:
+        return "".join(
+            f"<{tag}{' class=text' if at < texts else ''}>{_cell(value)}</{tag}>"
+            for at, value in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{cells("th", heads)}</tr>{body}</table></div>'
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return '<span class="zero">&ndash;</span>'
+    if isinstance(value, bool | str):
+        return value if isinstance(value, _Html) else _text(value)
+    return f"{value:,}" if value else '<span class="zero">0</span>'
+
+
+class _Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def _verdicts(s: dict[str, Any]) -> str:
+    counts = {**s["verdicts"], **s["violations"]}
+    rows: list[Row] = [
+        (name, "fine", counts[name]) for name in FINE if counts.get(name)
+    ]  # fmt: skip
+    others = [name for name in s["violations"] if name not in VIOLATIONS]
+    for name in (*VIOLATIONS, *others):
+        number = counts.get(name, 0)
+        kind = _Html('<span class="breach">violation</span>') if number else "violation"
+        rows.append((name, kind, number))
+    return _table(("verdict", "", "timers"), rows, texts=2)
+
+
+def _offenders(s: dict[str, Any]) -> Iterator[str]:
+    if not s["violations"]:
+        return
+    yield "<h2>Violations</h2>"
+    named = ("verdict", "mark", "id", "seq", "topic", "end", "outcome")
+    more = ("due_ms", "asked_due_ms", "scheduled_at_ms", "ended_at_ms", "queue_offset", "copies")
+    last = ("deliveries", "received_ms")
+    if s["offenders"]:
+        yield f"<p>The first {len(s['offenders'])}; verdicts.parquet has every one.</p>"
+        heads = (*named, *more, *last)
+        rows = [[_raw(row.get(name)) for name in heads] for row in s["offenders"]]
+        yield _table(heads, rows, texts=len(named))
+    if s["diverged_entries"]:
+        yield "<p>Entries of the log that a node holds otherwise than the majority:</p>"
+        rows = [[row["node"], row["index"], row["epoch"]] for row in s["diverged_entries"]]
+        yield _table(("node", "index", "epoch"), rows)
+
+
+def _raw(value: Any) -> Any:
+    """Ids and times are looked up elsewhere: digits without commas."""
+    return str(value) if isinstance(value, int) else value
+
+
+def _faults(s: dict[str, Any]) -> Iterator[str]:
+    if not s["faults"]:
+        return
+    yield "<h2>Faults</h2>"
+    yield (
+        "<p>The longest time without a success that the fault touches, and when after the strike"
+        " it began. Where nothing was asked or due, nothing could succeed.</p>"
+    )
+    begin = s["timeline"]["from_ms"]
+    heads = ["fault", "at, s", "healed after, ms", "recovered after, ms"]
+    for plane in PLANES:
+        heads += [f"no {plane}, ms", "from, ms"]
+    rows = [
+        [f["fault"], short((f["start_ms"] - begin) / 1000), f["healed_after_ms"]]
+        + [f["recovered_after_ms"]]
+        + [f[f"{plane}_gap{what}_ms"] for plane in PLANES for what in ("", "_after")]
+        for f in s["faults"]
+    ]
+    yield _table(heads, rows)
+    for gap in s["failover_gaps"]:
+        yield (
+            f"<p>Leader {_text(gap['node'])} killed: epoch {gap['epoch']} fired first,"
+            f" {gap['fired_after_ms']:,} ms later.</p>"
+        )
+
+
+def _lateness(s: dict[str, Any]) -> str:
+    heads = ("", "phase", "timers", *(f"{name}, ms" for name in QUANTILES))
+    rows = [
+        [{"fire": "fired", "deliver": "delivered"}[what], phase, row["n"]]
+        + [row[name] for name in QUANTILES]
+        for what, phases in s["lateness_ms"].items()
+        for phase, row in phases.items()
+    ]
+    return _table(heads, rows, texts=2)
+
+
+def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
+    yield "<h2>Redeliveries</h2>"
+    if not s["redeliveries"]:
+        yield "<p>None.</p>"
+        return
+    yield _table(("reason", "deliveries"), [*s["redeliveries"].items()])
+    yield (
+        f"<p>{s['arrived_after_ack']:,} deliveries arrived after the ack was confirmed, by the"
+        " clients' clocks: they had been on their way. The log's order decides.</p>"
+    )
+
+
+def _nodes(s: dict[str, Any]) -> str:
+    heads = ("node", "entries", "agrees up to", "stale", "diverged", "replayed")
+    rows = [
+        [
+            *(n[name] for name in ("node", "last", "upto", "stale", "diverged")),
+            "yes" if n["node"] == s["replayed"]["node"] else "",
+        ]
+        for n in s["nodes"]
+    ]
+    return _table(heads, rows)
+
+
+def _conservation(s: dict[str, Any]) -> Iterator[str]:
+    points = s["conservation"]
+    yield "<h2>Conservation</h2>"
+    bad = len(points["unbalanced"])
+    yield (
+        f"<p>scheduled = pending + fired + cancelled + dropped at"
+        f" {points['checkpoints'] - bad:,} of {points['checkpoints']:,} checkpoints. The last, and"
+        " those that do not add up:</p>"
+    )
+    names = ("index", "scheduled", "pending", "fired", "cancelled", "dropped", "balanced")
+    rows = [[row[name] for name in names] for row in (*points["last"], *points["unbalanced"])]
+    if rows:
+        yield _table(names, rows, texts=0)

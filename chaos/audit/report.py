@@ -1,0 +1,84 @@
+"""The report: what the audit found, as one line, as text, as JSON and as a page."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chaos.audit import page
+from chaos.history import Run
+
+SHOWN_MAX: Final = 10
+"""Offenders that the text names; the summary has more, the verdict table all."""
+_IN_LINE: Final = ("lost", "duplicate_fire", "early")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the audit found; `summary` is what summary.json holds."""
+
+    summary: dict[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.summary["violations"]
+
+    def line(self) -> str:
+        """Return the verdict in one line."""
+        s, counts = self.summary, self.summary["verdicts"]
+        figures = {
+            name: s[name]
+            for name in ("kills", "failovers", "scheduled", "fired", "delivered", "cancelled")
+        }
+        figures["redelivered"] = s["redelivered"]
+        for name, verdict in (("lost",) * 2, ("duplicated", "duplicate_fire"), ("early",) * 2):
+            figures[name] = counts.get(verdict, 0)
+        others = {k: v for k, v in s["violations"].items() if k not in _IN_LINE}
+        text = " ".join(f"{name}={value}" for name, value in (figures | others).items())
+        return f"verdict: {'OK' if self.ok else 'VIOLATED'} {text}"
+
+
+def describe(report: Report) -> Iterator[str]:
+    """Yield the report for people, line by line; the verdict last."""
+    s = report.summary
+    points = s["conservation"]
+    yield (
+        f"{s['entries']:,} log entries on a majority, {s['stale_entries']} stale ones beside them;"
+        f" counts balanced at {points['checkpoints'] - len(points['unbalanced'])}"
+        f" of {points['checkpoints']} checkpoints"
+    )
+    for gap in s["failover_gaps"]:
+        text = f"leader {gap['node']} killed: epoch {gap['epoch']} fired first"
+        yield f"{text} {gap['fired_after_ms']} ms later"
+    for what, past in (("fire", "fired"), ("deliver", "delivered")):
+        for phase, row in s["lateness_ms"][what].items():
+            values = " ".join(f"{key} {value} ms" for key, value in row.items() if key != "n")
+            yield f"{past} after due, {phase}: {values} ({row['n']:,})"
+    if s["redeliveries"]:
+        reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
+        yield f"redeliveries: {reasons}"
+    yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
+    yield from _offenders(s)
+    yield report.line()
+
+
+def _offenders(s: dict[str, Any]) -> Iterator[str]:
+    for row in s["offenders"][:SHOWN_MAX]:
+        yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
+    for row in s["diverged_entries"][:SHOWN_MAX]:
+        yield f"  diverged entry: node={row['node']} index={row['index']} epoch={row['epoch']}"
+    for row in s["conservation"]["unbalanced"][:SHOWN_MAX]:
+        yield "  unbalanced checkpoint: " + " ".join(f"{k}={v}" for k, v in row.items())
+    named = len(s["offenders"])
+    total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])
+    if total > SHOWN_MAX:
+        yield f"  … {total:,} in all; {named} in summary.json, every one in verdicts.parquet"
+
+
+def write(run: Run, report: Report) -> Report:
+    """Write summary.json and report.html into the run's `audit` folder; return the report."""
+    run.audit.mkdir(parents=True, exist_ok=True)
+    (run.audit / "summary.json").write_text(json.dumps(report.summary, indent=2) + "\n")
+    (run.audit / "report.html").write_text(page.html(run.root.name, report.summary, report.line()))
+    return report

@@ -1,0 +1,72 @@
+"""The audit's Spark session: on this machine, quiet, or the one that spark-submit gives."""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from chaos import timerlog
+
+
+def spark_session(name: str, *, quick: bool = False, master: str | None = None) -> SparkSession:
+    """Return a quiet session that knows the format "timerlog"; on this machine unless told.
+
+    Under spark-submit the master and every setting that it was given are left as they are.
+    `quick` is for runs of a few million timers: what starts and compiles soonest wins there.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name).config(map=_ALWAYS)
+    if not _submitted():
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.master(master or "local[*]").config(map=_local(quick=quick))
+    session = builder.getOrCreate()
+    timerlog.register(session)
+    return session
+
+
+def _submitted() -> bool:
+    """Whether spark-submit started this program, and so has a JVM and a master for it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+_ALWAYS: Final[dict[str, bool | float | int | str | None]] = {
+    "spark.sql.session.timeZone": "UTC",
+    timerlog.PUSHDOWN: "true",
+}
+
+
+def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
+    scratch = Path(tempfile.mkdtemp(prefix="audit-spark-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    (scratch / "log4j2.properties").write_text(_LOGGING)
+    options = f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}"
+    if quick:
+        options += " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": options,
+        "spark.driver.memory": "1g" if quick else "4g",
+        "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", str(scratch)),
+        "spark.log.level": "ERROR",
+        "spark.python.authenticate.socketTimeout": "120s",  # a worker starts late on a busy machine
+        "spark.sql.shuffle.partitions": "2" if quick else "128",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+_LOGGING: Final = """rootLogger.level = error
+rootLogger.appenderRef.a.ref = a
+appender.a.type = Console
+appender.a.name = a
+appender.a.target = SYSTEM_ERR
+appender.a.layout.type = PatternLayout
+appender.a.layout.pattern = %p %c{1}: %m%n
+"""

@@ -1,0 +1,225 @@
+"""Verdicts: every timer that any witness knows gets one, by joins of the three.
+
+    fine        ok, cancelled, dropped (by a logged policy), pending (due after the run's end),
+                refused (asked, certainly not taken), unknown_not_fired, unknown_fired_once
+    violation   breaks
+    diverged    P6  nodes disagree, or what was answered or given is not what the log says
+    duplicate_fire  P2  one timer asked for, two in the log or two queue offsets
+    phantom     P2  in the log or given, but nobody asked; or given, but the log never fired it
+    cancelled_delivered  P4  fired or given although a cancel said CANCELLED
+    early       P3  fired before its due time
+    acked_again P5  given after its ack, in the log's order
+    ack_lost    P5  its ack was confirmed, but the log has none
+    unmarked_redelivery  P5  given twice to one group under the same attempt
+    cancel_untrue  P4  a cancel's answer contradicts the log
+    lost        P1  answered OK, but not in the log, never fired, or not given to every group
+
+**No clock accuses.** P5 is judged in the log's order. An attempt is counted in the log, either
+when a lease ended (ENDED, applied before the message may be handed out again) or by an epoch that
+finds it handed out. So one (group, message, attempt) is handed out at most once, and the replay
+knows the highest attempt that was possible before the ack's entry. A delivery is after the ack if
+its attempt is higher than that, or its epoch than that of the ack. When a client received
+something, by its own clock, proves nothing: what was handed out before the ack may have been on
+its way, or its receiver asleep. Such arrivals are counted, as `arrived_after_ack`, not judged.
+"""
+
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.clients import SLOT
+from chaos.audit.nodes import no
+
+FINE: Final = (
+    "ok",
+    "cancelled",
+    "dropped",
+    "pending",
+    "refused",
+    "unknown_not_fired",
+    "unknown_fired_once",
+)
+VIOLATIONS: Final = (
+    "diverged",
+    "duplicate_fire",
+    "phantom",
+    "cancelled_delivered",
+    "early",
+    "acked_again",
+    "ack_lost",
+    "unmarked_redelivery",
+    "cancel_untrue",
+    "lost",
+)
+"""In order of precedence: a timer that breaks several promises counts for the first."""
+
+GRACE_MS: Final = 5_000
+"""A timer due this long before the run's end has to have fired."""
+HORIZON_MS: Final = 9 * 60_000
+"""How long after its end a timer's cancel is not answered NOT_FOUND: the product's ten minutes,
+less one for the client's clock."""
+
+
+def judged_deliveries(given: DataFrame, confirmed: DataFrame, log_acks: DataFrame) -> DataFrame:
+    """Return one row per timer that was given to somebody; what is wrong with it is counted.
+
+    `given` as from `clients.deliveries`, `confirmed` from `clients.confirmed_acks`, `log_acks`:
+    slot, ack_epoch, attempts.
+    """
+    again = (F.col("epoch") > F.col("ack_epoch")) | (F.col("attempt") > F.col("attempts"))
+    unkept = F.col("confirmed_ms").isNotNull() & F.col("ack_epoch").isNull()
+    after = F.col("received_ms") > F.col("confirmed_ms")
+    same = ("topic_hash", "queue_offset", "due_ms", "mark", "fired_at_ms")
+    rows = (
+        given.join(confirmed, [*SLOT], "left")
+        .join(log_acks.select(*SLOT, "ack_epoch", "attempts"), [*SLOT], "left")
+        .select(
+            *("seq", "group", "attempt", "received_ms", *same[1:]),
+            F.xxhash64("topic").alias("topic_hash"),
+            *(
+                F.coalesce(flag.cast("bigint"), F.lit(0)).alias(name)
+                for name, flag in (("again", again), ("unkept", unkept), ("after", after))
+            ),
+        )
+        .repartition("seq")  # once for all three groupings
+    )
+    ranges = [f(name).alias(f"{name}_{f.__name__}") for name in same for f in (F.min, F.max)]
+    wider = [
+        f(f"{name}_{f.__name__}").alias(f"{name}_{f.__name__}")
+        for name in same
+        for f in (F.min, F.max)
+    ]
+    sums = [F.sum(name).alias(name) for name in ("again", "unkept", "after")]
+    earliest = F.min("received_ms").alias("received_ms")
+    per_attempt = rows.groupBy("seq", "group", "attempt").agg(
+        F.count("*").alias("times"), *sums, earliest, *ranges
+    )
+    per_group = per_attempt.groupBy("seq", "group").agg(
+        F.sum("times").alias("times"), F.count("*").alias("attempts"), *sums, earliest, *wider
+    )
+    per_timer = per_group.groupBy("seq").agg(
+        F.sum("times").alias("deliveries"),
+        F.count("*").alias("groups"),
+        F.sum(F.col("times") - F.col("attempts")).alias("unmarked"),
+        *sums,
+        earliest,
+        *wider,
+    )
+    named = {f"{name}_{end}": f"given_{name}_{end}" for name in same for end in ("min", "max")}
+    return per_timer.withColumnsRenamed(named)
+
+
+def verdicts(
+    asks: DataFrame, log: DataFrame, given: DataFrame, tried: DataFrame, groups: DataFrame,
+    *, until_ms: int,
+) -> DataFrame:  # fmt: skip
+    """Return one row per timer that any witness knows, with its verdict and the evidence.
+
+    `asks` as from `asked`, `log`: fates with `disagree`, `given` from `judged_deliveries`, `tried`
+    from `cancels`, `groups`: (topic, group, start_offset) of the groups that were read to the
+    end, `until_ms`: when the clients looked last.
+    """
+    copies = F.count("*").over(Window.partitionBy("mark"))
+    starts = groups.groupBy("topic").agg(F.collect_list("start_offset").alias("starts"))
+    known = (
+        log.withColumnRenamed("topic", "log_topic")
+        .withColumn("copies", copies)
+        .join(asks.withColumnRenamed("topic", "asked_topic"), "mark", "full")
+        .join(given, "seq", "full")
+        .join(tried, "seq", "left")
+        .withColumn("topic", F.coalesce("log_topic", "asked_topic"))
+        .join(F.broadcast(starts), "topic", "left")
+        .withColumn("mark", F.coalesce("mark", "given_mark_min"))
+        .withColumn("expected_groups", F.expr("size(filter(starts, s -> s <= queue_offset))"))
+    )
+    breaks = _violations(until_ms)
+    assert tuple(breaks) == VIOLATIONS
+    chain = reduce(
+        lambda chain, name: chain.when(breaks[name], name),
+        VIOLATIONS[1:],
+        F.when(breaks[VIOLATIONS[0]], VIOLATIONS[0]),
+    )
+    end, outcome = F.col("end"), F.col("outcome")
+    chain = (
+        chain.when(
+            end.isNull(), F.when(outcome == "fail", "refused").otherwise("unknown_not_fired")
+        )
+        .when(end.isin("cancelled", "dropped"), end)
+        .when((end == "pending") & (outcome == "unknown"), "unknown_not_fired")
+        .when(end == "pending", "pending")
+        .when(outcome == "unknown", "unknown_fired_once")
+        .otherwise("ok")
+    )
+    evidence = (
+        *("id", "mark", "seq", "topic", "due_ms", "asked_due_ms", "outcome", "copies", "end"),
+        *("scheduled_at_ms", "ended_at_ms", "end_epoch", "queue_offset"),
+        *("deliveries", "groups", "received_ms", F.col("after").alias("arrived_after_ack")),
+    )
+    return known.select(chain.alias("verdict"), *evidence)
+
+
+def _violations(until_ms: int) -> dict[str, Column]:
+    """Return violation -> its condition, in order of precedence. Unknown (null) is no violation."""
+    c = F.col
+    in_log, was_given, was_asked = (
+        c("end").isNotNull(),
+        c("deliveries") > 0,
+        c("outcome").isNotNull(),
+    )
+    several = (c("given_queue_offset_min") != c("given_queue_offset_max")) | (
+        c("given_topic_hash_min") != c("given_topic_hash_max")
+    )
+    otherwise_given = [
+        (c(f"given_{name}_min") != c(log)) | (c(f"given_{name}_max") != c(log))
+        for name, log in (
+            ("queue_offset", "queue_offset"),
+            ("due_ms", "due_ms"),
+            ("mark", "mark"),
+            ("fired_at_ms", "ended_at_ms"),
+        )
+    ]
+    otherwise_answered = (c("copies") == 1) & (
+        (c("answered_seq") != c("seq")) | (c("answered_due_ms") != c("due_ms"))
+    )
+    # ALREADY_CANCELLED may be one's own doing: the first answer was lost, the retry told of it.
+    tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
+    conditions = {
+        "diverged": _any(c("disagree"), otherwise_answered, ~several & _any(*otherwise_given)),
+        "duplicate_fire": _any(c("copies") > 1, several),
+        "phantom": _any(
+            ~was_asked,
+            in_log & (c("outcome") == "fail"),
+            was_given & (~in_log | c("end").isin("pending", "dropped")),
+        ),
+        "cancelled_delivered": _any(
+            (c("cancel_ok") > 0) & (c("end") == "fired"), (c("end") == "cancelled") & was_given
+        ),
+        "early": _any(
+            (c("end") == "fired") & (c("ended_at_ms") < c("due_ms")),
+            c("given_fired_at_ms_min") < c("due_ms"),
+            c("due_ms") < c("asked_due_ms"),  # docs/adr/0006-past-due.md
+        ),
+        "acked_again": c("again") > 0,
+        "ack_lost": c("unkept") > 0,
+        "unmarked_redelivery": c("unmarked") > 0,
+        "cancel_untrue": _any(
+            (c("cancel_fired") > 0) & (c("end") != "fired"),
+            ((c("cancel_ok") > 0) | (c("cancel_already") > 0)) & (c("end") != "cancelled"),
+            c("cancel_ok") > 1,
+            c("cancel_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS,
+        ),
+        "lost": _any(
+            (c("outcome") == "ok") & ~in_log,
+            (c("end") == "pending") & (c("due_ms") + GRACE_MS <= until_ms),
+            (c("end") == "fired") & (F.coalesce("groups", F.lit(0)) < c("expected_groups")),
+            (c("end") == "cancelled") & (F.coalesce(tried, F.lit(0)) == 0),
+        ),
+    }
+    return {name: F.coalesce(wrong, no()) for name, wrong in conditions.items()}
+
+
+def _any(*conditions: Column) -> Column:
+    """Return whether any condition holds; one that is null does not."""
+    return reduce(lambda a, b: a | b, (F.coalesce(each, no()) for each in conditions))

@@ -1,0 +1,333 @@
+"""The exporter: a running cluster's log as events for the live audit (chaos/events.py).
+
+    python -m chaos.export RUN_DIR --into DIR           a local cluster: all its nodes' logs
+    python -m chaos.export --data n1=D1 n2=D2 --into DIR       the nodes' data directories
+    python -m chaos.export --data n1=D1 --status HOST:PORT --into DIR     one node, by its word
+
+It tells what the log promises, not what became of it: which timers there are, which of them were
+cancelled, how far the log has fired. Nothing of it is computed by applying FIREs: whether a timer
+really came is for the witness (chaos/witness.py) to say. So its state is a few numbers, whatever
+the number of pending timers, and it may begin at any node's manifest.
+
+Its files are `log-<first>-<last>`, by the entries' indexes in 16 hex digits. `export.json` is its
+state as of some entry, never after the last file: at a restart the entries between are read
+again and not told again. So every event is exported exactly once.
+"""
+
+import argparse
+import http.client
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from chaos import events
+from chaos.events import Event, Outbox, Told
+from chaos.follow import Divergence, Follower, LogGone
+from chaos.history import Run
+from timer import manifest, payloads
+from timer.columns import decode_schedule
+from timer.disk import Disk, RealDisk
+from timer.entry import Entry, Kind
+from timer.errors import StorageError
+from timer.units import LogIndex
+
+FLUSH_S: Final = 0.5
+HEARTBEAT_S: Final = 1.0
+STATE_S: Final = 5.0
+STATE_NAME: Final = "export.json"
+PREFIX: Final = "log-"
+STATUS_TIMEOUT_S: Final = 2.0
+PRUNE_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class Story:
+    """What the log has come to, as far as the next entry's events depend on it."""
+
+    index: int = 0
+    epoch: int = 0
+    since_ms: int = 0
+    """When the epoch began."""
+    time_ms: int = 0
+    read_ms: int = 0
+    """Greatest read time of a FIRE; one that reached its limit may have fired less."""
+    first_seq: int = 1
+    """The first timer that this export tells of."""
+    next_seq: int = 1
+    topics: dict[int, str] = field(default_factory=dict)
+    sequences: dict[int, int] = field(default_factory=dict)
+    """Producer -> its last sequence."""
+
+    @classmethod
+    def at_manifest(cls, folder: Path, disk: Disk) -> "Story":
+        """Return the story at the manifest in `folder`; the log's beginning without one.
+
+        Raises:
+            StorageError: the manifest is damaged, or of another version.
+        """
+        state = manifest.read(disk, folder)
+        if state is None:
+            return cls()
+        return cls(
+            index=state["index"],
+            epoch=state["epoch"],
+            since_ms=state["time_ms"],
+            time_ms=state["time_ms"],
+            read_ms=state["last_read_time_ms"],
+            first_seq=state["next"][0],
+            next_seq=state["next"][0],
+            topics={topic["id"]: topic["name"] for topic in state["topics"]},
+            sequences={producer: past[2] for producer, *past in state["producers"]},
+        )
+
+    @classmethod
+    def loads(cls, text: str) -> "Story":
+        """Return what `dumps` wrote."""
+        fields = json.loads(text)
+        for name in ("topics", "sequences"):
+            fields[name] = {int(key): value for key, value in fields[name].items()}
+        return cls(**fields)
+
+    def dumps(self) -> str:
+        """Return the story as JSON."""
+        return json.dumps(asdict(self))
+
+    def apply(self, item: Entry) -> list[Told]:
+        """Take in the next entry; return its events."""
+        assert item.index == self.index + 1, (item.index, self.index)
+        self.index, self.time_ms = item.index, max(self.time_ms, item.time_ms)
+        match item.kind:
+            case Kind.EPOCH:
+                self.epoch, self.since_ms = item.epoch, item.time_ms
+            case Kind.TOPIC:
+                name = payloads.decode_topic(item.payload)
+                if name not in self.topics.values():
+                    self.topics[max(self.topics, default=0) + 1] = name
+            case Kind.FIRE:
+                self.read_ms = max(self.read_ms, payloads.decode_fire(item.payload).read_time_ms)
+            case Kind.SCHEDULE:
+                return self._schedule(item)
+            case Kind.RESCHEDULE:
+                raise AssertionError("reschedules are not replayed yet")
+            case Kind.CANCEL:
+                return [*self._cancel(item)]
+            case Kind.GROUP | Kind.PRODUCER | Kind.CHECKPOINT:
+                pass
+        return []
+
+    def _schedule(self, item: Entry) -> list[Told]:
+        schedule = decode_schedule(item.payload)
+        parts = schedule.parts
+        taken = np.array([*map(self._accepts, parts["producer_id"].tolist(),
+                               parts["sequence"].tolist())])  # fmt: skip
+        new = schedule.rows[np.repeat(taken, parts["rows"])]
+        if not len(new):
+            return []
+        first, self.next_seq = self.next_seq, self.next_seq + len(new)
+        used = np.unique(new["topic"]).tolist()
+        names = np.full(max(used) + 1, "", object)
+        names[used] = [self.topics.get(topic, "") for topic in used]
+        columns = {
+            "seq": np.arange(first, self.next_seq),
+            "due_ms": new["due_ms"],
+            "topic": names[new["topic"]],
+        }
+        return [Told(Event.SCHEDULED, len(new), columns | _at(item))]
+
+    def _accepts(self, producer: int, sequence: int) -> bool:
+        """Return whether a part gives timers: it has no producer, or is its producer's next."""
+        if producer and sequence != self.sequences.get(producer, 0) + 1:
+            return False
+        if producer:
+            self.sequences[producer] = sequence
+        return True
+
+    def _cancel(self, item: Entry) -> list[Told]:
+        targets = payloads.decode_cancel(item.payload)
+        assert isinstance(targets, payloads.Ids), "cancels by key are not replayed yet"
+        due_ms, seq = targets.due_ms, targets.seq
+        found = []
+        for kind, mine in (
+            (Event.CANCELLED, due_ms > self.read_ms),
+            (Event.RACED, due_ms <= self.read_ms),
+        ):
+            columns = {"seq": seq[mine].astype(np.int64), "due_ms": due_ms[mine]}
+            found.append(Told(kind, int(mine.sum()), columns | _at(item)))
+        return found
+
+    def clock(self) -> Told:
+        """Return the CLOCK event of now."""
+        columns = {
+            "seq": self.next_seq - 1,
+            "at_ms": self.time_ms,
+            "index": self.index,
+            "epoch": self.epoch,
+            "read_ms": self.read_ms,
+            "since_ms": self.since_ms,
+            "first_seq": self.first_seq,
+        }
+        return Told(Event.CLOCK, 1, columns)
+
+
+def _at(item: Entry) -> dict[str, Any]:
+    return {"at_ms": item.time_ms, "index": item.index, "epoch": item.epoch}
+
+
+class Exporter:
+    """Follows logs and writes their events; `step` is one look."""
+
+    def __init__(self, follower: Follower, story: Story, into: Path, *, keep_s: float) -> None:
+        self._follower = follower
+        self._story = story
+        self._outbox = Outbox(into, keep_s=keep_s)
+        self._state = into / STATE_NAME
+        names = self._outbox.names(PREFIX)
+        self._told = int(names[-1].split("-")[2], 16) if names else story.index
+        """The last entry that a file tells of."""
+        self._first = self._told + 1
+        self._beats = int(names[-1].split("-")[3], 16) if names else 0
+        self._waiting: list[Told] = []
+        self._flushed_s = self._saved_s = self._pruned_s = float("-inf")
+
+    def step(self, now_s: float) -> bool:
+        """Look once; write a file if it is time to. Return whether there was anything new.
+
+        Raises:
+            LogGone: the log was dropped before it was exported.
+        """
+        entries, divergences = self._follower.poll()
+        for item in entries:
+            told = self._story.apply(item)
+            if item.index > self._told:
+                self._waiting += told
+        self._waiting += [self._diverged(each) for each in divergences]
+        new = self._story.index >= self._first or bool(divergences)
+        since_s = now_s - self._flushed_s
+        if since_s >= HEARTBEAT_S or (new and since_s >= FLUSH_S):
+            self.flush(now_s)
+        return bool(entries)
+
+    def _diverged(self, found: Divergence) -> Told:
+        columns = {"node": found.node, "detail": found.detail, "index": found.index}
+        return Told(Event.DIVERGED, 1, columns | {"at_ms": self._story.time_ms})
+
+    def flush(self, now_s: float) -> None:
+        """Write what waits, with the clock; from time to time the state, and remove old files."""
+        story, self._flushed_s = self._story, now_s
+        if story.index < self._told:
+            return  # read again after a restart: nothing of it is new
+        # The clock alone, while nothing happens, is a file too: `beats` tells them apart.
+        self._beats = 0 if story.index > self._told else self._beats + 1
+        name = f"{PREFIX}{self._first:016x}-{story.index:016x}-{self._beats:016x}"
+        self._outbox.put(name, [*self._waiting, story.clock()])
+        self._waiting.clear()
+        self._told = story.index
+        self._first = story.index + 1
+        if now_s - self._saved_s >= STATE_S:
+            self._saved_s = now_s
+            events.write_whole(self._state, story.dumps())
+        if now_s - self._pruned_s >= PRUNE_S:
+            self._pruned_s = now_s
+            self._outbox.prune(PREFIX, time.time())
+
+
+def open_exporter(
+    data: dict[str, Path], into: Path, *, status: str = "", keep_s: float = events.KEEP_S
+) -> Exporter:
+    """Return an exporter that goes on where the last one stopped.
+
+    A new one begins with the log, if all of it is there; else at the newest manifest of `data`.
+
+    Raises:
+        StorageError: a manifest is damaged.
+        ValueError: the export goes on from files without their state.
+    """
+    state = into / STATE_NAME
+    if state.exists():
+        story = Story.loads(state.read_text())
+    elif into.exists() and [*into.glob(f"{PREFIX}*.parquet")]:
+        raise ValueError(f"{into} holds an export without {STATE_NAME}: name another folder")
+    elif all((folder / "log" / f"{1:016x}.log").exists() for folder in data.values()):
+        story = Story()
+    else:
+        stories = [Story.at_manifest(folder / "state", RealDisk()) for folder in data.values()]
+        story = max(stories, key=lambda each: each.index)
+    into.mkdir(parents=True, exist_ok=True)
+    if not state.exists():
+        events.write_whole(state, story.dumps())
+    logs = {name: folder / "log" for name, folder in data.items()}
+    applied = None
+    if status:
+
+        def applied() -> LogIndex:
+            return applied_index(status)
+
+    follower = Follower(logs, LogIndex(story.index + 1), applied=applied)
+    return Exporter(follower, story, into, keep_s=keep_s)
+
+
+def applied_index(address: str) -> LogIndex:
+    """Return what a node says that it has applied; 0 while it does not answer."""
+    connection = http.client.HTTPConnection(address, timeout=STATUS_TIMEOUT_S)
+    try:
+        connection.request("GET", "/v1/status")
+        node = json.loads(connection.getresponse().read())["nodes"][0]
+        return LogIndex(int(node["applied_index"]))
+    except (OSError, http.client.HTTPException, ValueError, LookupError):
+        return LogIndex(0)
+    finally:
+        connection.close()
+
+
+def data_of(run: Path) -> dict[str, Path]:
+    """Return node -> data directory of a local cluster."""
+    return {name: log.parent for name, log in Run(run).nodes().items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m chaos.export`."""
+    parser = argparse.ArgumentParser(description="export a running cluster's log as events")
+    parser.add_argument("run", type=Path, nargs="?", help="the folder of a local cluster")
+    parser.add_argument(
+        "--data", nargs="+", metavar="NODE=DIR", default=[],
+        help="data directories: of all voters, or of one with --status",
+    )  # fmt: skip
+    parser.add_argument("--status", default="", metavar="HOST:PORT", help="that node's HTTP port")
+    parser.add_argument("--into", type=Path, required=True, help="the folder for the events")
+    parser.add_argument("--keep-s", type=float, default=events.KEEP_S, help="until files go")
+    args = parser.parse_args(argv)
+    if bool(args.run) == bool(args.data):
+        parser.error("name a local cluster's folder, or --data, and not both")
+    if args.status and len(args.data) != 1:
+        parser.error("--status is one node's word: name its --data alone")
+    data = {
+        name: Path(folder) for name, _, folder in (each.partition("=") for each in args.data)
+    } or data_of(args.run)
+    try:
+        exporter = open_exporter(data, args.into, status=args.status, keep_s=args.keep_s)
+        _run(exporter)
+    except (LogGone, StorageError, ValueError, FileNotFoundError) as broken:
+        print(f"export: {broken}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(exporter: Exporter) -> None:
+    stopped: list[Any] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.append(1))
+    while not stopped:
+        if not exporter.step(time.monotonic()):
+            time.sleep(FLUSH_S / 10)
+    exporter.flush(time.monotonic())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

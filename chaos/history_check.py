@@ -1,0 +1,333 @@
+"""Checks histories line by line before anybody judges by them: docs/history-format.md, as code.
+
+An audit believes what histories say, and Spark reads what it can't parse as null. So a client that
+writes a wrong unit, a short list or a misspelt field would weaken the audit without a word. Here
+every such line is a problem, with its file, line, field, value and what is allowed.
+
+JSON lines (*.jsonl) or Parquet (*.parquet) with the same columns; a null is an absent field. A last
+JSON line without its newline is what a crash leaves of it, and is left out.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chaos.history import MARK_NONE, SCHEMA, Outcome
+
+SUFFIXES: Final = (".jsonl", ".parquet")
+SHOWN_MAX: Final = 80
+"""Characters of a value that a problem shows."""
+PROBLEMS_MAX: Final = 20
+"""Of one file, that the command prints."""
+_ROWS: Final = 1024
+"""Of a Parquet file, in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with one field of one line."""
+
+    path: Path
+    line: int
+    """From 1; a row's number in Parquet. 0: the file as a whole."""
+    field: str
+    """Empty: the line as a whole."""
+    value: str
+    allowed: str
+
+    def __str__(self) -> str:
+        """Return it as one line: FILE:LINE: FIELD = VALUE: what is allowed."""
+        place = f"{self.path}:{self.line}" if self.line else f"{self.path}"
+        what = f"{self.field} = {self.value}" if self.field else self.value
+        return f"{place}: {what}: {self.allowed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value: in words, and as a test."""
+
+    allowed: str
+    fits: Callable[[Any], bool]
+
+
+def _integer(low: int, high: int, unit: str) -> Kind:
+    def fits(value: Any) -> bool:
+        return type(value) is int and low <= value <= high
+
+    return Kind(f"an integer {low} .. {high}{unit}", fits)
+
+
+def _text(allowed: str, pattern: str) -> Kind:
+    regex = re.compile(pattern, re.DOTALL)
+    return Kind(allowed, lambda value: isinstance(value, str) and bool(regex.fullmatch(value)))
+
+
+def _one_of(*names: str) -> Kind:
+    return Kind(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+_I64: Final = (1 << 63) - 1
+_I32: Final = (1 << 31) - 1
+MS: Final = _integer(0, (1 << 48) - 1, ", Unix milliseconds")
+COUNT: Final = _integer(0, _I64, "")
+NAME: Final = _text("a text that is not empty", ".+")
+ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
+OUTCOME: Final = _one_of(*Outcome)
+CANCEL_RESULT: Final = _one_of(
+    "CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND"
+)
+ACK_RESULT: Final = _one_of("ACKED", "ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of an operation."""
+
+    kind: Kind
+    many: bool = False
+    """A list, as long as all lists of its line."""
+    required: bool = True
+    answer: bool = False
+    """There if, and only if, the outcome is ok."""
+
+
+_SPAN: Final = {"start_ms": Field(MS), "end_ms": Field(MS), "outcome": Field(OUTCOME)}
+_DETAIL: Final = {"detail": Field(Kind("a text", lambda v: isinstance(v, str)), required=False)}
+_WHERE: Final = {"topic": Field(NAME), "group": Field(NAME)}
+_OPTIONAL: Final = Field(COUNT, required=False)
+
+OPS: Final[Mapping[str, Mapping[str, Field]]] = {
+    "schedule": {
+        **_SPAN,
+        **_DETAIL,
+        "topic": Field(NAME),
+        "marks": Field(_integer(0, _I64, ", unique in the run"), many=True),
+        "ids": Field(ID, many=True, answer=True),
+        "due_ms": Field(MS, many=True, required=False),
+        "producer": _OPTIONAL,
+        "sequence": _OPTIONAL,
+    },
+    "cancel": {
+        **_SPAN,
+        **_DETAIL,
+        "ids": Field(ID, many=True),
+        "results": Field(CANCEL_RESULT, many=True, answer=True),
+    },
+    "open": {**_WHERE, "start_ms": Field(MS)},
+    "deliver": {
+        **_WHERE,
+        "received_ms": Field(MS),
+        "epoch": Field(COUNT),
+        "lease_id": _OPTIONAL,
+        "offsets": Field(COUNT, many=True),
+        "ids": Field(ID, many=True),
+        "marks": Field(_integer(MARK_NONE, _I64, ""), many=True),
+        "attempts": Field(_integer(1, _I32, ""), many=True),
+        "fired_at_ms": Field(MS, many=True),
+        "due_ms": Field(MS, many=True),
+    },
+    "ack": {
+        **_SPAN,
+        **_DETAIL,
+        **_WHERE,
+        "epoch": _OPTIONAL,
+        "offsets": Field(COUNT, many=True),
+        "results": Field(ACK_RESULT, many=True, answer=True),
+    },
+}
+"""Operation -> its fields; all have `op` and `client` besides."""
+_DISTINCT: Final = {"schedule": "marks", "deliver": "offsets", "ack": "offsets"}
+"""Operation -> the list whose elements are all different."""
+
+Complaint = tuple[str, Any, str]
+"""Field, value, what is allowed."""
+
+
+def check(path: Path) -> Iterator[Problem]:
+    """Yield what is wrong with a history, in its order; nothing if it can be audited.
+
+    Reads the file once, a line or a thousand rows at a time.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    if path.suffix == ".jsonl":
+        lines = _json_lines(path)
+    elif path.suffix == ".parquet":
+        lines = _parquet_rows(path)
+    else:
+        yield Problem(path, 0, "", path.suffix or "no suffix", f"must be {' or '.join(SUFFIXES)}")
+        return
+    for number, line in lines:
+        found = [line] if isinstance(line, tuple) else check_line(line)
+        for field, value, allowed in found:
+            shown = value if not field else _shown(value)
+            yield Problem(path, number, field, shown, allowed)
+
+
+def check_line(line: Mapping[str, Any]) -> Iterator[Complaint]:
+    """Yield what is wrong with one line; nulls and absent fields are the same."""
+    given = {name: value for name, value in line.items() if value is not None}
+    op = given.pop("op", None)
+    if not isinstance(op, str) or op not in OPS:
+        yield "op", op, f"must be one of {', '.join(OPS)}"
+        return
+    if not NAME.fits(given.get("client")):
+        yield "client", given.get("client"), f"must be {NAME.allowed}"
+    given.pop("client", None)
+    fields = OPS[op]
+    for name in sorted(given.keys() - fields.keys()):
+        yield name, given[name], f"{op} has no such field; it has {', '.join(fields)}"
+    wrong = [*_wrong_fields(given, fields)]
+    yield from wrong
+    if not wrong:
+        yield from _wrong_relations(op, given, fields)
+
+
+def _wrong_fields(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iterator[Complaint]:
+    """Yield the fields that are missing, or not what they must be by themselves."""
+    for name, field in fields.items():
+        value, kind = given.get(name), field.kind
+        if value is None:
+            if field.required and not field.answer:
+                yield name, None, f"must be {'a list, each ' if field.many else ''}{kind.allowed}"
+        elif not field.many:
+            if not kind.fits(value):
+                yield name, value, f"must be {kind.allowed}"
+        elif not isinstance(value, list) or not value:
+            yield name, value, f"must be a list of one or more, each {kind.allowed}"
+        else:
+            at = next((at for at, each in enumerate(value) if not kind.fits(each)), None)
+            if at is not None:
+                yield f"{name}[{at}]", value[at], f"must be {kind.allowed}"
+
+
+def _wrong_relations(
+    op: str, given: Mapping[str, Any], fields: Mapping[str, Field]
+) -> Iterator[Complaint]:
+    """Yield what does not go together, of fields that are right by themselves."""
+    if "end_ms" in given and given["end_ms"] < given["start_ms"]:
+        yield "end_ms", given["end_ms"], f"must not be before start_ms ({given['start_ms']})"
+    for name, field in fields.items():
+        if field.answer and (name in given) != (given["outcome"] == Outcome.OK):
+            rule = f"must be there if, and only if, outcome is ok; it is {given['outcome']}"
+            yield name, given.get(name), rule
+    lists = [name for name, field in fields.items() if field.many and name in given]
+    for name in lists[1:]:
+        if len(given[name]) != len(given[lists[0]]):
+            rule = f"must have one element for each of {lists[0]} ({len(given[lists[0]])})"
+            yield name, f"{len(given[name])} elements", rule
+    distinct = _DISTINCT.get(op)
+    if distinct and len({*given[distinct]}) < len(given[distinct]):
+        yield distinct, given[distinct], "must all be different"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+
+
+# ---- reading: number and line, or number and what is wrong with it as a whole
+
+Line = tuple[int, "dict[str, Any] | Complaint"]
+
+
+def _json_lines(path: Path) -> Iterator[Line]:
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                return  # torn by a crash of its writer
+            try:
+                line = json.loads(raw)
+            except ValueError as error:  # bad UTF-8 is one, too
+                yield number, ("", _shown(raw.decode(errors="replace")), f"not JSON: {error}")
+                continue
+            if isinstance(line, dict):
+                yield number, line
+            else:
+                yield number, ("", _shown(line), "must be a JSON object")
+
+
+def _arrow_types() -> dict[str, pa.DataType]:
+    of = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
+    types = dict(column.split() for column in SCHEMA.replace("`", "").split(","))
+    return {
+        name: pa.list_(of[kind[6:-1]]) if kind.startswith("ARRAY<") else of[kind]
+        for name, kind in types.items()
+    }
+
+
+COLUMNS: Final[Mapping[str, pa.DataType]] = _arrow_types()
+"""Of a history in Parquet; those that only absent fields would fill may be left out."""
+
+
+def _parquet_rows(path: Path) -> Iterator[Line]:
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        yield 0, ("", "not Parquet", str(error))
+        return
+    with file:
+        wrong = [*_wrong_columns(file.schema_arrow)]
+        yield from ((0, complaint) for complaint in wrong)
+        if wrong:
+            return
+        number = 0
+        for batch in file.iter_batches(batch_size=_ROWS):
+            for line in batch.to_pylist():
+                number += 1
+                yield number, line
+
+
+def _wrong_columns(schema: pa.Schema) -> Iterator[Complaint]:
+    for column in schema:
+        wanted = COLUMNS.get(column.name)
+        if wanted is None:
+            yield column.name, str(column.type), f"no such column; there are {', '.join(COLUMNS)}"
+        elif _plain(column.type) != wanted:
+            yield column.name, str(column.type), f"must be {wanted}"
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return a type without what the file's bytes don't tell: the width of Arrow's offsets."""
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return kind
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m chaos.history_check`: 0 all right, 1 problems, 2 not readable."""
+    parser = argparse.ArgumentParser(description="check histories: docs/history-format.md")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    status = 0
+    for path in parser.parse_args(argv).files:
+        try:
+            count = 0
+            for count, problem in enumerate(check(path), start=1):
+                if count <= PROBLEMS_MAX:
+                    print(problem, file=sys.stderr)
+        except OSError as error:
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        if count > PROBLEMS_MAX:
+            print(f"{path}: {count - PROBLEMS_MAX:,} more problems", file=sys.stderr)
+        print(f"{path}: {f'{count:,} problems' if count else 'all right'}")
+        status = max(status, int(count > 0))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

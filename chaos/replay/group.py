@@ -1,0 +1,95 @@
+"""A consumer group, as far as the audit needs it: which entry acked what, after how many attempts.
+
+    start        cursor                                reserved
+      | A A A A A A | . A E . A . . . . . . . . . . . . . |
+      every offset below the cursor is acked; only what is at or above it is kept here
+
+A lease that ended unacked (E) counts one attempt, and so does an epoch that finds a message
+handed out and unacked: that is how a redelivery is marked, and how its place in the log's order
+is known (chaos/audit/verdict.py).
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.columns import U64
+from timer.entry import Entry
+
+ACK: Final = np.dtype(
+    [
+        ("queue_offset", "<i8"),
+        ("attempts", "<i8"),  # the highest that was given out before this ack, in the log's order
+        ("index", "<i8"),
+        ("epoch", "<i8"),
+        ("time_ms", "<i8"),
+    ]
+)
+
+
+@dataclass(slots=True)
+class Group:
+    """One group of one topic."""
+
+    group_id: int
+    topic: int
+    name: str
+    start: int
+    """First queue offset that it is given."""
+    reserved: int
+    cursor: int
+    """Every offset below is acked."""
+    acked_count: int = 0
+    ended_count: int = 0
+    """Leases that ended unacked."""
+    _marks: list[int] = field(default_factory=list)
+    """One per later epoch that found messages handed out: those below count once more."""
+    base: int = 0
+    """The offset that element 0 of the arrays belongs to."""
+    _acked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    _ended: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
+
+    def ack(self, offsets: U64, item: Entry) -> npt.NDArray[np.void]:
+        """Count the acks of offsets that were reserved and are not acked yet; return them (ACK)."""
+        at = self._open(offsets)
+        self._acked[at] = True
+        self.acked_count += len(at)
+        acks = np.zeros(len(at), ACK)
+        acks["queue_offset"] = at + self.base
+        acks["attempts"] = 1 + self._ended[at].astype(np.int64)
+        for mark in self._marks:
+            acks["attempts"] += acks["queue_offset"] < mark
+        acks["index"], acks["epoch"], acks["time_ms"] = item.index, item.epoch, item.time_ms
+        rest = self._acked[self.cursor - self.base :]
+        self.cursor += len(rest) if rest.all() else int(np.argmin(rest))
+        self._marks = [mark for mark in self._marks if mark > self.cursor]
+        return acks
+
+    def end_leases(self, offsets: U64) -> None:
+        """Count an attempt more for offsets whose lease ended unacked."""
+        at = self._open(offsets)
+        self._ended[at] += 1
+        self.ended_count += len(at)
+
+    def begin_epoch(self, queue_end: int) -> None:
+        """Count what the old leader may have handed out as given once more."""
+        mark = min(self.reserved, queue_end)
+        if mark > self.cursor:
+            self._marks.append(mark)
+
+    def _open(self, offsets: U64) -> npt.NDArray[np.int64]:
+        """Return where the arrays tell of those offsets that are reserved and not acked, once."""
+        known = np.unique(offsets[(offsets >= self.cursor) & (offsets < self.reserved)])
+        if not len(known):
+            return known.astype(np.int64)
+        if int(known[-1]) >= self.base + len(self._acked):
+            skip = self.cursor - self.base
+            size = 2 * (int(known[-1]) + 1 - self.cursor) + 1024
+            acked, ended = np.zeros(size, np.bool_), np.zeros(size, np.uint16)
+            acked[: max(0, len(self._acked) - skip)] = self._acked[skip:]
+            ended[: max(0, len(self._ended) - skip)] = self._ended[skip:]
+            self._acked, self._ended, self.base = acked, ended, self.cursor
+        at = known.astype(np.int64) - self.base
+        return at[~self._acked[at]]

@@ -1,0 +1,76 @@
+"""A node's timer log as it lies on disk: its segment files, and the entries in them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from timer import entry, segment
+from timer.entry import Damage, Entry
+from timer.errors import CorruptFile
+from timer.units import LogIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment file of one log."""
+
+    path: Path
+    first: LogIndex
+    """Index of its first entry."""
+    end: LogIndex | None
+    """Index of the next segment's first entry. None: it is the last, and may end torn."""
+
+
+def segments(log: Path) -> list[Segment]:
+    """Return a log's segment files, in order."""
+    found = {first: path for path in log.iterdir() if (first := segment.first_of(path.name))}
+    firsts = sorted(found)
+    return [Segment(found[first], first, end) for first, end in pairwise([*firsts, None]) if first]
+
+
+def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
+    """Yield (crc32, entry) of one segment file. Only the last one of a log may end torn.
+
+    Raises:
+        CorruptFile: the segment is damaged, or does not reach to the next one.
+    """
+    path, last = part.path, part.end is None
+    data = memoryview(path.read_bytes())
+    try:
+        segment.decode_header(path, bytes(data[: segment.HEADER_SIZE]))
+    except CorruptFile:
+        if last and len(data) <= segment.HEADER_SIZE:
+            return  # a crash left it unborn
+        raise
+    position, index = segment.HEADER_SIZE, part.first
+    while (found := entry.frame_at(data, position)) is not None:
+        if isinstance(found, Damage):
+            if last:
+                return
+            raise CorruptFile(path, found.position, found.why)
+        if found.index != index:
+            raise CorruptFile(path, position, f"entry {found.index} where {index} belongs")
+        yield int.from_bytes(data[position : position + 4], "little"), found
+        position += entry.HEADER_SIZE + len(found.payload)
+        index = LogIndex(index + 1)
+    if not last and index != part.end:
+        raise CorruptFile(path, position, f"ends before entry {index}; the next has {part.end}")
+
+
+def from_the_first(log: Sequence[Segment], *, upto: LogIndex) -> Iterator[Entry]:
+    """Yield a whole log's entries, up to and including `upto`.
+
+    Raises:
+        CorruptFile: the log is damaged.
+        ValueError: the log does not begin with the first entry.
+    """
+    if log and log[0].first != 1:
+        raise ValueError(
+            f"{log[0].path.parent} begins with {log[0].path.name}: the audit needs the whole log"
+        )
+    for part in log:
+        for _, item in entries(part):
+            if item.index > upto:
+                return
+            yield item

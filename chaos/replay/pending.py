@@ -1,0 +1,252 @@
+"""Pending rows in bounded memory, in the order in which they fire: what a replay waits with.
+
+    add ──► buckets of due time ──(too many)──► sorted runs in files
+                 │ due                              │ read ahead, some thousand rows of each
+                 │                                  ▼
+                 │                                front
+                 ▼                                  │ due
+               late ◄───────────────────────────────┘
+                 │ take: FIRE
+                 ▼
+               fired, cancelled
+
+Firing only moves forward in (due, seq), so a run is read once, from its beginning to its end. The
+front holds, sorted, all rows of runs up to `_pulled`; `late` holds, sorted, what was due when
+last asked and what the limits of a FIRE left over.
+
+A cancel is a row too, a *tombstone* beside its target, as in the product's own runs: whether the
+target was pending then, and whether there was such a row at all, shows when both are due. So a
+hundred million pending rows cost what memory holds before a spill, `ROWS_MAX` rows of 48 bytes,
+and about `AHEAD` rows of every run.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.void]
+"""Of dtype ROW."""
+
+ROW: Final = np.dtype(
+    [
+        ("due_ms", "<i8"),  # effective
+        ("seq", "<i8"),
+        ("mark", "<i8"),  # MARK_NONE: the payload is too short to have one
+        ("index", "<i8"),  # of the entry that scheduled it; of a tombstone: that cancels it
+        ("time_ms", "<i8"),  # that entry's
+        ("topic", "<u4"),
+        ("size", "<u4"),  # of payload, key and headers
+    ]
+)
+TOMBSTONE: Final = 0xFFFF_FFFF
+"""In `topic`: the cancel of the row with the same (due_ms, seq)."""
+ROWS_MAX: Final = 4 << 20
+"""Rows in memory before a spill."""
+AHEAD: Final = 1 << 15
+"""Rows of each run in memory."""
+_BUCKET_BITS: Final = 8
+_FIRST: Final = (-1, -1)
+
+
+class Taken(NamedTuple):
+    """What left the front."""
+
+    fired: Rows
+    """In the order of firing."""
+    cancelled: Rows
+    tombstones: Rows
+    """Element i cancelled row i of `cancelled`."""
+    limited: bool
+    """More rows were due than the limits let go."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A file of rows sorted by (due, seq), read from its beginning to its end."""
+
+    path: Path
+    rows: int
+    read: int = 0
+    buffer: Rows = field(default_factory=lambda: np.zeros(0, ROW))
+
+    def fill(self) -> None:
+        """Have AHEAD rows in memory, of more than one (due, seq), or all that are left."""
+        while self.read < self.rows and (
+            len(self.buffer) < AHEAD or _key(self.buffer[0]) == _key(self.buffer[-1])
+        ):
+            more = np.fromfile(self.path, ROW, AHEAD, offset=self.read * ROW.itemsize)
+            self.read += len(more)
+            self.buffer = np.concatenate([self.buffer, more])
+
+    def bound(self) -> tuple[int, int] | None:
+        """Return the (due, seq) up to which `buffer` knows the run; None: it knows all of it.
+
+        What is on disk may begin with the tombstone of the buffer's last row.
+        """
+        if self.read == self.rows:
+            return None
+        due, seq = _key(self.buffer[-1])
+        return due, seq - 1
+
+    def pull(self, upto: tuple[int, int] | None) -> Rows:
+        """Remove and return the buffer's rows up to and including a (due, seq)."""
+        count = len(self.buffer) if upto is None else _count(self.buffer, upto)
+        pulled, self.buffer = self.buffer[:count], self.buffer[count:].copy()
+        return pulled
+
+
+class Pending:
+    """Rows that wait; a folder for what memory does not hold."""
+
+    def __init__(self, folder: Path, *, rows_max: int = ROWS_MAX) -> None:
+        self._folder = folder
+        self._rows_max = rows_max
+        self._buckets: dict[int, list[Rows]] = {}
+        self._order: list[int] = []
+        self._in_buckets = 0
+        self._runs: list[Run] = []
+        self._spills = 0
+        self._pulled: tuple[int, int] = _FIRST
+        self._front = np.zeros(0, ROW)
+        self._late = np.zeros(0, ROW)
+
+    def add(self, rows: Rows) -> None:
+        """Let rows, or tombstones, wait."""
+        if not len(rows):
+            return
+        self._in_buckets += len(rows)
+        bucket = rows["due_ms"] >> _BUCKET_BITS
+        order = np.argsort(bucket, kind="stable")
+        rows, bucket = rows[order], bucket[order]
+        cuts = [0, *(np.flatnonzero(np.diff(bucket)) + 1).tolist(), len(rows)]
+        for number, start, end in zip(bucket[cuts[:-1]].tolist(), cuts, cuts[1:], strict=False):
+            if number not in self._buckets:
+                self._buckets[number] = []
+                heapq.heappush(self._order, number)
+            self._buckets[number].append(rows[start:end])
+        if self._in_buckets > self._rows_max:
+            self._spill()
+
+    def take(self, read_time_ms: int, rows_max: int, bytes_max: int) -> Taken:
+        """Remove what one FIRE ends: due by `read_time_ms`, at least one row if any is due."""
+        self._gather(read_time_ms)
+        while True:
+            complete = not self._runs or self._pulled[0] > read_time_ms
+            # It may hold more than is due: the read time before this one may have been later.
+            end = int(np.searchsorted(self._late["due_ms"], read_time_ms, "right"))
+            late = self._late[: end if complete else min(end, _count(self._late, self._pulled))]
+            live, dead = _alive(late)
+            within = np.cumsum(late["size"][live], dtype=np.int64) <= bytes_max
+            count = max(min(rows_max, int(np.count_nonzero(within))), 1)
+            if complete or count < len(live):
+                break
+            self._pull()
+            self._gather(read_time_ms)
+        limited = count < len(live)
+        end = int(live[count]) if limited else len(late)
+        dead = dead[:, dead[0] < end]
+        self._late = self._late[end:]
+        return Taken(late[live[:count]], late[dead[0]], late[dead[1]], limited)
+
+    def rest(self) -> Iterator[Taken]:
+        """Remove everything, piece by piece: `fired` is what is still pending."""
+        self._spill()
+        self._front = _sorted([self._late, self._front])
+        self._late = self._late[:0]
+        while len(self._front) or self._runs:
+            if self._runs:
+                self._pull()
+            end = _count(self._front, self._pulled) if self._runs else len(self._front)
+            rows, self._front = self._front[:end], self._front[end:]
+            live, dead = _alive(rows)
+            yield Taken(rows[live], rows[dead[0]], rows[dead[1]], limited=False)
+
+    def _gather(self, read_time_ms: int) -> None:
+        """Move to `late` what is due in the buckets and in the front."""
+        found: list[Rows] = []
+        while self._order and self._order[0] <= read_time_ms >> _BUCKET_BITS:
+            found += self._buckets.pop(heapq.heappop(self._order))
+        self._in_buckets -= sum(map(len, found))
+        end = int(np.searchsorted(self._front["due_ms"], read_time_ms, "right"))
+        if found:
+            rows = np.concatenate(found)
+            due = rows["due_ms"] <= read_time_ms
+            self.add(rows[~due])
+            found = [rows[due]]
+        if found or end:
+            self._late = _sorted([self._late, self._front[:end], *found])
+            self._front = self._front[end:]
+
+    def _pull(self) -> None:
+        """Move the next rows of all runs into the front, up to one (due, seq)."""
+        for run in self._runs:
+            run.fill()
+        bounds = [bound for run in self._runs if (bound := run.bound()) is not None]
+        upto = min(bounds, default=None)
+        self._front = _sorted([self._front, *(run.pull(upto) for run in self._runs)])
+        if upto is not None:
+            self._pulled = upto
+        read = [run for run in self._runs if run.read == run.rows and not len(run.buffer)]
+        for run in read:
+            run.path.unlink()
+            self._runs.remove(run)
+
+    def _spill(self) -> None:
+        """Move what the buckets hold to a run; to the front, what the runs were pulled beyond."""
+        found = [rows for parts in self._buckets.values() for rows in parts]
+        self._buckets.clear()
+        self._order.clear()
+        self._in_buckets = 0
+        if not found:
+            return
+        rows = _sorted(found)
+        if not self._runs:
+            self._pulled = _FIRST
+        near = _count(rows, self._pulled)
+        if near:
+            self._front = _sorted([self._front, rows[:near]])
+        if len(rows) > near:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._spills += 1
+            run = Run(self._folder / f"{self._spills:06d}.rows", len(rows) - near)
+            rows[near:].tofile(run.path)
+            self._runs.append(run)
+
+
+def _sorted(parts: list[Rows]) -> Rows:
+    """Return rows sorted by (due, seq), tombstones behind their rows, the oldest first."""
+    rows = np.concatenate(parts)
+    return rows[np.lexsort((rows["index"], rows["seq"], rows["due_ms"]))]
+
+
+def _key(row: np.void) -> tuple[int, int]:
+    return int(row["due_ms"]), int(row["seq"])
+
+
+def _count(rows: Rows, key: tuple[int, int]) -> int:
+    """Return how many of the sorted rows are at or before a (due, seq)."""
+    due, seq = key
+    start = int(np.searchsorted(rows["due_ms"], due, "left"))
+    end = int(np.searchsorted(rows["due_ms"], due, "right"))
+    return start + int(np.searchsorted(rows["seq"][start:end], seq, "right"))
+
+
+def _alive(rows: Rows) -> tuple[I64, I64]:
+    """Return positions of the rows that nothing cancels, and (row, tombstone) of the others."""
+    is_row = rows["topic"] != TOMBSTONE
+    at = np.flatnonzero(is_row)
+    if len(at) == len(rows):
+        return at, np.zeros((2, 0), np.int64)
+    following = np.minimum(at + 1, len(rows) - 1)
+    dead = (
+        ~is_row[following]
+        & (rows["seq"][following] == rows["seq"][at])
+        & (rows["due_ms"][following] == rows["due_ms"][at])
+    )
+    return at[~dead], np.stack([at[dead], at[dead] + 1])

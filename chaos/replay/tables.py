@@ -1,0 +1,253 @@
+"""The replay's tables, as Parquet files that Spark reads.
+
+fates        one row per timer: seq mark topic due_ms end schedule_index scheduled_at_ms
+             end_index end_epoch ended_at_ms queue_offset; what is not known is null
+acks         one row per acked message of a group: topic group queue_offset attempts
+             ack_index ack_epoch acked_at_ms
+groups       topic group start_offset acked lease_ends
+checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from chaos.replay.group import Group
+from chaos.replay.nodelog import Segment, from_the_first
+from chaos.replay.pending import I64, ROWS_MAX, Rows
+from chaos.replay.story import ENDS, FIRED, PENDING, Story
+from timer.entry import Entry
+from timer.units import LogIndex
+
+FATES: Final = pa.schema(
+    [
+        ("seq", pa.int64()),
+        ("mark", pa.int64()),
+        ("due_ms", pa.int64()),
+        ("schedule_index", pa.int64()),
+        ("scheduled_at_ms", pa.int64()),
+        ("topic", pa.string()),
+        ("end", pa.string()),
+        ("end_index", pa.int64()),
+        ("end_epoch", pa.int64()),
+        ("ended_at_ms", pa.int64()),
+        ("queue_offset", pa.int64()),
+    ]
+)
+ACKS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("queue_offset", pa.int64()),
+        ("attempts", pa.int64()),
+        ("ack_index", pa.int64()),
+        ("ack_epoch", pa.int64()),
+        ("acked_at_ms", pa.int64()),
+    ]
+)
+GROUPS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("start_offset", pa.int64()),
+        ("acked", pa.int64()),
+        ("lease_ends", pa.int64()),
+    ]
+)
+CHECKPOINTS: Final = pa.schema(
+    [(n, pa.int64()) for n in ("index", "time_ms", "scheduled", "fired")]
+)
+FIGURES: Final = (
+    "last_index BIGINT, last_read_time_ms BIGINT, scheduled BIGINT, pending BIGINT, fired BIGINT,"
+    " cancelled BIGINT"
+)
+
+_ROWS_PER_GROUP: Final = 1 << 19
+_ENDS: Final = pa.array(ENDS)
+
+
+class _Table:
+    """A Parquet file that grows by pieces; a row group is written once enough rows wait."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._writer = pq.ParquetWriter(path, schema, compression="lz4")
+        self._schema = schema
+        self._waiting: list[tuple[Any, ...]] = []
+        self._rows = 0
+
+    def add(self, rows: int, *columns: Any) -> bool:
+        """Take columns of `rows` values; return whether it is time to write."""
+        self._waiting.append(columns)
+        self._rows += rows
+        return self._rows >= _ROWS_PER_GROUP
+
+    def drain(self) -> Iterable[tuple[Any, ...]]:
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        return waiting
+
+    def write(self, columns: Sequence[Any]) -> None:
+        self._writer.write_table(pa.table([*columns], schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class ParquetBook:
+    """Writes a story down in a folder: `fates`, `acks`, `groups` and `checkpoints`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.counts = np.zeros(len(ENDS), np.int64)
+        """Timers by their end."""
+        self.story: Story | None = None
+        """Whose topics and epochs name the rows; set before the first row comes."""
+        self._tables = {
+            name: _Table(folder / name / "part-0.parquet", schema)
+            for name, schema in (
+                ("fates", FATES),
+                ("acks", ACKS),
+                ("groups", GROUPS),
+                ("checkpoints", CHECKPOINTS),
+            )
+        }
+
+    def fates(self, rows: Rows, **columns: I64 | int) -> None:
+        """Take timers that reached their end."""
+        if not len(rows):
+            return
+        names = ("end", "end_index", "ended_at_ms", "queue_offset")
+        full = [np.broadcast_to(np.asarray(columns[n], np.int64), len(rows)) for n in names]
+        self.counts += np.bincount(full[0], minlength=len(ENDS))
+        if self._tables["fates"].add(len(rows), rows, *full):
+            self._write_fates()
+
+    def acks(self, group: Group, acks: Any) -> None:
+        """Take acks that counted."""
+        if self._tables["acks"].add(len(acks), group.group_id, acks):
+            self._write_acks()
+
+    def checkpoint(self, **figures: int) -> None:
+        """Take the figures at one CHECKPOINT entry."""
+        self._tables["checkpoints"].add(1, *(figures[name] for name in CHECKPOINTS.names))
+
+    def _write_fates(self) -> None:
+        assert self.story is not None
+        waiting = self._tables["fates"].drain()
+        if not waiting:
+            return
+        rows, end, end_index, ended_at_ms, offsets = map(np.concatenate, zip(*waiting, strict=True))
+        starts = np.array(self.story.epoch_starts or [(0, 0)], np.int64)
+        end_epoch = starts[np.searchsorted(starts[:, 0], end_index, "right") - 1, 1]
+        top = max([*self.story.topics, int(rows["topic"].max())])
+        topics = pa.array([self.story.topics.get(topic) for topic in range(top + 1)], pa.string())
+        ended, fired = pa.array(end != PENDING), pa.array(end == FIRED)
+        self._tables["fates"].write(
+            [
+                *(
+                    pa.array(np.ascontiguousarray(rows[name]))
+                    for name in ("seq", "mark", "due_ms", "index", "time_ms")
+                ),
+                topics.take(pa.array(rows["topic"].astype(np.int64))),
+                _ENDS.take(pa.array(end)),
+                pc.if_else(ended, pa.array(end_index), None),
+                pc.if_else(ended, pa.array(end_epoch), None),
+                pc.if_else(ended, pa.array(ended_at_ms), None),
+                pc.if_else(fired, pa.array(offsets), None),
+            ]
+        )
+
+    def _write_acks(self) -> None:
+        assert self.story is not None
+        waiting = [*self._tables["acks"].drain()]
+        if not waiting:
+            return
+        acks = np.concatenate([each for _, each in waiting])
+        numbers = np.repeat([number for number, _ in waiting], [len(each) for _, each in waiting])
+        known = self.story.groups
+        topics = [None, *(self.story.topics.get(known[n].topic) for n in sorted(known))]
+        names = [None, *(known[n].name for n in sorted(known))]
+        columns = (np.ascontiguousarray(acks[name]) for name in acks.dtype.names or ())
+        self._tables["acks"].write(
+            [
+                pa.array(topics, pa.string()).take(pa.array(numbers)),
+                pa.array(names, pa.string()).take(pa.array(numbers)),
+                *map(pa.array, columns),
+            ]
+        )
+
+    def close(self) -> None:
+        """Write what waits, then the groups."""
+        if self.story is not None:
+            self._write_fates()
+            self._write_acks()
+            points = [*self._tables["checkpoints"].drain()]
+            columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)
+            self._tables["checkpoints"].write([pa.array(c, pa.int64()) for c in columns])
+            self._tables["groups"].write(_groups(self.story))
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for table in self._tables.values():
+            table.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._close_files()
+
+
+def _groups(story: Story) -> list[pa.Array]:
+    groups = [*story.groups.values()]
+    return [
+        pa.array([story.topics.get(group.topic) for group in groups], pa.string()),
+        pa.array([group.name for group in groups], pa.string()),
+        pa.array([group.start for group in groups], pa.int64()),
+        pa.array([group.acked_count for group in groups], pa.int64()),
+        pa.array([group.ended_count for group in groups], pa.int64()),
+    ]
+
+
+def write(
+    log: Iterable[Entry], into: Path, spill: Path, *, pending_max: int = ROWS_MAX
+) -> dict[str, int]:
+    """Replay a log into tables in the folder `into`; return a row of `FIGURES`."""
+    with ParquetBook(into) as book:
+        story = Story(book, spill, pending_max=pending_max)
+        book.story = story
+        for item in log:
+            story.apply(item)
+        story.end()
+    pending, fired, cancelled, _ = book.counts.tolist()
+    return {
+        "last_index": story.last_index,
+        "last_read_time_ms": story.last_read_time_ms,
+        "scheduled": story.timers,
+        "pending": pending,
+        "fired": fired,
+        "cancelled": cancelled,
+    }
+
+
+def replay(log: Sequence[Segment], into: Path, spill: Path, *, upto: LogIndex) -> dict[str, int]:
+    """Replay a node's log, up to and including the entry `upto`; see `write`.
+
+    Raises:
+        CorruptFile: the log is damaged.
+        ValueError: the log does not begin with the first entry, so it can't be replayed.
+    """
+    return write(from_the_first(log, upto=upto), into, spill)

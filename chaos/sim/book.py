@@ -1,0 +1,241 @@
+"""The book of what clients of a simulated timer cluster were promised, and its checkers.
+
+from the log     each entry as it is first committed, and as each replica has applied it
+from the nodes   deliveries as they are handed out
+from clients     what they asked, what they were answered, what they saw
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from chaos.sim.keybook import KeyBook, TimerName, Told
+from chaos.sim.referee import Broken
+from timer.entry import Entry, Kind
+from timer.groups import Group
+from timer.machine import (
+    ALREADY_CANCELLED,
+    ALREADY_FIRED,
+    CANCELLED,
+    Applied,
+    Checkpoint,
+    GroupApplied,
+    Machine,
+)
+from timer.payloads import decode_fire
+from timer.units import Epoch, LogIndex
+
+if TYPE_CHECKING:
+    from chaos.sim.timers import TimerApp
+
+AHEAD_MS_MAX: Final = 5_000
+"""By so much the log's clock may be ahead of true time while a majority of clocks is right: a
+leader that can't hear a majority of them runs on by its own, which is up to 4 % fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A delivered message."""
+
+    name: TimerName
+    fired_at_ms: int
+    payload: bytes
+    """Says which row of which request it is; see `Request.payloads`."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """One timer that a producer was told is scheduled."""
+
+    topic: str
+    requested_ms: int | None
+    """None: a delay, which the leader resolved."""
+    cancelled: bool = False
+    """A cancel was answered CANCELLED."""
+    cancel_open: int = 0
+    """Cancels asked and not answered: their outcome is unknown."""
+
+
+@dataclass(slots=True)
+class Book:
+    """What was promised. Every method raises Broken when it was not kept."""
+
+    timers: dict[TimerName, Asked] = field(default_factory=dict)
+    digests: dict[LogIndex, str] = field(default_factory=dict)
+    fired: dict[TimerName, tuple[str, int]] = field(default_factory=dict)
+    """Timer -> (topic, queue offset), as consumers saw it."""
+    payloads: dict[bytes, TimerName | None] = field(default_factory=dict)
+    """Row of a request -> the one timer that it became. None: nobody has seen that yet."""
+    acked: set[tuple[str, str, int]] = field(default_factory=set)
+    """(topic, group, offset) whose ack was confirmed."""
+    delivered: set[tuple[str, str, int]] = field(default_factory=set)
+    deliveries: int = 0
+    redeliveries: int = 0
+    answers: int = 0
+    starts: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(topic, group) -> the first offset that it gets."""
+    keys: KeyBook = field(default_factory=KeyBook)
+    committed: LogIndex = LogIndex(0)
+    """What comes after it was not looked at."""
+    read_time_ms: int = 0
+    """Of the last FIRE committed."""
+
+    # ---- the log
+
+    def on_commit(self, entry: Entry, true_ms: int | None) -> None:
+        """Look at an entry that is committed somewhere. `true_ms`: the time, if most clocks are
+        right.
+        """
+        if entry.index <= self.committed:
+            return
+        self.committed = entry.index
+        if true_ms is not None and entry.time_ms > true_ms + AHEAD_MS_MAX:
+            raise Broken("clock", f"entry {entry.index} of {entry.time_ms}, at {true_ms}")
+        if entry.kind is Kind.FIRE:
+            read_time_ms = decode_fire(entry.payload).read_time_ms
+            if read_time_ms < self.read_time_ms:
+                raise Broken("time", f"FIRE {entry.index}: {self.read_time_ms} -> {read_time_ms}")
+            self.read_time_ms = read_time_ms
+
+    def applied(self, node: object, machine: Machine, applied: Applied) -> None:
+        """P7, on a replica that has just applied an entry; and where a new group begins."""
+        if isinstance(applied, GroupApplied):
+            for result in applied.results:
+                if isinstance(result, Group):
+                    key = (machine.topics[result.topic].name, result.name)
+                    self.starts.setdefault(key, result.cursor)
+        if isinstance(applied, Checkpoint):
+            self.keys.unique(node, machine)
+        counts, held = machine.counts, machine.store.pending
+        queued = sum(topic.queue.end for topic in machine.topics.values())
+        if held != counts.pending or queued != counts.fired:
+            raise Broken("conservation", f"{node}: {counts}, pending {held}, queued {queued}")
+
+    def digest(self, node: object, checkpoint: Checkpoint) -> None:
+        """P6: every replica records the same digest at an index."""
+        known = self.digests.setdefault(checkpoint.index, checkpoint.digest)
+        if known != checkpoint.digest:
+            raise Broken("digest", f"{checkpoint.index}: {known} and, on {node}, {checkpoint}")
+
+    def handed_out(self, node: object, epoch: Epoch, served: Epoch) -> None:
+        """P5: only the newest epoch that is `served` hands anything out."""
+        if epoch < served:
+            raise Broken("handout", f"{node} under epoch {epoch}; epoch {served} is served")
+
+    # ---- producers
+
+    def asked(self, payloads: list[bytes]) -> None:
+        """A request is about to be sent for the first time."""
+        for payload in payloads:
+            self.payloads[payload] = None
+
+    def scheduled(self, name: TimerName, topic: str, requested_ms: int | None) -> None:
+        """P1 begins here. None: a delay was asked for."""
+        self.timers[name] = Asked(topic, requested_ms)
+        if requested_ms is not None and name.due_ms < requested_ms:
+            raise Broken("early", f"{name} was asked for {requested_ms}")
+
+    def answered_again(self, first: list[Told], again: list[Told]) -> None:
+        """P2: a retried request is answered as it was before."""
+        if first != again:
+            raise Broken("twice", f"a request was answered {first}, then {again}")
+
+    def cancel_asked(self, name: TimerName) -> None:
+        """From here on the timer may be cancelled."""
+        self.timers[name].cancel_open += 1
+
+    def cancel_answered(self, name: TimerName, outcome: int) -> None:
+        """P4: what a cancel was answered is so."""
+        asked = self.timers[name]
+        asked.cancel_open -= 1
+        if outcome == CANCELLED and (asked.cancelled or name in self.keys.ended):
+            raise Broken("cancel", f"{name} was cancelled twice")
+        if outcome in (CANCELLED, ALREADY_CANCELLED) and name in self.fired:
+            raise Broken("cancel", f"{name} was delivered, then cancelled ({outcome})")
+        if outcome == ALREADY_FIRED and asked.cancelled:
+            raise Broken("cancel", f"{name} was cancelled, then had fired")
+        asked.cancelled |= outcome == CANCELLED
+
+    def ended(self, name: TimerName, successor: int) -> None:
+        """A change by key, or a reschedule, was told that it ended a timer; 0: for nothing."""
+        if name in self.timers and self.timers[name].cancelled:
+            raise Broken("key", f"{name} was cancelled, then ended for {successor}")
+        self.keys.end(name, successor, fired=name in self.fired)
+
+    def rescheduled(self, old: TimerName, new: TimerName, requested_ms: int | None) -> None:
+        """A reschedule was told that `new` fires instead of `old`."""
+        self.ended(old, new.seq)
+        topic = self.timers[old].topic if old in self.timers else "?"
+        self.scheduled(new, topic, requested_ms)
+        if old in self.keys.keys:
+            self.keys.keys[new] = self.keys.keys[old]
+
+    # ---- consumers
+
+    def seen(self, key: tuple[str, str, int], row: Row, attempt: int) -> None:
+        """P1 - P5: a consumer got a message. `key`: topic, group, offset."""
+        self._check_timer(key, row)
+        if key in self.acked:
+            raise Broken("acked", f"{key} was delivered after its ack was confirmed")
+        if key in self.delivered:
+            self.redeliveries += 1
+            if attempt < 2:
+                raise Broken("unmarked", f"{key} came again as attempt {attempt}")
+        self.delivered.add(key)
+        self.deliveries += 1
+
+    def _check_timer(self, key: tuple[str, str, int], row: Row) -> None:
+        topic, _, offset = key
+        name, fired_at = row.name, row.fired_at_ms
+        if row.payload not in self.payloads:
+            raise Broken("phantom", f"nobody has scheduled {row}")
+        known = self.payloads[row.payload]
+        if known is not None and known != name:
+            raise Broken("twice", f"{row} is {known} as well")
+        self.payloads[row.payload] = name
+        if self.fired.setdefault(name, (topic, offset)) != (topic, offset):
+            raise Broken("twice", f"{name} fired at {self.fired[name]} and {(topic, offset)}")
+        if fired_at < name.due_ms:
+            raise Broken("early", f"{name} fired at {fired_at}")
+        if name in self.timers and self.timers[name].cancelled:
+            raise Broken("cancel", f"{name} was cancelled, then delivered")
+        if name in self.keys.ended:
+            raise Broken("key", f"{name} ended for {self.keys.ended[name]}, then was delivered")
+
+    # ---- the end
+
+    def at_end(self, app: "TimerApp") -> None:
+        """P1: what was scheduled fired, unless it was cancelled; groups saw all; acks stayed."""
+        machine = app.engine.machine
+        for topic in machine.topics.values():
+            for block in topic.queue.blocks:
+                machine.pages.want(block)
+        while app.engine.begin_fetch() is not None:
+            app.fetch()
+        fired = self.fired.keys() | {
+            TimerName(int(row["due_ms"]), int(row["seq"]))
+            for topic in machine.topics.values()
+            for block in topic.queue.blocks
+            if block.page is not None
+            for row in block.page.rows
+        }
+        self.keys.at_end({*self.timers})
+        for name, asked in self.timers.items():
+            ended = asked.cancelled or asked.cancel_open or name in self.keys.ended
+            ended = ended or self.keys.changes_open.get(name, 0)
+            named = self.keys.keys.get(name)
+            ended = ended or (named is not None and self.keys.open.get(named, 0))
+            if name not in fired and not ended:
+                raise Broken("lost", f"{name} of {asked.topic} never fired")
+        for topic in machine.topics.values():
+            for group in topic.groups.values():
+                key = (topic.name, group.name)
+                for offset in range(self.starts[key], topic.queue.end):
+                    if (*key, offset) not in self.delivered:
+                        raise Broken("lost", f"{key} never got {offset} of {topic.queue.end}")
+                mine = np.array(
+                    [offset for (t, g, offset) in self.acked if (t, g) == key], np.uint64
+                )
+                if not group.is_acked(mine).all():
+                    raise Broken("lost", f"a confirmed ack of {key} is gone")

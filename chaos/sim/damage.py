@@ -1,0 +1,86 @@
+"""What takes a voter's disk away for good, in a minority of the voters, and what must hold then.
+
+    flip      one bit of what was synced turns, under the running process or just before a restart
+    shorten   a file that was synced has lost its end
+    wipe      the disk was replaced by an empty one
+
+A damaged replica may go on as long as it does not need what is damaged. When it does, it says
+which file (and, inside of one, which byte), fetches state and log anew from a leader, and has to be
+up to date in the end like everybody. Who has lost its promise or its identity stays down, and a
+wiped one does not come back as the voter that it was: a new replica takes its place. What remains
+must go on with nothing lost, unless so many of the rest are unsure that without the lost one's word
+nobody may lead: such a world *waits for repair*, and that it does nothing wrong meanwhile is all
+that is asked of it.
+"""
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chaos.sim.referee import Broken
+from replication.quorum import Voters, granted
+from timer.errors import StorageError, WrongDirectory
+
+if TYPE_CHECKING:
+    from chaos.sim.node import SimNode
+    from chaos.sim.world import World
+
+ROOT: Final = Path("/")
+
+
+def may_damage(world: "World", node: "SimNode") -> bool:
+    """Return whether `node`, a voter, can lose its disk with a majority of the others whole."""
+    voters = world.voters_now()
+    broken = {each.replica for each in world.nodes if each.damage or each.lied} & voters
+    most = (min(len(each) for each in _sets(world)) - 1) // 2
+    return node.replica in voters and len(broken | {node.replica}) <= most
+
+
+def flip(node: "SimNode", rng: random.Random) -> bool:
+    """Turn one bit of what is synced; return whether there was any."""
+    found = node.disk.flip_synced(rng, ROOT)
+    if found is not None:
+        node.damage += node.disk.names_of(found[0])
+    return found is not None
+
+
+def shorten(node: "SimNode", rng: random.Random) -> bool:
+    """Cut a synced file of a dead node; return whether there was one."""
+    found = node.disk.shorten_synced(rng, ROOT)
+    if found is not None:
+        node.damage += node.disk.names_of(found[0])
+    return found is not None
+
+
+def wipe(node: "SimNode") -> None:
+    """Empty the disk of a dead node."""
+    node.disk.wipe()
+    node.damage.append(ROOT)
+
+
+def check_refusal(node: "SimNode", error: StorageError) -> None:
+    """Check that a node that refuses to go on has a reason, and names it.
+
+    Raises:
+        Broken: nothing was done to its disk, or the error does not say where.
+    """
+    if not node.damage:
+        raise Broken("storage", f"node {node.replica}: {error}") from error
+    if isinstance(error, WrongDirectory) != (ROOT in node.damage):
+        raise Broken("storage", f"node {node.replica}, damaged at {node.damage}: {error}")
+    places = {str(place) for path in node.damage for place in (path, path.parent)} - {"/"}
+    if ROOT not in node.damage and not any(place in str(error) for place in places):
+        raise Broken("storage", f"node {node.replica}, damaged at {node.damage}: {error}")
+
+
+def waits_for_repair(world: "World") -> bool:
+    """Return whether nobody may lead before a lost voter is repaired."""
+    sure = {n.replica for n in world.nodes if n.alive and not n.damage and not n.core.unsure}
+    lost = {each.replica for each in world.nodes if each.damage}
+    return any(lost & voters and not granted([voters], sure) for voters in _sets(world))
+
+
+def _sets(world: "World") -> "set[Voters]":
+    """Return the voter sets that somebody counts majorities of."""
+    cores = [node.core for node in world.nodes if node.alive]
+    return {each for core in cores for each in core._sets} or {world.voters}  # noqa: SLF001

@@ -1,0 +1,48 @@
+"""Kept seeds: what has found something once is played again in every test run.
+
+A seed's meaning changes with the draw (chaos/sim/options.py), so a kept seed names the commit at
+which it found what it found, is kept with everything that it was aimed at, and never stands alone:
+`test` is the test that pins the same defect without drawing anything. The seed keeps looking at
+that corner of the world; the test is what guards the fix. To add one:
+
+    Kept(Task(SEED, APP, SECONDS, faults=(...)), "commit", "what it found", "file.py::test")
+
+where the Task is what the failure said under `reproduce`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from chaos.sim.play import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One seed that found something."""
+
+    task: Task
+    commit: str
+    """Where it did: the fix is the next one."""
+    found: str
+    test: str
+    """Path and name of the deterministic test of the same defect."""
+
+
+_DAMAGE: Final = ("flip", "kill", "shorten", "wipe", "power")
+
+KEPT: Final = (
+    Kept(
+        Task(1055, "timers", 40, faults=(*_DAMAGE, "isolate")),
+        "affd820",
+        "simulated clients looked for a leader among whole replicas only, and starved under one"
+        " with a damaged disk that still leads",
+        "tests/chaos/test_sim_timers.py::test_clients_reach_a_leader_whose_disk_is_damaged",
+    ),
+    Kept(
+        Task(2008, "ledger", 30, faults=_DAMAGE),
+        "15ca107",
+        "the ledger's manifest had no checksum: with one bit flipped it claimed entries that no"
+        " log held, and the log was blamed",
+        "tests/chaos/test_sim_damage.py::test_undamaged_replica_that_refuses_breaks_a_promise",
+    ),
+)

@@ -1,0 +1,83 @@
+"""Planted bugs: proof that the referee can lose its patience.
+
+A `Mutation` breaks one rule, as a plausible mistake would; production code knows nothing of it.
+The simulator has to find it with randomly drawn seeds, within the number stated, through one of
+the checkers that it names: an assertion of production code does not count, such a world only uses
+up its seed. And it must have something to find: a world in which nothing goes wrong does not
+notice the bug, whatever the `needs` say is missing there.
+
+Where the usual mix would take too long, `aim` chooses some of the options of the worlds to hunt in
+(chaos/sim/options.py); the seed still draws the others.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.sim.options import NEVER, Options
+from chaos.sim.referee import CHECKERS, Broken
+from chaos.sim.world import World
+
+ANY_WORLD = "nothing goes wrong"
+"""Begins the `needs` of a bug that shows in the calmest world: planted so that its checker is seen
+to work, and not asked to hide."""
+
+Plant = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One planted bug."""
+
+    name: str
+    breaks: str
+    checkers: frozenset[str]
+    """One of these must find it."""
+    seeds: int
+    """Within so many."""
+    needs: str
+    """What has to go wrong before it shows."""
+    plant: Plant
+    aim: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    world: type[World] = World
+
+    def __post_init__(self) -> None:
+        assert self.checkers <= CHECKERS.keys(), self.checkers
+        assert self.checkers
+        assert self.needs
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What found a planted bug."""
+
+    seed: int
+    seeds: int
+    """Tried, this one included."""
+    checker: str
+    detail: str
+
+
+def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None:
+    """Return how the simulator finds `mutation`; None: not within its number of seeds."""
+    for number in range(mutation.seeds):
+        seed = first_seed + number
+        options = Options.draw(random.Random(seed)).aim(**mutation.aim)
+        with mutation.plant():
+            try:
+                mutation.world(seed, options=options).run(seconds)
+            except Broken as error:
+                return Found(seed, number + 1, error.checker, str(error))
+            except AssertionError:
+                continue
+    return None
+
+
+def calm(seed: int) -> Options:
+    """Return a world in which clients work, and nothing goes wrong or is restarted."""
+    drawn = Options.draw(random.Random(seed))
+    quiet: dict[str, Any] = {"loss": 0.0, "duplicate": 0.0, "client_loss": 0.0, "reorder": False}
+    quiet |= {"drift_ppm": 0, "manifest_every": NEVER, "learners": 0, "member_changes": 0.0}
+    return drawn.aim(faults=(), mischief=(), **quiet)

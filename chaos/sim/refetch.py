@@ -1,0 +1,177 @@
+"""How a simulated node gets a snapshot, as cluster/refetch.py does it for a real one.
+
+A node fetches for one of two reasons: its leader says that it is `behind`, and it goes on following
+meanwhile; or its disk is damaged, and it does nothing else until it is healed. What is fetched
+survives the process. Requests and answers travel over the world's network and get lost.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from chaos.sim.paths import INCOMING_PATH
+from replication.steps import Role
+from timer.errors import CorruptFile, DiskFailed, NotReady
+from timer.snapshot import Incoming, Leadership, Part, Snapshot
+
+if TYPE_CHECKING:
+    from chaos.sim.node import SimNode
+
+CHUNK: Final = 300
+ANSWER_MS: Final = 300
+TRIES: Final = 4
+
+Offer = tuple[Snapshot, Leadership]
+
+
+# ---- the source
+
+
+def offer(node: "SimNode", suspect: str, answer: Callable[[Offer | None], None]) -> None:
+    """Offer a snapshot, if this node leads beyond doubt."""
+    core = node.core
+    if core.role is not Role.LEADER or not core.lease_held(node.mono_ms()):
+        answer(None)
+        return
+    if suspect:
+        node.outgoing.check(suspect)
+    try:
+        snapshot = node.outgoing.offer(node.mono_ms())
+    except NotReady:
+        node.app.flush()
+        answer(None)
+        return
+    promise = core.promise
+    answer((snapshot, Leadership(promise.epoch, promise.leader, promise.nonce)))
+
+
+def read(
+    node: "SimNode", part: Part, position: int, answer: Callable[[bytes | None], None]
+) -> None:
+    """Answer with the next bytes of a part; None: it is not pinned here any more."""
+    answer(node.outgoing.read(node.mono_ms(), part, position, CHUNK))
+
+
+# ---- the receiver
+
+
+class Refetch:
+    """One node's way to a snapshot, in one process."""
+
+    def __init__(self, node: "SimNode") -> None:
+        self._node = node
+        self._life = node.life
+        self._incoming = Incoming(node.disk, INCOMING_PATH)
+        self._offer: Offer | None = None
+        self._source: SimNode | None = None
+        self._suspect = ""
+        self._question = 0
+        """What an answer to an earlier one says is not heard."""
+        self._tries = 0
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask somebody for an offer: only a leader has one."""
+        world = self._node.world
+        others = [node for node in world.nodes if node is not self._node]
+        self._source = source = world.rng.choice(others)
+        suspect, self._suspect = self._suspect, ""
+        self._send(source, offer, (suspect,), self._offered, again=self._ask)
+
+    def _offered(self, found: Offer | None) -> None:
+        if found is None:
+            self._node.world.timeline.after(50_000, self._run, self._ask)
+            return
+        self._offer = found
+        self._tries = 0
+        self._incoming.begin(*found)
+        self._fetch()
+
+    def _fetch(self) -> None:
+        wanted = self._incoming.wanted()
+        if wanted is None:
+            self._finish()
+            return
+        assert self._source is not None
+        self._send(self._source, read, wanted, self._fetched, again=self._again)
+
+    def _again(self) -> None:
+        self._tries += 1
+        if self._tries > TRIES:
+            self._ask()
+        else:
+            self._fetch()
+
+    def _fetched(self, data: bytes | None) -> None:
+        wanted = self._incoming.wanted()
+        assert wanted is not None
+        if data is None:
+            self._ask()
+            return
+        self._tries = 0
+        if not self._incoming.put(*wanted, data):
+            self._suspect = wanted[0].path
+            self._ask()
+            return
+        self._fetch()
+
+    def _finish(self) -> None:
+        node, offered = self._node, self._offer
+        assert offered is not None
+        if node.alive and node.core.commit_index >= offered[0].index:
+            self._incoming.forget()
+            node.refetch = None  # the log has brought it further meanwhile
+            return
+        try:
+            node.app_check(node.disk, INCOMING_PATH)
+        except CorruptFile as error:
+            node.world.timeline.note(f"node {node.replica}", error)
+            self._incoming.forget()
+            self._ask()
+            return
+        self._incoming.finish()
+        node.world.timeline.note(f"node {node.replica}", f"has fetched {offered[0].index}")
+        node.stop()
+        node.start()
+
+    # ---- over the network
+
+    def _send(
+        self,
+        to: "SimNode",
+        ask: Callable[..., None],
+        args: tuple[object, ...],
+        heard: Callable[..., None],
+        *,
+        again: Callable[[], None],
+    ) -> None:
+        """Let `to` run `ask`; `heard` gets its answer, or `again` is called."""
+        network, me = self._node.world.network, self._node.replica
+        self._question += 1
+        question = self._question
+
+        def answer(result: object) -> None:
+            network.carry((to.replica, me), self._run, arrive, result)
+
+        def arrive(result: object) -> None:
+            if question == self._question:
+                self._question += 1
+                heard(result)
+
+        def late() -> None:
+            if question == self._question:
+                again()
+
+        network.carry((me, to.replica), to.call, ask, to, *args, answer)
+        self._node.world.timeline.after(ANSWER_MS * 1_000, self._run, late)
+
+    def _run(self, call: Callable[..., None], *args: object) -> None:
+        node = self._node
+        if node.life != self._life or node.refetch is not self:
+            return
+        if node.paused:
+            node.world.timeline.after(10_000, self._run, call, *args)
+            return
+        try:
+            call(*args)
+        except DiskFailed as error:
+            node.fail(error)

@@ -1,0 +1,120 @@
+"""Planted bugs in snapshots and in the change of members: proof that they would be found.
+
+As chaos/sim/mutations.py. Worlds are aimed at snapshots where the usual mix has few of them.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from chaos.sim.planted import Mutation, Plant
+from replication.core import Core
+from replication.quorum import Voters
+from replication.steps import Event
+from timer import log as timer_log
+from timer import snapshot
+from timer.disk import Disk
+from timer.units import Epoch, LogIndex, MonoMs
+
+DAMAGE: Final[dict[str, Any]] = {"faults": ("flip", "shorten", "power", "isolate"), "mischief": ()}
+CHANGES: Final[dict[str, Any]] = {
+    "faults": ("wipe", "newborn", "isolate", "power"),
+    "mischief": ("spurious",),
+    "member_changes": 0.03,
+}
+
+
+def _patch(target: object, name: str, new: object) -> Plant:
+    return lambda: mock.patch.object(target, name, new)
+
+
+_begin_anew = timer_log.begin_anew
+
+
+def _one_too_early(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
+    """The log goes on with the snapshot's own last entry, which so is applied twice."""
+    _begin_anew(disk, directory, LogIndex(after - 1), epoch)
+
+
+def _keep_the_log(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
+    """The log that is there stays, whether it goes with the snapshot or not."""
+    disk.make_dir(directory)
+    if not disk.list_dir(directory):
+        _begin_anew(disk, directory, after, epoch)
+
+
+class _OneSetAtOnce(Core):
+    """A new set counts alone from the moment its EPOCH entry is appended."""
+
+    def _sets_in_force(self) -> tuple[Voters, ...]:
+        return (self.shape.voters,)
+
+
+class _ManyChanges(_OneSetAtOnce):
+    """Whatever is proposed is written, and counts alone."""
+
+    def _next_voters(self, proposed: Voters | None) -> Voters:
+        return proposed or self.shape.voters
+
+
+class _DropsTooMuch(Core):
+    """The log goes up to the manifest, and nobody who lacks it is told."""
+
+    def drop_before(self, index: LogIndex, beyond: LogIndex = LogIndex(0)) -> LogIndex:
+        return super().drop_before(index, max(beyond, index))
+
+    def step(self, now_ms: MonoMs, event: Event) -> Any:
+        effects = super().step(now_ms, event)
+        effects.behind = False
+        return effects
+
+
+@contextlib.contextmanager
+def _plant_core(core: type[Core]) -> Iterator[None]:
+    from chaos.sim.world import World
+
+    with mock.patch.object(World, "make_core", core):
+        yield
+
+
+SNAPSHOT_MUTATIONS: Final = (
+    Mutation(
+        "log_overlaps_snapshot",
+        "the log after an install begins with an entry that the snapshot holds already",
+        frozenset({"agreement", "digest", "storage", "lost", "liveness"}),
+        30,
+        "a damaged replica",
+        _patch(snapshot, "begin_anew", _one_too_early),
+        aim=DAMAGE,
+    ),
+    Mutation(
+        "old_log_stays",
+        "an install keeps the log that was there",
+        frozenset({"agreement", "storage", "lost", "liveness"}),
+        30,
+        "a damaged replica",
+        _patch(snapshot, "begin_anew", _keep_the_log),
+        aim=DAMAGE,
+    ),
+    Mutation(
+        "nobody_hears_that_it_is_behind",
+        "the log is dropped below the manifest, and who lacks it waits for ever",
+        frozenset({"liveness", "lost"}),
+        30,
+        "a replica that lags by a manifest",
+        lambda: _plant_core(_DropsTooMuch),
+        aim={"faults": ("isolate", "kill"), "mischief": (), "manifest_every": 20},
+    ),
+    Mutation(
+        "new_voters_count_alone",
+        "any set may be proposed, and counts without the one before it",
+        frozenset({"agreement", "lost", "lease", "epoch", "liveness"}),
+        200,
+        "a change of members that not everybody has heard of",
+        lambda: _plant_core(_ManyChanges),
+        aim=CHANGES,
+    ),
+)
+"""The list; tests/chaos/test_sim_snapshots.py hunts each of them."""

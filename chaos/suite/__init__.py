@@ -1,0 +1,13 @@
+"""The chaos suite: real nodes, real clients, faults from a seeded schedule, the audit's verdict.
+
+    scenario + seed + options ──► schedule        plan.py, scenarios.py    pure
+                                      │
+    stage: nodes, network, disks,     ▼
+           clocks, archive      ◄── nemeses       stage.py, network.py, … , nemeses.py
+                                      │
+    workloads ─► histories            ▼
+    heal, drain, stop, audit ◄──── the show       show.py
+
+Whatever happened lies in the run's folder (chaos/history.py) before it is judged, and the judge
+knows nothing of this package.
+"""

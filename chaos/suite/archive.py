@@ -1,0 +1,95 @@
+"""The archive: hard links to every segment of the nodes' logs, so that none is gone at the end.
+
+A node drops segments of its log once a manifest covers them and every voter has them. The audit
+replays logs from their first entry. So the harness keeps, beside each node's data, a second name
+for every segment file, and follows what the node does to its log:
+
+    appears             linked
+    dropped (oldest)    stays linked: all below the log's first segment is committed for good
+    truncated away      unlinked: a segment at or above the log's first that the log has no more
+    made anew           linked anew: another file under the same name
+
+A link is made within POLL_S of the file; a segment lives for longer, since a node drops only what
+lies below a manifest that it made afterwards. It takes no room but that of what was dropped.
+"""
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from timer import segment
+
+POLL_S: Final = 0.25
+
+
+class Archive:
+    """Follows the logs of a run in a thread of its own, until it is closed."""
+
+    def __init__(self, logs: Mapping[str, tuple[Path, Path]]) -> None:
+        """Follow `logs`: node -> (its log's folder, the archive's folder on the same disk)."""
+        self._logs = dict(logs)
+        self._lock = threading.Lock()
+        self._frozen: set[str] = set()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="archive", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._closed.wait(POLL_S):
+            self.update()
+
+    def update(self) -> None:
+        """Follow all logs to where they are now."""
+        with self._lock:
+            for node in self._logs.keys() - self._frozen:
+                # A disk that lost its power, a folder that was wiped: it comes back.
+                with contextlib.suppress(OSError):
+                    follow(*self._logs[node])
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is followed meanwhile: a disk can be unmounted."""
+        with self._lock:
+            yield
+
+    def freeze(self, node: str) -> None:
+        """Keep what a node's log holds now, whatever is done to its files from here on."""
+        log, kept = self._logs[node]
+        with self._lock:
+            if node in self._frozen:
+                return
+            self._frozen.add(node)
+            follow(log, kept)
+            for path in kept.iterdir():
+                copy = path.with_suffix(".copy")
+                shutil.copyfile(path, copy)
+                copy.rename(path)
+
+    def close(self) -> None:
+        """Follow the logs for the last time, and end. The nodes have ended."""
+        self._closed.set()
+        self._thread.join()
+        self.update()
+
+
+def follow(log: Path, kept: Path) -> None:
+    """Make `kept` hold what `log` does, and what was dropped from its beginning."""
+    theirs = {path.name: path for path in log.iterdir() if segment.first_of(path.name) is not None}
+    if not theirs:
+        return
+    kept.mkdir(exist_ok=True)
+    ours = {path.name: path for path in kept.iterdir()}
+    for name, path in theirs.items():
+        link = ours.pop(name, None)
+        if link is not None:
+            if link.samefile(path):
+                continue
+            link.unlink()
+        (kept / name).hardlink_to(path)
+    first = min(theirs)
+    for name, link in ours.items():
+        if name > first:
+            link.unlink()

@@ -1,0 +1,63 @@
+"""What a nemesis is, and whom it hits.
+
+    strike(stage, chance) ──► does it, returns the undo; whom it hits is decided here and now
+    undo()                ──► the cluster is whole again, or LaunchError says what is not
+
+A schedule (plan.py) says when and how long, by name and arguments. Roles are resolved when it
+strikes: "leader" is who leads by then.
+"""
+
+import random
+from collections.abc import Callable
+from typing import ClassVar, Final, Protocol
+
+from chaos.suite.plan import Need
+from chaos.suite.stage import Stage
+
+Undo = Callable[[], None]
+
+
+class Nemesis(Protocol):
+    """One kind of fault. Its fields are a strike's arguments."""
+
+    needs: ClassVar[frozenset[Need]]
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Do it; return what undoes it."""
+
+
+NOTHING: Final[frozenset[Need]] = frozenset()
+NETWORK: Final = frozenset({Need.NETWORK})
+DISKS: Final = frozenset({Need.DISKS})
+
+
+def chosen(stage: Stage, who: str, chance: random.Random) -> str:
+    """Return a node by role: leader, controller, follower, any.
+
+    Raises:
+        LaunchError: nobody leads.
+    """
+    leader = stage.leader()
+    if who == "leader":
+        return leader
+    if who == "controller":
+        return stage.controller()
+    others = [name for name in stage.names if name != leader]
+    there = [name for name in others if name not in stage.away]
+    return chance.choice(stage.names if who == "any" else there or others)
+
+
+def said(stage: Stage, name: str, who: str) -> str:
+    """Return a node's name with its role."""
+    return f"{name}, the {who}" if who in ("leader", "controller") else name
+
+
+def back(stage: Stage, *names: str) -> None:
+    """Bring nodes up again, and wait until somebody leads."""
+    stage.restart(*names)
+    stage.leader()
+    stage.say(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} back")
+
+
+def nothing() -> None:
+    """Undo what is over already."""

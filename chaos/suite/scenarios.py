@@ -1,0 +1,197 @@
+"""The scenarios: what befalls a cluster, by name.
+
+A scenario of one fault strikes again and again, in all its variants. `mix` deals all faults that
+the product stands, like cards: each kind comes before any comes twice. Its leader is killed at
+least every 15 seconds, whatever else happens in between.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from chaos.suite.nemeses import NEMESES
+from chaos.suite.plan import Draw, Lane, Need, Options, Strike
+
+FIRST_S: Final = 4.0
+"""Clients produce for so long before anything strikes."""
+KILLS_S: Final = 13.0
+KILL_JITTER_S: Final = 2.0
+assert KILLS_S + KILL_JITTER_S <= 15
+BETWEEN_S: Final = 5.0
+"""From a kill of the leader in a mix to what strikes next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One fault in one variant."""
+
+    nemesis: str
+    for_s: tuple[float, float] = (2.0, 4.0)
+    """How long at least and at most."""
+    lane: Lane = Lane.NODES
+    args: Mapping[str, Any]
+
+    def deal(self, draw: Draw, at_s: float) -> None:
+        """Let it strike."""
+        draw.strike(at_s, self.nemesis, draw.uniform(*self.for_s), self.lane, **self.args)
+
+
+def card(nemesis: str, for_s: tuple[float, float] = (2.0, 4.0), **args: Any) -> Card:
+    """Return a card that takes nodes away."""
+    return Card(nemesis=nemesis, for_s=for_s, args=args)
+
+
+def around(nemesis: str, for_s: tuple[float, float] = (4.0, 9.0), **args: Any) -> Card:
+    """Return a card that leaves all nodes there."""
+    return Card(nemesis=nemesis, for_s=for_s, lane=Lane.AROUND, args=args)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What befalls a cluster."""
+
+    line: str
+    """For people."""
+    cards: Sequence[Card]
+    every_s: float = 9.0
+    draw: Callable[["Scenario", Draw], None]
+    mixed: bool = True
+    """Whether `mix` has its cards: the product stands them and needs no repair."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What it is pointless without; a mix is not."""
+        if self.draw is not _one_after_the_other:
+            return frozenset()
+        return frozenset().union(*(NEMESES[each.nemesis].needs for each in self.cards))
+
+
+def schedule(name: str, seed: int, options: Options) -> list[Strike]:
+    """Return what will happen when: the same for the same arguments, everywhere."""
+    draw = Draw(seed, options)
+    scenario = SCENARIOS[name]
+    scenario.draw(scenario, draw)
+    return draw.strikes()
+
+
+def _allowed(cards: Sequence[Card], options: Options) -> list[Card]:
+    return [each for each in cards if NEMESES[each.nemesis].needs.isdisjoint(options.without)]
+
+
+def _deck(cards: Sequence[Card], draw: Draw) -> Iterator[Card]:
+    """Yield all cards in any order, then all of them again, for ever; nothing if there are none."""
+    while cards:
+        yield from draw.random.sample(cards, len(cards))
+
+
+def _one_after_the_other(scenario: Scenario, draw: Draw) -> None:
+    at_s = FIRST_S
+    for each in _deck(_allowed(scenario.cards, draw.options), draw):
+        if at_s >= draw.end_s:
+            return
+        each.deal(draw, at_s)
+        at_s += scenario.every_s * draw.uniform(0.8, 1.2)
+
+
+def _mixed(scenario: Scenario, draw: Draw) -> None:
+    cards = _allowed(scenario.cards, draw.options)
+    nodes = _deck([each for each in cards if each.lane is Lane.NODES], draw)
+    rest = _deck([each for each in cards if each.lane is Lane.AROUND], draw)
+    kill = card("kill", (1.0, 3.0), who="leader")
+    at_s = FIRST_S
+    while at_s < draw.end_s:
+        kill_s = at_s + draw.uniform(0, KILL_JITTER_S)
+        kill.deal(draw, kill_s)
+        next(nodes).deal(draw, kill_s + BETWEEN_S)
+        next(rest).deal(draw, at_s + draw.uniform(0, KILLS_S / 2))
+        at_s += KILLS_S
+
+
+def _of(line: str, *cards: Card, every_s: float = 9.0, mixed: bool = True) -> Scenario:
+    return Scenario(line=line, cards=cards, every_s=every_s, mixed=mixed, draw=_one_after_the_other)
+
+
+_SINGLE: Final = {
+    "kill-leader": _of("kill -9 of the leader, mid-delay", card("kill", who="leader")),
+    "kill-controller": _of("kill -9 of the controller", card("kill", who="controller")),
+    "kill-follower": _of("kill -9 of a follower", card("kill", who="follower")),
+    "kill-two": _of("kill -9 of two nodes together, the leader among them",
+                    card("kill-many", count=2), every_s=12),
+    "kill-all": _of("kill -9 of all nodes together", card("kill-many", count=7), every_s=14),
+    "pause": _of("SIGSTOP of a node past every lease, SIGCONT",
+                 card("pause", who="leader"), card("pause", who="follower")),
+    "rolling-restart": _of("SIGTERM to one node after the other",
+                           card("rolling-restart", (0, 0)), every_s=20),
+    "transfer-storm": _of("leadership handed over again and again",
+                          card("transfers", (0, 0), times=5)),
+    "isolate": _of("a node cut off: from the others, or from the clients too",
+                   card("isolate", who="leader", clients=True),
+                   card("isolate", who="leader", clients=False),
+                   card("isolate", who="follower", clients=True)),
+    "one-way": _of("a node that hears and is not heard, or the other way round",
+                   card("one-way", who="leader", hears=True),
+                   card("one-way", who="leader", hears=False),
+                   card("one-way", who="follower", hears=True),
+                   card("one-way", who="follower", hears=False)),
+    "bridge": _of("halves that see each other through one node only", card("bridge", (3, 6))),
+    "flapping": _of("links that come and go",
+                    card("flap", (3, 6), who="leader"), card("flap", (3, 6), who="follower")),
+    "slow-links": _of("long, lossy links of one node",
+                      around("slow", who="leader", delay_ms=15, jitter_ms=10, loss=0.005),
+                      around("slow", who="leader", delay_ms=100, jitter_ms=50, loss=0.01),
+                      around("slow", who="follower", delay_ms=250, jitter_ms=100, loss=0.03)),
+    "clock-jump": _of("a node's wall clock jumps and jumps back",
+                      around("clock-jump", who="leader", offset_ms=60_000),
+                      around("clock-jump", who="leader", offset_ms=-60_000),
+                      around("clock-jump", who="follower", offset_ms=900)),
+    "clock-drift": _of("a node's wall clock runs fast or slow",
+                       around("clock-drift", who="leader", drift_ppm=300_000),
+                       around("clock-drift", who="any", drift_ppm=-300_000)),
+    "power-cut": _of("nodes die and lose what they had not synced",
+                     card("power-cut", who="leader"), card("power-cut", who="follower"),
+                     card("power-cut", who="all"), every_s=12),
+    "kill-consumers": _of("consumers die with messages in hand", around("kill-consumer", (0, 0)),
+                          every_s=4),
+    "overload": _of("floods of requests, more than the cluster takes",
+                    around("flood", (0, 0), size_mb=32), every_s=20),
+    "truncated": _of("the end of a follower's log is gone",
+                     card("truncate", (0, 0)), every_s=1e9, mixed=False),
+    "flipped": _of("one byte of a follower's log has changed",
+                   card("flip", (0, 0)), every_s=1e9, mixed=False),
+    "full-disk": _of("a follower's disk is full for a while", card("fill"),
+                     every_s=20, mixed=False),
+    "wiped": _of("a follower comes back with an empty disk", card("wipe"),
+                 every_s=1e9, mixed=False),
+}  # fmt: skip
+_ALL: Final = [each for one in _SINGLE.values() if one.mixed for each in one.cards]
+_OTHERS: Final = [each for each in _ALL if each not in _SINGLE["kill-leader"].cards]
+SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
+    _SINGLE
+    | {
+        "mix": Scenario(
+            line="all that the product stands, and the leader killed at least every 15 s",
+            cards=_OTHERS,
+            draw=_mixed,
+        ),
+        "short": Scenario(
+            line="the mix, without floods: for continuous integration",
+            cards=[each for each in _OTHERS if each.nemesis != "flood"],
+            draw=_mixed,
+        ),
+    }
+)
+
+
+def left_out(name: str, options: Options) -> list[str]:
+    """Return, in words, what a run does not contain and why nobody should think that it does."""
+    lines = []
+    scenario = SCENARIOS[name]
+    missing = {each.nemesis for each in scenario.cards if each not in _allowed(
+        scenario.cards, options)}  # fmt: skip
+    if missing:
+        lines.append(f"not allowed here: {', '.join(sorted(missing))}")
+    if scenario.draw is _mixed:
+        later = sorted(name for name, each in _SINGLE.items() if not each.mixed)
+        lines.append(f"not in a mix, each has a scenario: {', '.join(later)}")
+    return lines

@@ -1,0 +1,311 @@
+"""The show: one run from an empty folder to a verdict.
+
+    run.json written ─► stage up ─► workloads start ─► strikes, in two lanes ─► producing stops
+    ─► heal ─► drain ─► clients close ─► stage down ─► audit ─► the verdict is the last line
+
+Every step leaves what it knows in the folder before the next begins. A nemesis that fails, a node
+that does not come back, a drain that gives up: noted, told, and the show goes on to the audit.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from chaos.history import Run
+from chaos.suite import plan
+from chaos.suite.nemeses import needs_of, nemesis_of
+from chaos.suite.network import NetworkError
+from chaos.suite.plan import Lane, Need, Options, Strike
+from chaos.suite.stage import MANY_SETTINGS, Stage, end_run
+from chaos.workloads import Workload
+from deploy.local import LaunchError
+from timerclient.errors import TimerError
+
+DRAIN_S: Final = 90.0
+"""After the last due time. Recovery from any strike takes seconds."""
+POLL_S: Final = 0.1
+_DISTRIBUTIONS: Final = ("timer-cluster", "grpcio", "numpy", "pyarrow", "pyspark", "pysyncobj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What is played."""
+
+    scenario: str
+    seed: int
+    options: Options
+    schedule: Sequence[Strike]
+    left_out: Sequence[str] = ()
+    """In words: what nobody should think was tested."""
+    missing: Mapping[Need, str] = field(default_factory=dict)
+    """Needs that the stage does without, and why; empty: nothing is missed."""
+    settings: tuple[str, ...] = MANY_SETTINGS
+    """Of the nodes."""
+    complete: bool = False
+    """Every strike falls, however late a slow machine makes it; else the clients' end is theirs."""
+
+    def playable(self) -> list[tuple[int, Strike]]:
+        """Return the numbered strikes that this stage allows."""
+        numbered = enumerate(self.schedule, 1)
+        return [(n, s) for n, s in numbered if needs_of(s).isdisjoint(self.missing)]
+
+
+class Show:
+    """One run in one folder. `play` once."""
+
+    def __init__(
+        self,
+        run: Run,
+        bill: Bill,
+        workloads: Callable[[Stage], Sequence[Workload]],
+        *,
+        progress: Callable[[], str] = str,
+        audit: Sequence[str] = (sys.executable, "-m", "chaos.audit"),
+    ) -> None:
+        """Plan to play a bill.
+
+        Args:
+            run: its folder; absent or empty.
+            bill: what is played.
+            workloads: makes the clients once the nodes are up; they are started here.
+            progress: says where the clients are, told before each strike at nodes.
+            audit: the judge's command; the run's folder is added.
+        """
+        self._run = run
+        self._bill = bill
+        self._make_workloads = workloads
+        self._progress = progress
+        self._audit = audit
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._failures: list[str] = []
+        self._struck: Counter[str] = Counter()
+
+    def play(self) -> int:
+        """Play it; return 0, or the audit's exit status, or 1 if the run itself went wrong."""
+        self._write("running")
+        self._say_left_out()
+        bill = self._bill
+        with Stage(
+            self._run,
+            bill.options.nodes,
+            missing=bill.missing,
+            say=self._say,
+            settings=bill.settings,
+        ) as stage:
+            self._began = time.monotonic()
+            count = {3: "three", 5: "five"}.get(bill.options.nodes, str(bill.options.nodes))
+            self._say(f"{count} nodes are up, {stage.leader()} leads")
+            self._work(stage)
+        self._say("all nodes stopped; auditing histories and logs")
+        self._complain()
+        self._write("stopped")
+        status = subprocess.run([*self._audit, str(self._run.root)], check=False).returncode
+        self._write("audited", audit_status=status)
+        return status or bool(self._failures)
+
+    # ---- the run
+
+    def _work(self, stage: Stage) -> None:
+        bill = self._bill
+        with contextlib.ExitStack() as stack:
+            workloads = []
+            for workload in self._make_workloads(stage):
+                workloads.append(workload)
+                stack.callback(self._guarded, f"closing {workload.name}", workload.close)
+            self._began = time.monotonic()
+            for workload in workloads:
+                workload.start()
+            lanes = [
+                threading.Thread(target=self._lane, args=(stage, lane), name=lane, daemon=True)
+                for lane in Lane
+            ]
+            try:
+                for lane in lanes:
+                    lane.start()
+                self._sleep_until(bill.options.horizon_s)
+                if bill.complete:
+                    for lane in lanes:
+                        lane.join()
+            finally:
+                self._over.set()
+                for lane in lanes:
+                    lane.join()
+                for workload in workloads:
+                    workload.stop_producing()
+                self._guarded("healing", partial(self._mend, stage))
+            self._drain(stage, workloads)
+
+    def _lane(self, stage: Stage, lane: Lane) -> None:
+        for number, strike in self._bill.playable():
+            if strike.lane is lane:
+                if self._over.wait(max(0.0, strike.at_s - self._elapsed_s)):
+                    return
+                self._guarded(strike.nemesis, partial(self._strike, stage, number, strike))
+
+    def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
+        """Do it, wait, undo it. Whatever happens, the cluster is mended for the next one."""
+        chance = random.Random(f"{self._bill.seed}/{number}")
+        if strike.lane is Lane.NODES:
+            if so_far := self._progress():
+                self._say(so_far)
+            self._mend(stage)
+        self._struck[strike.nemesis] += 1
+        with stage.struck_by(number):
+            stage.record("strike", nemesis=strike.nemesis, args=dict(strike.args))
+            try:
+                undo = nemesis_of(strike).strike(stage, chance)
+                try:
+                    self._over.wait(strike.for_s)
+                finally:
+                    undo()
+            finally:
+                stage.record("healed")
+
+    def _mend(self, stage: Stage) -> None:
+        """Bring back whoever is not there and was not lost for good."""
+        died = stage.died()
+        self._failures += [f"{name} ended by itself" for name in died]
+        for name in stage.away - stage.lost:
+            stage.resume(name)
+        down = [n for n in stage.names if n not in stage.lost and not stage.cluster.is_running(n)]
+        if down:
+            stage.restart(*down)
+
+    def _drain(self, stage: Stage, workloads: Sequence[Workload]) -> None:
+        """Wait until all clients have got everything."""
+        deadline = time.monotonic() + DRAIN_S
+        waiting = [*workloads]
+        while waiting and time.monotonic() < deadline:
+            waiting = [workload for workload in waiting if not self._is_over(workload)]
+            time.sleep(POLL_S)
+        stage.record("gave_up" if waiting else "drained")
+        if waiting:
+            names = ", ".join(workload.name for workload in waiting)
+            self._failures.append(f"not drained within {DRAIN_S:g} s: {names}")
+        self._failures += [f"{name} ended by itself" for name in stage.died()]
+        rest = "something is missing" if waiting else "nothing is missing"
+        self._say(f"{so_far}; {rest}" if (so_far := self._progress()) else rest)
+
+    def _is_over(self, workload: Workload) -> bool:
+        """Return whether a workload has got everything, or will say no more."""
+        answer: list[bool] = []
+        well = self._guarded(workload.name, lambda: answer.append(workload.drained()))
+        return not well or answer[0]
+
+    # ---- what goes wrong
+
+    def _guarded(self, what: str, work: Callable[[], object]) -> bool:
+        """Do it; return whether it went well. A failure is noted and told."""
+        try:
+            work()
+        except (LaunchError, NetworkError, OSError, TimerError) as error:
+            self._failures.append(f"{what}: {error}")
+            self._say(f"FAILED: {what}: {error}")
+        except Exception:  # noqa: BLE001 - a bug of ours must not cost the run its audit
+            self._failures.append(f"{what}: {traceback.format_exc()}")
+            self._say(f"FAILED: {what}: {traceback.format_exc()}")
+        else:
+            return True
+        return False
+
+    def _complain(self) -> None:
+        strikes = ", ".join(f"{name} {n}" for name, n in sorted(self._struck.items()))
+        self._say(f"struck: {strikes or 'nothing'}")
+        self._say_left_out()
+        for failure in self._failures:
+            self._say(f"FAILED: {failure}")
+
+    def _say_left_out(self) -> None:
+        for line in self._bill.left_out:
+            self._say(f"LEFT OUT, {line}")
+        for need, why in self._bill.missing.items():
+            if why:
+                self._say(f"WITHOUT {need}: {why}")
+
+    # ---- words
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _sleep_until(self, at_s: float) -> None:
+        time.sleep(max(0.0, at_s - self._elapsed_s))
+
+    def _say(self, text: str) -> None:
+        print(f"[{self._elapsed_s:5.1f} s] {text}", flush=True)
+
+    def _write(self, state: str, **more: Any) -> None:
+        bill = self._bill
+        about = {
+            "scenario": bill.scenario,
+            "seed": bill.seed,
+            "state": state,
+            "left_out": [*bill.left_out],
+            "missing": dict(bill.missing),
+            "strikes": dict(self._struck),
+            "failures": self._failures,
+            **more,
+            "options": dataclasses.asdict(bill.options),
+            "settings": bill.settings,
+            "machine": machine(),
+            "schedule": plan.to_json(bill.schedule),
+        }
+        self._run.root.mkdir(parents=True, exist_ok=True)
+        other = self._run.about.with_suffix(".new")
+        other.write_text(json.dumps(about, indent=2))
+        other.rename(self._run.about)
+
+
+def machine() -> dict[str, Any]:
+    """Return what ran here: versions, commit, kernel, processors, memory."""
+    versions = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    here = Path(__file__).parent
+    commit = ""
+    with contextlib.suppress(NetworkError, OSError):
+        done = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        commit = done.stdout.strip()
+    return {
+        "versions": versions,
+        "commit": commit,
+        "kernel": platform.platform(),
+        "processors": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def fresh(folder: Path) -> Run:
+    """Return the folder as a run's, emptied of an earlier run.
+
+    Raises:
+        LaunchError: it holds something else, or a run that is being played.
+    """
+    run = Run(folder.resolve())
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / "cluster.json").exists() and not run.about.exists():
+            raise LaunchError(f"{folder} is not an earlier run's: name another folder")
+        end_run(run)
+        shutil.rmtree(folder)
+    return run

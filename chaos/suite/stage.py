@@ -1,0 +1,320 @@
+"""The stage: everything that a run's nemeses can reach, made before it and taken down after it.
+
+What the machine does not allow (namespaces, mounts) is missing, and `missing` says why. Taking
+down works from any state: nodes that are asleep, dead or don't listen, disks that are full.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from chaos.history import Faults, Run
+from chaos.suite import disks, network
+from chaos.suite.archive import Archive
+from chaos.suite.disks import Disk
+from chaos.suite.network import Network
+from chaos.suite.plan import Need
+from deploy.local import Host, LaunchError, LocalCluster
+
+TEST_ID: Final = "test"
+"""What the cluster's id begins with: its nodes take a clock that a file moves."""
+OWNER: Final = "HARNESS"
+"""A file in a run's folder that its harness keeps locked."""
+MANY_SETTINGS: Final = (
+    "storage.memtable_bytes_flush = 16_777_216",  # the least: manifests and runs in minutes
+    "storage.log_bytes_flush = 16_777_216",
+    "storage.flush_interval_ms = 20_000",
+    "limits.inflight_bytes_max = 33_619_968",  # the least, in MiB: a flood is soon one
+    "limits.request_bytes_max = 8_388_608",
+    "limits.request_rows_max = 16_384",
+)
+"""Far from the defaults, so that what takes hours of use happens in minutes of chaos."""
+
+
+READY_S: Final = 90.0
+"""A node has to be up, somebody has to lead, within this: a second or two on an idle machine. Runs
+go on for hours beside other work, and how fast it was is the audit's to tell."""
+
+
+def now_ms() -> int:
+    """Return this machine's clock, in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def capabilities(folder: Path) -> dict[Need, str]:
+    """Return why this machine can't meet a need; what is not in it is met."""
+    reasons = {Need.NETWORK: network.why_not(), Need.DISKS: disks.why_not(folder)}
+    return {need: why for need, why in reasons.items() if why}
+
+
+class Stage:
+    """One run's nodes and what surrounds them, from `__enter__` to `__exit__`."""
+
+    def __init__(
+        self,
+        run: Run,
+        nodes: int = 3,
+        *,
+        missing: Mapping[Need, str],
+        say: Callable[[str], None] = print,
+        settings: tuple[str, ...] = MANY_SETTINGS,
+    ) -> None:
+        """Plan a stage in the run's folder. `missing`: needs that it does without, and why."""
+        self.run = run
+        self.say = say
+        self.missing = dict(missing)
+        self.names = [f"n{number}" for number in range(1, nodes + 1)]
+        self.network: Network | None = None
+        self.disks: dict[str, Disk] = {}
+        self.faults = Faults(run)
+        self._struck_by = threading.local()
+        self.away: set[str] = set()
+        """Nodes that a nemesis has taken away and not given back: their death is no surprise."""
+        self.lost: set[str] = set()
+        """Nodes that can't come back in this run: what was done to them has no repair yet."""
+        self.damaged: set[str] = set()
+        """Nodes that may find damage, and end, at any time."""
+        self.cluster = LocalCluster(
+            run.root, nodes, settings=settings, host=self._host, id_prefix=TEST_ID
+        )
+        self._exits = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Make network and disks, start the nodes, begin to archive their logs.
+
+        Raises:
+            LaunchError, NetworkError, OSError: it can't be; what was made is removed again.
+        """
+        with self._exits as exits:
+            exits.enter_context(owning(self.run))
+            exits.callback(self.faults.close)
+            if Need.NETWORK not in self.missing:
+                self.network = exits.enter_context(Network(self.names))
+            for name in self.names:
+                self._make_room(name, exits)
+            self.archive = Archive(
+                {name: (self.data(name) / "log", self.run.kept(name)) for name in self.names}
+            )
+            exits.callback(self.archive.close)
+            exits.callback(self._stop_nodes)
+            self.cluster.start(timeout_s=READY_S)
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the nodes, bring their files together, remove network and disks."""
+        self._exits.close()
+
+    def _make_room(self, name: str, exits: contextlib.ExitStack) -> None:
+        folder = self.run.root / "nodes" / name
+        if Need.DISKS in self.missing:
+            folder.mkdir(parents=True)
+            return
+        disk = self.disks[name] = Disk(folder)
+        disk.make()
+        exits.callback(disk.move_out)
+
+    def _host(self, name: str) -> Host:
+        at = self.network.host(name) if self.network else Host()
+        clock = json.dumps(str(self.clock(name)))
+        return Host(at.address, at.inside, f"nodes/{name}/data", (f"test_clock = {clock}",))
+
+    def _stop_nodes(self) -> None:
+        """Let the nodes end well; kill those that don't, and say so."""
+        for name in self.names:
+            self.resume(name)
+        try:
+            self.cluster.stop()
+        except LaunchError as error:
+            self.say(f"{error}")
+            self.cluster.kill_together(*self.names)
+
+    # ---- where things are
+
+    def data(self, name: str) -> Path:
+        """Return a node's data directory."""
+        return self.run.root / "nodes" / name / "data"
+
+    def clock(self, name: str) -> Path:
+        """Return the file that moves a node's clock."""
+        return self.run.root / "clocks" / f"{name}.json"
+
+    @property
+    def majority(self) -> int:
+        """How many nodes have to be there."""
+        return len(self.names) // 2 + 1
+
+    # ---- nodes
+
+    def record(self, event: str, at_ms: int = 0, **more: Any) -> None:
+        """Write a line of the timeline; 0: now."""
+        strike = getattr(self._struck_by, "number", None)
+        of = {} if strike is None else {"strike": strike}
+        self.faults.record(event, at_ms=at_ms or now_ms(), **of, **more)
+
+    @contextlib.contextmanager
+    def struck_by(self, number: int) -> Iterator[None]:
+        """What this thread records meanwhile belongs to the strike of that number."""
+        self._struck_by.number = number
+        try:
+            yield
+        finally:
+            del self._struck_by.number
+
+    def word_of(self, name: str) -> dict[str, Any]:
+        """Return role and epoch of a node, by its own word, as the timeline has them."""
+        state = self.cluster.state(name)
+        return {"node": name} | ({"role": state.role, "epoch": state.epoch} if state else {})
+
+    def leader(self, above_epoch: int = 0) -> str:
+        """Return the leader's name as soon as there is one, in an epoch above that.
+
+        Raises:
+            LaunchError: there is none in time.
+        """
+        return self.cluster.wait_for_leader(READY_S, above_epoch=above_epoch)
+
+    def controller(self) -> str:
+        """Return the name of the controller, as the nodes know it; the leader's if nobody does."""
+        for name in self.names:
+            state = self.cluster.state(name) if self.cluster.is_running(name) else None
+            if state and state.controller in self.names:
+                return state.controller
+        return self.leader()
+
+    def kill(self, *names: str) -> None:
+        """Kill -9 nodes, together."""
+        words = [self.word_of(name) for name in names]
+        self.away.update(names)
+        at_ms = now_ms()
+        self.cluster.kill_together(*names)
+        for word in words:
+            self.record("kill", at_ms, **word)
+
+    def restart(self, *names: str) -> None:
+        """Bring nodes up again, together.
+
+        Raises:
+            LaunchError: one does not come.
+        """
+        self.cluster.start(*names, timeout_s=READY_S)
+        self.away.difference_update(names)
+        for name in names:
+            self.record("restart", node=name)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP."""
+        word = self.word_of(name)
+        self.away.add(name)
+        self.cluster.kill(name, signal.SIGSTOP)
+        self.record("pause", **word)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT; nothing if it does not run."""
+        with contextlib.suppress(LaunchError):
+            self.cluster.kill(name, signal.SIGCONT)
+        if name in self.away:
+            self.away.discard(name)
+            self.record("resume", node=name)
+
+    def died(self) -> list[str]:
+        """Note the nodes that ended though nobody had asked them to; return their names."""
+        dead = [n for n in self.names if n not in self.away and not self.cluster.is_running(n)]
+        for name in self.damaged.intersection(dead):
+            self.lose(name)
+        dead = [name for name in dead if name not in self.damaged]
+        for name in dead:
+            status = self.cluster.exit_status(name)
+            self.record("died", node=name, status=status)
+            self.say(f"{name} ended by itself, exit status {status}: see logs/{name}.log")
+            self.away.add(name)
+        return dead
+
+    def lose(self, name: str) -> None:
+        """Note that a damaged node has ended, for good."""
+        status = self.cluster.exit_status(name)
+        self.record("lost", node=name, status=status)
+        self.say(f"{name} finds itself damaged, exit status {status}; the others go on")
+        self.lost.add(name)
+        self.away.add(name)
+
+    def set_clock(self, name: str, *, offset_ms: int = 0, drift_ppm: int = 0) -> None:
+        """Move a node's clock, from now on."""
+        path = self.clock(name)
+        path.parent.mkdir(exist_ok=True)
+        other = path.with_suffix(".new")
+        line = {"offset_ms": offset_ms, "drift_ppm": drift_ppm, "from_ms": now_ms()}
+        other.write_text(json.dumps(line))
+        other.rename(path)
+
+    def cut_power(self, *names: str) -> None:
+        """Kill nodes and lose what they had not synced; their disks are mounted again."""
+        words = [self.word_of(name) for name in names]
+        self.away.update(names)
+        at_ms = now_ms()
+        # Nothing more leaves the process before its disk is gone.
+        for name in names:
+            self.cluster.kill(name, signal.SIGSTOP)
+        for name in names:
+            self.disks[name].shut_down()
+        self.cluster.kill_together(*names)
+        with self.archive.held():
+            for name in names:
+                self.disks[name].cut_power()
+        for word in words:
+            self.record("kill", at_ms, **word)
+
+
+# ---- whose run it is, and what a crashed harness left
+
+
+@contextlib.contextmanager
+def owning(run: Run) -> Iterator[None]:
+    """Own a run's folder: while this process lives, nobody takes anything of it down.
+
+    Raises:
+        LaunchError: another process does.
+    """
+    run.root.mkdir(parents=True, exist_ok=True)
+    with (run.root / OWNER).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process
+        except OSError:
+            raise LaunchError(f"{run.root}: a run is being played there") from None
+        yield
+
+
+def end_run(run: Run) -> list[str]:
+    """End the nodes of a run that nobody owns any more and bring its files together.
+
+    Returns what was found, in words. Raises LaunchError: somebody owns it.
+    """
+    if not (run.root / OWNER).exists():
+        return []
+    with owning(run):
+        cluster = LocalCluster(run.root)
+        gone = [f"{name} of {run.root}" for name in cluster.nodes if cluster.is_running(name)]
+        cluster.kill_together(*cluster.nodes)
+        for disk in disks.mounted():
+            if disk.path.parent.parent == run.root:
+                disk.move_out()
+                gone.append(f"the disk {disk.path}")
+    return gone
+
+
+def remove_stale() -> list[str]:
+    """Take down the stages of harnesses that are dead; return what was found, in words."""
+    if os.geteuid() != 0:
+        return []
+    gone = network.remove_stale()
+    for root in {disk.path.parent.parent for disk in disks.mounted()}:
+        with contextlib.suppress(LaunchError):
+            gone += end_run(Run(root))
+    return gone

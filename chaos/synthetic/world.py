@@ -1,0 +1,317 @@
+"""The model of a synthetic run: time in ticks, one producer, one consumer, one kill half-way.
+
+    tick t   schedule R timers, due in the ticks t + 1 .. t + spread
+             cancel one of a thousand, a tick before its time
+             fire what is due in tick t: sorted by (due, seq), at most 65,536 an entry
+             deliver and ack it, all of it, before the next tick
+
+Nothing is late and nothing limited by bytes, so the order of firing is one sort per tick and queue
+offsets just count on: a model without any of a replay's cases. Defects are changes of what one
+witness says about a chosen timer (PLANTS).
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from chaos.history import Faults, Run
+from chaos.synthetic.files import Client, Logs, ids_of, write_json
+from timer import payloads
+from timer.columns import I64, Binary, Part, encode_schedule
+from timer.entry import Kind
+from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
+from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
+
+TOPIC: Final = "synthetic"
+GROUP: Final = "readers"
+TICK_MS: Final = 500
+FIRE_ROWS: Final = payloads.FIRE_ROWS_MAX
+GIVEN_ROWS: Final = 4096
+CANCEL_EVERY: Final = 1009
+BEGIN_MS: Final = 1_700_000_000_000
+PAUSE_MS: Final = 700
+"""From the kill to the next leader's first entry."""
+_T, _G = TopicId(1), GroupId(1)
+
+Mask = npt.NDArray[np.bool_]
+
+PLANTS: Final = {
+    "lost": "lost",
+    "never_given": "lost",
+    "duplicate_fire": "duplicate_fire",
+    "phantom": "phantom",
+    "early": "early",
+    "acked_again": "acked_again",
+    "unmarked_redelivery": "unmarked_redelivery",
+    "cancelled_delivered": "cancelled_delivered",
+    "cancel_untrue": "cancel_untrue",
+    "ack_lost": "ack_lost",
+    "diverged": "diverged",
+    "unknown_fired_once": "unknown_fired_once",
+    "unknown_not_fired": "unknown_not_fired",
+    "refused": "refused",
+}
+"""What can be planted -> the verdict that it must get; the last three are no violations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a synthetic run holds."""
+
+    timers: int
+    nodes: int = 3
+    rows_per_tick: int = 50_000
+    batch: int = 2_000
+    """Rows per SCHEDULE entry and per request."""
+    spread: int = 100
+    """Ticks within which a timer is due."""
+    plant: dict[str, int] = field(default_factory=dict)
+    """Kind of PLANTS -> how many."""
+    diverged_entry: bool = False
+    """The last node holds one SCHEDULE entry with other due times."""
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that there is such a run."""
+        if unknown := self.plant.keys() - PLANTS.keys():
+            raise ValueError(f"plant: {sorted(unknown)}; known are {sorted(PLANTS)}")
+        if self.timers < 20 * sum(self.plant.values()) + 100:
+            raise ValueError(f"timers = {self.timers}: too few for {self.plant}")
+
+
+@dataclass(slots=True)
+class Rows:
+    """Timers as columns of equal length."""
+
+    mark: I64
+    due_ms: I64
+    seq: I64
+
+    def where(self, mask: Mask) -> "Rows":
+        """Return those that the mask selects, or has the positions of."""
+        return Rows(self.mark[mask], self.due_ms[mask], self.seq[mask])
+
+    @classmethod
+    def joined(cls, parts: list["Rows"]) -> "Rows":
+        """Return all rows of several."""
+        columns = ([getattr(p, name) for p in parts] for name in ("mark", "due_ms", "seq"))
+        return cls(*(np.concatenate([np.zeros(0, np.int64), *each]) for each in columns))
+
+
+class World:
+    """Writes one synthetic run."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.run = Run(folder)
+        names = [f"n{number}" for number in range(1, plan.nodes + 1)]
+        self._plan = plan
+        self._chance = np.random.default_rng(plan.seed)
+        self._logs = Logs([folder / name / "log" for name in names])
+        self._producer = Client(self.run, "producer")
+        self._consumer = Client(self.run, "consumer")
+        self._due: dict[int, list[Rows]] = {}
+        self._planted = self._choose()
+        self._known: list[dict[str, Any]] = []
+        self._seq = self._offset = 0
+        self._sequence = 0
+        self._alter = plan.diverged_entry
+        nodes = [{"name": name, "data": name} for name in names]
+        write_json(folder / "cluster.json", {"nodes": nodes})
+
+    def _choose(self) -> dict[int, str]:
+        """Return mark -> what is planted there."""
+        plan = self._plan
+        kinds = [kind for kind, count in sorted(plan.plant.items()) for _ in range(count)]
+        marks = random.Random(plan.seed).sample(range(1, plan.timers + 1), len(kinds))
+        # A cancel of the model's own would give the timer another verdict.
+        return {mark + (mark % CANCEL_EVERY == 0): k for mark, k in zip(marks, kinds, strict=True)}
+
+    def write(self, say: Callable[[str], None] = lambda _: None) -> None:
+        """Write the whole run."""
+        plan = self._plan
+        self._begin_epoch(1, BEGIN_MS)
+        self._logs.append(Kind.TOPIC, payloads.encode_topic(TOPIC), at_ms=BEGIN_MS)
+        token = payloads.encode_producer(b"p" * 16)
+        self._logs.append(Kind.PRODUCER, token, at_ms=BEGIN_MS)
+        create = CreateGroup(_T, GROUP, Start.EARLIEST, 1000)
+        self._logs.append(Kind.GROUP, *payloads.encode_group([create]), at_ms=BEGIN_MS)
+        self._consumer.line("open", topic=TOPIC, group=GROUP, start_ms=BEGIN_MS)
+        ticks = -(-plan.timers // plan.rows_per_tick)
+        with Faults(self.run) as faults:
+            for tick in range(ticks + plan.spread + 1):
+                at_ms = BEGIN_MS + tick * TICK_MS
+                first = tick * plan.rows_per_tick + 1
+                count = min(plan.rows_per_tick, plan.timers - first + 1)
+                if count > 0:
+                    self._schedule(tick, first, count, at_ms)
+                self._cancel(tick, at_ms + TICK_MS // 2)
+                self._fire(tick, at_ms + TICK_MS - 1)
+                if tick % 10 == 9:
+                    self._logs.append(Kind.CHECKPOINT, b"", at_ms=at_ms + TICK_MS - 1)
+                    say(f"{max(0, min(first + count - 1, plan.timers)):,} timers")
+                if tick == ticks // 2:
+                    self._kill(faults, at_ms + TICK_MS)
+            faults.record("drained", at_ms=BEGIN_MS + (ticks + plan.spread + 30) * TICK_MS)
+        for each in (self._producer, self._consumer, self._logs):
+            each.close()
+        write_json(self.run.root / "planted.json", self._known)
+
+    def _begin_epoch(self, number: int, at_ms: int) -> None:
+        self._logs.epoch = number
+        voters = tuple(ReplicaId(n) for n in range(1, self._plan.nodes + 1))
+        start = payloads.EpochStart(Epoch(number), ReplicaId(number), voters)
+        self._logs.append(Kind.EPOCH, payloads.encode_epoch(start), at_ms=at_ms)
+
+    def _kill(self, faults: Faults, at_ms: int) -> None:
+        faults.record("kill", at_ms=at_ms, node="n1", role="leader", epoch=1)
+        faults.record("restart", at_ms=at_ms + TICK_MS, node="n1")
+        self._begin_epoch(2, at_ms)
+
+    def _plants(self, marks: I64, *kinds: str) -> Mask:
+        """Return which of the marks have one of the kinds planted."""
+        chosen = [mark for mark, kind in self._planted.items() if kind in kinds]
+        return np.isin(marks, chosen) if chosen else np.zeros(len(marks), np.bool_)
+
+    # ---- what happens in a tick
+
+    def _schedule(self, tick: int, first: int, count: int, at_ms: int) -> None:
+        marks = np.arange(first, first + count)
+        delay = self._chance.integers(TICK_MS, TICK_MS * self._plan.spread, count)
+        for start in range(0, count, self._plan.batch):
+            part = slice(start, start + self._plan.batch)
+            at = at_ms + start * (TICK_MS // 4) // count
+            self._request(tick, marks[part], at_ms + delay[part], at)
+
+    def _request(self, tick: int, marks: I64, due_ms: I64, at_ms: int) -> None:
+        """One request: its entry, its answer, and what is planted in either."""
+        in_log = ~self._plants(marks, "lost", "unknown_not_fired", "refused")
+        twice = self._plants(marks, "duplicate_fire")
+        log_marks = np.concatenate([marks[in_log], marks[twice]])
+        log_due = np.concatenate([due_ms[in_log], due_ms[twice]])
+        seqs = np.arange(self._seq + 1, self._seq + len(log_marks) + 1)
+        self._seq += len(seqs)
+        self._append_rows(log_marks, log_due, at_ms)
+        rows = Rows(log_marks, log_due, seqs)
+        number = (log_due - BEGIN_MS) // TICK_MS
+        for due in np.unique(number).tolist():
+            self._due.setdefault(due, []).append(rows.where(number == due))
+        # The answer. What is lost got an id that no row has.
+        answered = np.full(len(marks), 1 << 40, np.int64) + marks
+        answered[in_log] = seqs[: int(np.count_nonzero(in_log))]
+        ids = ids_of(due_ms + self._plants(marks, "diverged"), answered)
+        asked = due_ms + self._plants(marks, "early")
+        kinds = {mark: self._planted[mark] for mark in marks.tolist() if mark in self._planted}
+        for at, mark in enumerate(marks.tolist()):
+            if mark not in kinds:
+                continue
+            kind = kinds[mark]
+            self._known.append({"verdict": PLANTS[kind], "planted": kind, "mark": mark}
+                               | {"seq": int(answered[at]) if in_log[at] else None})  # fmt: skip
+        special = self._plants(marks, "phantom", "unknown_fired_once", "unknown_not_fired")
+        special |= self._plants(marks, "refused")
+        self._answer("ok", marks[~special], asked[~special], ids.filter(~special), at_ms)
+        for mark, kind in kinds.items():
+            if kind.startswith("unknown") or kind == "refused":
+                one = marks == mark
+                outcome = "fail" if kind == "refused" else "unknown"
+                self._answer(outcome, marks[one], asked[one], None, at_ms)
+
+    def _append_rows(self, marks: I64, due_ms: I64, at_ms: int) -> None:
+        self._sequence += 1
+        part = self._part(marks, due_ms)
+        if self._alter and self._seq > self._plan.timers // 3:
+            self._alter = False
+            other = encode_schedule([self._part(marks, due_ms + 1)])
+            self._logs.alter_next(self._plan.nodes - 1, Kind.SCHEDULE, *other, at_ms=at_ms)
+            self._known += [
+                {"verdict": "diverged", "planted": "diverged_entry", "mark": m, "seq": None}
+                for m in marks.tolist()
+            ]
+        self._logs.append(Kind.SCHEDULE, *encode_schedule([part]), at_ms=at_ms)
+
+    def _part(self, marks: I64, due_ms: I64) -> Part:
+        return Part(
+            producer_id=ProducerId(1),
+            sequence=self._sequence,
+            due_ms=due_ms,
+            requested_ms=due_ms,
+            topic=np.full(len(marks), _T, np.uint32),
+            payload=Binary(
+                sizes=np.full(len(marks), 8, np.uint32), blob=marks.astype("<i8").tobytes()
+            ),
+        )
+
+    def _answer(self, outcome: str, marks: I64, due_ms: I64, ids: Any, at_ms: int) -> None:
+        self._producer.line(
+            "schedule", outcome=outcome, topic=TOPIC, start_ms=at_ms - 1, end_ms=at_ms + 2,
+            marks=marks, due_ms=due_ms, ids=ids if outcome == "ok" else None,
+        )  # fmt: skip
+
+    def _cancel(self, tick: int, at_ms: int) -> None:
+        """Cancel some of what is due in the next tick, and answer the truth, or not."""
+        rows = Rows.joined(self._due.get(tick + 1, []))
+        untrue = self._plants(rows.mark, "cancel_untrue")
+        gone = (rows.mark % CANCEL_EVERY == 0) | untrue
+        told = gone | self._plants(rows.mark, "cancelled_delivered")
+        if gone.any():
+            targets = payloads.Ids(rows.due_ms[gone], rows.seq[gone].astype(np.uint64))
+            payload = payloads.encode_cancel(targets)
+            self._logs.append(Kind.CANCEL, *payload, at_ms=at_ms)
+            self._due[tick + 1] = [rows.where(~gone)]
+        if told.any():
+            results = np.where(untrue[told], "ALREADY_FIRED", "CANCELLED").tolist()
+            ids = ids_of(rows.due_ms[told], rows.seq[told])
+            self._producer.line(
+                "cancel", outcome="ok", start_ms=at_ms - 1, end_ms=at_ms + 1, ids=ids,
+                results=results,
+            )  # fmt: skip
+
+    def _fire(self, tick: int, at_ms: int) -> None:
+        rows = Rows.joined(self._due.pop(tick, []))
+        rows = rows.where(np.lexsort((rows.seq, rows.due_ms)))  # type: ignore[arg-type]
+        for start in range(0, len(rows.mark), FIRE_ROWS):
+            fire = payloads.encode_fire(Fire(UnixMs(at_ms)))
+            self._logs.append(Kind.FIRE, fire, at_ms=at_ms)
+            part = slice(start, start + FIRE_ROWS)
+            self._give(rows.where(part), at_ms)  # type: ignore[arg-type]
+
+    def _give(self, rows: Rows, fired_ms: int) -> None:
+        """Deliver and ack what one FIRE fired."""
+        first = self._offset
+        self._offset += len(rows.mark)
+        self._group(Op.RESERVE, np.array([self._offset]), fired_ms)
+        offsets = np.arange(first, self._offset)
+        for start in range(0, len(offsets), GIVEN_ROWS):
+            part = slice(start, start + GIVEN_ROWS)
+            mine, at = rows.where(part), offsets[part]  # type: ignore[arg-type]
+            given = ~self._plants(mine.mark, "never_given")
+            self._deliver(mine, at, given, 1, fired_ms)
+            self._group(Op.ACK, at[~self._plants(mine.mark, "ack_lost")], fired_ms)
+            self._consumer.line(
+                "ack", outcome="ok", topic=TOPIC, group=GROUP, start_ms=fired_ms + 4,
+                end_ms=fired_ms + 9, epoch=self._logs.epoch, offsets=at[given],
+                results=["ACKED"] * int(np.count_nonzero(given)),
+            )  # fmt: skip
+            self._deliver(mine, at, self._plants(mine.mark, "acked_again"), 2, fired_ms)
+            self._deliver(mine, at, self._plants(mine.mark, "unmarked_redelivery"), 1, fired_ms)
+
+    def _deliver(self, rows: Rows, offsets: I64, which: Mask, attempt: int, fired_ms: int) -> None:
+        count = int(np.count_nonzero(which))
+        if not count:
+            return
+        mine = rows.where(which)
+        self._consumer.line(
+            "deliver", topic=TOPIC, group=GROUP, epoch=self._logs.epoch, received_ms=fired_ms + 3,
+            offsets=offsets[which], ids=ids_of(mine.due_ms, mine.seq), marks=mine.mark,
+            attempts=np.full(count, attempt, np.int32), fired_at_ms=np.full(count, fired_ms),
+            due_ms=mine.due_ms,
+        )  # fmt: skip
+
+    def _group(self, op: Op, offsets: I64, at_ms: int) -> None:
+        ops = [GroupOp(op, _T, _G, offsets.astype(np.uint64))]
+        self._logs.append(Kind.GROUP, *payloads.encode_group(ops), at_ms=at_ms)

@@ -1,0 +1,126 @@
+"""What a workload itself knows of its timers; decides when it is over, not whether it went well.
+
+    asking ──► open in every group ──acked──► closed in that group
+                 │        cancelled, or the answer was no or lost: closed in all
+
+A mark is open from before its request is sent, so that an ack that overtakes the answer finds it.
+What stays in memory is what is open, and the gaps among the queue offsets that came.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from chaos.history import Outcome
+
+GROUP: Final = "workers"
+
+
+@dataclass(slots=True)
+class Reach:
+    """Which queue offsets a group has been given: all below `below`, and those in `above`."""
+
+    below: int | None = None
+    above: set[int] = field(default_factory=set)
+
+    def add(self, offsets: Sequence[int]) -> None:
+        """Note offsets, given for the first time or again."""
+        if not offsets:
+            return
+        if self.below is None:
+            self.below = min(offsets)
+        self.above.update(offset for offset in offsets if offset >= self.below)
+        while self.below in self.above:
+            self.above.remove(self.below)
+            self.below += 1
+
+
+class Books:
+    """The books of one workload; its threads share them."""
+
+    def __init__(self, groups: Sequence[str] = (GROUP,)) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, set[int]] = {group: set() for group in groups}
+        self._reach: dict[str, Reach] = {group: Reach() for group in groups}
+        self._failures: list[BaseException] = []
+        self.asked = 0
+        """Timers asked for, once their answer was there, or was given up."""
+        self.unanswered = 0
+        """Of those, how many were not answered OK."""
+        self.delivered = 0
+        """Messages that came, repetitions included."""
+
+    # ---- what happens
+
+    def join(self, group: str) -> None:
+        """Expect everything that is asked for from now on in one more group."""
+        with self._lock:
+            self._open.setdefault(group, set())
+            self._reach.setdefault(group, Reach())
+
+    def asking(self, marks: Iterable[int]) -> None:
+        """Note timers that are about to be asked for, and will be due within the run."""
+        with self._lock:
+            for marks_open in self._open.values():
+                marks_open.update(marks)
+
+    def answered(self, marks: Sequence[int], outcome: Outcome) -> None:
+        """Note the answer; of what was not answered OK, nothing is expected."""
+        with self._lock:
+            self.asked += len(marks)
+            if outcome is not Outcome.OK:
+                self.unanswered += len(marks)
+                self._close(marks)
+
+    def given(self, group: str, offsets: Sequence[int]) -> None:
+        """Note messages that came."""
+        with self._lock:
+            self.delivered += len(offsets)
+            reach = self._reach.get(group)
+            if reach is not None:
+                reach.add(offsets)
+
+    def acked(self, group: str, marks: Iterable[int]) -> None:
+        """Note timers whose ack was confirmed, or may have been: they need not come again."""
+        with self._lock:
+            self._open.get(group, set()).difference_update(marks)
+
+    def cancelled(self, marks: Iterable[int]) -> None:
+        """Note timers that were cancelled, or may have been."""
+        with self._lock:
+            self._close(marks)
+
+    def _close(self, marks: Iterable[int]) -> None:
+        for marks_open in self._open.values():
+            marks_open.difference_update(marks)
+
+    # ---- where it stands
+
+    @property
+    def missing(self) -> int:
+        """How many timers are expected yet by some group."""
+        with self._lock:
+            return max(map(len, self._open.values()), default=0)
+
+    @property
+    def gapless(self) -> bool:
+        """Whether every group was given every queue offset up to the last that it was given."""
+        with self._lock:
+            return not any(reach.above for reach in self._reach.values())
+
+    # ---- threads that fail
+
+    @contextlib.contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Keep what is raised inside for `check`: nobody else would see it on this thread."""
+        try:
+            yield
+        except BaseException as failure:  # noqa: BLE001 -- raised again by `check`
+            self._failures.append(failure)
+
+    def check(self) -> None:
+        """Raise the first failure of any thread, if there was one."""
+        if self._failures:
+            raise self._failures[0]

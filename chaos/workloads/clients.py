@@ -1,0 +1,223 @@
+"""One workload at work: its producer's thread, its consumers, and how it comes to an end.
+
+    open the consumers ─► produce, beat by beat ─► wait for the last due time ─► a last timer
+
+The last timer is what makes "drained" certain. It fires behind everything else of its topic; when
+every group has acked it, and was given every queue offset up to it, then nothing that fired is
+missing: also not of what was asked for with an unknown outcome, which nobody could wait for.
+"""
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from chaos.history import Run
+from chaos.workloads.agenda import Agenda
+from chaos.workloads.books import GROUP, Books
+from chaos.workloads.consumer import (
+    AT_ONCE_S,
+    END_TIMEOUT_S,
+    LEASE,
+    Consumer,
+    Habit,
+    Source,
+    prompt,
+)
+from chaos.workloads.producer import Producer, now_ms
+from timerclient import TimerClient
+from timerclient.settings import Settings
+
+SETTINGS: Final = Settings(call_s=10.0)
+"""Shorter than the default: an outage of that length then shows in the histories."""
+SETTLE_S: Final = 1.0
+"""After the last due time, before the last timer: what is on its way gets there first."""
+CANCELS_AT_ONCE: Final = 4
+"""A cancel that waits for another one misses its moment."""
+RETRY_S: Final = 0.5
+CLOSE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A consumer that a workload has from the start."""
+
+    group: str = GROUP
+    lease: timedelta = LEASE
+    habit: Callable[["Clients"], Habit] = lambda _: prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What makes one workload differ from the others."""
+
+    line: str
+    """What it does, in one line."""
+    produce: Callable[["Clients"], None]
+    """Asks for timers until `beats` ends."""
+    readers: Sequence[Reader] = (Reader(),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all workloads of a run have in common; see chaos.workloads.make."""
+
+    run: Run
+    endpoints: Callable[[], Sequence[str]]
+    seed: int
+    rate_per_s: float
+    """Of one workload."""
+    horizon_s: float
+    marks: "itertools.count[int]"
+
+
+class Clients:
+    """One workload. Public attributes are for its kind's functions."""
+
+    def __init__(self, name: str, kind: Kind, setting: Setting) -> None:
+        self.name = name
+        self.chance = random.Random(f"{setting.seed}/{name}")
+        """Of its producing thread alone."""
+        self.habit_chance = random.Random(f"{setting.seed}/{name}/habit")
+        """Of its consumers' threads."""
+        self.books = Books(sorted({reader.group for reader in kind.readers}))
+        self._kind = kind
+        self._setting = setting
+        self._run = setting.run
+        self._started = False
+        self._stopping = threading.Event()
+        self._closing = threading.Event()
+        self._ended = threading.Event()
+        self._clients: list[TimerClient] = []
+        self._consumers: dict[str, Consumer] = {}
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    # ---- the interface of a workload
+
+    def start(self) -> None:
+        """See `Workload`."""
+        self.start_ms = now_ms()
+        """When it was started."""
+        self.end_ms = self.start_ms + int(1000 * self._setting.horizon_s)
+        """What is expected within the run is due by then, or within a second."""
+        self.cancels = Agenda(f"{self.name}-cancels", self.books, threads=CANCELS_AT_ONCE)
+        """For what is asked later; stops with the producing."""
+        self.acks = Agenda(f"{self.name}-acks", self.books)
+        """For acks that wait; stops at the very end."""
+        self.client = self.connect()
+        """Of its producer and of its consumers."""
+        self.producer = Producer(
+            self._run, f"{self.name}-producer", self.client, self.books, topic=self.name
+        )
+        self._started = True
+        self._thread.start()
+
+    def stop_producing(self) -> None:
+        """See `Workload`."""
+        self._stopping.set()
+        if self._started:
+            self.cancels.stop()
+
+    def drained(self) -> bool:
+        """See `Workload`."""
+        self.books.check()
+        return self._ended.is_set() and not self.books.missing and self.books.gapless
+
+    def close(self) -> None:
+        """See `Workload`.
+
+        Raises:
+            Exception: what a thread of it failed with.
+        """
+        self._closing.set()
+        self.stop_producing()
+        if not self._started:
+            return
+        self.acks.stop()
+        for thread in (self.cancels.join, self.acks.join, self._join):
+            with self.books.noting_failure():
+                assert thread(END_TIMEOUT_S), f"{self.name}: a thread did not end"
+        for consumer in self._consumers.values():
+            consumer.close()
+        for client in self._clients:
+            with self.books.noting_failure():
+                client.close(CLOSE_S)
+        self.producer.close()
+        self.books.check()
+
+    # ---- for kinds
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing new may be asked for."""
+        return self._stopping.is_set()
+
+    def connect(self) -> TimerClient:
+        """Return a client of its own, closed at the end."""
+        client = TimerClient(self._setting.endpoints(), settings=SETTINGS)
+        self._clients = [*self._clients, client]
+        return client
+
+    def drop(self, client: TimerClient) -> None:
+        """Break a client's connections, whatever is under way on them."""
+        self._clients = [each for each in self._clients if each is not client]
+        client.close(AT_ONCE_S)
+
+    def join(self, reader: Reader) -> None:
+        """Add a consumer; return when it is open, or the workload is being closed."""
+        number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
+        name = f"{reader.group}-{number}"
+        self.books.join(reader.group)
+        source = Source(topic=self.name, group=reader.group, lease=reader.lease)
+        consumer = self._consumers[name] = Consumer(
+            self._run, f"{self.name}-{name}", self.client, self.books, source, reader.habit(self)
+        )
+        while not consumer.wait_opened(RETRY_S) and not self._closing.is_set():
+            self.books.check()
+
+    def beats(self, every_s: float) -> Iterator[int]:
+        """Yield, about every `every_s` seconds, how many timers to ask for, until it has to stop.
+
+        The first are asked for at once. What an outage kept from being asked for is lost.
+        """
+        owed, last_s = 0.0, time.monotonic() - every_s
+        while not self._stopping.wait(max(0.0, last_s + every_s - time.monotonic())):
+            now_s = time.monotonic()
+            owed += self._setting.rate_per_s * min(now_s - last_s, 2 * every_s)
+            last_s = now_s
+            if count := int(owed):
+                owed -= count
+                yield count
+
+    def marks(self, count: int) -> list[int]:
+        """Return marks that no other timer of the run has."""
+        return [*itertools.islice(self._setting.marks, count)]
+
+    def within(self, due_ms: float) -> int:
+        """Return a due time within the run: by its end, or within a second from now."""
+        return min(int(due_ms), max(self.end_ms, now_ms() + 1000))
+
+    # ---- its thread
+
+    def _work(self) -> None:
+        with self.books.noting_failure():
+            for reader in self._kind.readers:
+                self.join(reader)
+            self._kind.produce(self)
+            self._pause_until(self.producer.last_due_ms / 1000 + SETTLE_S)
+            while not self._closing.is_set():
+                if self.producer.single(self.marks(1)[0], 0.0):
+                    self._ended.set()
+                    return
+                self._closing.wait(RETRY_S)
+
+    def _pause_until(self, at_s: float) -> None:
+        self._closing.wait(max(0.0, at_s - time.time()))
+
+    def _join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()

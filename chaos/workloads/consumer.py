@@ -1,0 +1,161 @@
+"""A client that takes messages and acks them, each in its own manner, and writes all of it down."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from chaos.history import History, Outcome, Run, mark_of
+from chaos.workloads.books import Books
+from chaos.workloads.producer import now_ms, outcome_of
+from timerclient import TimerClient
+from timerclient.errors import LeaseLost, OutcomeUnknown, TimerError
+from timerclient.messages import Acking, Batch
+from timerclient.sync import Consumer as Subscription
+
+LEASE: Final = timedelta(seconds=10)
+REOPEN_S: Final = 0.2
+"""Between the end of one subscription and the next."""
+AT_ONCE_S: Final = 0.001
+"""How long something is given to end that is meant to break off."""
+END_TIMEOUT_S: Final = 40.0
+"""Of a thread that is told to end: longer than any call of a client."""
+
+Habit = Callable[[Callable[[], None]], bool]
+"""What to do with messages that came, given how to ack them. False: die, holding them."""
+
+
+def prompt(ack: Callable[[], None]) -> bool:
+    """Ack at once."""
+    ack()
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a consumer reads."""
+
+    topic: str
+    group: str
+    lease: timedelta = LEASE
+
+
+class Consumer:
+    """Takes messages of one group on a thread of its own; opens anew until it is closed.
+
+    It takes what arrives at once, whatever its habit is: a message that lies about unseen would
+    be written down as received long after it was.
+    """
+
+    def __init__(
+        self, run: Run, name: str, client: TimerClient, books: Books, source: Source,
+        habit: Habit = prompt,
+    ) -> None:  # fmt: skip
+        self._history = History(run, name)
+        self._name = name
+        self._client = client
+        self._books = books
+        self._topic, self._group, self._lease = source.topic, source.group, source.lease
+        self._habit = habit
+        self._opened = threading.Event()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._subscription: Subscription | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wait_opened(self, timeout_s: float) -> bool:
+        """Return whether a leader has opened it for the first time, within `timeout_s`."""
+        return self._opened.wait(timeout_s)
+
+    def close(self) -> None:
+        """Confirm the acks that are under way, then end."""
+        self._closing.set()
+        with self._lock:
+            subscription = self._subscription
+        if subscription is not None:
+            with contextlib.suppress(TimerError):  # the acks' own outcomes are written down
+                subscription.close()
+        self._thread.join(END_TIMEOUT_S)
+        with self._books.noting_failure():
+            assert not self._thread.is_alive(), f"{self._name} did not end"
+        self._history.close()
+
+    # ---- its thread
+
+    def _run(self) -> None:
+        with self._books.noting_failure():
+            self._history.open(self._topic, self._group, start_ms=now_ms())
+            while not self._closing.is_set():
+                with contextlib.suppress(TimerError):  # no leader for long, or it was refused
+                    self._consume(self._open())
+                self._closing.wait(REOPEN_S)
+
+    def _open(self) -> Subscription:
+        subscription = self._client.consumer(self._topic, group=self._group, lease=self._lease)
+        with self._lock:
+            self._subscription = subscription
+        self._opened.set()
+        if self._closing.is_set():
+            subscription.close()
+        return subscription
+
+    def _consume(self, subscription: Subscription) -> None:
+        for batch in subscription.batches():
+            marks = self._received(batch)
+            if not self._habit(lambda batch=batch, marks=marks: self._ack(batch, marks)):  # type: ignore[misc]
+                with contextlib.suppress(OutcomeUnknown):  # so it is; the acks say it, too
+                    subscription.close(AT_ONCE_S)
+                return
+
+    def _received(self, batch: Batch) -> list[int]:
+        marks = [*map(mark_of, batch.payloads)]
+        self._history.deliver(
+            self._topic,
+            self._group,
+            received_ms=now_ms(),
+            epoch=batch.epoch,
+            lease_id=batch.lease_id,
+            offsets=[*batch.queue_offsets],
+            ids=batch.ids,
+            marks=marks,
+            attempts=[*batch.attempts],
+            fired_at_ms=[*batch.fired_at_ms],
+            due_ms=[*batch.due_ms],
+        )
+        self._books.given(self._group, batch.queue_offsets)
+        return marks
+
+    def _ack(self, batch: Batch, marks: list[int]) -> None:
+        start_ms = now_ms()
+
+        def answered(acking: Acking[int]) -> None:
+            with self._books.noting_failure():
+                self._acked(batch, marks, start_ms, acking.exception())
+
+        batch.ack().add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
+
+    def _acked(
+        self, batch: Batch, marks: list[int], start_ms: int, error: BaseException | None
+    ) -> None:
+        """Write down an ack's outcome; what may be acked need not come again."""
+        offsets = [*batch.queue_offsets]
+        results: list[str] | None = ["ACKED"] * len(offsets)
+        outcome, more, done = Outcome.OK, {}, marks
+        if isinstance(error, LeaseLost):
+            lost = {*error.offsets}
+            results = ["ACK_LEASE_LOST" if o in lost else "ACKED" for o in offsets]
+            done = [m for m, o in zip(marks, offsets, strict=True) if o not in lost]
+        elif isinstance(error, TimerError):
+            outcome, results, more = outcome_of(error), None, {"detail": repr(error)}
+            done = marks if outcome is Outcome.UNKNOWN else []
+        elif error is not None:
+            raise error
+        span_ms = (start_ms, now_ms())
+        self._history.ack(
+            self._topic, self._group, offsets, results=results, span_ms=span_ms, outcome=outcome,
+            epoch=batch.epoch, **more,
+        )  # fmt: skip
+        self._books.acked(self._group, done)

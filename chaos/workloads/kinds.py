@@ -1,0 +1,284 @@
+"""The kinds of workload: what each asks for, and how its consumers behave.
+
+Chance is aimed at edges: the same millisecond, the due time itself, the first and last instant
+that a timer can have. Each function asks for timers beat by beat until it has to stop.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from chaos.workloads.clients import CLOSE_S, Clients, Kind, Reader
+from chaos.workloads.consumer import Habit
+from chaos.workloads.producer import now_ms
+from timerclient.errors import Overloaded
+from timerclient.timers import Timers
+
+BEAT_S: Final = 0.25
+UNIFORM_MS: Final = 20_000
+SHORT_MS: Final = 5_000
+HERD_MS: Final = 10_000
+"""From one herd to the next."""
+DAY_MS: Final = 86_400_000
+RACE_MS: Final = 50
+"""A racing cancel is sent within so long of the due time."""
+RACES_PER_BEAT_MAX: Final = 5
+"""Of cancels one by one; the others go by lists, lest they queue up behind each other."""
+SLOW_LEASE: Final = timedelta(seconds=3)
+DEATH_S: Final = 3.0
+"""A dying consumer lives for so long."""
+PATIENCE_S: Final = 0.25
+IMPATIENT_BEATS: Final = 12
+"""Of an impatient producer, from one dropped connection to the next."""
+BURST_S: Final = 5.0
+LARGE_SIZE: Final = 4096
+PIECE: Final = 50
+
+
+def uniform(clients: Clients) -> None:
+    """Delays spread evenly."""
+    _evenly(clients, UNIFORM_MS)
+
+
+def evenly_short(clients: Clients) -> None:
+    """Short delays: what is of interest happens at the consumers."""
+    _evenly(clients, SHORT_MS)
+
+
+def _evenly(clients: Clients, delay_ms_max: int) -> None:
+    for count in clients.beats(BEAT_S):
+        now = now_ms()
+        delays = [clients.chance.uniform(0, delay_ms_max) for _ in range(count)]
+        clients.producer.batch(clients.marks(count), [clients.within(now + d) for d in delays])
+
+
+def herd(clients: Clients) -> None:
+    """All timers of ten seconds are due in one; half of them in one and the same millisecond."""
+    for count in clients.beats(2 * BEAT_S):
+        meeting = (now_ms() // HERD_MS + 1) * HERD_MS
+        late = [clients.chance.choice((0, clients.chance.randrange(1000))) for _ in range(count)]
+        clients.producer.batch(clients.marks(count), [clients.within(meeting + ms) for ms in late])
+
+
+def longtail(clients: Clients) -> None:
+    """Most within a second or two, some up to the run's end, some days beyond it."""
+    chance = clients.chance
+    for count in clients.beats(2 * BEAT_S):
+        now = now_ms()
+        beyond = chance.randint(0, count // 10 + 1)
+        far = [clients.end_ms + int(DAY_MS * chance.uniform(1, 4000)) for _ in range(beyond)]
+        near = []
+        for _ in range(count - beyond):
+            if chance.random() < 0.8:
+                near.append(now + chance.expovariate(1 / 500))
+            else:
+                near.append(chance.uniform(now, max(now, clients.end_ms)))
+        if near:
+            due_ms = [clients.within(due) for due in near]
+            clients.producer.batch(clients.marks(len(near)), due_ms)
+        if far:
+            clients.producer.batch(clients.marks(len(far)), far, expected=False)
+
+
+def cancels(clients: Clients) -> None:
+    """Half go one by one, each at its due time; half by one list, due in a few milliseconds."""
+    chance = clients.chance
+    for count in clients.beats(BEAT_S):
+        now = now_ms()
+        single = min(count // 2, RACES_PER_BEAT_MAX)
+        together = now + chance.uniform(300, 3000)
+        due_ms = [int(now + chance.uniform(300, 3000)) for _ in range(single)]
+        due_ms += [int(together + chance.randint(-5, 5)) for _ in range(count - single)]
+        due_ms = [clients.within(due) for due in due_ms]
+        marks = clients.marks(count)
+        ids = clients.producer.batch(marks, due_ms)
+        if not ids:
+            continue
+        for at in range(single):
+            _race(clients, ids[at : at + 1], marks[at : at + 1], due_ms[at])
+        _race(clients, ids[single:], marks[single:], due_ms[-1])
+
+
+def _race(clients: Clients, ids: list[str], marks: list[int], due_ms: int) -> None:
+    """Cancel around the due time, a few at once; perhaps some twice, or again after a while."""
+    chance = clients.chance
+    delay_s = (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000
+    if chance.random() < 0.2:
+        delay_s = 0.0
+    chosen = [at for at in range(len(ids)) if chance.random() < 0.8]
+    if not chosen:
+        return
+    if len(chosen) > 1 and chance.random() < 0.5:
+        chosen.append(chance.choice(chosen))
+    work = partial(
+        clients.producer.cancel, [ids[at] for at in chosen], [marks[at] for at in chosen]
+    )
+    clients.cancels.after(delay_s, work)
+    if chance.random() < 0.3:
+        clients.cancels.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
+
+
+def pastdue(clients: Clients) -> None:
+    """Due now, a moment ago, long ago, at the epoch; in batches, and by a delay of zero."""
+    chance = clients.chance
+    for count in clients.beats(BEAT_S):
+        now = now_ms()
+        edges = (0, 1, now, now - 1, now + 1, now - 10, now - DAY_MS)
+        due_ms = [
+            chance.choice((chance.choice(edges), now - chance.randrange(5000)))
+            for _ in range(count)
+        ]
+        clients.producer.batch(clients.marks(count), due_ms)
+        clients.producer.single(clients.marks(1)[0], 0.0)
+
+
+def groups(clients: Clients) -> None:
+    """A further group joins after a third of the time, and begins with what is left then."""
+    late_ms = clients.start_ms + (clients.end_ms - clients.start_ms) // 3
+    late = Reader(group="late")
+    joined = False
+    for count in clients.beats(BEAT_S):
+        if not joined and now_ms() >= late_ms:
+            clients.join(late)
+            joined = True
+        now = now_ms()
+        delays = [clients.chance.uniform(0, SHORT_MS) for _ in range(count)]
+        clients.producer.batch(clients.marks(count), [clients.within(now + d) for d in delays])
+    if not joined:
+        clients.join(late)
+
+
+def singles(clients: Clients) -> None:
+    """Requests of one, several of them under way at once, a delay, and a batch of the rest."""
+    chance = clients.chance
+    for count in clients.beats(BEAT_S):
+        now = now_ms()
+        alone = chance.randint(0, min(count, 20))
+        for mark in clients.marks(alone):
+            clients.producer.submit([mark], [clients.within(now + chance.uniform(-100, 3000))])
+        clients.producer.single(clients.marks(1)[0], chance.uniform(0, 1))
+        rest = count - alone - 1
+        if rest > 0:
+            due_ms = [clients.within(now + chance.uniform(-100, 3000)) for _ in range(rest)]
+            clients.producer.batch(clients.marks(rest), due_ms)
+
+
+def impatient(clients: Clients) -> None:
+    """Calls that hardly wait; now and then the connection goes in the middle of some.
+
+    What was not answered is not asked for again: it may have happened, and the client itself
+    has repeated it, as the same sequence, for as long as the call took.
+    """
+    own = clients.connect()
+    clients.producer.client = own
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        now = now_ms()
+        due_ms = [clients.within(now + clients.chance.uniform(0, 3000)) for _ in range(count)]
+        marks = clients.marks(count)
+        if number % IMPATIENT_BEATS < IMPATIENT_BEATS - 1:
+            clients.producer.batch(marks, due_ms, timeout_s=PATIENCE_S)
+            continue
+        for mark, due in zip(marks, due_ms, strict=True):
+            clients.producer.submit([mark], [due])
+        clients.producer.client = clients.connect()
+        clients.drop(own)
+        own = clients.producer.client
+
+
+def overload(clients: Clients) -> None:
+    """Bursts of large payloads, all under way at once; a pause when the cluster asks for one."""
+    chance = clients.chance
+    for count in clients.beats(BURST_S):
+        now, pieces = now_ms(), []
+        for start in range(0, count, PIECE):
+            n = min(PIECE, count - start)
+            due_ms = [clients.within(now + chance.uniform(0, SHORT_MS)) for _ in range(n)]
+            piece = clients.producer.submit(
+                clients.marks(n), due_ms, size=LARGE_SIZE, timeout_s=BURST_S
+            )
+            if piece is not None:
+                pieces.append(piece)
+        pause_ms = max(map(_pause_ms, wait(pieces, CLOSE_S).done), default=0)
+        time.sleep(pause_ms / 1000)
+
+
+def _pause_ms(piece: "Future[Timers]") -> int:
+    error = piece.exception()
+    return error.retry_after_ms if isinstance(error, Overloaded) else 0
+
+
+# ---- consumers
+
+
+def slow(clients: Clients) -> Habit:
+    """Return the habit of acking some messages around the end of their lease, or after it."""
+    chance = clients.habit_chance
+
+    def habit(ack: Callable[[], None]) -> bool:
+        if clients.stopping or chance.random() < 0.7:
+            ack()
+        else:
+            clients.acks.after(SLOW_LEASE.total_seconds() * chance.uniform(0.8, 1.6), ack)
+        return True
+
+    return habit
+
+
+def dying(clients: Clients) -> Habit:
+    """Return the habit of dying every few seconds, with messages and acks in hand."""
+    last_s = time.monotonic()
+
+    def habit(ack: Callable[[], None]) -> bool:
+        nonlocal last_s
+        if clients.stopping or time.monotonic() - last_s < DEATH_S:
+            ack()
+            return True
+        last_s = time.monotonic()
+        return False
+
+    return habit
+
+
+_TWO: Final = (Reader(), Reader())
+KINDS: Final[Mapping[str, Kind]] = {
+    "uniform": Kind(line="delays spread evenly over some seconds", produce=uniform, readers=_TWO),
+    "herd": Kind(line="all timers of ten seconds due in the same second", produce=herd),
+    "longtail": Kind(
+        line="mostly short delays, some up to the horizon, some days beyond the run's end",
+        produce=longtail,
+    ),
+    "cancels": Kind(
+        line="cancels within 50 ms of the due time, repeated, of cancelled ones, by lists",
+        produce=cancels,
+    ),
+    "pastdue": Kind(line="due at once, just now, or long ago", produce=pastdue),
+    "groups": Kind(
+        line="several groups on one topic; one of them starts late",
+        produce=groups,
+        readers=(Reader(group="first"), Reader(group="second"), Reader(group="second")),
+    ),
+    "singles": Kind(
+        line="single schedules, pipelined and not, among batches of all sizes", produce=singles
+    ),
+    "slow": Kind(
+        line="consumers that ack around and after the end of their lease",
+        produce=evenly_short,
+        readers=(Reader(lease=SLOW_LEASE), Reader(lease=SLOW_LEASE, habit=slow)),
+    ),
+    "dying": Kind(
+        line="consumers that drop their connection holding leases, and come back",
+        produce=evenly_short,
+        readers=(Reader(), Reader(habit=dying)),
+    ),
+    "impatient": Kind(
+        line="producers that give up early, and drop their connection in mid-request",
+        produce=impatient,
+    ),
+    "overload": Kind(
+        line="bursts of large payloads, as fast as the cluster takes them", produce=overload
+    ),
+}
+"""By name, which is the topic's, too."""

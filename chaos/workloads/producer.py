@@ -1,0 +1,166 @@
+"""A client that schedules and cancels, and writes down what it asked and was answered."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Final
+
+from chaos.history import History, Outcome, Run, payload_of
+from chaos.workloads.books import Books
+from timerclient import TimerClient
+from timerclient.errors import OutcomeForgotten, TimerError
+from timerclient.timers import Timers
+
+PAYLOAD_SIZE: Final = 100
+
+
+def now_ms() -> int:
+    """Return this machine's clock, in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def outcome_of(error: TimerError) -> Outcome:
+    """Return what a client knows of an operation that raised."""
+    certain = error.outcome_known and not isinstance(error, OutcomeForgotten)
+    return Outcome.FAIL if certain else Outcome.UNKNOWN
+
+
+class Producer:
+    """Schedules for one topic. Any thread may use it; the client belongs to who made it."""
+
+    def __init__(
+        self, run: Run, name: str, client: TimerClient, books: Books, *, topic: str
+    ) -> None:
+        self.client = client
+        """May be replaced by another one; what is on its way stays the old one's."""
+        self.last_due_ms = 0
+        """When the last timer that is expected within the run is due, on this machine's clock."""
+        self._history = History(run, name)
+        self._books = books
+        self._topic = topic
+
+    # ---- scheduling: each returns the timers' ids, none if they are not known to be taken
+
+    def batch(
+        self,
+        marks: Sequence[int],
+        due_ms: Sequence[int],
+        *,
+        expected: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[str]:
+        """Schedule timers in one request. `expected`: they are due within the run."""
+        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+
+        def schedule() -> list[str]:
+            timers = self.client.schedule_batch(
+                self._topic, payloads, due_ms=due_ms, timeout=timeout_s
+            )
+            return timers.ids
+
+        if expected:
+            self._expect(marks, max(due_ms))
+        return self._called(marks, due_ms, schedule)
+
+    def single(self, mark: int, delay_s: float) -> list[str]:
+        """Schedule one timer by its delay."""
+        payload, delay = payload_of(mark, PAYLOAD_SIZE), timedelta(seconds=delay_s)
+
+        def schedule() -> list[str]:
+            return [self.client.schedule(self._topic, payload, delay=delay).id]
+
+        self._expect([mark], now_ms() + int(1000 * delay_s))
+        return self._called([mark], None, schedule)
+
+    def submit(
+        self,
+        marks: Sequence[int],
+        due_ms: Sequence[int],
+        *,
+        size: int = PAYLOAD_SIZE,
+        timeout_s: float | None = None,
+    ) -> "Future[Timers] | None":
+        """Send one request and don't wait; written down when it ends. None: not even sent."""
+        payloads = [payload_of(mark, size) for mark in marks]
+        start_ms = now_ms()
+        self._expect(marks, max(due_ms))
+        try:
+            future = self.client.submit_batch(
+                self._topic, payloads, due_ms=due_ms, timeout=timeout_s
+            )
+        except TimerError as error:
+            self._answered(marks, due_ms, start_ms, error)
+            return None
+
+        def answered(future: "Future[Timers]") -> None:
+            with self._books.noting_failure():
+                error = future.exception()
+                known = error if error is not None else future.result().ids
+                self._answered(marks, due_ms, start_ms, known)
+
+        future.add_done_callback(answered)
+        return future
+
+    def _expect(self, marks: Sequence[int], last_due_ms: int) -> None:
+        self._books.asking(marks)
+        self.last_due_ms = max(self.last_due_ms, last_due_ms)
+
+    def _called(
+        self, marks: Sequence[int], due_ms: Sequence[int] | None, call: Callable[[], list[str]]
+    ) -> list[str]:
+        start_ms = now_ms()
+        try:
+            known: list[str] | TimerError = call()
+        except TimerError as error:
+            known = error
+        self._answered(marks, due_ms, start_ms, known)
+        return [] if isinstance(known, TimerError) else known
+
+    def _answered(
+        self,
+        marks: Sequence[int],
+        due_ms: Sequence[int] | None,
+        start_ms: int,
+        known: "list[str] | BaseException",
+    ) -> None:
+        ids, outcome, more = None, Outcome.OK, {}
+        if isinstance(known, TimerError):
+            outcome, more = outcome_of(known), {"detail": repr(known)}
+        elif isinstance(known, BaseException):
+            raise known
+        else:
+            ids = known
+        span_ms = (start_ms, now_ms())
+        self._history.schedule(
+            marks, ids=ids, due_ms=due_ms, topic=self._topic, span_ms=span_ms, outcome=outcome,
+            **more,
+        )  # fmt: skip
+        self._books.answered(marks, outcome)
+
+    # ---- cancelling
+
+    def cancel(self, ids: Sequence[str], marks: Sequence[int]) -> None:
+        """Cancel timers, one by one call of its own, several by a list."""
+        start_ms, results, more = now_ms(), None, {}
+        outcome = Outcome.OK
+        try:
+            if len(ids) == 1:
+                results = [self.client.cancel(ids[0]).name]
+            else:
+                results = [result.name for result in self.client.cancel_batch(ids)]
+        except TimerError as error:
+            outcome, more = outcome_of(error), {"detail": repr(error)}
+        span_ms = (start_ms, now_ms())
+        self._history.cancel(ids, results=results, span_ms=span_ms, outcome=outcome, **more)
+        over = ("CANCELLED", "ALREADY_CANCELLED")
+        if results is not None:
+            # Those that fired already are still to come.
+            known = zip(marks, results, strict=True)
+            self._books.cancelled([mark for mark, result in known if result in over])
+        elif outcome is Outcome.UNKNOWN:
+            self._books.cancelled(marks)
+
+    def close(self) -> None:
+        """Close its history; after its client."""
+        self._history.close()

@@ -1,0 +1,160 @@
+"""Looking in: what the leader knows of pending timers, for people and programs.
+
+    request --> lease held? --> cut, on the loop --> page or count, in a thread --> answer
+
+Only a leader that certainly leads answers, from what it has applied: so what was answered before,
+by any leader, is in it. The thread sees a cut and nothing else; a firing never waits for it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import numpy as np
+
+from cluster import wire, wire_timers
+from cluster.host import Host
+from timer import timer_id
+from timer.cut import Cut, Filter, Page
+from timer.errors import InvalidRequest, NotFound, NotReady, Overloaded, StorageError
+from timer.leader import Leader
+from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED
+from timer.order import Position
+from timer.payloads import Ids
+from timer.timer_id import SEQ_MAX
+from timer.units import DUE_MS_MAX, TopicId
+from timerclient.proto import timer_pb2 as pb
+
+HORIZONS_MS: Final = tuple(
+    1000 * seconds for seconds in (5, 60, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000)
+)
+LOOKS_MAX: Final = 2
+"""Cuts that threads look at, at a time."""
+LOOKS_WAITING_MAX: Final = 64
+CUTS_MAX: Final = 3
+"""New cuts that are taken because a merge removed files of the last one."""
+
+_STATES: Final = {ALREADY_FIRED: pb.TIMER_FIRED, ALREADY_CANCELLED: pb.TIMER_CANCELLED}
+_T = TypeVar("_T")
+
+
+class LookingIn:
+    """See the module."""
+
+    def __init__(self, host: Host, *, salt: int, key_bytes_max: int) -> None:
+        self._host = host
+        self._salt = salt
+        self._key_bytes_max = key_bytes_max
+        self._turns = asyncio.Semaphore(LOOKS_MAX)
+        self._waiting = 0
+
+    async def get(self, request: pb.GetTimerRequest) -> pb.GetTimerResponse:
+        """Return one timer.
+
+        Raises:
+            InvalidRequest: neither an id nor topic and key are given, or both.
+            NotFound: no pending timer has the key; the id is not known, or no more.
+        """
+        leader = self._host.require_lease()
+        machine = leader.machine
+        target = self._target(leader, request)
+        whole, _ = machine.store.read(target.due_ms, target.seq, 0)
+        if whole.rows["seq"][0]:
+            topic = machine.topics[TopicId(int(whole.rows["topic"][0]))]
+            timer = wire_timers.pending_of(whole, self._salt)
+            return pb.GetTimerResponse(state=pb.TIMER_PENDING, topic=topic.name, timer=timer)
+        state = _STATES.get(int(machine.judge(target)[0]))
+        if state is None:
+            raise NotFound("timer", timer_id.to_text(request.timer_id))
+        return pb.GetTimerResponse(state=state)
+
+    def _target(self, leader: Leader, request: pb.GetTimerRequest) -> Ids:
+        if bool(request.timer_id) == bool(request.topic and request.key):
+            limit = "either timer_id, or topic and key must be given"
+            raise InvalidRequest("timer_id, topic, key", "both or none", limit)
+        if request.timer_id:
+            due_ms, seq, genuine = wire.timers_of(request.timer_id, 1, self._salt)
+            if not genuine[0]:
+                raise NotFound("timer", timer_id.to_text(request.timer_id))
+            return Ids(due_ms, seq)
+        topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
+        keys = wire_timers.one_key(topic, request.key, self._key_bytes_max)
+        rows = leader.machine.store.find_keys(keys.topic, keys.key)
+        if not rows["seq"][0]:
+            raise NotFound("pending timer with key", request.key)
+        return Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+
+    async def list(self, request: pb.ListTimersRequest) -> pb.ListTimersResponse:
+        """Return the next page of a filter's timers.
+
+        Raises:
+            InvalidRequest: it names field, value and limit.
+            NotFound: there is no such topic.
+        """
+        size = request.page_size or wire_timers.PAGE_SIZE
+        if size > wire_timers.PAGE_SIZE_MAX:
+            limit = f"must be at most {wire_timers.PAGE_SIZE_MAX}"
+            raise InvalidRequest("page_size", size, limit)
+        leader = self._host.require_lease()
+        what = self.filter(leader, request.filter)
+        seen = what.start
+        if request.page_token:
+            token = request.page_token
+            seen, _ = wire_timers.read_page_token(token, request.filter, self._salt)
+        page = await self.page(what, seen, size)
+        answer = pb.ListTimersResponse(timers=wire_timers.pending_of(page.timers, self._salt))
+        if page.next is not None:
+            token = wire_timers.page_token(request.filter, page.next, SEQ_MAX, self._salt)
+            answer.next_page_token = token
+        return answer
+
+    def filter(self, leader: Leader, what: pb.TimerFilter, seq_end: int = SEQ_MAX) -> Filter:
+        """Return a filter, checked; see wire_timers.filter_of."""
+        topics = leader.machine.topic_by_name
+        return wire_timers.filter_of(what, topics, self._key_bytes_max, seq_end)
+
+    async def page(
+        self, what: Filter, seen: Position, rows_max: int, *, whole: bool = True
+    ) -> Page:
+        """Return the next timers of a filter after `seen`; see Cut.page."""
+        return await self._look(lambda cut: cut.page(what, seen, rows_max, whole=whole))
+
+    async def count(self, request: pb.CountTimersRequest) -> pb.CountTimersResponse:
+        """Return how many timers of a topic are pending.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
+        leader = self._host.require_lease()
+        topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
+        clock_ms = self._host.now().clock_ms
+        until = [min(clock_ms + horizon, DUE_MS_MAX) for horizon in HORIZONS_MS]
+        *within, pending = await self._look(lambda cut: cut.count(topic, [*until, DUE_MS_MAX]))
+        return pb.CountTimersResponse(
+            pending=pending, horizon_ms=HORIZONS_MS, within=within, clock_ms=clock_ms
+        )
+
+    async def _look(self, look: Callable[[Cut], _T]) -> _T:
+        """Return what a thread saw on a cut.
+
+        Raises:
+            NotReady: this node leads no more, or not certainly; or files went again and again.
+            Overloaded: too many look in already.
+        """
+        if self._waiting >= LOOKS_WAITING_MAX:
+            raise Overloaded("the queue of those who look in", retry_after_ms=100)
+        self._waiting += 1
+        try:
+            async with self._turns:
+                for _ in range(CUTS_MAX):
+                    cut = self._host.require_lease().machine.store.cut()
+                    try:
+                        return await asyncio.to_thread(look, cut)
+                    except FileNotFoundError:
+                        continue
+                    except StorageError as error:
+                        self._host.fatal(error)
+                        raise
+        finally:
+            self._waiting -= 1
+        raise NotReady("runs are merged faster than they are read")

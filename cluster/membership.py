@@ -1,0 +1,79 @@
+"""Changing the voters, one at a time: what may be changed, and why not.
+
+    add NAME       the learner that answers under NAME becomes a voter
+    replace NAME   the learner that answers under NAME takes the place of the voter of that name
+    remove NAME    that voter becomes a learner
+
+The new set is proposed with the appointment of the next epoch, of the present leader if it stays a
+voter; its EPOCH entry makes it true (replication/quorum.py). What is refused here would be harmless
+to what is stored, and could stop the cluster: a voter that has all to fetch yet, or a set without a
+majority that answers.
+"""
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from timer.units import Epoch, LogIndex, ReplicaId
+
+LAG_MAX: Final = 1_000
+"""Entries that a learner may lack when it becomes a voter: it has them before anybody notices."""
+VOTERS_MAX: Final = 7
+NOT_YET: Final = "not yet: "
+"""Begins a refusal that may be over soon."""
+
+
+class Change(enum.StrEnum):
+    """What an operator may ask for."""
+
+    ADD = "add"
+    REPLACE = "replace"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A replica without a vote that reports."""
+
+    replica_id: ReplicaId
+    last_epoch: Epoch
+    last_index: LogIndex
+    unsure: bool
+
+
+def planned(
+    change: Change,
+    name: str,
+    voters: Mapping[str, ReplicaId],
+    learner: Learner | None,
+    leader_end: tuple[Epoch, LogIndex],
+    reporting: Collection[str],
+) -> Mapping[str, ReplicaId] | str:
+    """Return the voters after the change; a text says why it can't be made.
+
+    Args:
+        change: What is asked for.
+        name: Of which node.
+        voters: Those at present.
+        learner: The replica without a vote that reports under `name`.
+        leader_end: Last epoch and index of the leader's log.
+        reporting: Names of all nodes that report.
+    """
+    if (change is Change.ADD) == (name in voters):
+        said = ", ".join(sorted(voters))
+        return f"{'is a' if name in voters else 'is no'} voter; the voters are {said}"
+    after = {voter: replica for voter, replica in voters.items() if voter != name}
+    if change is not Change.REMOVE:
+        if learner is None:
+            return "no replica without a vote answers under this name; format one (--learner)"
+        behind = leader_end[1] - learner.last_index
+        if learner.unsure or learner.last_epoch != leader_end[0] or behind > LAG_MAX:
+            return f"{NOT_YET}it is {behind} entries behind, {LAG_MAX} at most, and has to be sure"
+        after[name] = learner.replica_id
+    if not 1 <= len(after) <= VOTERS_MAX:
+        return f"{len(after)} voters; 1 .. {VOTERS_MAX}"
+    silent = sorted(after.keys() - set(reporting))
+    if len(silent) * 2 >= len(after):
+        return f"{NOT_YET}of the voters then, {', '.join(silent)} would not answer: no majority"
+    return after

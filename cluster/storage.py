@@ -1,0 +1,121 @@
+"""A node's files at start: opened, or installed from a snapshot, or found damaged.
+
+what is damaged                                    what happens
+identity, promise, Raft's files, order to install  the process ends (66): who this node is, and
+                                                   whom it promised, nobody else can tell
+state (manifest, runs, spills) or log              `Damaged`: all of it is fetched anew
+the same, found while the node ran                 noted in `damaged`; the next start fetches
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.config import NodeConfig
+from replication.install import install_if_ready
+from replication.promise import PromiseFile
+from timer.directory import DataDirectory, open_directory
+from timer.disk import Disk
+from timer.engine import Engine
+from timer.entry import Entry
+from timer.errors import CorruptFile
+from timer.leader import LeaderConfig
+from timer.log import SEGMENT_SIZE, Log
+from timer.machine import Applied
+from timer.snapshot import Outgoing
+
+SEGMENT_SIZE_MIN: Final = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+class Damaged(Exception):
+    """State or log are not what they were; the others have them."""
+
+    def __init__(self, why: CorruptFile) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What a node works on."""
+
+    directory: DataDirectory
+    engine: Engine
+    log: Log
+    promise: PromiseFile
+    outgoing: Outgoing
+
+
+def leader_config(config: NodeConfig) -> LeaderConfig:
+    """Return the settings of the engine."""
+    return LeaderConfig(
+        tick_ms=config.timing.tick_ms,
+        checkpoint_interval_ms=config.timing.checkpoint_interval_ms,
+        waiting_bytes_max=config.limits.inflight_bytes_max // 2,
+    )
+
+
+def open_storage(
+    disk: Disk, config: NodeConfig, observe: Callable[[Entry, Applied], None]
+) -> Storage:
+    """Lock the data directory, carry out an install that was begun, and open everything.
+
+    Raises:
+        Damaged: state or log have to be fetched anew; nothing is locked.
+        WrongDirectory, CorruptFile, UnknownVersion, DiskFailed: the rest.
+    """
+    directory = open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
+    try:
+        return _open(disk, config, directory, observe)
+    except BaseException:
+        directory.close()
+        raise
+
+
+def _open(
+    disk: Disk,
+    config: NodeConfig,
+    directory: DataDirectory,
+    observe: Callable[[Entry, Applied], None],
+) -> Storage:
+    installed = install_if_ready(
+        disk,
+        directory.incoming,
+        promise=directory.promise,
+        state=directory.state,
+        log=directory.log,
+        damaged=directory.damaged,
+    )
+    if installed is not None:
+        logger.info("installed the snapshot at %d", installed.index)
+    PromiseFile.load(disk, directory.promise)  # who can't read it has nothing to be healed for
+    if disk.exists(directory.damaged):
+        noted = disk.read(directory.damaged).decode(errors="replace")
+        raise Damaged(CorruptFile(directory.damaged, 0, f"noted by an earlier process: {noted}"))
+    try:
+        engine = Engine(disk, directory.state, leader_config(config), observe)
+        floor = engine.manifest_index
+        # Only whole segments can be dropped.
+        size = max(SEGMENT_SIZE_MIN, min(SEGMENT_SIZE, config.storage.log_kept_bytes_max // 4))
+        log = Log.open(disk, directory.log, committed_floor=floor, segment_size=size)
+    except CorruptFile as error:
+        raise Damaged(error) from error
+    promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
+    if log.tail_was_cut:
+        logger.warning("the log's tail was torn: unsure until a leader has matched it")
+        promise.set_unsure(unsure=True)
+        log.cut_noted()
+    outgoing = Outgoing(disk, directory.state, directory.outgoing)
+    return Storage(directory, engine, log, promise, outgoing)
+
+
+def note_damage(disk: Disk, config: NodeConfig, error: BaseException) -> None:
+    """Have the next start fetch everything anew.
+
+    Raises:
+        DiskFailed: the next start may find nothing wrong.
+    """
+    disk.write_atomic(config.data / "damaged", str(error).encode())

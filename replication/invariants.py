@@ -1,0 +1,25 @@
+"""What always holds of a core: for tests and the simulator, between two steps."""
+
+from replication.core import Core
+from replication.promise import Promise
+from replication.steps import Role
+
+
+def check_invariants(core: Core) -> None:
+    """Crash if the core's state contradicts itself. O(log)."""
+    shape, tail = core.shape, core.tail
+    assert shape.base_index <= core.commit_index <= core.durable_index <= shape.last_index
+    assert tail.first_index - 1 + len(tail) == shape.last_index, (
+        tail.first_index,
+        len(tail),
+        shape.last_index,
+    )
+    assert tail.first_index - 1 <= core.durable_index, (tail.first_index, core.durable_index)
+    assert shape.last_epoch <= core.promise.epoch, (shape.last_epoch, core.promise)
+    if core._role is Role.LEADER:  # noqa: SLF001
+        assert core.promise == Promise(core.epoch, core.me, core.nonce), core.promise
+        for peer, progress in core._progress.items():  # noqa: SLF001
+            assert progress.match < progress.next <= shape.last_index + 1, (peer, progress)
+    if core._role is Role.CANDIDATE:  # noqa: SLF001
+        assert core._bid is not None  # noqa: SLF001
+        assert core._bid.under == core.promise, (core._bid.under, core.promise)  # noqa: SLF001

@@ -1,0 +1,196 @@
+"""Getting a snapshot from whoever leads, until one is here, whole and verified.
+
+Peers are asked in turn; only a leader whose lease holds offers one (replication/snapshots.py).
+What has arrived stays over broken streams, other leaders and other processes of this node. In the
+end the state is opened as a start would open it, digest and all, before it may replace anything.
+"""
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from replication.proto import snapshot_pb2 as pb
+from replication.snapshots import FETCH, OPEN, VERSION
+from replication.transport import Dial
+from timer.disk import Disk
+from timer.errors import CorruptFile, UnknownVersion
+from timer.snapshot import Incoming, Leadership, Part, Snapshot, is_part_path
+from timer.units import Epoch, LogIndex, Nonce, ReplicaId
+
+logger = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_S: Final = 120.0
+"""The source may have to write a manifest first, and reads what has no checksum yet."""
+CONNECT_TIMEOUT_S: Final = 2.0
+CHUNK_TIMEOUT_S: Final = 30.0
+AGAIN_S: Final = 0.3
+UNFIT_S: Final = 5.0
+
+
+class Unfit(Exception):
+    """What a peer sent is of no use."""
+
+
+class Refetch:
+    """One node's way to a snapshot. For the event loop; `run` once."""
+
+    def __init__(  # noqa: PLR0913 - what the node lends it
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        cluster_id: str,
+        name: str,
+        dials: Mapping[str, Dial],
+        check: Callable[[Path], None],
+        needed: Callable[[Snapshot], bool] = lambda _: True,
+    ) -> None:
+        """Args:
+        directory: Where it gathers.
+        name: This node's.
+        dials: The way to the others.
+        check: Raises CorruptFile if no process could start from the state in a directory.
+        needed: Whether a snapshot would still bring this node further.
+        """
+        assert dials, "there is nobody to ask"
+        self._directory = directory
+        self._incoming = Incoming(disk, directory)
+        self._cluster_id, self._name, self._dials = cluster_id, name, dials
+        self._check, self._needed = check, needed
+        self._suspect = ""
+        self._refusals: dict[str, str] = {}
+        self._from = ""
+        self.moved_s = asyncio.get_running_loop().time()
+        """When something arrived, by the loop's clock."""
+
+    @property
+    def status(self) -> str:
+        """What it waits for, in words."""
+        if self._from:
+            return self._from
+        said = "; ".join(f"{name}: {why}" for name, why in sorted(self._refusals.items()))
+        return f"no leader offers a snapshot ({said or 'nobody has answered yet'})"
+
+    async def run(self) -> Snapshot | None:
+        """Return the snapshot that the next start installs. None: it is needed no more."""
+        while True:
+            for name, dial in self._dials.items():
+                channel = dial()
+                try:
+                    snapshot = await self._from_peer(name, channel)
+                except (grpc.aio.AioRpcError, TimeoutError, Unfit) as error:
+                    self._refused(name, error)
+                    continue
+                finally:
+                    self._from = ""
+                    await channel.close()
+                if not self._needed(snapshot):
+                    await asyncio.to_thread(self._incoming.forget)
+                    return None
+                await asyncio.to_thread(self._incoming.finish)
+                return snapshot
+            await asyncio.sleep(AGAIN_S)
+
+    def _refused(self, name: str, error: BaseException) -> None:
+        why = str(error) or type(error).__name__
+        if isinstance(error, grpc.aio.AioRpcError):
+            why = error.details() or error.code().name
+        if self._refusals.get(name) != why:
+            logger.info("no snapshot from %s: %s", name, why)
+        self._refusals[name] = why
+
+    async def _from_peer(self, name: str, channel: grpc.aio.Channel) -> Snapshot:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await channel.channel_ready()
+        asked = pb.SnapshotOpen(
+            version=VERSION, cluster_id=self._cluster_id, name=self._name, suspect=self._suspect
+        )
+        self._suspect = ""
+        open_: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(OPEN)
+        answer = await open_(asked.SerializeToString(), timeout=OPEN_TIMEOUT_S)
+        snapshot, under = decode_offer(answer)
+        logger.info(
+            "%s offers a snapshot at %d: %d files, %d bytes",
+            name,
+            snapshot.index,
+            len(snapshot.parts),
+            snapshot.size,
+        )
+        await asyncio.to_thread(self._incoming.begin, snapshot, under)
+        while (wanted := await asyncio.to_thread(self._incoming.wanted)) is not None:
+            self._from = f"{wanted[0].path} of the snapshot at {snapshot.index} comes from {name}"
+            await self._fetch(channel, *wanted)
+        self._from = f"the snapshot at {snapshot.index} from {name} is being checked"
+        try:
+            await asyncio.to_thread(self._check, self._directory)
+        except (CorruptFile, UnknownVersion) as error:
+            await asyncio.to_thread(self._incoming.forget)
+            await asyncio.sleep(UNFIT_S)
+            raise Unfit(f"its snapshot is of no use: {error}") from error
+        return snapshot
+
+    async def _fetch(self, channel: grpc.aio.Channel, part: Part, offset: int) -> None:
+        """Get the rest of one file."""
+        asked = pb.SnapshotFetch(offset=offset)
+        asked.part.CopyFrom(pb.SnapshotPart(path=part.path, size=part.size, crc32=part.crc32))
+        fetch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH)
+        call = fetch(asked.SerializeToString())
+        try:
+            while offset < part.size:
+                async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                    data = await call.read()
+                if data is grpc.aio.EOF:
+                    raise Unfit(f"{part.path} ended at {offset} of {part.size} bytes")
+                assert isinstance(data, bytes), data
+                chunk = _chunk(data, part.size - offset)
+                if not await asyncio.to_thread(self._incoming.put, part, offset, chunk):
+                    self._suspect = part.path
+                    raise Unfit(f"the checksum of {part.path} is wrong")
+                offset += len(chunk)
+                self.moved_s = asyncio.get_running_loop().time()
+        finally:
+            call.cancel()
+
+
+def _chunk(data: bytes, size_max: int) -> bytes:
+    try:
+        chunk = pb.SnapshotChunk.FromString(data)
+    except DecodeError as error:
+        raise Unfit(f"no chunk: {error}") from None
+    if zlib.crc32(chunk.data) != chunk.crc32:
+        raise Unfit("a chunk's checksum is wrong")
+    if not 0 < len(chunk.data) <= size_max:
+        raise Unfit(f"a chunk of {len(chunk.data)} bytes; at most {size_max} are left")
+    return chunk.data
+
+
+def decode_offer(data: bytes) -> tuple[Snapshot, Leadership]:
+    """Return what is offered, and who led then.
+
+    Raises:
+        Unfit: it can't be a snapshot.
+    """
+    try:
+        offer = pb.SnapshotOffer.FromString(data)
+    except DecodeError as error:
+        raise Unfit(f"no offer: {error}") from None
+    parts = tuple(Part(part.path, part.size, part.crc32) for part in offer.parts)
+    for part in parts:
+        if not is_part_path(part.path) or not part.size:
+            raise Unfit(f"part {part.path!r} of {part.size} bytes")
+    if not (0 < offer.epoch <= offer.leader_epoch and offer.index and offer.voters):
+        raise Unfit(f"at {offer.epoch}:{offer.index} under epoch {offer.leader_epoch}")
+    snapshot = Snapshot(
+        index=LogIndex(offer.index),
+        epoch=Epoch(offer.epoch),
+        voters=tuple(ReplicaId(voter) for voter in offer.voters),
+        parts=parts,
+    )
+    leader = ReplicaId(offer.leader)
+    return snapshot, Leadership(Epoch(offer.leader_epoch), leader, Nonce(offer.leader_nonce))

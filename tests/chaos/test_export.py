@@ -1,0 +1,195 @@
+"""The exporter: what it tells is what the log says, once, whatever it is stopped in."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from chaos import events, export
+from chaos.events import Event
+from chaos.export import Story
+from chaos.simdisk import SimDisk
+from tests.chaos import world
+from tests.timer import machines
+from timer import entry
+from timer.entry import Entry, Kind
+
+
+def a_log() -> world.Log:
+    """Return a log with something of everything that is exported."""
+    log = world.Log()
+    log.epoch(1, at_ms=5)
+    first, second = log.topic("t"), log.topic("u")
+    log.topic("t")
+    producer = log.producer(b"p" * 16)
+    log.schedule(first, [(100, 1), (300, 2), (400, 3)], producer=(producer, 1), at_ms=10)
+    log.schedule(first, [(100, 1), (300, 2), (400, 3)], producer=(producer, 1), at_ms=11)
+    log.schedule(second, [(200, 4)], at_ms=12)
+    log.schedule(first, [(350, 9)], producer=(producer, 3))  # a gap: nothing comes of it
+    log.cancel([(300, 2), (400, 99)], at_ms=20)
+    log.fire(120)
+    log.cancel([(100, 1)], at_ms=130)
+    log.epoch(2, at_ms=140)
+    log.schedule(second, [(90, 5)], at_ms=150)
+    log.fire(420)
+    log.entry(Kind.CHECKPOINT, b"", at_ms=500)
+    return log
+
+
+def parsed(log: world.Log) -> list[Entry]:
+    found = [entry.frame_at(memoryview(frame), 0) for frame in log.frames]
+    return [item for item in found if isinstance(item, Entry)]
+
+
+def exported(into: Path) -> list[dict[str, Any]]:
+    """Return all events, in the order of the files."""
+    return [
+        row
+        for path in sorted(into.glob("*.parquet"))
+        for row in pq.read_table(path, schema=events.ARROW).to_pylist()
+    ]
+
+
+def told(rows: list[dict[str, Any]]) -> list[tuple[str, int, int, str]]:
+    return [
+        (Event(row["kind"]).name, row["seq"], row["due_ms"], row["topic"])
+        for row in rows
+        if row["kind"] not in (Event.CLOCK, Event.REACH)
+    ]
+
+
+EXPECTED = [
+    ("SCHEDULED", 1, 100, "t"),
+    ("SCHEDULED", 2, 300, "t"),
+    ("SCHEDULED", 3, 400, "t"),
+    ("SCHEDULED", 4, 200, "u"),
+    ("CANCELLED", 2, 300, ""),
+    ("CANCELLED", 99, 400, ""),
+    ("RACED", 1, 100, ""),
+    ("SCHEDULED", 5, 90, "u"),
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Path]:
+    """Three nodes with the same log."""
+    nodes = {name: tmp_path / name for name in ("n1", "n2", "n3")}
+    for folder in nodes.values():
+        world.write_log(folder / "log", a_log().frames, frames_per_segment=4)
+    return nodes
+
+
+def test_events_are_those_of_the_log(tmp_path: Path, data: dict[str, Path]) -> None:
+    export.open_exporter(data, tmp_path / "out").step(0)
+    rows = exported(tmp_path / "out")
+    assert told(rows) == EXPECTED
+    (clock,) = [row for row in rows if row["kind"] == Event.CLOCK]
+    figures = {name: clock[name] for name in ("seq", "at_ms", "read_ms", "since_ms", "first_seq")}
+    assert figures == {"seq": 5, "at_ms": 500, "read_ms": 420, "since_ms": 140, "first_seq": 1}
+
+
+def test_story_numbers_timers_and_topics_as_the_machine_does() -> None:
+    log = machines.Log(now_ms=0)
+    log.entries = parsed(a_log())
+    engine = machines.engine_on(SimDisk())
+    machines.catch_up(engine, log)
+    story = Story()
+    for item in log.entries:
+        story.apply(item)
+    machine = engine.machine
+    assert story.next_seq == machine.next_seq == 6
+    assert story.topics == {t.topic_id: t.name for t in machine.topics.values()}
+    assert (story.read_ms, story.time_ms) == (machine.last_read_time_ms, 500)
+
+
+def test_every_event_is_exported_once_whenever_the_exporter_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "FLUSH_S", 0.0)
+    frames = a_log().frames
+    for number, (state_s, every) in enumerate(itertools.product((0.0, 1e9), (1, 2, 5))):
+        monkeypatch.setattr(export, "STATE_S", state_s)
+        into, node = tmp_path / f"out{number}", tmp_path / f"n{number}"
+        world.write_log(node / "log", frames[:1])
+        log = node / f"log/{1:016x}.log"
+        exporter = export.open_exporter({"n1": node}, into)
+        for written, frame in enumerate(frames[1:]):
+            exporter.step(written)
+            with log.open("ab") as file:
+                file.write(frame)
+            if written % every == 0:  # killed: what it holds in memory is gone
+                exporter = export.open_exporter({"n1": node}, into)
+        exporter.step(1000)
+        assert told(exported(into)) == EXPECTED
+        seqs = [row["seq"] for row in exported(into) if row["kind"] == Event.CLOCK]
+        assert seqs == sorted(seqs)
+
+
+def test_clock_is_told_while_nothing_happens(tmp_path: Path, data: dict[str, Path]) -> None:
+    exporter = export.open_exporter(data, tmp_path / "out")
+    for now_s in (0.0, 0.5, 1.0, 1.5, 2.0):
+        exporter.step(now_s)
+    again = export.open_exporter(data, tmp_path / "out")
+    again.step(0.0)
+    rows = exported(tmp_path / "out")
+    assert told(rows) == EXPECTED
+    assert [row["at_ms"] for row in rows if row["kind"] == Event.CLOCK] == [500] * 4
+    newest = events.newest(tmp_path / "out", export.PREFIX)
+    assert newest is not None
+    assert len(newest) == 1
+
+
+def test_files_are_kept_for_a_while_and_the_last_one_for_good(
+    tmp_path: Path, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "PRUNE_S", 0.0)
+    exporter = export.open_exporter(data, tmp_path / "out", keep_s=-3600.0)
+    for now_s in (0.0, 1.0, 2.0):
+        exporter.step(now_s)
+        assert len([*(tmp_path / "out").glob("*.parquet")]) == 1
+
+
+def test_export_may_begin_at_a_manifest() -> None:
+    log = machines.Log()
+    log.begin_epoch()
+    log.topic("a")
+    log.topic("b")
+    log.producer(b"p")
+    log.schedule(machines.part_of([(1, machines.START_MS + 50, b"x")] * 3, 1, 1))
+    log.fire(machines.START_MS + 9)
+    disk = SimDisk()
+    engine = machines.engine_on(disk)
+    machines.catch_up(engine, log)
+    begun = engine.begin_flush()
+    assert begun is not None
+    begun.write()
+    engine.end_flush(begun)
+
+    whole = Story()
+    for item in log.entries:
+        whole.apply(item)
+    begun_here = Story.at_manifest(machines.STATE, disk)
+    assert begun_here.first_seq == 4
+    log.schedule(machines.part_of([(2, machines.START_MS + 60, b"y")], 1, 2))
+    later = [events.table(each.apply(log.entries[-1])).to_pylist() for each in (whole, begun_here)]
+    assert later[0] == later[1]
+    assert [row["seq"] for row in later[0]] == [4]
+    assert Story.loads(begun_here.dumps()) == begun_here
+    assert Story.at_manifest(Path("nowhere"), disk) == Story()
+
+
+def test_lone_export_without_its_state_is_refused(tmp_path: Path, data: dict[str, Path]) -> None:
+    export.open_exporter(data, tmp_path / "out").step(0)
+    (tmp_path / "out" / export.STATE_NAME).unlink()
+    with pytest.raises(ValueError, match="name another folder"):
+        export.open_exporter(data, tmp_path / "out")
+
+
+def test_rows_are_columns_of_one_schema() -> None:
+    table = events.rows(Event.SCHEDULED, 2, seq=np.array([1, 2]), topic="t", at_ms=5)
+    assert table.schema == events.ARROW
+    first = {"kind": 1, "seq": 1, "topic": "t", "at_ms": 5, "detail": ""}
+    assert table.to_pylist()[0].items() >= first.items()

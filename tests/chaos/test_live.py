@@ -1,0 +1,244 @@
+"""The live audit as a Spark job: planted events, a restart, and a real cluster."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from chaos import events, export, live
+from chaos.events import Event, Outbox, Told
+from chaos.live import AlertFiles, Settings, Watch
+from tests.cluster.running import Running
+from timer import timer_id
+from timerclient import TimerClient
+
+spark_test = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    # Of pyspark's own making.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+NOW = 1_700_000_000_000
+SETTINGS = Settings(overdue_ms=5000, shards=2, trigger="100 milliseconds")
+WAIT_S = 90.0
+
+
+class Desk:
+    """A job's folders, and the events that a test puts there."""
+
+    def __init__(self, root: Path, spark: SparkSession) -> None:
+        self.events, self.alerts, self.checkpoint = root / "events", root / "alerts", root / "cp"
+        self.said: list[str] = []
+        self._spark = spark
+        self._outbox = Outbox(self.events)
+        self._files = 0
+        self.last_seq = 0
+        self.query: StreamingQuery | None = None
+
+    def start(self) -> None:
+        sink = AlertFiles(self.alerts, self.said.append)
+        self.query = live.start(self._spark, self.events, self.checkpoint, sink, SETTINGS)
+
+    def stop(self) -> None:
+        if self.query is not None:
+            self.query.stop()
+
+    def done(self) -> list[tuple[str, int]]:
+        """Return the alerts, once all that was put there is judged; no more may come."""
+        assert self.query is not None
+        self.query.processAllAvailable()
+        return self.raised()
+
+    def judged(self) -> Callable[[], bool]:
+        """Return whether what is there now is judged, though more keeps coming."""
+        query = self.query
+        assert query is not None
+
+        def batch() -> int:
+            last = query.lastProgress
+            return last["batchId"] if last else -1
+
+        under_way = batch() + 1
+        return lambda: batch() > under_way
+
+    def raised(self) -> list[tuple[str, int]]:
+        files = sorted(self.alerts.glob("*.jsonl"))
+        rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        return sorted((row["kind"], row["seq"]) for row in rows)
+
+    def put(self, *rows: tuple[Event, dict[str, Any]]) -> None:
+        self._files += 1
+        told = [Told(kind, 1, columns) for kind, columns in rows]
+        self._outbox.put(f"planted-{self._files:06d}", told)
+
+
+def scheduled(seq: int, due_ms: int) -> tuple[Event, dict[str, Any]]:
+    return Event.SCHEDULED, {"seq": seq, "due_ms": due_ms, "at_ms": NOW, "topic": "t"}
+
+
+def given(
+    seq: int, due_ms: int, offset: int, fired_ms: int | None = None
+) -> tuple[Event, dict[str, Any]]:
+    fired_at_ms = due_ms if fired_ms is None else fired_ms
+    return Event.GIVEN, {
+        "seq": seq, "due_ms": due_ms, "at_ms": fired_at_ms, "topic": "t",
+        "queue_offset": offset, "fired_at_ms": fired_at_ms,
+    }  # fmt: skip
+
+
+def clock(at_ms: int, last_seq: int) -> tuple[Event, dict[str, Any]]:
+    return Event.CLOCK, {
+        "at_ms": at_ms, "seq": last_seq, "read_ms": at_ms, "index": at_ms - NOW + 1, "first_seq": 1,
+    }  # fmt: skip
+
+
+def reach(at_ms: int) -> tuple[Event, dict[str, Any]]:
+    return Event.REACH, {"at_ms": at_ms, "read_ms": at_ms, "topic": "t"}
+
+
+@pytest.fixture
+def desk(tmp_path: Path, spark: SparkSession) -> Iterator[Desk]:
+    desk = Desk(tmp_path, spark)
+    yield desk
+    desk.stop()
+
+
+def _marked(*marks: pytest.MarkDecorator) -> Callable[[Any], Any]:
+    def mark(test: Any) -> Any:
+        for each in marks:
+            test = each(test)
+        return test
+
+    return mark
+
+
+@_marked(*spark_test)
+def test_planted_events_are_raised_once_over_restarts(desk: Desk) -> None:
+    honest = [scheduled(seq, NOW + 100 * seq) for seq in range(1, 50)]
+    desk.put(*honest, reach(NOW), clock(NOW + 1, 49))
+    desk.start()
+    assert desk.done() == []
+    # Restarted in the middle: what was scheduled before is still known.
+    desk.stop()
+    come = [given(seq, NOW + 100 * seq, seq) for seq in range(1, 50) if seq not in (7, 30)]
+    desk.put(*come, given(11, NOW + 1100, 99), given(30, NOW + 3000, 30, NOW + 2999))
+    desk.put(clock(NOW + 5000, 49), reach(NOW + 5000))
+    desk.start()
+    assert desk.done() == [("duplicate", 11), ("early", 30)]
+    # Killed after the batch was judged and before Spark noted it: it is judged again.
+    desk.put(clock(NOW + 20_000, 49), reach(NOW + 20_000))
+    expected = [("duplicate", 11), ("early", 30), ("lost", 7)]
+    assert desk.done() == expected
+    desk.stop()
+    commits = sorted((desk.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    commits[-1].unlink()
+    (desk.checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+    desk.start()
+    desk.put(given(7, NOW + 700, 7, NOW + 21_000), clock(NOW + 22_000, 49))
+    assert desk.done() == sorted([*expected, ("late", 7)])
+    assert len(desk.said) == 4
+    lost = json.loads(desk.said[2])
+    assert (lost["kind"], lost["topic"], lost["due_ms"]) == ("lost", "t", NOW + 700)
+
+
+def test_silence_is_told_once_each_time(tmp_path: Path) -> None:
+    watch = Watch(tmp_path, stalled_ms=10_000, began_ms=NOW)
+    assert watch.look(NOW + 10_000) == []
+    assert [text.split(" stands")[0] for text in watch.look(NOW + 10_001)] == ["the export"]
+    assert watch.look(NOW + 10_002) == []
+    outbox = Outbox(tmp_path)
+    now_ms = events.now_ms()
+    outbox.put(f"{export.PREFIX}1", [Told(Event.CLOCK, 1, {"at_ms": now_ms})])
+    outbox.put("given-1", [Told(Event.REACH, 1, {"at_ms": now_ms})])
+    assert watch.look(now_ms + 5) == []
+    said = watch.look(now_ms + 60_000)
+    assert [text.split(" stands")[0] for text in said] == [
+        "the export", "the log's clock", "the witness",
+    ]  # fmt: skip
+    sink = AlertFiles(tmp_path / "alerts", said.append)
+    sink.stalled(NOW, said[:1])
+    assert json.loads(said[-1])["kind"] == "stalled"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(tmp_path / "run").cleaned() as running:
+        yield running
+
+
+@_marked(*spark_test, pytest.mark.slow)
+def test_running_cluster_is_fine_until_something_is_planted(desk: Desk, running: Running) -> None:
+    with TimerClient(running.endpoints) as client:
+        client.create_topic("t")
+        into = ["--into", str(desk.events)]
+        where = ["--cluster", ",".join(running.endpoints), "--topic", "t"]
+        programs = [
+            [sys.executable, "-m", "chaos.export", str(running.directory), *into],
+            [sys.executable, "-m", "chaos.witness", *where, *into],
+        ]
+        beside = [subprocess.Popen(program) for program in programs]
+        try:
+            desk.start()
+            until(lambda: any(found(desk, Event.REACH)))
+            seqs = schedule(client, 300)
+            until(lambda: {row["seq"] for row in found(desk, Event.GIVEN)} >= seqs)
+            running.kill(running.wait_for_leader())
+            running.up()
+            seqs |= schedule(client, 300)
+            until(lambda: {row["seq"] for row in found(desk, Event.GIVEN)} >= seqs)
+            end_ms = events.now_ms() + SETTINGS.overdue_ms
+            until(lambda: max(row["at_ms"] for row in found(desk, Event.CLOCK)) > end_ms)
+            until(desk.judged())
+            assert desk.raised() == []
+            plant(desk, seqs)
+            schedule(client, 1)  # the log fires on
+            wanted = {("duplicate", min(seqs)), ("early", 10**6), ("lost", 10**6 + 1)}
+            until(lambda: {*desk.raised()} >= wanted)
+            assert {*desk.raised()} == wanted
+        finally:
+            for process in beside:
+                process.terminate()
+            codes = [process.wait(30) for process in beside]
+    assert codes == [0, 0]
+
+
+def plant(desk: Desk, seqs: set[int]) -> None:
+    """Put events beside the real ones: fired again, fired before its time, never given."""
+    now_ms = events.now_ms()
+    first = next(row for row in found(desk, Event.GIVEN) if row["seq"] == min(seqs))
+    again = given(first["seq"], first["due_ms"], first["queue_offset"] + 10**6)
+    early = [scheduled(10**6, now_ms + 1), given(10**6, now_ms + 1, 10**7, now_ms)]
+    desk.put(again, *early, scheduled(10**6 + 1, now_ms + 1))
+
+
+def schedule(client: TimerClient, count: int) -> set[int]:
+    """Schedule timers for the next second; return their seqs."""
+    due_ms = [events.now_ms() + 1000 * at // count for at in range(count)]
+    ids = client.schedule_batch("t", [b"x"] * count, due_ms=due_ms).ids
+    raw = b"".join(map(timer_id.from_text, ids))
+    return {*timer_id.decode(raw, 0)[1].tolist()}
+
+
+def found(desk: Desk, kind: Event) -> list[dict[str, Any]]:
+    """Return the exported events of one kind."""
+    rows = []
+    for path in sorted(desk.events.glob("*.parquet")):
+        table = pq.read_table(path, schema=events.ARROW, filters=[("kind", "=", int(kind))])
+        rows += table.to_pylist()
+    return rows
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)

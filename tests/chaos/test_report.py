@@ -1,0 +1,159 @@
+"""The report of an audit: as text, as a page, as an exit status. Without Spark."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chaos.audit import command, page
+from chaos.audit.figures import PLANES
+from chaos.audit.report import Report, describe, write
+from chaos.history import History, Run
+from timer.errors import CorruptFile
+
+OFFENDER = {"verdict": "lost", "id": "id<1>", "mark": 7, "seq": None, "topic": "a & b"}
+
+
+def summary(**other: Any) -> dict[str, Any]:
+    late = {"n": 9, "p50": 1, "p90": 2, "p99": 3, "p999": 4, "max": 5}
+    point = {"index": 9, "time_ms": 1, "scheduled": 5, "pending": 1, "fired": 3, "cancelled": 1}
+    node = {"node": "n1", "last": 9, "upto": 9, "stale": 0, "diverged": 0}
+    gaps = {f"{plane}_gap{what}_ms": 120 for plane in PLANES for what in ("", "_after")}
+    columns = ("schedule", "failed", "fire", "deliver", "p50", "p99", "max")
+    return {
+        "verdict": "VIOLATED",
+        "violations": {"lost": 1},
+        "verdicts": {"lost": 1, "ok": 4},
+        "scheduled": 5, "fired": 3, "cancelled": 1, "dropped": 0, "pending": 1,
+        "delivered": 3, "redelivered": 0, "arrived_after_ack": 0,
+        "entries": 9, "stale_entries": 0, "nodes": [node], "replayed": {"node": "n1"},
+        "offenders": [OFFENDER], "diverged_entries": [],
+        "conservation": {"checkpoints": 1, "unbalanced": [], "last": [
+            {**point, "dropped": 0, "balanced": True}]},
+        "lateness_ms": {"fire": {"all": late}, "deliver": {"all": late}},
+        "kills": 1, "failovers": 1,
+        "faults": [{"fault": "kill <n1>", "start_ms": 1500, "healed_after_ms": 1000,
+                    "recovered_after_ms": 300, **gaps}],
+        "failover_gaps": [{"node": "n1", "epoch": 2, "fired_after_ms": 700}],
+        "redeliveries": {"failover": 2},
+        "timeline": {"bucket_ms": 1000, "from_ms": 1000, "to_ms": 9000,
+                     "bucket": [1000, 2000, 5000], **{name: [1, None, 3] for name in columns}},
+        **other,
+    }  # fmt: skip
+
+
+class Page(HTMLParser):
+    """What a page is made of; complains of tags that don't close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.paths: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "rect", "line", "path"):
+            self.open.append(tag)
+        assert not {name for name, _ in attrs} & {"src", "href", "onload"}
+        self.paths += [value or "" for name, value in attrs if name == "d"]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect",):
+            assert self.open.pop() == tag, tag
+
+
+def test_page_is_whole_and_needs_nothing_else() -> None:
+    text = page.html("run <1>", summary(), "verdict: VIOLATED lost=1")
+    parsed = Page()
+    parsed.feed(text)
+    assert parsed.open == []
+    assert parsed.tags.count("svg") == 2
+    assert "script" not in parsed.tags
+    assert "://" not in text
+    for shown in ("run &lt;1&gt;", "id&lt;1&gt;", "a &amp; b", "kill &lt;n1&gt;", ">violation<"):
+        assert shown in text, shown
+
+
+def test_stroke_breaks_where_nothing_is_known() -> None:
+    parsed = Page()
+    parsed.feed(page.html("r", summary(), ""))
+    # Throughput counts a silent second as 0; lateness has no value there: a new stroke.
+    assert [path.count("M") for path in parsed.paths] == [1, 1, 1, 1, 2, 2, 2]
+
+
+def test_page_of_a_run_without_anything_is_whole() -> None:
+    nothing = summary(faults=[], offenders=[], violations={}, redeliveries={}, lateness_ms={})
+    nothing["timeline"] = {
+        name: [] if isinstance(value, list) else value
+        for name, value in nothing["timeline"].items()
+    }
+    parsed = Page()
+    parsed.feed(page.html("r", nothing, ""))
+    assert parsed.open == []
+
+
+def test_text_names_the_offenders_and_ends_with_the_verdict() -> None:
+    lines = [*describe(Report(summary()))]
+    assert "  verdict=lost id=id<1> mark=7 topic=a & b" in lines
+    assert lines[-1] == (
+        "verdict: VIOLATED kills=1 failovers=1 scheduled=5 fired=3 delivered=3 cancelled=1"
+        " redelivered=0 lost=1 duplicated=0 early=0"
+    )
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = SimpleNamespace(stop=lambda: None)
+    monkeypatch.setattr(command, "spark_session", lambda *_, **__: session)
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize(
+    ("violations", "status"), [({}, 0), ({"lost": 1}, 1), ({"diverged_entries": 2}, 1)]
+)
+def test_exit_status_is_1_if_a_promise_was_broken(
+    violations: dict[str, int], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    report = Report(summary(violations=violations))
+    monkeypatch.setattr(command, "audit", lambda _, run: write(run, report))
+    assert command.main([str(tmp_path)]) == status
+    assert "id=id<1>" in capsys.readouterr().out
+    assert (Run(tmp_path).audit / "report.html").exists()
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize("error", [FileNotFoundError("no such"), CorruptFile(Path("x"), 7, "bad")])
+def test_exit_status_is_2_if_the_run_cannot_be_audited(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fails(*_: Any) -> Report:
+        raise error
+
+    monkeypatch.setattr(command, "audit", fails)
+    assert command.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"audit: {error}\n"
+    assert command.main([str(tmp_path / "nowhere")]) == 2
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_histories_are_held_against_their_format_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "audit", lambda _, run: write(run, Report(summary(violations={}))))
+    with History(Run(tmp_path), "c") as history:
+        history.open("t", "g", start_ms=1)
+    assert command.main([str(tmp_path), "--check-history"]) == 0
+    with History(Run(tmp_path), "c") as history:
+        history.open("t", "", start_ms=1)
+    assert command.main([str(tmp_path), "--check-history"]) == 2
+    assert "c.jsonl:2: group" in capsys.readouterr().err

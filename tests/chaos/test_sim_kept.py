@@ -1,0 +1,26 @@
+"""Seeds that found something find nothing any more, and each has a test beside it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from chaos.sim.kept import KEPT, Kept
+from chaos.sim.play import play
+
+ROOT = Path(__file__).parent.parent.parent
+
+every_one = pytest.mark.parametrize("kept", KEPT, ids=lambda kept: str(kept.task.seed))
+
+
+@every_one
+def test_kept_seed_passes(kept: Kept) -> None:
+    outcome = play(kept.task)
+    assert outcome.exit_status == 0, outcome.story
+
+
+@every_one
+def test_kept_seed_has_a_test_of_its_defect(kept: Kept) -> None:
+    path, name = kept.test.split("::")
+    tree = ast.parse((ROOT / path).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -1,0 +1,56 @@
+"""The referee can lose its patience: each planted bug is found, by a checker that is named."""
+
+import pytest
+
+from chaos.sim.mutations import MUTATIONS
+from chaos.sim.planted import ANY_WORLD, Mutation, calm, hunt
+from chaos.sim.referee import Broken
+from chaos.sim.snapshot_mutations import SNAPSHOT_MUTATIONS
+from chaos.sim.timer_mutations import TIMER_MUTATIONS
+from chaos.sim.timers import TimerWorld
+from chaos.sim.world import World
+
+FIRST_SEED = 1
+ALL = [*MUTATIONS, *TIMER_MUTATIONS, *SNAPSHOT_MUTATIONS]
+
+every_mutation = pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
+
+
+def test_at_least_twenty_bugs_are_planted_each_under_a_name() -> None:
+    assert len({mutation.name for mutation in ALL}) == len(ALL) >= 20
+
+
+@every_mutation
+def test_planted_bug_is_found_by_its_checker(mutation: Mutation) -> None:
+    found = hunt(mutation, FIRST_SEED)
+    assert found is not None, f"not within {mutation.seeds} seeds: {mutation.breaks}"
+    assert found.checker in mutation.checkers, found
+
+
+HIDDEN = [mutation for mutation in ALL if not mutation.needs.startswith(ANY_WORLD)]
+
+
+def test_at_least_twenty_bugs_hide_where_nothing_goes_wrong() -> None:
+    assert len(HIDDEN) >= 20
+
+
+@pytest.mark.parametrize("mutation", HIDDEN, ids=lambda mutation: mutation.name)
+def test_planted_bug_is_not_found_where_nothing_goes_wrong(mutation: Mutation) -> None:
+    # Chance may bring about what a bug needs: a lease that ends before its ack is committed.
+    assert any(unnoticed(mutation, seed) for seed in (3, 4, 5))
+
+
+def unnoticed(mutation: Mutation, seed: int) -> bool:
+    with mutation.plant():
+        world = mutation.world(seed, options=calm(seed))
+        try:
+            world.run(10)
+        except Broken:
+            return False
+    assert len(world.referee.committed) > 5
+    return True
+
+
+@pytest.mark.parametrize("world", [World, TimerWorld])
+def test_nothing_is_found_where_nothing_is_planted(world: type[World]) -> None:
+    world(3, options=calm(3)).run(10)

@@ -1,0 +1,96 @@
+"""The archive holds all that a log ever held and did not take back."""
+
+from pathlib import Path
+
+import pytest
+
+from chaos.history import Run
+from chaos.suite.archive import Archive, follow
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "data/log"
+    path.mkdir(parents=True)
+    return path
+
+
+def put(log: Path, first: int, text: str = "") -> Path:
+    path = log / f"{first:016x}.log"
+    path.write_text(text or f"from {first}")
+    return path
+
+
+def texts(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.iterdir())]
+
+
+def test_dropped_beginning_stays(log: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    first = put(log, 1)
+    put(log, 10)
+    (log / "mark").write_text("no segment")
+    follow(log, kept)
+    first.unlink()
+    put(log, 20)
+    follow(log, kept)
+    assert texts(kept) == ["from 1", "from 10", "from 20"]
+
+
+def test_what_is_appended_and_cut_is_the_same_file(log: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    path = put(log, 1)
+    follow(log, kept)
+    path.write_text("from 1, longer")
+    assert texts(kept) == ["from 1, longer"]
+
+
+def test_truncated_segment_goes_and_the_new_one_of_its_name_comes(
+    log: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    put(log, 1)
+    put(log, 10)
+    put(log, 20).unlink()
+    put(log, 30)
+    follow(log, kept)
+    (log / f"{10:016x}.log").unlink()
+    (log / f"{30:016x}.log").unlink()
+    put(log, 10, "of another leader")
+    follow(log, kept)
+    assert texts(kept) == ["from 1", "of another leader"]
+
+
+def test_log_that_is_gone_for_a_moment_takes_nothing_with_it(log: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    put(log, 1).rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(log / f"{1:016x}.log")
+    archive = Archive({"n1": (log, kept)})
+    archive.update()
+    for path in log.iterdir():
+        path.unlink()
+    archive.update()
+    log.rmdir()
+    archive.update()
+    archive.close()
+    assert texts(kept) == ["from 1"]
+
+
+def test_frozen_archive_keeps_what_was_there_before_the_damage(log: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    path = put(log, 1)
+    archive = Archive({"n1": (log, kept)})
+    archive.freeze("n1")
+    path.write_text("damaged")
+    put(log, 10)
+    archive.close()
+    assert texts(kept) == ["from 1"]
+
+
+def test_audit_reads_the_archive_where_there_is_one(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (tmp_path / "cluster.json").write_text(
+        '{"nodes": [{"name": "n1", "data": "nodes/n1/data"}, {"name": "n2", "data": "n2"}]}'
+    )
+    run.kept("n1").mkdir(parents=True)
+    assert run.nodes() == {"n1": tmp_path / "nodes/n1/kept", "n2": tmp_path / "n2/log"}

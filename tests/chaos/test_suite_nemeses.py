@@ -1,0 +1,310 @@
+"""Every nemesis does what it says to real nodes, and its undo makes the cluster whole again."""
+
+import random
+import re
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.history import Run, read
+from chaos.suite.clocks import ClockDrift, ClockJump
+from chaos.suite.crowd import Flood, KillConsumer
+from chaos.suite.damage import Fill, Flip, Truncate, Wipe
+from chaos.suite.links import Bridge, Flap, Isolate, OneWay, Slow
+from chaos.suite.nemesis import Nemesis
+from chaos.suite.processes import Kill, KillMany, Pause, PowerCut, RollingRestart, TransferStorm
+from chaos.suite.stage import MANY_SETTINGS, Stage, capabilities
+from timerclient import TimerClient
+from timerclient.errors import TimerError
+
+WAIT_S = 60.0
+OVERLOADED = r"timer_grpc_errors_total\{[^}]*OVERLOADED[^}]*\}"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One stage for all: each undo leaves it whole."""
+    folder = tmp_path_factory.mktemp("stage")
+    # One flood is enough to be one; logs stay whole, so that a wiped disk can be filled again.
+    settings = tuple(line for line in MANY_SETTINGS if "flush" not in line)
+    with Stage(Run(folder), missing=capabilities(folder), settings=settings) as stage:
+        with TimerClient(stage.cluster.endpoints) as client:
+            client.schedule_batch("t", [b"payload"] * 1000, delay=timedelta(hours=1))
+        yield stage
+
+
+@pytest.fixture(autouse=True)
+def whole(stage: Stage) -> Iterator[None]:
+    """A test that fails leaves it whole for the next one, too."""
+    yield
+    for name in stage.away - stage.lost:
+        stage.resume(name)
+        stage.restart(name)
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    return random.Random(1)
+
+
+def needs(stage: Stage, nemesis: type[Nemesis]) -> None:
+    for need in nemesis.needs & stage.missing.keys():
+        pytest.skip(f"{nemesis.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.05)
+    return value
+
+
+def pids(stage: Stage) -> dict[str, int]:
+    return {name: node.pid for name, node in stage.cluster.nodes.items()}
+
+
+def epoch(stage: Stage) -> int:
+    state = stage.cluster.state(stage.leader())
+    assert state is not None
+    return state.epoch
+
+
+def schedules(stage: Stage) -> None:
+    """The cluster takes timers, on all nodes."""
+    with TimerClient(stage.cluster.endpoints) as client:
+        client.schedule("t", b"payload", delay=timedelta(hours=1))
+    assert not stage.away
+    assert all(map(stage.cluster.is_running, stage.names))
+
+
+def recorded(stage: Stage, event: str) -> dict[str, Any]:
+    """Return the last line of the timeline of that kind."""
+    return [line for line in read(stage.run.faults) if line["event"] == event][-1]
+
+
+def metric(stage: Stage, name: str, metric: str) -> float:
+    url = f"http://{stage.cluster.nodes[name].http}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found = re.findall(rf"^{metric}(?:{{[^}}]*}})? (\S+)$", answer.read().decode(), re.M)
+    return sum(map(float, found))
+
+
+def test_kill_ends_the_leader_and_another_leads(stage: Stage, chance: random.Random) -> None:
+    leader, before = stage.leader(), epoch(stage)
+    undo = Kill("leader").strike(stage, chance)
+    assert not stage.cluster.is_running(leader)
+    assert stage.leader() != leader
+    assert epoch(stage) > before
+    assert recorded(stage, "kill")["node"] == leader
+    assert recorded(stage, "kill")["role"] == "leader"
+    undo()
+    schedules(stage)
+
+
+def test_kill_many_ends_a_majority_or_all(stage: Stage, chance: random.Random) -> None:
+    before = pids(stage)
+    undo = KillMany(7).strike(stage, chance)
+    assert not any(map(stage.cluster.is_running, stage.names))
+    undo()
+    assert not {*before.values()} & {*pids(stage).values()}
+    schedules(stage)
+
+
+def test_paused_leader_loses_its_leadership(stage: Stage, chance: random.Random) -> None:
+    leader, before = stage.leader(), epoch(stage)
+    undo = Pause("leader").strike(stage, chance)
+    stat = Path(f"/proc/{pids(stage)[leader]}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    assert stage.leader(above_epoch=before) != leader
+    undo()
+    schedules(stage)
+
+
+def test_rolling_restart_replaces_every_process(stage: Stage, chance: random.Random) -> None:
+    before = pids(stage)
+    RollingRestart().strike(stage, chance)()
+    assert not {*before.values()} & {*pids(stage).values()}
+    assert recorded(stage, "term")
+    schedules(stage)
+
+
+def test_transfers_move_the_leadership(stage: Stage, chance: random.Random) -> None:
+    before = epoch(stage)
+    TransferStorm(times=2).strike(stage, chance)()
+    assert epoch(stage) > before
+    schedules(stage)
+
+
+@pytest.mark.parametrize(
+    "nemesis", [Isolate("leader", clients=True), Isolate("leader", clients=False), OneWay("leader")]
+)
+def test_leader_that_nobody_hears_is_replaced(
+    stage: Stage, chance: random.Random, nemesis: Isolate | OneWay
+) -> None:
+    needs(stage, type(nemesis))
+    leader, before = stage.leader(), epoch(stage)
+    undo = nemesis.strike(stage, chance)
+    assert stage.leader(above_epoch=before) != leader
+    hidden = isinstance(nemesis, Isolate) and nemesis.clients
+    assert (stage.cluster.state(leader) is None) == hidden
+    undo()
+    until(lambda: stage.cluster.state(leader))
+    schedules(stage)
+
+
+def test_bridged_halves_go_on(stage: Stage, chance: random.Random) -> None:
+    needs(stage, Bridge)
+    undo = Bridge().strike(stage, chance)
+    with TimerClient(stage.cluster.endpoints) as client:
+        client.schedule("t", b"payload", delay=timedelta(hours=1), timeout=WAIT_S)
+    undo()
+    schedules(stage)
+
+
+def test_flapping_links_come_and_go(
+    stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(stage, Flap)
+    assert stage.network is not None
+    cuts, heals, cut = threading.Semaphore(0), threading.Semaphore(0), stage.network.cut
+
+    def watched(pairs: Any) -> Callable[[], None]:
+        heal = cut(pairs)
+        cuts.release()
+        return lambda: (heal(), heals.release())[0]  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(stage.network, "cut", watched)
+    undo = Flap("follower", period_s=0.2).strike(stage, chance)
+    for come_and_go in (cuts, heals, cuts, heals):
+        assert come_and_go.acquire(timeout=WAIT_S)
+    undo()
+    schedules(stage)
+
+
+def test_slow_links_answer_late(stage: Stage, chance: random.Random) -> None:
+    needs(stage, Slow)
+    undo = Slow("follower", delay_ms=150, jitter_ms=0, loss=0).strike(stage, chance)
+    assert stage.network is not None
+    times = {}
+    for name in stage.names:
+        at = time.monotonic()
+        until(partial(stage.cluster.state, name))
+        times[name] = time.monotonic() - at
+    assert max(times.values()) >= 0.3
+    undo()
+    schedules(stage)
+
+
+def test_wrong_clock_is_seen_and_moves_nobody_elses(stage: Stage, chance: random.Random) -> None:
+    for nemesis in (ClockJump("leader", offset_ms=60_000), ClockDrift("leader", drift_ppm=900_000)):
+        leader = stage.leader()
+        undo = nemesis.strike(stage, chance)
+        skew_s = 59 if isinstance(nemesis, ClockJump) else 1
+        until(lambda: metric(stage, leader, "timer_clock_spread_seconds") > skew_s)  # noqa: B023
+        undo()
+        schedules(stage)
+    with TimerClient(stage.cluster.endpoints) as client:
+        timer = client.schedule("t", b"payload", delay=timedelta(0))
+    assert abs(timer.due_ms - time.time() * 1000) < 30_000
+
+
+def test_power_cut_loses_unsynced_files(stage: Stage, chance: random.Random) -> None:
+    needs(stage, PowerCut)
+    leader = stage.leader()
+    (stage.data(leader) / "unsynced").write_text("in the page cache only")
+    undo = PowerCut("leader").strike(stage, chance)
+    assert not stage.cluster.is_running(leader)
+    assert (stage.data(leader) / "identity.json").exists()
+    assert not (stage.data(leader) / "unsynced").exists()
+    undo()
+    schedules(stage)
+
+
+def test_killed_consumers_messages_come_again(stage: Stage, chance: random.Random) -> None:
+    with TimerClient(stage.cluster.endpoints) as client:
+        consumer = client.consumer("mortal", "g", window=1)
+        client.schedule_batch("mortal", [bytes(8)] * 50, delay=timedelta(0))
+        assert consumer.receive(1, timeout=WAIT_S)  # the rest is for others
+        KillConsumer(life_s=0.1).strike(stage, chance)()
+        doomed = [*stage.run.histories.glob("doomed-*.jsonl")][-1]
+        held = {o for line in read(doomed) for o in line["offsets"]}
+        assert held
+        seen: dict[int, int] = {}
+        while not held <= seen.keys():
+            for message in consumer.receive(50, timeout=WAIT_S):
+                seen[message.queue_offset] = message.attempt
+                _ = message.ack()
+        assert max(seen[offset] for offset in held) > 1
+        consumer.close()
+
+
+def test_flood_is_more_than_the_cluster_takes(stage: Stage, chance: random.Random) -> None:
+    Flood(clients=6, size_mb=50).strike(stage, chance)()
+    assert recorded(stage, "flood")["asked"] == 12
+    refused = sum(metric(stage, name, OVERLOADED) for name in stage.names)
+    assert refused > 0
+    schedules(stage)
+
+
+def test_full_disk_ends_the_node_and_room_brings_it_back(
+    stage: Stage, chance: random.Random
+) -> None:
+    needs(stage, Fill)
+    stop = threading.Event()
+
+    def write() -> None:
+        with TimerClient(stage.cluster.endpoints) as client:
+            while not stop.is_set():
+                try:
+                    client.schedule_batch("t", [bytes(4096)] * 500, delay=timedelta(hours=1))
+                except TimerError:
+                    time.sleep(0.1)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    undo = Fill("follower").strike(stage, chance)
+    stop.set()
+    writer.join()
+    assert recorded(stage, "full")["status"] == 67
+    undo()
+    schedules(stage)
+
+
+def test_wiped_node_comes_back_with_what_it_lost(stage: Stage, chance: random.Random) -> None:
+    undo = Wipe("follower").strike(stage, chance)
+    name = recorded(stage, "kill")["node"]
+    assert not stage.data(name).exists()
+    undo()
+    schedules(stage)
+    until(lambda: len([*(stage.data(name) / "log").iterdir()]) >= 2)
+
+
+def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
+    assert stage.died() == []
+    stage.cluster.kill("n2", signal.SIGKILL)
+    assert stage.died() == ["n2"]
+    assert recorded(stage, "died")["status"] == -9
+    stage.restart("n2")
+    schedules(stage)
+
+
+@pytest.mark.parametrize("nemesis", [Truncate("follower"), Flip("follower")])
+def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
+    stage: Stage, chance: random.Random, nemesis: Truncate | Flip
+) -> None:
+    nemesis.strike(stage, chance)()
+    name = recorded(stage, "kill")["node"]
+    assert stage.lost == set()
+    schedules(stage)
+    until(lambda: stage.cluster.state(name) is not None)
+    assert [path for path in stage.run.kept(name).iterdir() if path.stat().st_size]

@@ -1,0 +1,90 @@
+"""Schedules: pure, replayable, and true to what a scenario says."""
+
+import dataclasses
+import json
+from itertools import pairwise
+
+import pytest
+
+from chaos.suite import plan, scenarios
+from chaos.suite.nemeses import NEMESES, needs_of, nemesis_of
+from chaos.suite.plan import QUIET_S, Lane, Need, Options, Strike
+from chaos.suite.scenarios import SCENARIOS
+
+SEEDS = range(20)
+MIXES = ("mix", "short")
+
+
+def kills_of_leader(strikes: list[Strike]) -> list[float]:
+    return [s.at_s for s in strikes if s.nemesis == "kill" and s.args["who"] == "leader"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_schedule_follows_from_name_seed_and_options(name: str) -> None:
+    options = Options(minutes=2)
+    assert scenarios.schedule(name, 5, options) == scenarios.schedule(name, 5, options)
+    clients = Options(minutes=2, rate_per_s=7, workloads=("herd",))
+    assert scenarios.schedule(name, 5, clients) == scenarios.schedule(name, 5, options)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_schedule_survives_its_way_through_the_run_file(name: str) -> None:
+    schedule = scenarios.schedule(name, 1, Options(minutes=3))
+    assert plan.from_json(json.loads(json.dumps(plan.to_json(schedule)))) == schedule
+    options = Options(minutes=3, workloads=("herd",), without=(Need.DISKS,))
+    read = json.loads(json.dumps(dataclasses.asdict(options)))
+    assert plan.options_from_json(read) == options
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_strikes_within_half_a_minute_and_is_over_in_time(name: str) -> None:
+    for seed in SEEDS:
+        schedule = scenarios.schedule(name, seed, Options(minutes=0.5))
+        assert schedule
+        assert all(s.at_s + s.for_s <= 30 - QUIET_S for s in schedule)
+        assert schedule == sorted(schedule, key=lambda strike: strike.at_s)
+        assert [nemesis_of(strike) for strike in schedule]
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_mix_kills_the_leader_at_least_every_15_s(name: str) -> None:
+    for seed in SEEDS:
+        schedule = scenarios.schedule(name, seed, Options(minutes=10))
+        kills = [0.0, *kills_of_leader(schedule), 600 - QUIET_S]
+        assert max(later - earlier for earlier, later in pairwise(kills)) <= 15 + 3
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_mix_takes_nodes_away_one_strike_at_a_time(name: str) -> None:
+    for seed in SEEDS:
+        schedule = scenarios.schedule(name, seed, Options(minutes=10))
+        nodes = [s for s in schedule if s.lane is Lane.NODES]
+        assert all(a.at_s + a.for_s <= b.at_s for a, b in pairwise(nodes))
+        away = {"kill", "kill-many", "pause", "isolate", "power-cut", "rolling-restart", "flap"}
+        assert not away & {s.nemesis for s in schedule if s.lane is Lane.AROUND}
+
+
+def test_mix_has_every_fault_that_the_product_stands_and_no_other() -> None:
+    found = {s.nemesis for s in scenarios.schedule("mix", 1, Options(minutes=10))}
+    assert found == NEMESES.keys() - {"truncate", "flip", "fill", "wipe"}
+    assert found - {"flood"} == {
+        s.nemesis for s in scenarios.schedule("short", 1, Options(minutes=10))
+    }
+    assert scenarios.left_out("mix", Options()) == [
+        "not in a mix, each has a scenario: flipped, full-disk, truncated, wiped"
+    ]
+
+
+def test_schedule_needs_nothing_that_the_machine_lacks() -> None:
+    options = Options(minutes=10, without=(Need.DISKS, Need.NETWORK))
+    schedule = scenarios.schedule("mix", 1, options)
+    assert not any(needs_of(strike) for strike in schedule)
+    assert {"kill", "kill-many", "pause", "clock-jump"} <= {s.nemesis for s in schedule}
+    assert scenarios.left_out("mix", options)[0] == (
+        "not allowed here: bridge, flap, isolate, one-way, power-cut, slow"
+    )
+
+
+def test_another_seed_is_another_schedule() -> None:
+    schedules = [str(scenarios.schedule("mix", seed, Options())) for seed in SEEDS]
+    assert len({*schedules}) == len(SEEDS)

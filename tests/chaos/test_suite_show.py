@@ -1,0 +1,315 @@
+"""A whole run: from an empty folder to a verdict, whatever goes wrong on the way."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+from pyspark.sql import SparkSession
+
+from chaos import audit, cli
+from chaos.history import Run, read
+from chaos.suite import commands, show
+from chaos.suite.network import run as run_program
+from chaos.suite.plan import Need, Options, Strike
+from chaos.suite.show import Bill, Show, fresh
+from chaos.suite.stage import Stage, owning
+from deploy.local import LaunchError, LocalCluster
+
+GOOD = (sys.executable, "-c", "print('verdict: OK')")
+
+
+# ---- what the show does when something fails; nothing real on the stage
+
+
+class FakeStage:
+    """Nodes that can't come back."""
+
+    def __init__(self, run: Run, nodes: int, **_: Any) -> None:
+        self.names = [f"n{number}" for number in range(1, nodes + 1)]
+        self.away: set[str] = set()
+        self.lost: set[str] = set()
+        self.events: list[str] = []
+        self.dead: list[str] = []
+        self.cluster = SimpleNamespace(is_running=lambda _: True)
+        LAST[:] = [self]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append("down")
+
+    def leader(self) -> str:
+        return self.names[0]
+
+    def record(self, event: str, **_: Any) -> None:
+        self.events.append(event)
+
+    def struck_by(self, _: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def died(self) -> list[str]:
+        return self.dead
+
+
+LAST: list[FakeStage] = []
+
+
+class FakeWorkload:
+    """A workload that is over when it is told."""
+
+    name = "fake"
+
+    def __init__(self, answers: Sequence[bool | Exception]) -> None:
+        self.answers = [*answers]
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop_producing(self) -> None:
+        self.calls.append("stop")
+
+    def drained(self) -> bool:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.fixture
+def no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "Stage", FakeStage)
+    monkeypatch.setattr(show, "DRAIN_S", 0.3)
+
+
+def bill(*strikes: Strike) -> Bill:
+    options = Options(minutes=0.5 / 60)
+    return Bill(scenario="none", seed=1, options=options, schedule=strikes)
+
+
+def about(folder: Path) -> Any:
+    return json.loads(Run(folder).about.read_text())
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_quiet_run_is_told_drained_and_judged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workload = FakeWorkload([False, True])
+    assert Show(Run(tmp_path), bill(), lambda _: [workload], audit=GOOD).play() == 0
+    assert workload.calls == ["start", "stop", "close"]
+    assert LAST[0].events == ["drained", "down"]
+    lines = capfd.readouterr().out.splitlines()
+    assert "three nodes are up, n1 leads" in lines[0]
+    assert lines[-1] == "verdict: OK"
+    assert (about(tmp_path)["state"], about(tmp_path)["failures"]) == ("audited", [])
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_strike_that_fails_costs_neither_the_others_nor_the_audit(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike(_: object, stage: FakeStage, __: object) -> Any:
+        if stage.events == ["strike"]:
+            raise LaunchError("it does not want to")
+        return lambda: stage.events.append("undone")
+
+    monkeypatch.setattr("chaos.suite.processes.Kill.strike", strike)
+    two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
+    status = Show(Run(tmp_path), two, lambda _: [], audit=GOOD).play()
+    assert LAST[0].events == ["strike", "healed", "strike", "undone", "healed", "drained", "down"]
+    assert status == 1
+    assert about(tmp_path)["failures"] == ["kill: it does not want to"]
+    assert about(tmp_path)["strikes"] == {"kill": 2}
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[-2].endswith("FAILED: kill: it does not want to")
+    assert lines[-1] == "verdict: OK"
+
+
+@pytest.mark.usefixtures("no_stage")
+@pytest.mark.parametrize("answer", [False, ValueError("a bug")])
+def test_workload_that_never_ends_is_given_up(tmp_path: Path, answer: bool | Exception) -> None:
+    status = Show(Run(tmp_path), bill(), lambda _: [FakeWorkload([answer])], audit=GOOD).play()
+    assert status == 1
+    assert LAST[0].events == ["gave_up" if answer is False else "drained", "down"]
+    assert len(about(tmp_path)["failures"]) == 1
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_audits_exit_status_is_the_runs(tmp_path: Path) -> None:
+    audit = (sys.executable, "-c", "raise SystemExit(3)")
+    assert Show(Run(tmp_path), bill(), lambda _: [], audit=audit).play() == 3
+    assert about(tmp_path)["audit_status"] == 3
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_what_is_missing_is_said_first_and_last_and_not_played(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cut = Bill(
+        scenario="isolate",
+        seed=1,
+        options=Options(minutes=0.5 / 60),
+        schedule=[Strike(at_s=0, nemesis="isolate")],
+        left_out=["not allowed here: everything"],
+        missing={Need.NETWORK: "not root"},
+    )
+    assert Show(Run(tmp_path), cut, lambda _: [], audit=GOOD).play() == 0
+    lines = capfd.readouterr().out.splitlines()
+    for said in (lines[:2], lines[-3:-1]):
+        assert "LEFT OUT, not allowed here: everything" in said[0]
+        assert "WITHOUT network: not root" in said[1]
+    assert about(tmp_path)["missing"] == {"network": "not root"}
+    assert about(tmp_path)["strikes"] == {}
+
+
+# ---- commands
+
+
+def test_replay_plays_the_same_schedule_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[tuple[Path, Bill]] = []
+
+    def play(target: Run, each: Bill) -> int:
+        played.append((target.root, each))
+        target.root.mkdir(exist_ok=True)
+        Show(target, each, lambda _: [])._write("running")
+        return 0
+
+    monkeypatch.setattr(commands, "_play", play)
+    first, again = tmp_path / "first", tmp_path / "again"
+    words = ["run", "mix", "--minutes", "1", "--seed", "7", "--plain", "--dir", str(first)]
+    assert cli.main([*words, "--workloads", "herd,singles", "--rate", "9"]) == 0
+    assert cli.main(["replay", str(first), "--dir", str(again)]) == 0
+    (where, one), (elsewhere, other) = played
+    assert (where, elsewhere) == (first, again)
+    assert one == other
+    assert one.options.workloads == ("herd", "singles")
+    assert len(one.schedule) > 5
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mixed"], "scenario = 'mixed': must be one of kill-leader"),
+        (["mix", "--nodes", "2"], "nodes = 2: must be 3 .. 7"),
+        (["mix", "--minutes", "0.1"], "minutes = 0.1: must be at least 10 s"),
+        (["isolate", "--plain"], "isolate is pointless without network: plain processes"),
+    ],
+)
+def test_wrong_argument_is_named(
+    tmp_path: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", *words, "--dir", str(tmp_path / "run")]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_list_names_every_scenario_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("mix ") for line in lines)
+    assert any(line.startswith("isolate ") and line.endswith("[root: network]") for line in lines)
+    assert any(line.startswith("herd ") for line in lines)
+
+
+def test_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(LaunchError, match=r"is not an earlier run's: name another folder"):
+        fresh(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+# ---- the real thing
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_short_run_without_root_is_ok(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+
+    def play(self: Show) -> int:
+        self._audit = (sys.executable, "-c", "")
+        return whole(self)
+
+    whole = Show.play
+    monkeypatch.setattr(Show, "play", play)
+    words = ["run", "short", "--minutes", str(20 / 60), "--seed", "3", "--plain"]
+    words += ["--workloads", "uniform,cancels,groups", "--rate", "60", "--dir", str(folder)]
+    assert cli.main(words) == 0
+    report = audit.audit(spark, Run(folder))
+    assert report.ok, report.summary
+    assert report.summary["kills"] >= 1
+    assert report.summary["delivered"] > 100
+    events = [line["event"] for line in read(Run(folder).faults)]
+    assert events.count("strike") == events.count("healed") >= 1
+    assert events[-1] == "drained"
+    of = [line["strike"] for line in read(Run(folder).faults) if line["event"] == "kill"]
+    assert set(of) <= {number for number, _ in enumerate(about(folder)["schedule"], 1)}
+    told = about(folder)
+    assert told["missing"].keys() == {"network", "disks"}
+    assert told["failures"] == []
+    assert (folder / "logs/n1.log").stat().st_size
+    assert not any(map(LocalCluster(folder).is_running, ("n1", "n2", "n3")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["run", "kill-follower", "--minutes", "5", "--workloads", "uniform"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "chaos.suite", *words, "--dir", str(folder)],
+        stdout=subprocess.PIPE, text=True,
+    ) as harness:  # fmt: skip
+        assert harness.stdout is not None
+        assert any("nodes are up" in line for line in harness.stdout)
+        cluster = LocalCluster(folder)
+        assert commands.clean(tmp_path) == 0  # somebody is at it: left alone
+        assert all(map(cluster.is_running, cluster.nodes))
+        harness.send_signal(signal.SIGKILL)
+        harness.wait()
+    assert all(map(cluster.is_running, cluster.nodes))
+    with owning(Run(folder)), pytest.raises(LaunchError, match="a run is being played there"):
+        fresh(folder)
+    assert commands.clean(tmp_path) == 0
+    assert not any(map(cluster.is_running, cluster.nodes))
+    assert not [*folder.glob("nodes/*.img")]
+    assert all([*log.iterdir()] for log in Run(folder).nodes().values())
+    if os.geteuid() == 0:
+        assert f"-{harness.pid}-" not in run_program("ip", "netns")
+    assert str(folder) not in Path("/proc/self/mounts").read_text()
+    assert about(folder)["state"] == "running"
+    assert fresh(folder).root == folder
+    assert not folder.exists()
+
+
+def test_stage_takes_itself_down_when_it_can_not_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: LocalCluster, **_: object) -> None:
+        raise LaunchError("no node today")
+
+    monkeypatch.setattr(LocalCluster, "start", start)
+    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    with pytest.raises(LaunchError, match="no node today"):
+        stage.__enter__()
+    with pytest.raises(ValueError, match="closed file"):
+        stage.record("late")

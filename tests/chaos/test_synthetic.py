@@ -1,0 +1,68 @@
+"""Synthetic runs end to end: every planted defect is found, by its mark, and nothing else."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from chaos.audit import job
+from chaos.audit.verdict import FINE, VIOLATIONS
+from chaos.history import Run
+from chaos.synthetic.files import ids_of
+from chaos.synthetic.world import PLANTS, Plan, World
+from tests.chaos.world import id_of
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    # Of pyspark's own making.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def test_ids_are_those_of_timer_id() -> None:
+    due, seq = np.array([5, 1_700_000_000_123]), np.array([1, (1 << 40) + 7])
+    found = ids_of(due, seq).to_pylist()
+    assert found == [id_of(d, s) for d, s in zip(due.tolist(), seq.tolist(), strict=True)]
+
+
+def test_plan_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match="misplaced"):
+        Plan(timers=1000, plant={"misplaced": 1})
+    with pytest.raises(ValueError, match="too few"):
+        Plan(timers=100, plant={"lost": 1})
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_every_planted_defect_is_found_and_nothing_else(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    plant = dict.fromkeys(PLANTS, 2)
+    plan = Plan(
+        timers=6_000, rows_per_tick=300, batch=40, spread=8, plant=plant, diverged_entry=True,
+        seed=seed,
+    )  # fmt: skip
+    World(tmp_path, plan).write()
+    report = job.audit(spark, Run(tmp_path))
+    planted = json.loads((tmp_path / "planted.json").read_text())
+    expected = {row["mark"]: row["verdict"] for row in planted}
+    assert {*expected.values()} - {*FINE} == {*VIOLATIONS}
+    table = spark.read.parquet(str(tmp_path / "audit/verdicts.parquet"))
+    told = table.where("verdict NOT IN ('ok', 'cancelled')").select("mark", "verdict").distinct()
+    wanted = spark.createDataFrame([*expected.items()], "mark BIGINT, verdict STRING")
+    assertDataFrameEqual(told, wanted)
+    summary = report.summary
+    assert summary["violations"]["diverged_entries"] == 1
+    assert [row["node"] for row in summary["diverged_entries"]] == ["n3"]
+    offenders = {row["mark"] for row in summary["offenders"]}
+    assert offenders == {m for m, verdict in expected.items() if verdict in VIOLATIONS}
+    # What never reached the log, and what did twice.
+    not_in_log = sum(plant[kind] for kind in ("lost", "unknown_not_fired", "refused"))
+    assert summary["scheduled"] == 6_000 - not_in_log + plant["duplicate_fire"]
+    assert summary["conservation"]["unbalanced"] == []
+    assert summary["conservation"]["checkpoints"] == 2
+    assert summary["replayed"]["node"] in ("n1", "n2")

@@ -1,0 +1,467 @@
+"""The workloads: their books, their clients against a fake cluster, all of them against a real one.
+
+The last part plays every kind for some seconds, checks that each did what its line says, and has
+the whole run audited.
+"""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chaos import workloads
+from chaos.history import Outcome, Run, payload_of, read
+from chaos.history_check import check
+from chaos.workloads import kinds
+from chaos.workloads.agenda import Agenda
+from chaos.workloads.books import GROUP, Books
+from chaos.workloads.clients import Clients, Kind, Setting
+from chaos.workloads.consumer import Consumer, Habit, Source, prompt
+from chaos.workloads.kinds import KINDS
+from chaos.workloads.producer import Producer, outcome_of
+from tests.cluster.running import Running, until
+from tests.timerclient.conftest import Threaded
+from tests.timerclient.fake_cluster import NOW_MS, wire_error
+from timerclient import TimerClient, errors
+from timerclient.proto import timer_pb2 as pb
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECONDS = 7.0
+RATE_PER_S = 400
+
+
+def lines(run: Run, name: str, op: str) -> list[dict[str, Any]]:
+    """Return the lines of one operation from all histories whose names begin with `name`."""
+    paths = sorted(run.histories.glob(f"{name}*.jsonl"))
+    return [line for path in paths for line in read(path) if line["op"] == op]
+
+
+def flat(found: Sequence[dict[str, Any]], field: str) -> list[Any]:
+    """Return the elements of a list of all lines, one after the other."""
+    return [*chain.from_iterable(line[field] or () for line in found)]
+
+
+# ---- books
+
+
+def test_ack_that_overtakes_its_answer_leaves_nothing_missing() -> None:
+    books = Books()
+    books.asking([1, 2])
+    assert books.missing == 2
+    books.acked(GROUP, [1])
+    books.answered([1, 2], Outcome.OK)
+    assert books.missing == 1
+    books.cancelled([2])
+    assert (books.missing, books.asked, books.unanswered) == (0, 2, 0)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNKNOWN])
+def test_nothing_is_expected_of_what_was_not_answered_ok(outcome: Outcome) -> None:
+    books = Books()
+    books.asking([1])
+    books.answered([1], outcome)
+    books.acked(GROUP, [1])  # it may come all the same
+    assert (books.missing, books.asked, books.unanswered) == (0, 1, 1)
+
+
+def test_every_group_has_to_ack_and_one_that_joins_only_what_follows() -> None:
+    books = Books(["a", "b"])
+    books.asking([1])
+    books.join("late")
+    books.asking([2])
+    for group in ("a", "late"):
+        books.acked(group, [1, 2])
+    assert books.missing == 2
+    books.acked("b", [1, 2])
+    assert books.missing == 0
+
+
+def test_offset_that_was_passed_over_is_a_gap_until_it_comes() -> None:
+    books = Books(["a", "b"])
+    for offsets in ([0, 1], [4, 3], [0]):
+        books.given("a", offsets)
+    books.given("b", [7, 8])  # a group may begin anywhere
+    seen = [books.gapless]
+    books.given("a", [2])
+    assert [*seen, books.gapless] == [False, True]
+    assert books.delivered == 8
+
+
+# ---- agenda
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
+def test_agenda_keeps_the_order_of_times_and_forgets_the_rest_when_stopped() -> None:
+    books, done = Books(), []
+    agenda = Agenda("a", books)
+    for delay_s in (0.02, 0.0, 0.01):
+        agenda.after(delay_s, lambda delay_s=delay_s: done.append(delay_s))  # type: ignore[misc]
+    agenda.after(3600, lambda: done.append(3600))
+    until(lambda: len(done) == 3)
+    agenda.stop()
+    assert agenda.join(20)
+    assert done == [0.0, 0.01, 0.02]
+    books.check()
+
+
+def test_agenda_goes_on_while_one_work_waits() -> None:
+    books, goes_on = Books(), threading.Event()
+    agenda = Agenda("a", books, threads=2)
+    agenda.after(0, lambda: assert_set(goes_on))
+    agenda.after(0, goes_on.set)
+    assert goes_on.wait(20)
+    agenda.stop()
+    assert agenda.join(20)
+
+
+def test_failure_of_a_thread_is_raised_where_somebody_looks() -> None:
+    books = Books()
+    agenda = Agenda("a", books)
+    agenda.after(0, lambda: 1 / 0)  # type: ignore[arg-type]
+    assert agenda.join(20)
+    with pytest.raises(ZeroDivisionError):
+        books.check()
+
+
+# ---- one client against a fake cluster
+
+
+@pytest.fixture
+def fake() -> Iterator[Threaded]:
+    threaded = Threaded()
+    yield threaded
+    threaded.stop()
+
+
+@pytest.fixture
+def client(fake: Threaded) -> Iterator[TimerClient]:
+    with TimerClient([node.address for node in fake.cluster.nodes], timeout=5) as client:
+        yield client
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_outcome_of_an_error_is_what_it_says_of_itself() -> None:
+    assert outcome_of(errors.Overloaded("x")) is Outcome.FAIL
+    assert outcome_of(errors.ConnectionLost("x")) is Outcome.UNKNOWN
+    assert outcome_of(errors.as_unknown(errors.Overloaded("x"))) is Outcome.UNKNOWN
+    assert outcome_of(errors.OutcomeForgotten("x")) is Outcome.UNKNOWN
+
+
+def test_producer_writes_down_every_outcome(fake: Threaded, client: TimerClient, run: Run) -> None:
+    books = Books()
+    producer = Producer(run, "p", client, books, topic="t")
+    assert len(producer.batch([1, 2], [NOW_MS, NOW_MS])) == 2
+    fake.cluster.on_schedule = lambda _: wire_error(pb.INVALID_REQUEST, "no")
+    assert producer.single(3, 0.5) == []
+    fake.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT, outcome_known=False)
+    assert producer.batch([4], [NOW_MS], timeout_s=0.2) == []
+    future = producer.submit([5], [NOW_MS], timeout_s=0.2)
+    assert future is not None
+    with pytest.raises(errors.TimerError):
+        future.result(20)
+    until(lambda: books.asked == 5)
+    producer.close()
+    found = lines(run, "p", "schedule")
+    assert [(line["marks"], line["outcome"], bool(line["ids"])) for line in found] == [
+        ([1, 2], "ok", True),
+        ([3], "fail", False),
+        ([4], "unknown", False),
+        ([5], "unknown", False),
+    ]
+    assert found[1]["due_ms"] is None
+    assert [*check(run.histories / "p.jsonl")] == []
+    assert (books.missing, books.unanswered) == (2, 3)
+    assert [row.payload for row in fake.cluster.rows[:2]] == [payload_of(m, 100) for m in (1, 2)]
+
+
+def test_cancels_end_what_they_ended_and_no_more(
+    fake: Threaded, client: TimerClient, run: Run
+) -> None:
+    books = Books()
+    producer = Producer(run, "p", client, books, topic="t")
+    marks = [1, 2, 3, 4]
+    ids = producer.batch(marks, [NOW_MS] * 4)
+    fake.cluster.rows[1].payload = b"FIRED"
+    producer.cancel(ids[:1], marks[:1])
+    producer.cancel(ids[:2], marks[:2])
+    assert books.missing == 3  # the second fired, and is to come
+    fake.cluster.on_cancel = lambda: wire_error(pb.INVALID_REQUEST, "no")
+    producer.cancel(ids[2:3], marks[2:3])
+    assert books.missing == 3  # refused: it had no effect
+    producer.close()
+    found = lines(run, "p", "cancel")
+    assert [line["results"] for line in found] == [
+        ["CANCELLED"],
+        ["ALREADY_CANCELLED", "ALREADY_FIRED"],
+        None,
+    ]
+    assert [line["outcome"] for line in found] == ["ok", "ok", "fail"]
+    assert [*check(run.histories / "p.jsonl")] == []
+
+
+def consume(run: Run, client: TimerClient, books: Books, habit: Habit = prompt) -> Consumer:
+    return Consumer(run, "c", client, books, Source(topic="t", group=GROUP), habit)
+
+
+def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
+    fake: Threaded, client: TimerClient, run: Run
+) -> None:
+    lives = iter([False, False, True, True])
+
+    def habit(ack: Callable[[], None]) -> bool:
+        lived = next(lives)
+        if lived:
+            ack()
+        return lived
+
+    books = Books()
+    producer = Producer(run, "p", client, books, topic="t")
+    producer.batch([1, 2], [NOW_MS, NOW_MS])
+    consumer = consume(run, client, books, habit)
+    until(lambda: not books.missing)
+    consumer.close()
+    producer.close()
+    given = lines(run, "c", "deliver")
+    assert [line["attempts"][0] for line in given][:3] == [1, 2, 3]
+    assert {*flat(given, "marks")} == {1, 2}
+    assert flat(lines(run, "c", "ack"), "results") == ["ACKED", "ACKED"]
+    assert len(lines(run, "c", "open")) == 1
+    assert [*check(run.histories / "c.jsonl")] == []
+    books.check()
+
+
+def test_ack_of_a_lost_lease_is_no_end(fake: Threaded, client: TimerClient, run: Run) -> None:
+    acks: list[Callable[[], None]] = []
+    books = Books()
+    producer = Producer(run, "p", client, books, topic="t")
+    producer.batch([1, 2], [NOW_MS, NOW_MS])
+
+    def habit(ack: Callable[[], None]) -> bool:
+        acks.append(ack)
+        return True
+
+    consumer = consume(run, client, books, habit)
+    until(lambda: acks)
+    fake.cluster.groups["t", GROUP].held[0] = (99, 99)  # somebody else's meanwhile
+    acks.pop()()
+    until(lambda: lines(run, "c", "ack"))
+    assert flat(lines(run, "c", "ack"), "results") == ["ACK_LEASE_LOST", "ACKED"]
+    assert books.missing == 1
+    consumer.close()
+    producer.close()
+
+
+def test_ack_that_died_unanswered_is_unknown_and_nothing_is_missing(
+    fake: Threaded, client: TimerClient, run: Run
+) -> None:
+    fake.cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+    lives = iter([False])
+
+    def habit(ack: Callable[[], None]) -> bool:
+        ack()
+        until(lambda: fake.cluster.acks)
+        return next(lives, True)
+
+    books = Books()
+    producer = Producer(run, "p", client, books, topic="t")
+    producer.batch([1], [NOW_MS])
+    consumer = consume(run, client, books, habit)
+    until(lambda: not books.missing)
+    fake.cluster.on_ack = lambda _: None
+    consumer.close()
+    producer.close()
+    assert lines(run, "c", "ack")[0]["outcome"] == "unknown"
+    assert [*check(run.histories / "c.jsonl")] == []
+
+
+def test_client_that_can_t_open_its_group_ends_when_closed(
+    fake: Threaded, client: TimerClient, run: Run
+) -> None:
+    consumer = Consumer(run, "c", client, Books(), Source(topic="t", group="FORBIDDEN"))
+    until(lambda: len(fake.cluster.opened) > 1)  # it tries again
+    assert not consumer.wait_opened(0)
+    consumer.close()
+
+
+# ---- one workload against a fake cluster
+
+
+def workload(fake: Threaded, run: Run, kind: Kind) -> Clients:
+    """Return a workload on a fake cluster, where whatever is scheduled is delivered at once."""
+    notified: set[asyncio.Task[None]] = set()
+    fake.cluster.on_schedule = lambda _: notified.add(asyncio.ensure_future(fake.cluster.notify()))
+    endpoints = [node.address for node in fake.cluster.nodes]
+    setting = Setting(
+        run=run, endpoints=lambda: endpoints, seed=1, rate_per_s=100, horizon_s=1,
+        marks=itertools.count(1),
+    )  # fmt: skip
+    return Clients("w", kind, setting)
+
+
+def test_workload_is_drained_when_its_last_timer_came(fake: Threaded, run: Run) -> None:
+    clients = workload(fake, run, KINDS["uniform"])
+    clients.start()
+    until(lambda: clients.books.delivered)
+    assert not clients.drained()
+    clients.stop_producing()
+    until(clients.drained)
+    clients.close()
+    asked = flat(lines(run, "w", "schedule"), "marks")
+    assert sorted(asked) == sorted(flat(lines(run, "w", "deliver"), "marks"))
+    last = lines(run, "w-producer", "schedule")[-1]
+    assert (last["marks"], last["due_ms"]) == ([max(asked)], None)
+    assert last["start_ms"] >= max(flat(lines(run, "w", "schedule"), "due_ms"))
+
+
+def test_workload_whose_thread_failed_says_so(fake: Threaded, run: Run) -> None:
+    def produce(_: Clients) -> None:
+        raise ZeroDivisionError
+
+    clients = workload(fake, run, Kind(line="", produce=produce))
+    clients.start()
+    clients.stop_producing()
+    until(lambda: not clients._thread.is_alive())
+    with pytest.raises(ZeroDivisionError):
+        clients.drained()
+    with pytest.raises(ZeroDivisionError):
+        clients.close()
+
+
+def test_workload_closed_before_its_end_leaves_no_thread(fake: Threaded, run: Run) -> None:
+    workload(fake, run, KINDS["dying"]).close()  # not started: nothing to close
+    clients = workload(fake, run, KINDS["dying"])
+    clients.start()
+    until(lambda: clients.books.asked)
+    clients.close()
+    assert [t.name for t in threading.enumerate() if t.name.startswith("w")] == []
+
+
+def test_beats_keep_the_rate_and_make_up_for_no_outage(fake: Threaded, run: Run) -> None:
+    clients = workload(fake, run, KINDS["uniform"])
+    beats = clients.beats(0.02)
+    counts = [next(beats)]
+    began_s = time.monotonic()
+    until(lambda: time.monotonic() - began_s > 0.2)
+    counts.append(next(beats))
+    assert counts == [2, 4]
+    clients.stop_producing()
+    assert [*beats] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "said"),
+    [
+        (["uniform", "unifrom"], {}, "workload = 'unifrom': must be one of uniform, herd"),
+        (["herd", "herd"], {}, "workloads = herd, herd: each at most once"),
+        (["herd"], {"rate_per_s": 0}, "rate_per_s = 0: must be positive"),
+        (["herd"], {"horizon_s": 0.0}, "horizon_s = 0.0: must be positive"),
+    ],
+)
+def test_workloads_that_make_no_sense_are_refused(
+    run: Run, names: list[str], more: dict[str, Any], said: str
+) -> None:
+    given: dict[str, Any] = {"seed": 1, "rate_per_s": 1, "horizon_s": 1.0, **more}
+    with pytest.raises(ValueError, match=said):
+        workloads.make(names, run=run, endpoints=list, **given)
+
+
+def test_names_are_those_of_the_kinds_with_a_line_each() -> None:
+    assert {*workloads.NAMES} == {*KINDS}
+    assert all(workloads.NAMES.values())
+
+
+# ---- all of them against a real cluster
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The folder of a run of all workloads; its nodes are stopped."""
+    run = Run(tmp_path_factory.mktemp("workloads"))
+    with Running(run.root).cleaned() as cluster:
+        works = workloads.make(
+            [*workloads.NAMES], run=run, endpoints=lambda: cluster.endpoints, seed=1,
+            rate_per_s=RATE_PER_S, horizon_s=SECONDS,
+        )  # fmt: skip
+        try:
+            for work in works:
+                work.start()
+            end_s = time.monotonic() + SECONDS
+            until(lambda: time.monotonic() > end_s)
+            for work in works:
+                work.stop_producing()
+            for work in works:
+                until(work.drained, timeout_s=40)
+        finally:
+            for work in works:
+                work.close()
+    return run
+
+
+@pytest.mark.slow
+def test_histories_of_all_workloads_are_right(played: Run) -> None:
+    problems = [str(p) for path in played.histories.iterdir() for p in check(path)]
+    assert problems == []
+    marks = flat(lines(played, "", "schedule"), "marks")
+    assert len({*marks}) == len(marks) > 0.5 * SECONDS * RATE_PER_S
+    assert {line["topic"] for line in lines(played, "", "schedule")} == {*workloads.NAMES}
+
+
+@pytest.mark.slow
+def test_each_workload_did_what_its_line_says(played: Run) -> None:
+    def asked(name: str) -> list[dict[str, Any]]:
+        return [line for line in lines(played, f"{name}-", "schedule") if line["due_ms"]]
+
+    def results(name: str, op: str) -> set[str]:
+        return {*flat(lines(played, f"{name}-", op), "results")}
+
+    def at_once(name: str) -> bool:
+        """Whether a request began before the one before it had ended."""
+        found = sorted(asked(name), key=lambda line: line["start_ms"])
+        return any(after["start_ms"] < before["end_ms"] for before, after in pairwise(found))
+
+    herd = Counter(due // 1000 for due in flat(asked("herd"), "due_ms"))
+    assert max(herd.values()) >= len(flat(asked("herd"), "due_ms")) / 3
+    end_ms = max(line["received_ms"] for line in lines(played, "", "deliver"))
+    beyond = [due > end_ms + kinds.DAY_MS / 2 for due in flat(asked("longtail"), "due_ms")]
+    assert 0 < sum(beyond) < len(beyond) / 2
+    assert {"CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED"} <= results("cancels", "cancel")
+    assert {len(line["ids"]) == 1 for line in lines(played, "cancels", "cancel")} == {True, False}
+    past = [due < line["start_ms"] for line in asked("pastdue") for due in line["due_ms"]]
+    assert sum(past) > len(past) / 2
+    groups = Counter(line["group"] for line in lines(played, "groups", "deliver"))
+    assert {*groups} == {"first", "second", "late"}
+    assert {len(line["marks"]) == 1 for line in asked("singles")} == {True, False}
+    assert at_once("singles")
+    for name in ("slow", "dying"):
+        assert max(flat(lines(played, name, "deliver"), "attempts")) > 1
+    assert "unknown" in {line["outcome"] for line in asked("impatient")}
+    assert at_once("overload")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)  # Spark starts and compiles slowly on a busy machine
+def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: Run) -> None:
+    from chaos import audit
+
+    report = audit.audit(spark, played)
+    assert report.ok, [*audit.describe(report)]
+    verdicts = report.summary["verdicts"]
+    assert {"ok", "cancelled", "pending", "unknown_fired_once"} <= {*verdicts}
+    assert report.summary["redelivered"] > 0

@@ -1,0 +1,173 @@
+"""Against real processes: nodes that lack what the log has dropped, and nodes whose files rot."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.load import loaded
+from tests.cluster.running import Running, until
+from timerclient.proto import timer_pb2 as pb
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+SETTINGS = (
+    f"storage.memtable_bytes_flush = {MIB}",
+    f"storage.log_bytes_flush = {MIB}",
+    "storage.flush_interval_ms = 1000",
+    f"storage.log_kept_bytes_max = {MIB}",
+    "storage.refetch_timeout_ms = 3000",
+    "limits.payload_bytes_max = 65536",
+    "limits.request_bytes_max = 524288",
+)
+WAIT_S = 60.0
+
+
+class Rotting(Running):
+    """Its nodes meet damage, and may say so."""
+
+    def complaints(self) -> list[str]:
+        return [line for line in super().complaints() if "to be healed" not in line]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Rotting(tmp_path_factory.mktemp("healing"), SETTINGS).cleaned() as cluster:
+        yield cluster
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def rot(path: Path) -> None:
+    """Damage the very file that a process reads, if it is still there."""
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        whole = bytearray(file.read())
+        for at in range(0, len(whole), 256):
+            whole[at] ^= 0x10
+        file.seek(0)
+        file.write(whole)
+
+
+def installs(cluster: Running, name: str) -> int:
+    return cluster.log(name).count("installed the snapshot")
+
+
+def first_kept(cluster: Running, name: str) -> int:
+    """Return the first entry that the files of a node's log hold."""
+    log = cluster.directory / name / "log"
+    return min(int(path.stem, 16) for path in log.glob("*.log"))
+
+
+def outgrow(cluster: Running, leader: str) -> None:
+    """Schedule until the leader has dropped all that its log holds now."""
+    last = cluster.admin(leader).GetStatus(pb.GetStatusRequest(local=True)).nodes[0].log_end
+    deadline_s = time.monotonic() + WAIT_S
+    with cluster.client() as client:
+        while first_kept(cluster, leader) <= last:
+            assert time.monotonic() < deadline_s
+            client.schedule_batch("far", [b"x" * 20_000] * 20, delay=[3600.0] * 20)
+
+
+def test_node_that_fell_behind_the_kept_log_gets_a_snapshot_while_load_goes_on(
+    cluster: Running,
+) -> None:
+    with loaded(cluster, "lagging") as load:
+        lagging, _ = cluster.followers()
+        leader = cluster.wait_for_leader()
+        cluster.kill(lagging)
+        outgrow(cluster, leader)
+        before = installs(cluster, lagging)
+        cluster.start(lagging, timeout_s=WAIT_S)
+        until(lambda: installs(cluster, lagging) > before, WAIT_S)
+        load.wait_for_acks(50)
+    cluster.digests_agree()
+
+
+@pytest.mark.parametrize("what", ["log", "run", "manifest"])
+def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
+    cluster.up()
+    damaged, _ = cluster.followers()
+    data = cluster.directory / damaged
+    with cluster.client() as client:
+        client.schedule("far", b"x" * 20_000, delay=3600)
+        until(lambda: [*(data / "state" / "runs").glob("*.arrow")], WAIT_S)
+        cluster.kill(damaged)
+        path = {
+            "log": lambda: min((data / "log").glob("*.log")),
+            "run": lambda: max((data / "state" / "runs").glob("*.arrow")),
+            "manifest": lambda: data / "state" / "manifest",
+        }[what]()
+        flip(path, 60 if what == "log" else -1)
+        before = installs(cluster, damaged)
+        cluster.start(damaged, timeout_s=WAIT_S)
+        until(lambda: installs(cluster, damaged) > before, WAIT_S)
+        assert f"{path.name}: corrupt at byte" in cluster.log(damaged)
+        client.schedule("far", b"after", delay=3600)
+    cluster.digests_agree()
+    assert not (data / "damaged").exists()
+
+
+def test_damage_met_while_running_is_healed_by_a_new_process(cluster: Running) -> None:
+    cluster.up()
+    damaged, _ = cluster.followers()
+    data = cluster.directory / damaged
+    pid = cluster.node(damaged).pid
+    with cluster.client() as client:
+        ids = [client.schedule("far", b"x" * 30_000, delay=3600).id for _ in range(60)]
+        until(lambda: [*(data / "state" / "runs").glob("*.arrow")], WAIT_S)
+        cluster.digests_agree()
+        before = installs(cluster, damaged)
+        rotten = set[str]()
+
+        def healed() -> bool:
+            for path in (data / "state" / "runs").glob("*.arrow"):
+                if path.name not in rotten:
+                    rotten.add(path.name)
+                    rot(path)
+            if ids:
+                client.cancel(ids.pop())  # its row has to be found
+            return installs(cluster, damaged) > before
+
+        until(healed, WAIT_S)
+    assert cluster.node(damaged).pid == pid
+    cluster.digests_agree()
+
+
+def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path) -> None:
+    cluster = Running(tmp_path, SETTINGS)
+    try:
+        cluster.start()
+        with cluster.client() as client:
+            client.schedule("far", b"kept", delay=3600)
+        cluster.digests_agree()
+        cluster.stop()
+        manifests = {}
+        for name in ("n1", "n2"):
+            manifest = tmp_path / name / "state" / "manifest"
+            manifests[manifest] = manifest.read_bytes()
+            flip(manifest)
+        for name in cluster.nodes:
+            cluster._spawn(cluster.node(name))
+        until(lambda: not (cluster.is_running("n1") or cluster.is_running("n2")), WAIT_S)
+        for name in ("n1", "n2"):
+            said = cluster.log(name)
+            assert "no leader offers a snapshot" in said
+            assert "manifest: corrupt at byte" in said.splitlines()[-1]
+        assert cluster.leader() is None
+        # Somebody repairs the files by hand: all is there.
+        for manifest, whole in manifests.items():
+            manifest.write_bytes(whole)
+        cluster.up()
+        cluster.digests_agree()
+        cluster.stop()
+    finally:
+        for name in cluster.nodes:
+            if cluster.is_running(name):
+                cluster.kill(name)

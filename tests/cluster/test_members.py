@@ -1,0 +1,134 @@
+"""Against real processes: voters that are replaced, added and removed under load."""
+
+import dataclasses
+import json
+import shutil
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.timerd import init
+from deploy.local import Node, free_ports
+from tests.cluster.load import loaded
+from tests.cluster.running import Running, until
+from timerclient import TimerError
+from timerclient.cli import main as timerctl
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Running(tmp_path_factory.mktemp("members")).cleaned() as cluster:
+        yield cluster
+
+
+def format_learner(cluster: Running, node: Node) -> None:
+    data = cluster.directory / node.data
+    if data.exists():
+        shutil.rmtree(data)
+    config = tomllib.loads(cluster._config_path(node).read_text())
+    words = ["--data", str(data), "--name", node.name, "--cluster-id", config["cluster_id"]]
+    assert init([*words, "--voters", "n1,n2,n3", "--learner"]) == 0
+
+
+def voters(cluster: Running) -> dict[str, int]:
+    with cluster.client() as client:
+        return {m.name: m.replica_id for m in client.members().members if m.voter}
+
+
+def change(cluster: Running, action: str, name: str) -> None:
+    """Ask until it is possible: the learner may have to catch up first."""
+
+    def done() -> bool:
+        arguments = ["members", action, name, "--yes", "--timeout", "20s"]
+        return timerctl([*arguments, "--cluster", ",".join(cluster.endpoints)]) == 0
+
+    until(done, WAIT_S)
+
+
+def settled(cluster: Running) -> None:
+    """Every node is up and holds the same state."""
+    cluster.up()
+    cluster.digests_agree()
+
+
+def test_dead_node_is_replaced_under_its_name_and_its_successor_counts(cluster: Running) -> None:
+    dead, other = cluster.followers()
+    before = voters(cluster)
+    with loaded(cluster, "replaced") as load:
+        cluster.kill(dead)
+        format_learner(cluster, cluster.node(dead))
+        cluster._spawn(cluster.node(dead))
+        change(cluster, "replace", dead)
+        after = voters(cluster)
+        assert after.keys() == before.keys()
+        assert [name for name in after if after[name] != before[name]] == [dead]
+        load.wait_for_acks(20)
+        cluster.kill(other)  # the majority is now the leader and the new one
+        load.wait_for_acks(50)
+        cluster.restart(other)
+        with cluster.client() as client, pytest.raises(TimerError, match="no replica without"):
+            client.change_members("replace", dead)
+    settled(cluster)
+
+
+def join(cluster: Running, *names: str) -> None:
+    """Let every node know these among its peers, one restart after the other."""
+    nodes = cluster.nodes
+    ports = free_ports(2 * len(names))
+    for number, name in enumerate(names):
+        grpc, http = ports[2 * number : 2 * number + 2]
+        nodes[name] = Node(name, 0, f"127.0.0.1:{grpc}", f"127.0.0.1:{http}", name)
+    cluster._write([*nodes.values()])
+    cluster_id = tomllib.loads(cluster._config_path(nodes["n1"]).read_text())["cluster_id"]
+    for node in nodes.values():
+        text = cluster._config(cluster_id, node, [*nodes.values()])
+        cluster._config_path(node).write_text(text)
+    for name in names:
+        format_learner(cluster, nodes[name])
+    for node in [*nodes.values()]:
+        if cluster.is_running(node.name):
+            cluster.stop(node.name)
+        cluster._spawn(dataclasses.replace(node))
+        cluster.wait_for_leader()
+
+
+@pytest.mark.timeout(240)
+def test_cluster_grows_to_five_and_shrinks_to_three_under_load(
+    cluster: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with loaded(cluster, "growing") as load:
+        join(cluster, "n4")
+        change(cluster, "add", "n4")
+        assert voters(cluster).keys() == {"n1", "n2", "n3", "n4"}
+        join(cluster, "n5")
+        change(cluster, "add", "n5")
+        assert voters(cluster).keys() == {"n1", "n2", "n3", "n4", "n5"}
+        capsys.readouterr()
+        leader = cluster.wait_for_leader()
+        followers = [name for name in cluster.nodes if name != leader]
+        cluster.kill_together(*followers[:2])  # three of five go on
+        load.wait_for_acks(30)
+        cluster.start(*followers[:2], timeout_s=WAIT_S)
+        change(cluster, "remove", leader)  # another leads then
+        gone = next(
+            name for name in cluster.nodes if name not in (leader, cluster.wait_for_leader())
+        )
+        change(cluster, "remove", gone)
+        left = voters(cluster)
+        assert left.keys() == {*cluster.nodes} - {leader, gone}
+        load.wait_for_acks(30)
+        cluster.kill_together(leader, gone)  # they count for nothing any more
+        load.wait_for_acks(30)
+        cluster.start(leader, gone)
+    settled(cluster)
+    capsys.readouterr()
+    asked = ["members", "-o", "json", "--cluster", ",".join(cluster.endpoints)]
+    assert timerctl(asked) == 0
+    listed = json.loads(capsys.readouterr().out)["members"]
+    assert [row["name"] for row in listed if row["voter"]] == sorted(left)
+    assert {row["role"] for row in listed if not row["voter"]} == {"learner"}

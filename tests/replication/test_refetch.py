@@ -1,0 +1,230 @@
+"""Snapshots over gRPC: offered by leaders alone, resumed, checked, refused when wrong."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from replication import refetch as receiving
+from replication.promise import Promise
+from replication.proto import snapshot_pb2 as pb
+from replication.refetch import Refetch, Unfit, decode_offer
+from replication.snapshots import Snapshots, encode_offer
+from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
+from tests.timer.test_manifest import busy_log, flush
+from timer import snapshot
+from timer.disk import RealDisk
+from timer.engine import Engine
+from timer.errors import CorruptFile
+from timer.snapshot import Outgoing, Part, Snapshot
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
+
+UNDER = Promise(Epoch(9), ReplicaId(3), Nonce(77))
+DISK = RealDisk()
+
+
+class Source:
+    """A node that leads, if it `leads`."""
+
+    def __init__(self, directory: Path, *, flushed: bool = True) -> None:
+        self.log = busy_log()
+        for number in range(40):
+            row = (1, START_MS + 10**7 + number, bytes(3000))
+            self.log.schedule(part_of([row]))
+        self.engine = engine_on(DISK, directory / "state")
+        catch_up(self.engine, self.log)
+        if flushed:
+            flush(self.engine)
+        self.directory = directory
+        self.leads = True
+        self.flushes = 0
+        self.fatal: list[BaseException] = []
+        self.port = 0
+        self.outgoing = Outgoing(DISK, directory / "state", directory / "outgoing")
+        self.now_ms = 0
+
+    async def _flush(self) -> None:
+        self.flushes += 1
+        flush(self.engine)
+
+    @asynccontextmanager
+    async def served(self, bytes_per_s: int = 1 << 40) -> AsyncIterator["Source"]:
+        self.snapshots = Snapshots(
+            self.outgoing,
+            cluster_id="c",
+            bytes_per_s=bytes_per_s,
+            leads=lambda: UNDER if self.leads else None,
+            flush=self._flush,
+            mono_ms=lambda: MonoMs(self.now_ms),
+            fatal=self.fatal.append,
+        )
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((self.snapshots.handler(),))
+        self.port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            yield self
+        finally:
+            await server.stop(None)
+
+    def dial(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
+
+
+def fetch_from(source: Source, into: Path, cluster_id: str = "c") -> Refetch:
+    def check(directory: Path) -> None:
+        engine_on(DISK, directory)
+
+    dials = {"n1": source.dial}
+    return Refetch(DISK, into, cluster_id=cluster_id, name="n2", dials=dials, check=check)
+
+
+def installed(incoming: Path, directory: Path) -> Engine:
+    places = {name: directory / name for name in ("state", "log", "damaged")}
+    snapshot.install(DISK, incoming, **places)
+    return engine_on(DISK, directory / "state")
+
+
+async def soon(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_snapshot_arrives_and_is_the_state_that_was_sent(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        found = await fetch_from(source, tmp_path / "in").run()
+    assert found is not None
+    assert source.snapshots.kept_from == found.index + 1
+    engine = installed(tmp_path / "in", tmp_path / "b")
+    assert state_of(engine.machine) == state_of(source.engine.machine)
+
+
+async def test_leader_without_a_manifest_writes_one(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a", flushed=False).served() as source:
+        found = await fetch_from(source, tmp_path / "in").run()
+    assert found is not None
+    assert (source.flushes, found.index) == (1, source.engine.manifest_index)
+
+
+async def test_who_does_not_lead_offers_nothing_until_it_does(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        source.leads = False
+        refetch = fetch_from(source, tmp_path / "in")
+        work = asyncio.ensure_future(refetch.run())
+        await soon(lambda: "lease does not hold" in refetch.status)
+        assert not work.done()
+        source.leads = True
+        assert await work is not None
+
+
+async def test_other_cluster_is_refused(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        refetch = fetch_from(source, tmp_path / "in", cluster_id="other")
+        work = asyncio.ensure_future(refetch.run())
+        await soon(lambda: "cluster_id = 'other'" in refetch.status)
+        work.cancel()
+        await asyncio.wait({work})
+
+
+async def test_fetch_goes_on_after_the_source_forgot_and_flushed(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        there = source.outgoing.offer(MonoMs(0))
+        incoming = snapshot.Incoming(DISK, tmp_path / "in")
+        incoming.begin(there, snapshot.Leadership(*_fields(UNDER)))
+        part, _ = incoming.wanted() or pytest.fail("nothing wanted")
+        while (wanted := incoming.wanted()) is not None and wanted[0].path.startswith("manifest"):
+            data = DISK.read(source.directory / "outgoing" / part.path)
+            incoming.put(*wanted, data)
+        source.now_ms = 10**9
+        await source.snapshots.expire()
+        assert source.snapshots.kept_from is None
+        source.log.schedule(part_of([(1, START_MS + 10**8, b"later")]))
+        catch_up(source.engine, source.log)
+        flush(source.engine)
+        found = await fetch_from(source, tmp_path / "in").run()
+    assert found is not None
+    assert found.index > there.index
+    engine = installed(tmp_path / "in", tmp_path / "b")
+    assert state_of(engine.machine) == state_of(source.engine.machine)
+
+
+async def test_source_finds_its_own_damage_when_a_part_arrives_wrong(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        there = source.outgoing.offer(MonoMs(0))
+        run = next(part for part in there.parts if part.path.startswith("runs/"))
+        path = source.directory / "state" / run.path
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)  # the same file as the pinned one
+        work = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
+        await soon(lambda: source.fatal)
+        work.cancel()
+        await asyncio.wait({work})
+    assert isinstance(source.fatal[0], CorruptFile)
+    assert run.path in str(source.fatal[0])
+
+
+async def test_damaged_snapshot_is_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "UNFIT_S", 0.0)
+    async with Source(tmp_path / "a").served() as source:
+        refetch = fetch_from(source, tmp_path / "in")
+
+        def unfit(directory: Path) -> None:
+            raise CorruptFile(directory, 0, "planted")
+
+        refetch._check = unfit
+        work = asyncio.ensure_future(refetch.run())
+        await soon(lambda: "of no use" in refetch.status)
+        work.cancel()
+        await asyncio.wait({work})
+    assert snapshot.ready(DISK, tmp_path / "in") is None
+
+
+async def test_sending_is_paced(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served(bytes_per_s=1 << 20) as source:
+        size = source.outgoing.offer(MonoMs(0)).size
+        begun_s = asyncio.get_running_loop().time()
+        await fetch_from(source, tmp_path / "in").run()
+        took_s = asyncio.get_running_loop().time() - begun_s
+    largest = max(part.size for part in source.outgoing.offer(MonoMs(0)).parts)
+    assert took_s >= (size - largest) / (1 << 20)  # the last chunk is not waited for
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "runs/../../x", "runs/", "log/1.log", "", "/manifest", "runs/a\0b", "runs/.."]
+)
+def test_part_that_lies_elsewhere_is_refused(path: str) -> None:
+    with pytest.raises(Unfit, match="part"):
+        decode_offer(offer(parts=(Part(path, 5, 1),)).SerializeToString())
+
+
+@pytest.mark.parametrize("field", ["index", "epoch", "leader_epoch"])
+def test_offer_that_no_leader_would_make_is_refused(field: str) -> None:
+    said = offer()
+    setattr(said, field, 0)
+    with pytest.raises(Unfit, match="under epoch"):
+        decode_offer(said.SerializeToString())
+    with pytest.raises(Unfit, match="no offer"):
+        decode_offer(b"\xff\xff")
+
+
+def offer(parts: tuple[Part, ...] = (Part("manifest", 9, 1),)) -> pb.SnapshotOffer:
+    there = Snapshot(index=LogIndex(7), epoch=Epoch(2), voters=(ReplicaId(1),), parts=parts)
+    assert decode_offer(encode_offer(replace_parts(there), UNDER).SerializeToString())[0].index == 7
+    return encode_offer(there, UNDER)
+
+
+def replace_parts(there: Snapshot) -> Snapshot:
+    return Snapshot(
+        index=there.index, epoch=there.epoch, voters=there.voters, parts=(Part("manifest", 9, 1),)
+    )
+
+
+def _fields(promise: Promise) -> tuple[Epoch, ReplicaId, Nonce]:
+    return promise.epoch, promise.leader, promise.nonce

@@ -1,0 +1,116 @@
+"""Keys are found by hash, in memory and in key files, as a plain table would find them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timer.columns import U64, Binary
+from timer.disk import RealDisk
+from timer.errors import CorruptFile, UnknownVersion
+from timer.key_file import ENTRY, PAGE_ENTRIES, KeyFile, encode
+from timer.keys import KeyTiers, hash_keys
+from timer.timer_id import mix
+
+TOPIC = 7
+
+
+def hashes_of(keys: list[bytes], topic: int = TOPIC) -> U64:
+    return hash_keys(np.full(len(keys), topic, np.uint32), Binary.of(keys))
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=20))
+def test_hash_is_the_keys_own_whatever_lies_beside_it(keys: list[bytes]) -> None:
+    together = hashes_of(keys)
+    for key, hashed in zip(keys, together.tolist(), strict=True):
+        assert hashes_of([key]).tolist() == [hashed]
+    assert len(set(together.tolist())) == len(set(keys))
+
+
+def test_hash_tells_topics_and_zero_bytes_apart() -> None:
+    assert hashes_of([b"k"], 1) != hashes_of([b"k"], 2)
+    several = [b"", b"\0", b"\0\0", b"\0" * 8, b"\0" * 9]
+    assert len(set(hashes_of(several).tolist())) == len(several)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tiers_find_the_live_rows_of_a_hash(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tiers, alive = KeyTiers(), np.zeros(5_000, np.bool_)
+    model: dict[int, set[int]] = {}
+    count = 0
+    for _ in range(60):
+        n = int(rng.integers(1, 80))
+        hashes = mix(rng.integers(0, 300, n).astype(np.uint64))
+        places = np.arange(count, count + n)
+        count += n
+        alive[places] = True
+        tiers.add(hashes, places)
+        for hashed, place in zip(hashes.tolist(), places.tolist(), strict=True):
+            model.setdefault(hashed, set()).add(place)
+        alive[rng.integers(0, count, 20)] = False
+        wanted = mix(rng.integers(0, 320, 10).astype(np.uint64))
+        which, found = tiers.find(wanted, alive)
+        for number, hashed in enumerate(wanted.tolist()):
+            live = {place for place in model.get(hashed, ()) if alive[place]}
+            assert sorted(found[which == number].tolist()) == sorted(live)
+
+
+def test_key_replaced_again_and_again_does_not_gather() -> None:
+    tiers, alive = KeyTiers(), np.ones(10_000, np.bool_)
+    hashed = hashes_of([b"the same"])
+    for place in range(10_000):
+        tiers.add(hashed, np.array([place]))
+        _, found = tiers.find(hashed, alive)
+        alive[found[found != place]] = False
+    assert sum(len(hashes) for hashes, _ in tiers._tiers) < 10
+
+
+def written(path: Path, hashes: U64) -> KeyFile:
+    entries = np.zeros(len(hashes), ENTRY)
+    entries["hash"], entries["seq"] = hashes, np.arange(len(hashes))
+    entries["due_ms"] = 3 * np.arange(len(hashes))
+    path.write_bytes(b"".join(encode(entries)))
+    return KeyFile(RealDisk(), path)
+
+
+@pytest.mark.parametrize("n", [1, PAGE_ENTRIES - 1, PAGE_ENTRIES, PAGE_ENTRIES + 1, 3_000])
+@pytest.mark.parametrize("distinct", [1, 40, 1 << 40])
+def test_file_finds_every_row_of_a_hash(tmp_path: Path, n: int, distinct: int) -> None:
+    rng = np.random.default_rng(n)
+    hashes = mix(rng.integers(0, distinct, n).astype(np.uint64))
+    file = written(tmp_path / "k", hashes)
+    assert file.entries == n
+    absent = mix(np.arange(1 << 50, (1 << 50) + 50, dtype=np.uint64))
+    wanted = np.unique(np.concatenate([hashes[:: max(1, n // 50)], absent]))
+    which, found = file.find(wanted)
+    for number, hashed in enumerate(wanted.tolist()):
+        rows = np.flatnonzero(hashes == hashed)
+        assert sorted(found["seq"][which == number].tolist()) == rows.tolist()
+        assert sorted(found["due_ms"][which == number].tolist()) == (3 * rows).tolist()
+
+
+def test_filter_passes_few_that_are_not_there(tmp_path: Path) -> None:
+    file = written(tmp_path / "k", mix(np.arange(20_000, dtype=np.uint64)))
+    absent = mix(np.arange(1 << 40, (1 << 40) + 100_000).astype(np.uint64))
+    assert file.may_have(absent).mean() < 0.003
+    assert file.may_have(mix(np.arange(20_000, dtype=np.uint64))).all()
+
+
+def test_damage_anywhere_is_found_and_never_hides_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    hashes = mix(np.arange(PAGE_ENTRIES + 9, dtype=np.uint64))
+    written(path, hashes)
+    data = path.read_bytes()
+    for position in range(0, len(data), 7):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises((CorruptFile, UnknownVersion)):
+            KeyFile(RealDisk(), path).find(hashes)
+    for size in (0, 10, 31, 100, len(data) - 1, len(data) - ENTRY.itemsize * 20):
+        path.write_bytes(data[:size])
+        with pytest.raises(CorruptFile):
+            KeyFile(RealDisk(), path).find(hashes)

@@ -1,0 +1,221 @@
+"""Keys are found and rows read whole, wherever they lie; damage is told; changes are bounded."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import (
+    START_MS,
+    STATE,
+    Log,
+    answer_of,
+    catch_up,
+    engine_on,
+    ids_of,
+    keys_of,
+    part_of,
+    queue_of,
+)
+from timer import machine as machine_module
+from timer.columns import Binary, OnConflict, Part
+from timer.conflicts import Verdict
+from timer.engine import Engine
+from timer.errors import CorruptFile, InvalidRequest, Overloaded
+from timer.keys import hash_keys
+from timer.leader import (
+    CHANGES_MAX,
+    KEYED_ROWS_MAX,
+    KEYS_MAX,
+    RESCHEDULE_ROWS_MAX,
+    Leader,
+    Now,
+)
+from timer.machine import ALREADY_CANCELLED, CANCELLED, LEFT, NOT_FOUND, RESCHEDULED
+from timer.units import Epoch, LogIndex, MonoMs, UnixMs
+
+FAR = START_MS + 10**7
+
+
+def flush(engine: Engine) -> None:
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    engine.end_flush(flush)
+
+
+def filled(where: str) -> tuple[Log, SimDisk, Engine]:
+    """Timers 1, 2, 3 of topic 1 with keys a, b, c and payloads of their own, somewhere."""
+    log, disk = Log(), SimDisk()
+    engine = engine_on(disk)
+    log.begin_epoch()
+    log.topic("t")
+    log.schedule(part_of([(1, FAR + at, b"p%d" % at) for at in range(3)], keys=[b"a", b"b", b"c"]))
+    catch_up(engine, log)
+    if where == "frozen memtable":
+        assert engine.begin_flush() is not None
+    elif where != "memtable":
+        flush(engine)
+    if where == "merged run":
+        for at in range(7):
+            log.schedule(part_of([(1, FAR + 9, b"")], keys=[b"other%d" % at]))
+            catch_up(engine, log)
+            flush(engine)
+        merge = engine.machine.store.begin_merge()
+        assert merge is not None
+        store = engine.machine.store
+        store.install_merge(merge, store.write_merge(merge))
+    if where == "restarted":
+        engine = engine_on(disk)
+    return log, disk, engine
+
+
+PLACES = ["memtable", "frozen memtable", "run", "merged run", "restarted"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_timer_is_rescheduled_replaced_and_cancelled_by_key_wherever_it_lies(where: str) -> None:
+    log, _, engine = filled(where)
+    machine, first = engine.machine, engine.machine.next_seq
+
+    new = part_of([(1, FAR + 60, b"new")], keys=[b"b"], on_conflict=OnConflict.REPLACE)
+    entries = (
+        log.reschedule(keys_of([(1, b"a"), (1, b"z")]), [FAR + 50, FAR + 51]),
+        log.schedule(new),
+        log.cancel_keys([(1, b"c"), (1, b"c"), (2, b"a")]),
+        log.cancel([(FAR, 1), (FAR + 1, 2), (FAR + 2, 3)]),
+    )
+    moved, replaced, cancelled, again = [answer_of(machine.apply(entry)) for entry in entries]
+    assert moved[0] == [RESCHEDULED, NOT_FOUND]
+    assert moved[1] == [(FAR + 50, first), (FAR + 51, first + 1)]
+    assert replaced[0][0][3] == [(Verdict.REPLACED, FAR + 1, 2)]
+    assert cancelled == ([CANCELLED, NOT_FOUND, NOT_FOUND], [(FAR + 2, 3), (0, 0), (0, 0)])
+    assert again[0] == [ALREADY_CANCELLED] * 3
+    machine.apply(log.fire(FAR + 100))
+    assert {payload for _, _, payload in queue_of(machine, 1)} - {b""} == {b"p0", b"new"}
+    assert machine.counts.cancelled == 3
+    machine.apply(log.checkpoint())
+
+
+@pytest.mark.parametrize("where", ["memtable", "run"])
+def test_reschedule_leaves_what_is_beyond_its_bytes_but_never_all(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_module, "RESCHEDULE_BYTES_MAX", 3)
+    log, _, engine = filled(where)
+    targets = [(FAR, 1), (FAR + 1, 2), (FAR + 2, 3)]
+    for expected in ([RESCHEDULED, LEFT, LEFT], [ALREADY_CANCELLED, RESCHEDULED, LEFT]):
+        entry = log.reschedule(ids_of(targets), [FAR + 50] * 3)
+        assert answer_of(engine.machine.apply(entry))[0] == expected
+    assert engine.machine.counts.pending == 3
+
+
+def test_key_whose_bytes_were_damaged_is_told_not_missed() -> None:
+    log, disk, engine = filled("run")
+    [meta] = engine.machine.store.runs
+    path = STATE / "runs" / meta.name
+    data = disk.read(path)
+    at = data.index(b"abc") + 1  # the keys lie side by side
+    flip(disk, path, at)
+    with pytest.raises(CorruptFile, match="key"):
+        engine.machine.apply(log.cancel_keys([(1, b"b")]))
+
+
+def flip(disk: SimDisk, path: Path, at: int) -> None:
+    """Damage one byte of a file."""
+    data = bytearray(disk.read(path))
+    data[at] ^= 0x40
+    disk.remove(path)
+    file = disk.open_append(path)
+    file.write([bytes(data)])
+    file.sync()
+    file.close()
+
+
+def test_two_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same(topic: object, keys: Binary) -> object:
+        del topic
+        return np.full(len(keys.sizes), 7, np.uint64)
+
+    for name in ("memtable", "run_aside", "lookup", "store", "machine", "prepare"):
+        monkeypatch.setattr(f"timer.{name}.hash_keys", same)
+    log, _, engine = filled("run")
+    log.schedule(part_of([(1, FAR, b"")], keys=[b"d"]))
+    catch_up(engine, log)
+    asked = keys_of([(1, b"b"), (1, b"d"), (1, b"e"), (2, b"b")])
+    rows = engine.machine.store.find_keys(asked.topic, asked.key)
+    assert rows["seq"].tolist() == [2, 4, 0, 0]
+
+
+def test_hash_of_one_key_differs_in_every_topic() -> None:
+    topics = np.arange(1, 50_000, dtype=np.uint32)
+    hashes = hash_keys(topics, Binary.of([b"the same"] * len(topics)))
+    assert len(np.unique(hashes)) == len(topics)
+
+
+# ---- the leader
+
+
+def leading() -> tuple[Leader, Log, Engine]:
+    log, engine = Log(), engine_on(SimDisk())
+    log.begin_epoch()
+    log.topic("t")
+    catch_up(engine, log)
+
+    def append(kind: object, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        log.now_ms = max(log.now_ms, time_ms)
+        return log.append(kind, payload).index  # type: ignore[arg-type]
+
+    now = Now(MonoMs(0), UnixMs(START_MS))
+    return engine.lead(Epoch(log.epoch), append, now), log, engine
+
+
+def keyed(n: int, first: int = 0) -> Part:
+    rows = [(1, FAR, b"")] * n
+    return part_of(rows, keys=[b"%d" % (first + at) for at in range(n)])
+
+
+def test_entries_hold_a_bounded_number_of_keys() -> None:
+    leader, log, _ = leading()
+    now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
+    with pytest.raises(InvalidRequest, match="keys"):
+        leader.schedule(keyed(KEYED_ROWS_MAX + 1), answers.append)
+    for first in (0, 600, 1200):
+        leader.schedule(keyed(600, first), answers.append)
+    before = len(log.entries)
+    leader.step(now)
+    assert len([e for e in log.entries[before:] if e.kind.name == "SCHEDULE"]) == 2
+    with pytest.raises(InvalidRequest, match="keys"):
+        leader.cancel_keys(keys_of([(1, b"k")] * (KEYS_MAX + 1)), now, answers.append)
+    due = np.full(RESCHEDULE_ROWS_MAX + 1, FAR)
+    with pytest.raises(InvalidRequest, match="timer_ids"):
+        leader.reschedule(ids_of([(FAR, 1)] * len(due)), due, now, answers.append)
+    one = ids_of([(FAR, 1)])
+    for _ in range(CHANGES_MAX):
+        leader.reschedule(one, due[:1], now, answers.append)
+    with pytest.raises(Overloaded):
+        leader.reschedule(one, due[:1], now, answers.append)
+    assert not answers
+
+
+def test_reschedule_to_now_is_followed_by_a_fire_and_answered_with_the_new_timer() -> None:
+    leader, log, engine = leading()
+    now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
+    leader.schedule(keyed(1), answers.append)
+    leader.step(now)
+    catch_up(engine, log)
+    leader.reschedule(keys_of([(1, b"0")]), np.array([START_MS]), now, answers.append)
+    assert [entry.kind.name for entry in log.entries[-2:]] == ["RESCHEDULE", "FIRE"]
+    catch_up(engine, log)
+    assert answer_of(answers[1])[0] == [RESCHEDULED]  # type: ignore[arg-type]
+    assert len(queue_of(engine.machine, 1)) == 1
+    assert leader.idle
+
+
+def test_reschedule_of_a_deposed_leader_has_an_unknown_outcome() -> None:
+    leader, _, engine = leading()
+    now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
+    leader.reschedule(ids_of([(FAR, 1)]), np.array([FAR]), now, answers.append)
+    engine.step_down()
+    assert [type(answer).__name__ for answer in answers] == ["LeadershipLost"]

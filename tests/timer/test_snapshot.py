@@ -1,0 +1,363 @@
+"""Snapshots: one state, arriving whole, installed however often that is cut short."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chaos.simdisk import SimDisk
+from replication.install import install_if_ready
+from replication.promise import Promise, PromiseFile
+from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
+from tests.timer.test_manifest import busy_log, flush, flushed
+from timer import log as timer_log
+from timer import manifest, snapshot
+from timer.disk import RealDisk
+from timer.entry import encode
+from timer.errors import CorruptFile, NotReady
+from timer.payloads import Op
+from timer.snapshot import Incoming, Leadership, Snapshot
+from timer.units import Epoch, LogIndex, Nonce, ReplicaId
+
+PINNED = Path("/outgoing")
+INCOMING = Path("/incoming")
+LOG = Path("/log")
+PROMISE = Path("/promise")
+DAMAGED = Path("/damaged")
+UNDER = Leadership(Epoch(9), ReplicaId(3), Nonce(77))
+OLD = Promise(Epoch(4), ReplicaId(1), Nonce(5))
+
+
+def taken() -> tuple[SimDisk, Snapshot, Log]:
+    log = busy_log()
+    disk, _ = flushed(log)
+    return disk, snapshot.take(disk, STATE, PINNED), log
+
+
+def receive(
+    source: SimDisk, there: Snapshot, disk: SimDisk, size: int = 100, limit: int = 1 << 30
+) -> Incoming:
+    """Fetch up to `limit` chunks of `size` bytes."""
+    incoming = Incoming(disk, INCOMING)
+    incoming.begin(there, UNDER)
+    while limit and (wanted := incoming.wanted()) is not None:
+        part, offset = wanted
+        incoming.put(part, offset, source.read(PINNED / part.path, offset, size))
+        limit -= 1
+    return incoming
+
+
+def install(disk: SimDisk) -> Snapshot | None:
+    return install_if_ready(disk, INCOMING, promise=PROMISE, state=STATE, log=LOG, damaged=DAMAGED)
+
+
+def old_replica(disk: SimDisk) -> None:
+    """Leave another replica's life on the disk: a state, a log, a promise, a note of damage."""
+    other = Log()
+    other.begin_epoch()
+    other.topic("old")
+    other.schedule(part_of([(1, START_MS + 50, b"old")]))
+    engine = engine_on(disk)
+    catch_up(engine, other)
+    flush(engine)
+    kept = timer_log.Log.open(disk, LOG, segment_size=200)
+    kept.append([frame_of(other, index) for index in range(len(other.entries))])
+    kept.close()
+    PromiseFile.load(disk, PROMISE).give(OLD)
+    disk.write_atomic(DAMAGED, b"byte 7")
+
+
+def frame_of(log: Log, at: int) -> bytes:
+    entry = log.entries[at]
+    return bytes(
+        encode(entry.kind, entry.epoch, entry.index, entry.time_ms, [bytes(entry.payload)])
+    )
+
+
+def check_installed(disk: SimDisk, log: Log, there: Snapshot) -> None:
+    engine = engine_on(disk)
+    assert engine.manifest_index == there.index
+    whole = engine_on(SimDisk())
+    catch_up(whole, log)
+    catch_up(engine, log)
+    assert state_of(engine.machine) == state_of(whole.machine)
+    opened = timer_log.Log.open(disk, LOG, committed_floor=there.index)
+    assert (opened.first_index, opened.end) == (there.index + 1, (there.epoch, there.index))
+    assert not opened.tail_was_cut
+    opened.close()
+    assert not disk.exists(DAMAGED)
+    assert install(disk) is None
+    assert [name for name in disk.list_dir(INCOMING) if name not in manifest.DIRECTORIES] == []
+
+
+def test_taken_snapshot_outlives_the_flushes_after_it() -> None:
+    disk, there, log = taken()
+    engine = engine_on(disk)
+    for step in range(3):
+        log.schedule(part_of([(1, START_MS + 10**7 + step, b"more")]))
+        log.fire(START_MS + 30 + step)
+        catch_up(engine, log)
+        flush(engine)
+    for part in there.parts:
+        assert disk.size(PINNED / part.path) == part.size
+    receive(disk, there, disk2 := SimDisk()).finish()
+    install(disk2)
+    check_installed(disk2, log, there)
+
+
+def test_take_begins_again_when_what_it_pins_is_gone() -> None:
+    log = busy_log()
+
+    class Racing(SimDisk):
+        raced = False
+
+        def link(self, path: Path, name: Path) -> None:
+            super().link(path, name)
+            if path.name == manifest.NAME and not self.raced:
+                self.raced = True
+                log.op(Op.RESERVE, 1, 2, [100])
+                for group in (1, 2):
+                    log.op(Op.ACK, 1, group, [*range(11)])
+                catch_up(engine, log)
+                flush(engine)  # nothing needs the old spill file any more
+
+    disk = Racing()
+    engine = engine_on(disk)
+    catch_up(engine, log)
+    flush(engine)
+    before = {*disk.list_dir(STATE / manifest.SPILL_DIRECTORY)}
+    there = snapshot.take(disk, STATE, PINNED)
+    assert disk.raced
+    assert before - {*disk.list_dir(STATE / manifest.SPILL_DIRECTORY)}
+    assert there.index == engine.manifest_index
+    receive(disk, there, disk2 := SimDisk()).finish()
+    install(disk2)
+    check_installed(disk2, log, there)
+
+
+def test_take_without_a_manifest_is_not_ready() -> None:
+    disk = SimDisk()
+    engine_on(disk)
+    with pytest.raises(NotReady):
+        snapshot.take(disk, STATE, PINNED)
+
+
+def test_take_refuses_a_run_of_another_size() -> None:
+    disk, there, _ = taken()
+    run = next(part for part in there.parts if part.path.startswith(manifest.RUN_DIRECTORY))
+    file = disk.open_append(STATE / run.path)
+    file.truncate(run.size - 1)
+    with pytest.raises(CorruptFile, match="the manifest needs"):
+        snapshot.take(disk, STATE, PINNED)
+
+
+def test_real_disk_takes_and_installs(tmp_path: Path) -> None:
+    disk = RealDisk()
+    log = busy_log()
+    source = engine_on(disk, tmp_path / "a")
+    catch_up(source, log)
+    flush(source)
+    there = snapshot.take(disk, tmp_path / "a", tmp_path / "pinned")
+    incoming = Incoming(disk, tmp_path / "incoming")
+    incoming.begin(there, UNDER)
+    while (wanted := incoming.wanted()) is not None:
+        part, offset = wanted
+        incoming.put(part, offset, disk.read(tmp_path / "pinned" / part.path, offset, 1000))
+    incoming.finish()
+    snapshot.install(
+        disk,
+        tmp_path / "incoming",
+        state=tmp_path / "b",
+        log=tmp_path / "log",
+        damaged=tmp_path / "damaged",
+    )
+    engine = engine_on(disk, tmp_path / "b")
+    assert state_of(engine.machine) == state_of(source.machine)
+    snapshot.drop(disk, tmp_path / "pinned")
+    assert state_of(engine_on(disk, tmp_path / "b").machine) == state_of(source.machine)
+
+
+@pytest.mark.parametrize("chunks", range(0, 60, 7))
+def test_reception_goes_on_where_a_crash_ended_it(chunks: int) -> None:
+    source, there, log = taken()
+    disk = SimDisk()
+    receive(source, there, disk, limit=chunks)
+    before = {part for part in there.parts if disk.exists(INCOMING / part.path)}
+    disk.crash(random.Random(chunks))
+    incoming = receive(source, there, disk)
+    assert incoming.wanted() is None
+    assert before or chunks == 0
+    incoming.finish()
+    install(disk)
+    check_installed(disk, log, there)
+
+
+def test_reception_of_another_offer_keeps_only_equal_parts() -> None:
+    source, there, log = taken()
+    disk = SimDisk()
+    receive(source, there, disk)
+    log.schedule(part_of([(1, START_MS + 10**7, b"more")]))
+    engine = engine_on(source)
+    catch_up(engine, log)
+    flush(engine)
+    later = snapshot.take(source, STATE, PINNED)
+    incoming = Incoming(disk, INCOMING)
+    incoming.begin(later, UNDER)
+    left = {part for part in later.parts if disk.exists(INCOMING / part.path)}
+    assert left == {*there.parts} & {*later.parts}
+    assert left
+    receive(source, later, disk).finish()
+    install(disk)
+    check_installed(disk, log, later)
+
+
+def test_part_that_arrives_damaged_begins_anew() -> None:
+    source, there, _ = taken()
+    disk = SimDisk()
+    incoming = Incoming(disk, INCOMING)
+    incoming.begin(there, UNDER)
+    part, _ = incoming.wanted() or pytest.fail("nothing wanted")
+    data = bytearray(source.read(PINNED / part.path))
+    data[len(data) // 2] ^= 1
+    incoming.put(part, 0, data)
+    assert incoming.wanted() == (part, 0)
+    incoming.put(part, 0, source.read(PINNED / part.path))
+    assert incoming.wanted() != (part, 0)
+
+
+class Dying(SimDisk):
+    """Dies after so many changes and syncs."""
+
+    left: int | None = None
+
+    def _count(self) -> None:
+        if self.left is not None:
+            if not self.left:
+                raise KeyboardInterrupt  # no handler of ours takes it for an error of the disk
+            self.left -= 1
+
+    def _change(self, operation: object) -> None:
+        self._count()
+        super()._change(operation)  # type: ignore[arg-type]
+
+    def _sync(self, file: object) -> None:
+        self._count()
+        super()._sync(file)  # type: ignore[arg-type]
+
+    def sync_dir(self, path: Path) -> None:
+        self._count()
+        super().sync_dir(path)
+
+
+def deaths_of(work: Callable[[Dying], None], make: Callable[[], Dying]) -> int:
+    """Return how many changes and syncs `work` makes."""
+    disk = make()
+    disk.left = 1 << 30
+    work(disk)
+    return (1 << 30) - disk.left
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_install_cut_short_anywhere_is_carried_out_by_the_next_start(seed: int) -> None:
+    source, there, log = taken()
+
+    def prepared() -> Dying:
+        disk = Dying()
+        old_replica(disk)
+        receive(source, there, disk, size=1 << 20).finish()
+        return disk
+
+    count = deaths_of(lambda disk: [install(disk)].clear(), prepared)
+    assert count > 20
+    rng = random.Random(seed)
+    for at in range(count):
+        disk = prepared()
+        disk.left = at
+        with pytest.raises(KeyboardInterrupt):
+            install(disk)
+        disk.left = None
+        disk.crash(rng)
+        kept = PromiseFile.load(disk, PROMISE)
+        begun = not engine_is_old(disk) or not old_log_is_whole(disk)
+        assert kept.unsure or not begun, at
+        disk.left = rng.choice((None, rng.randrange(count)))
+        try:
+            install(disk)
+        except KeyboardInterrupt:
+            disk.left = None
+            disk.crash(rng)
+            install(disk)
+        disk.left = None
+        check_installed(disk, log, there)
+        kept = PromiseFile.load(disk, PROMISE, last_epoch=there.epoch)
+        assert kept.unsure
+        assert kept.promise == Promise(*UNDER)
+
+
+def engine_is_old(disk: SimDisk) -> bool:
+    try:
+        return "old" in engine_on(disk).machine.topic_by_name
+    except CorruptFile:
+        return False
+
+
+def old_log_is_whole(disk: SimDisk) -> bool:
+    try:
+        return timer_log.Log.open(disk, LOG, segment_size=200).last_index == 3
+    except CorruptFile:
+        return False
+
+
+def test_reception_cut_short_anywhere_installs_nothing_or_all() -> None:
+    source, there, log = taken()
+
+    def work(disk: Dying) -> None:
+        receive(source, there, disk, size=500).finish()
+
+    count = deaths_of(work, Dying)
+    rng = random.Random(1)
+    for at in range(0, count, 3):
+        disk = Dying()
+        old_replica(disk)
+        disk.left = at
+        with pytest.raises(KeyboardInterrupt):
+            work(disk)
+        disk.left = None
+        disk.crash(rng)
+        if snapshot.ready(disk, INCOMING) is None:
+            assert engine_is_old(disk)
+            work(disk)
+        install(disk)
+        check_installed(disk, log, there)
+
+
+def test_install_lowers_no_promise_and_ends_no_doubt() -> None:
+    source, there, _ = taken()
+    disk = SimDisk()
+    higher = Promise(Epoch(12), ReplicaId(2), Nonce(8))
+    promise = PromiseFile.load(disk, PROMISE)
+    promise.give(higher)
+    receive(source, there, disk).finish()
+    assert install(disk) == there
+    assert install(disk) is None
+    kept = PromiseFile.load(disk, PROMISE)
+    assert (kept.promise, kept.unsure) == (higher, True)
+
+
+def test_damaged_order_to_install_is_corrupt() -> None:
+    source, there, _ = taken()
+    disk = SimDisk()
+    receive(source, there, disk).finish()
+    disk.flip(INCOMING / "ready", 5)
+    with pytest.raises(CorruptFile, match="ready"):
+        install(disk)
+
+
+def test_log_goes_on_after_the_snapshot() -> None:
+    disk = SimDisk()
+    timer_log.begin_anew(disk, LOG, LogIndex(7), Epoch(2))
+    log = timer_log.Log.open(disk, LOG, committed_floor=LogIndex(7))
+    assert log.epoch_at(LogIndex(7)) == 2
+    assert log.read(LogIndex(7), 100) == []
+    assert log.first_within(0) == 8

@@ -1,0 +1,269 @@
+"""Planted bugs in the storage: proof that its model tests can fail.
+
+Each breaks one rule of merging, reading ahead, manifests or queues, as a plausible mistake would,
+and has to be found within so many random programs.
+"""
+
+import contextlib
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.timer.mailroom import make_tight, run_mailroom
+from tests.timer.stores import Comparison, make_small, run_program
+from timer import manifest, runs
+from timer import spill as spill_module
+from timer.columns import Buffers, RowArray
+from timer.memtable import Memtable
+from timer.merge import Merge, merged
+from timer.order import START, Position
+from timer.pages import Block, Page, Pages
+from timer.queues import Queue
+from timer.run import RunMeta, is_tombstone
+from timer.run_writer import row_sizes, write_parts
+from timer.runs import Lookup, Runs
+from timer.store import Store
+from timer.window import Slice, Window
+
+Chunks = Iterable[tuple[RowArray, Buffers]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One planted bug."""
+
+    name: str
+    seeds: int
+    """It must be found within so many programs."""
+    target: object
+    attribute: str
+    wrong: Any
+
+    def plant(self) -> contextlib.AbstractContextManager[object]:
+        return mock.patch.object(self.target, self.attribute, self.wrong)
+
+
+# ---- of the store
+
+_merged = merged
+
+
+def _without_tombstones(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
+    """A merge forgets tombstones whose targets are elsewhere."""
+    for rows, bufs in _merged(merge):
+        yield rows[~is_tombstone(rows)], bufs
+
+
+def _skips_at_the_cut(
+    disk: Any, directory: Path, numbers: Iterator[int], chunks: Chunks, size: int, pace: Any
+) -> list[RunMeta]:
+    """The row after a part's last one is in no part."""
+
+    def lossy() -> Iterator[tuple[RowArray, Buffers]]:
+        room = size
+        for rows, bufs in chunks:
+            keep = np.ones(len(rows), np.bool_)
+            for place, each in enumerate(row_sizes(rows).tolist()):
+                keep[place] = room > 0
+                room = room - each if room > 0 else size
+            yield rows[keep], bufs
+
+    return write_parts(disk, directory, numbers, lossy(), size, pace)
+
+
+def _retire_early(self: Runs, position: Position) -> None:
+    """A run is dropped whose last row is still pending, if not for long."""
+    past = [w for w in self._windows if w.run.meta.last.due_ms < position.due_ms + 1_000]
+    self._retire(past)
+
+
+_recover = Store.recover
+
+
+def _recover_from_the_start(
+    disk: Any, directory: Path, metas: Any, position: Position, pending: int
+) -> Store:
+    """A restart forgets how far its runs had fired."""
+    del position
+    return _recover(disk, directory, metas, START, pending)
+
+
+_take = Window.take
+
+
+def _take_all_but_the_last(self: Window, slices: Iterable[Slice], cursor: Any) -> None:
+    """What is read ahead lacks the row at the window's edge."""
+    pieces = [*slices]
+    if len(pieces[-1].rows) > 1:
+        pieces[-1] = Slice(pieces[-1].rows[:-1].copy(), pieces[-1].data)
+    _take(self, pieces, cursor)
+
+
+_begin_merge = Runs.begin_merge
+
+
+def _merge_from_later(self: Runs, position: Position) -> Merge | None:
+    """A merge leaves out a little more than what has fired."""
+    return _begin_merge(self, Position(position.due_ms + 1_000, 0))
+
+
+def _bury_nothing(self: Memtable, due_ms: Any, seq: Any) -> None:
+    """The cancel of a row that was flushed is forgotten."""
+
+
+_end_merge = Runs.end_merge
+
+
+def _end_merge_and_remove(self: Runs, merge: Merge, windows: Any, position: Position) -> None:
+    """Merged runs are removed before a manifest names none of them."""
+    _end_merge(self, merge, windows, position)
+    self.remove([run.meta for run in merge.runs])
+
+
+_answer = Lookup.answer
+
+
+def _answer_for_another(self: Lookup, run: Any, due_ms: Any, seq: Any) -> Any:
+    """What was looked up of one run is used for another."""
+    del run
+    return _answer(self, self._runs[0], due_ms, seq)
+
+
+_use = Runs.use
+
+
+def _use_without_the_last(self: Runs, windows: Iterable[Window], position: Position) -> None:
+    """The last part of a merge or flush is forgotten."""
+    every = [*windows]
+    _use(self, every[:-1] if len(every) > 1 else every, position)
+
+
+OF_THE_STORE = (
+    Mutation("merge_forgets_tombstones", 3, runs, "merged", _without_tombstones),
+    Mutation("row_between_two_parts_is_lost", 3, runs, "write_parts", _skips_at_the_cut),
+    Mutation("run_with_a_pending_last_row_is_dropped", 3, Runs, "retire_past", _retire_early),
+    Mutation("cursor_is_not_persisted", 3, Store, "recover", _recover_from_the_start),
+    Mutation("read_ahead_skips_the_edge", 3, Window, "take", _take_all_but_the_last),
+    Mutation("merge_leaves_out_what_is_due_soon", 3, Runs, "begin_merge", _merge_from_later),
+    Mutation("cancel_of_a_flushed_row_is_lost", 2, Memtable, "bury", _bury_nothing),
+    Mutation("merged_runs_are_removed_at_once", 3, Runs, "end_merge", _end_merge_and_remove),
+    Mutation("look_up_answers_for_another_run", 3, Lookup, "answer", _answer_for_another),
+    Mutation("last_part_is_forgotten", 3, Runs, "use", _use_without_the_last),
+)
+
+
+# ---- of the queues
+
+_add_spills = manifest.add_spills
+
+
+def _add_spills_but_one(state: Any, fresh: list[spill_module.Spill]) -> None:
+    """The last spilled block of each queue is not in the manifest."""
+    kept = [(spill, [*spill.new]) for spill in fresh]
+    for spill, new in kept:
+        spill.new[:] = new[:-1]
+    _add_spills(state, fresh)
+    for spill, new in kept:
+        spill.new[:] = new
+
+
+_install = spill_module.Fetch.install
+
+
+def _install_mixed_up(self: spill_module.Fetch, pages: Pages) -> None:
+    """Pages that were fetched together come to each other's blocks."""
+    found = [page for _, page in self._pages]
+    self._pages = [(b, page) for (b, _), page in zip(self._pages, found[::-1], strict=True)]
+    _install(self, pages)
+
+
+_drop_below = Queue.drop_below
+
+
+def _drop_one_more(self: Queue, offset: Any) -> None:
+    """A block leaves with its last message unacked."""
+    _drop_below(self, offset)
+    while self.blocks and self.blocks[0].end <= offset + 1 and self.end > offset + 1:
+        self.pages.remove(self.blocks.pop(0))
+        del self._firsts[0]
+
+
+def _want_nothing(self: Pages, block: Block) -> None:
+    """Nobody asks for what is missing."""
+
+
+def _files_of_one_topic(state: Any) -> set[str]:
+    """Spill files are removed that only another topic needs."""
+    return {block[0] for block in state["topics"][-1]["blocks"]}
+
+
+def _cut_in_any_order(pages: Any) -> Iterator[list[Page]]:
+    """The messages of a spilled block stand in another order."""
+    for group in _cut(pages):
+        yield group[::-1]
+
+
+_cut = spill_module._cut
+_at_hand = Queue.at_hand
+
+
+def _one_too_many_at_hand(self: Queue, offsets: Any) -> int:
+    """A message counts as being in memory that is not."""
+    return min(_at_hand(self, offsets) + 1, len(offsets))
+
+
+OF_THE_QUEUES = (
+    Mutation("spilled_block_is_lost_at_restart", 3, manifest, "add_spills", _add_spills_but_one),
+    Mutation("fetched_pages_are_mixed_up", 3, spill_module.Fetch, "install", _install_mixed_up),
+    Mutation("block_leaves_one_message_early", 3, Queue, "drop_below", _drop_one_more),
+    Mutation("nobody_fetches", 2, Pages, "want", _want_nothing),
+    Mutation("spill_file_is_removed_too_early", 3, manifest, "spill_files", _files_of_one_topic),
+    Mutation("spilled_messages_change_places", 3, spill_module, "_cut", _cut_in_any_order),
+    Mutation("missing_message_is_handed_out", 3, Queue, "at_hand", _one_too_many_at_hand),
+)
+
+
+def programs_until_found(mutation: Mutation, play: Callable[[int], None]) -> int | None:
+    """Return how many programs it took to find the bug; None if it was not found."""
+    with mutation.plant():
+        for seed in range(mutation.seeds):
+            try:
+                play(seed)
+            except Exception:  # noqa: BLE001 - whatever it is, the bug was noticed
+                return seed + 1
+    return None
+
+
+def play_store(seed: int) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        run_program(Comparison(Path(root)), random.Random(seed), steps=250)
+
+
+@pytest.mark.parametrize("mutation", OF_THE_STORE, ids=lambda each: each.name)
+def test_bug_planted_in_the_store_is_found(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_small(monkeypatch)
+    assert programs_until_found(mutation, play_store) is not None
+
+
+@pytest.mark.parametrize("mutation", OF_THE_QUEUES, ids=lambda each: each.name)
+def test_bug_planted_in_the_queues_is_found(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tight(monkeypatch)
+    assert programs_until_found(mutation, run_mailroom) is not None
+
+
+def test_the_same_programs_pass_without_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+    make_tight(monkeypatch)
+    play_store(0)
+    run_mailroom(0)

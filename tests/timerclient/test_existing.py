@@ -1,0 +1,163 @@
+"""Keys, reschedules, cancels by key and filter, and looking in, against the fake cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.timerclient.conftest import Threaded
+from tests.timerclient.fake_cluster import NOW_MS, Cluster
+from tests.timerclient.test_scheduling import QUICK, once
+from timerclient import (
+    AlreadyExists,
+    AsyncTimerClient,
+    CancelResult,
+    InvalidRequest,
+    NotFound,
+    NotPending,
+    OutcomeUnknown,
+    RescheduleResult,
+    ScheduleResult,
+    TimerClient,
+    TimerState,
+)
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
+    async with AsyncTimerClient(cluster.address, timeout=10, settings=QUICK) as client:
+        yield client
+
+
+async def test_taken_key_is_an_error_of_its_own_call_alone(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    first = await client.schedule("t", b"1", key="k", delay=9)
+    calls = [
+        client.schedule("t", b"2", key="k", delay=9),
+        client.schedule("t", b"3", key="other", delay=9),
+        client.schedule("t", b"4", delay=9),
+    ]
+    refused, other, plain = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(refused, AlreadyExists)
+    assert refused.existing == first.id
+    assert not refused.retryable
+    assert len({first, other, plain}) == 3
+    assert len(cluster.requests) == 2  # they shared one
+
+
+async def test_modes_do_not_share_a_request(cluster: Cluster, client: AsyncTimerClient) -> None:
+    first = await client.schedule("t", b"1", key="k", delay=9)
+    kept, replaced, plain = await asyncio.gather(
+        client.schedule("t", b"2", key="k", delay=9, on_conflict="keep"),
+        client.schedule("t", b"3", key="k", delay=9, on_conflict="replace"),
+        client.schedule("t", b"4", delay=9, on_conflict="replace"),
+    )
+    assert (kept, kept.result) == (first, ScheduleResult.KEPT)
+    assert (replaced.result, replaced.replaced) == (ScheduleResult.REPLACED, first.raw)
+    assert plain.result is ScheduleResult.SCHEDULED
+    assert len(cluster.requests) == 3
+    with pytest.raises(InvalidRequest, match="on_conflict"):
+        await client.schedule("t", b"", key="k", on_conflict="overwrite")
+
+
+async def test_lost_answer_of_a_conflict_is_repeated_as_it_was(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    first = await client.schedule("t", b"1", key="k", delay=9)
+    cluster.on_schedule = once("lose")
+    replaced = await client.schedule("t", b"2", key="k", delay=9, on_conflict="replace")
+    assert replaced.duplicate
+    assert replaced.replaced == first.raw
+    assert [row.cancelled for row in cluster.rows] == [True, False]
+
+
+async def test_batch_tells_of_each_row(client: AsyncTimerClient) -> None:
+    timers = await client.schedule_batch("t", [b"x"] * 3, keys=["a", "a", "b"], delay=9)
+    assert [result.name for result in timers.results] == ["SCHEDULED", "REJECTED", "SCHEDULED"]
+    assert timers.existing == [None, timers[0].id, None]
+    with pytest.raises(AlreadyExists):
+        timers[1]
+    assert [timer.id for timer in timers[::2]] == [timers[0].id, timers[2].id]
+
+
+async def test_cancel_and_reschedule_by_key(client: AsyncTimerClient) -> None:
+    old = await client.schedule("t", b"p", key="k", delay=9, headers={"a": "b"})
+    new = await client.reschedule(key="k", topic="t", delay=60)
+    assert new.due_ms == NOW_MS + 60_000
+    assert await client.cancel(old) == CancelResult.ALREADY_CANCELLED
+    assert await client.cancel(key="k", topic="t") == CancelResult.CANCELLED
+    assert await client.cancel(key="k", topic="t") == CancelResult.NOT_FOUND
+    with pytest.raises(NotPending) as ended:
+        await client.reschedule(new, due_ms=5)
+    assert ended.value.result is RescheduleResult.ALREADY_CANCELLED
+    with pytest.raises(NotFound):
+        await client.reschedule(key="k", topic="t")
+    for wrong in ({}, {"key": "k"}, {"timer": new, "key": "k", "topic": "t"}):
+        with pytest.raises(InvalidRequest):
+            await client.cancel(**wrong)
+
+
+async def test_reschedule_whose_answer_is_lost_is_not_sent_again(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    timer = await client.schedule("t", b"p", key="k", delay=9)
+    orders = ["lose"]
+    cluster.on_cancel = lambda: orders.pop() if orders else None
+    with pytest.raises(OutcomeUnknown):
+        await client.reschedule(timer, delay=60)
+    assert len(cluster.rows) == 2
+    assert (await client.get_timer(key="k", topic="t")).due_ms == NOW_MS + 60_000
+
+
+async def test_batches_of_reschedules_and_filters(client: AsyncTimerClient) -> None:
+    due = [NOW_MS + 1000 * at for at in range(1, 11)]
+    timers = await client.schedule_batch("t", [b"%d" % ms for ms in due], due_ms=due)
+    moved = await client.reschedule_batch(timers[:2], due_ms=[due[0] + 1, due[1] + 2])
+    assert [one.timer.due_ms for one in moved if one.timer] == [due[0] + 1, due[1] + 2]
+    again = await client.reschedule_batch([timers[0]], delay=1)
+    assert again == [(RescheduleResult.ALREADY_CANCELLED, None)]
+    assert await client.cancel_where("t", due_to=due[4]) == 4
+    start = datetime.fromtimestamp(due[6] / 1000, UTC)
+    assert await client.reschedule_where("t", {"due_from": start}, delay=100) == 4
+    left = [timer.due_ms async for timer in client.list_timers("t")]
+    assert left == [*due[4:6], *[NOW_MS + 100_000] * 4]
+    with pytest.raises(InvalidRequest, match="due_to"):
+        await client.cancel_where("t", due_to=datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+async def test_looking_in(client: AsyncTimerClient) -> None:
+    timer = await client.schedule("t", b"p\xff", key="k", headers={"a": "ä"}, delay=9)
+    info = await client.get_timer(timer)
+    assert (info.id, info.state, info.topic) == (timer.id, TimerState.PENDING, "t")
+    assert (info.payload, info.key, info.headers) == (b"p\xff", "k", {"a": "ä"})
+    assert info.requested_ms == NOW_MS + 9000
+    counts = await client.count_timers("t")
+    assert (counts.pending, counts.within[timedelta(seconds=5)], counts.beyond) == (1, 0, 0)
+    await client.cancel(timer)
+    ended = await client.get_timer(timer.id)
+    assert (ended.id, ended.state, ended.payload) == (timer.id, TimerState.CANCELLED, None)
+    with pytest.raises(NotFound):
+        await client.get_timer(key="k", topic="t")
+    assert [one async for one in client.list_timers("t")] == []
+
+
+def test_sync_client_does_the_same(threaded: Threaded) -> None:
+    with TimerClient(threaded.cluster.address, settings=QUICK) as client:
+        timers = client.schedule_batch("t", [b"x"] * 5, keys=list("abcde"), delay=9)
+        with pytest.raises(AlreadyExists):
+            client.schedule("t", b"", key="a")
+        new = client.reschedule(timers[0], delay=1)
+        assert next(timer.id for timer in client.list_timers("t")) == new.id
+        assert [one.key for one in client.list_timers("t", page_size=2)] == list("abcde")
+        [one] = client.reschedule_keys("t", ["b"], delay=2)
+        assert client.get_timer(one.timer).state is TimerState.PENDING
+        assert client.cancel_keys("t", ["c", "z"]) == [
+            CancelResult.CANCELLED,
+            CancelResult.NOT_FOUND,
+        ]
+        assert client.cancel(key="d", topic="t") == CancelResult.CANCELLED
+        assert client.reschedule_where("t", {"key_prefix": "e"}, delay=3) == 1
+        assert client.reschedule_batch([new], delay=4)[0].result is RescheduleResult.RESCHEDULED
+        assert client.cancel_where("t") == client.count_timers("t").pending + 3

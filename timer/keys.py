@@ -1,0 +1,105 @@
+"""Keys: from (topic, key) to the pending row that has it, with no table that grows with them.
+
+    (topic, key) --hash_keys--> 64 bits --> KeyTiers of the memtable   (hash, place)
+                                        --> key file of each run       (hash, due, seq)
+                                                 |
+                            candidates <---------'   pending, and the same bytes: found
+
+A key is unique among the pending timers of its topic, so of all candidates at most one is left.
+Hashes only find candidates; the bytes decide. So nothing depends on which candidates a replica's
+own memtable and files give, and two keys that share a hash cost a look more, never an answer.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.columns import I64, U32, U64, Binary
+from timer.timer_id import mix
+
+_WORD: Final = 8
+_ROWS_AT_ONCE: Final = 8_192
+
+
+def hash_keys(topic: U32, keys: Binary) -> U64:
+    """Return the hashes (n, uint64) of the keys, each in its topic."""
+    sizes = keys.sizes.astype(np.int64)
+    hashes = mix(topic.astype(np.uint64) | sizes.astype(np.uint64) << np.uint64(32))
+    data = np.frombuffer(bytes(keys.blob) + bytes(_WORD), np.uint8)
+    starts = np.cumsum(sizes) - sizes
+    for first in range(0, len(sizes), _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        _hash_words(hashes[rows], data, starts[rows], sizes[rows])
+    return hashes
+
+
+def _hash_words(hashes: U64, data: npt.NDArray[np.uint8], starts: I64, sizes: I64) -> None:
+    """Mix the bytes of each key into its hash, eight at a time."""
+    ahead = np.arange(_WORD)
+    open_ = np.flatnonzero(sizes > 0)
+    word = 0
+    while len(open_):
+        at = starts[open_] + word
+        words = data[at[:, None] + ahead].view("<u8").ravel()
+        left = np.minimum(sizes[open_] - word, _WORD).astype(np.uint64)
+        words &= np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> (np.uint64(64) - np.uint64(8) * left)
+        hashes[open_] = mix(hashes[open_] ^ words)
+        word += _WORD
+        open_ = open_[sizes[open_] > word]
+
+
+class KeyTiers:
+    """Pairs (hash, place) of a memtable's rows, in sorted tiers, each twice as large as the next.
+
+    Places whose rows were cancelled leave when tiers merge, so a key that is replaced again and
+    again does not gather.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: list[tuple[I64, I64]] = []
+        self._tiers: list[tuple[I64, I64]] = []
+
+    def add(self, hashes: U64, places: I64) -> None:
+        """Take n pairs; places are those of `alive`, below."""
+        self._fresh.append((hashes.view(np.int64), places))
+
+    def find(self, hashes: U64, alive: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], I64]:
+        """Return (which hash, place) of every live row with one of the hashes, in any order."""
+        if self._fresh:
+            self._seal(alive)
+        wanted = hashes.view(np.int64)
+        which: list[npt.NDArray[np.intp]] = [np.empty(0, np.intp)]
+        places: list[I64] = [np.empty(0, np.int64)]
+        for tier, place in self._tiers:
+            low = tier.searchsorted(wanted, "left")
+            count = tier.searchsorted(wanted, "right") - low
+            which.append(np.repeat(np.arange(len(wanted)), count))
+            places.append(place[spans(low, count)])
+        found, at = np.concatenate(which), np.concatenate(places)
+        live = alive.take(at)
+        return found[live], at[live]
+
+    def _seal(self, alive: npt.NDArray[np.bool_]) -> None:
+        """Make a tier of what is fresh; merge neighbours until each is twice the next."""
+        self._tiers.append(_live(self._fresh, alive))
+        self._fresh = []
+        while len(self._tiers) > 1 and len(self._tiers[-2][0]) < 2 * len(self._tiers[-1][0]):
+            self._tiers[-2:] = [_live(self._tiers[-2:], alive)]
+
+
+def spans(starts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Return starts[0], starts[0] + 1, … counts[0] of them, then the same of the next."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.asarray(np.arange(total) + np.repeat(starts - (ends - counts), counts))
+
+
+def _live(parts: list[tuple[I64, I64]], alive: npt.NDArray[np.bool_]) -> tuple[I64, I64]:
+    """Return the pairs of all parts whose rows live, sorted."""
+    hashes = np.concatenate([hashes for hashes, _ in parts])
+    places = np.concatenate([places for _, places in parts])
+    live = alive.take(places)
+    hashes, places = hashes[live], places[live]
+    order = np.argsort(hashes, kind="stable")  # it merges what is sorted already
+    return hashes[order], places[order]

@@ -1,0 +1,354 @@
+"""The runs of a store: their files, their windows, and how they become fewer.
+
+    flush --open--> in use --merge or past--> retired --a manifest names it no more--> removed
+                      | window
+                      +--> peek, find
+
+Retired files stay while a manifest names them: a restart from it needs them. The order of the runs
+means nothing: a timer and its tombstone know each other by (due, seq), wherever they lie.
+
+Threads: `write` and what it calls, `Ahead.read` and `Lookup.read` may run beside everything else.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from timer import key_file
+from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
+from timer.compaction import PART_SIZE, Sketch, part_size, plan
+from timer.disk import Disk
+from timer.lookup import in_run
+from timer.memtable import Peek
+from timer.merge import Merge, merged
+from timer.order import Position, after, find, fire_order
+from timer.run import SUFFIX, Finder, Run, RunMeta, is_tombstone
+from timer.run_writer import Pace, write_parts
+from timer.units import UnixMs
+from timer.window import LOADED_SIZE_MAX, Ahead, Window
+
+AHEAD_MS: Final = 2_000
+"""How far ahead of now rows are copied out of runs."""
+AGAIN_MS: Final = 1_000
+"""They are read on when less than this is loaded."""
+WARM_MS: Final = 5_000
+"""How far beyond the fire position a new run is loaded before it is used: firing may lag that."""
+WARM_SIZE_MAX: Final = 4 << 20
+
+
+class Candidates(Protocol):
+    """What was asked of runs before: timer/prepare.py."""
+
+    def candidates(
+        self, run: Run, topic: U32, keys: Binary
+    ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
+        """Return what lookup.in_run would; None if it was not asked."""
+
+
+class Lookup:
+    """Timers that will be asked for, looked up before: what a run holds of them never changes."""
+
+    def __init__(self, runs: Sequence[Run], due_ms: I64, seq: U64) -> None:
+        order = fire_order(due_ms, seq)
+        self.due_ms, self.seq = due_ms[order], seq[order]
+        self._runs = runs
+        self._found: dict[int, tuple[npt.NDArray[np.bool_], RowArray]] = {}
+
+    def read(self) -> None:
+        """Look into each run. For a thread.
+
+        Raises:
+            CorruptFile: a head doesn't verify.
+        """
+        finder = Finder()
+        for run in self._runs:
+            with suppress(FileNotFoundError):  # merged away meanwhile
+                found, rows = finder.find(run, self.due_ms, self.seq)
+                every = np.zeros(len(found), ROW)
+                every[found] = rows
+                self._found[run.meta.number] = found, every
+
+    def answer(
+        self, run: Run, due_ms: I64, seq: U64
+    ) -> tuple[npt.NDArray[np.bool_], RowArray] | None:
+        """Return what Finder.find would; None if it was not looked up."""
+        known = self._found.get(run.meta.number)
+        place = find(self.due_ms, self.seq, due_ms, seq)
+        if known is None or (place < 0).any():
+            return None
+        found, rows = known[0][place], known[1][place]
+        return found, rows[found]
+
+
+class Runs:
+    """See the module. `directory` is theirs alone; it is made if missing."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+        disk.make_dir(directory)
+        self._windows: list[Window] = []
+        self._retired: list[RunMeta] = []
+        self.finder = Finder()
+        """For look-ups on the loop."""
+        self._lookup: Lookup | None = None
+        self._merge: Merge | None = None
+        self._next_buf = count(1)
+        self._next_number = 1
+
+    def adopt(self, metas: Sequence[RunMeta], position: Position) -> None:
+        """Use the runs that a manifest names, and remove all other files.
+
+        Raises:
+            CorruptFile: a run is missing, or its length or footer is wrong.
+        """
+        suffixes = (SUFFIX, key_file.SUFFIX)
+        found = [name for name in self._disk.list_dir(self._directory) if name.endswith(suffixes)]
+        orphans = [*{*found} - {name for meta in metas for name in meta.names}]
+        for name in orphans:
+            self._disk.remove(self._directory / name)
+        if orphans:
+            self._disk.sync_dir(self._directory)
+        self._windows = [self._open(meta, position) for meta in metas]
+        numbers = [int(name.partition(".")[0]) for name in found]
+        self._next_number = max([*numbers, *(meta.number for meta in metas)], default=0) + 1
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those in use."""
+        return [window.run for window in self._windows]
+
+    @property
+    def metas(self) -> list[RunMeta]:
+        """Those in use, for the manifest."""
+        return [run.meta for run in self.runs]
+
+    @property
+    def retired(self) -> list[RunMeta]:
+        """Those no longer in use, whose files are still there."""
+        return [*self._retired]
+
+    @property
+    def cold_reads(self) -> int:
+        """How many slices firing had to wait for, of the runs in use."""
+        return sum(window.cold_reads for window in self._windows)
+
+    @property
+    def loaded_size(self) -> int:
+        """Bytes of memory that the windows hold."""
+        return sum(window.size for window in self._windows)
+
+    def new_buf(self) -> int:
+        """Return a number for a buffer that rows point into. Any thread may ask."""
+        return next(self._next_buf) & 0xFFFF_FFFF
+
+    def new_numbers(self, size: int) -> range:
+        """Return numbers for the parts of `size` bytes."""
+        first = self._next_number
+        self._next_number += size // PART_SIZE + 2
+        return range(first, self._next_number)
+
+    # ---- reading
+
+    def peeks(self, after: Position, until_ms: int, rows_max: int) -> Iterator[Peek]:
+        """Yield the rows of each run after `after` that are due: see Window.peek."""
+        for window in self._windows:
+            if window.run.meta.first.due_ms <= until_ms:
+                yield window.peek(after, until_ms, rows_max)
+
+    def bufs(self) -> Iterator[Buffers]:
+        """Yield the buffers that the rows of peeks point into."""
+        return (window.bufs for window in self._windows if window.bufs)
+
+    def next_due(self) -> int | None:
+        """Return the due of the first row of all, None if there is none."""
+        return min((due for w in self._windows if (due := w.next_due()) is not None), default=None)
+
+    def drop(self, through: Position) -> None:
+        """Take over the fire position."""
+        for window in self._windows:
+            window.drop(through)
+
+    def find(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
+        """Return which timers are in a run and in none cancelled (n, bool), and their rows.
+
+        Raises:
+            CorruptFile: a head doesn't verify.
+        """
+        rows = np.zeros(len(seq), ROW)
+        timer = np.zeros(len(seq), np.bool_)
+        cancelled = np.zeros(len(seq), np.bool_)
+        for window in self._windows:
+            asked = np.flatnonzero(~timer | (window.run.meta.tombstones > 0))
+            found, here = self._find(window.run, due_ms[asked], seq[asked])
+            mine, dead = asked[found], is_tombstone(here)
+            cancelled[mine[dead]] = True
+            timer[mine[~dead]] = True
+            rows[mine[~dead]] = here[~dead]
+        found = timer & ~cancelled
+        return found, rows[found]
+
+    def _find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
+        known = None if self._lookup is None else self._lookup.answer(run, due_ms, seq)
+        return known or self.finder.find(run, due_ms, seq)
+
+    def find_keys(
+        self,
+        hashes: U64,
+        topic: U32,
+        keys: Binary,
+        position: Position,
+        prepared: "Candidates | None",
+    ) -> tuple[npt.NDArray[np.intp], RowArray]:
+        """Return (which key, row) of the timers after `position` that have the keys.
+
+        Those cancelled by a tombstone in a run are left out. Of the rows due, seq, topic and sizes
+        of payload and key are valid.
+
+        Raises:
+            CorruptFile: a key file, key or head doesn't verify.
+        """
+        which: list[npt.NDArray[np.intp]] = [np.empty(0, np.intp)]
+        parts: list[RowArray] = [np.empty(0, ROW)]
+        for run in self.runs:
+            if not run.meta.keys_size or run.meta.last <= position:
+                continue
+            known = None if prepared is None else prepared.candidates(run, topic, keys)
+            number, rows = known or in_run(run, hashes, topic, keys)
+            left = after(rows["due_ms"], rows["seq"], position)
+            which.append(number[left])
+            parts.append(rows[left])
+        found, rows = np.concatenate(which), np.concatenate(parts)
+        left = ~self._buried(rows["due_ms"].copy(), rows["seq"].copy())
+        return found[left], rows[left]
+
+    def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
+        """Return which timers have a tombstone in a run (n, bool)."""
+        dead = np.zeros(len(seq), np.bool_)
+        for run in self.runs:
+            if run.meta.tombstones and len(seq):
+                asked = np.flatnonzero(~dead)
+                found, here = self._find(run, due_ms[asked], seq[asked])
+                dead[asked[found]] |= is_tombstone(here)
+        return dead
+
+    def end_lookup(self, lookup: Lookup | None) -> None:
+        """Use what was looked up, until the next time."""
+        self._lookup = lookup
+
+    # ---- reading ahead
+
+    def begin_ahead(self, now_ms: UnixMs) -> Ahead | None:
+        """Return what a thread should load for the next two seconds; None: nothing for now."""
+        room = LOADED_SIZE_MAX - self.loaded_size
+        if room <= 0 or not any(window.wants(now_ms + AGAIN_MS) for window in self._windows):
+            return None
+        until_ms = now_ms + AHEAD_MS
+        return Ahead([w for w in self._windows if w.wants(until_ms)], until_ms, room)
+
+    def end_ahead(self, ahead: Ahead) -> None:
+        """Use what was loaded."""
+        ahead.install(self._windows)
+
+    # ---- writing
+
+    def write(
+        self, numbers: range, chunks: Iterable[tuple[RowArray, Buffers]], size: int, pace: Pace
+    ) -> list[RunMeta]:
+        """Write sorted rows to durable runs of about `size` bytes each. For a thread.
+
+        Raises:
+            CorruptFile: a chunk comes from a run that doesn't verify.
+            DiskFailed: the process must stop.
+        """
+        return write_parts(self._disk, self._directory, iter(numbers), chunks, size, pace)
+
+    def warm(self, metas: Iterable[RunMeta], position: Position) -> list[Window]:
+        """Open new runs and load what is due soon, before they are used. For a thread.
+
+        Raises:
+            CorruptFile: what was just written doesn't verify.
+        """
+        windows = [self._open(meta, position) for meta in metas]
+        for window in windows:
+            window.load(position.due_ms + WARM_MS, WARM_SIZE_MAX)
+        return windows
+
+    def _open(self, meta: RunMeta, position: Position) -> Window:
+        return Window(Run(self._disk, self._directory, meta), position, self.new_buf)
+
+    def use(self, windows: Iterable[Window], position: Position) -> None:
+        """Take new runs into use at the fire position."""
+        for window in windows:
+            window.enter(position)
+            self._windows.append(window)
+
+    def retire_past(self, position: Position) -> None:
+        """Retire the runs all of which lies at or before `position`, unread."""
+        merging = set() if self._merge is None else {id(run) for run in self._merge.runs}
+        past = [window for window in self._windows if window.run.meta.last <= position]
+        self._retire([window for window in past if id(window.run) not in merging])
+
+    def _retire(self, windows: Sequence[Window]) -> None:
+        gone = {id(window) for window in windows}
+        self._retired += [window.run.meta for window in windows]
+        self._windows = [window for window in self._windows if id(window) not in gone]
+
+    def forget(self, retired: Sequence[RunMeta]) -> None:
+        """The files of these retired runs were removed."""
+        numbers = {meta.number for meta in retired}
+        self._retired = [meta for meta in self._retired if meta.number not in numbers]
+
+    def remove(self, retired: Sequence[RunMeta]) -> None:
+        """Remove the files of retired runs. A manifest that names none is durable. For a thread."""
+        for meta in retired:
+            for name in meta.names:
+                self._disk.remove(self._directory / name)
+        if retired:
+            self._disk.sync_dir(self._directory)
+
+    # ---- merging
+
+    def begin_merge(self, position: Position) -> Merge | None:
+        """Return what to merge now; None: nothing, or a merge is under way.
+
+        What lies at or before `position`, the fire position, is left out.
+        """
+        if self._merge is not None:
+            return None
+        live = [window.run for window in self._windows if window.run.meta.last > position]
+        chosen = tuple(live[number] for number in plan([_sketch(run, position) for run in live]))
+        if not chosen:
+            return None
+        size = sum(run.size_after(position) for run in chosen)
+        self._merge = Merge(chosen, self.new_numbers(size), part_size(size), position)
+        return self._merge
+
+    def write_merge(self, merge: Merge, pace: Pace) -> list[RunMeta]:
+        """Write what is left of the runs, in parts. For a thread.
+
+        Raises:
+            CorruptFile: a batch doesn't verify.
+            DiskFailed: the process must stop.
+        """
+        return self.write(merge.numbers, merged(merge), merge.part_size, pace)
+
+    def end_merge(self, merge: Merge, windows: Iterable[Window], position: Position) -> None:
+        """Let the parts take the place of the runs, which are retired."""
+        assert merge is self._merge
+        self._merge = None
+        runs = {id(run) for run in merge.runs}
+        self._retire([window for window in self._windows if id(window.run) in runs])
+        self.use(windows, position)
+
+
+def _sketch(run: Run, position: Position) -> Sketch:
+    meta = run.meta
+    rows = run.rows_after(position)
+    tombstones = meta.tombstones * rows // meta.rows
+    return Sketch(max(meta.first, position), meta.last, meta.size, rows, tombstones)

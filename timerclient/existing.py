@@ -1,0 +1,369 @@
+"""The part of the client that is about timers that exist: cancel, reschedule, look in."""
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, TypeVar, Unpack
+
+from timerclient import ids, pending, rows
+from timerclient.errors import InvalidRequest
+from timerclient.nodes import Node, Nodes
+from timerclient.pending import Rescheduled, TimerCounts, TimerInfo, Where
+from timerclient.proto import timer_pb2 as pb
+from timerclient.results import CancelResult
+from timerclient.rows import When, WhenMany
+from timerclient.timers import Timer, Timers
+
+T = TypeVar("T")
+
+CANCEL_IDS_MAX: Final = 1_000
+"""Ids in one request; the server takes 1,024."""
+Seconds = float | timedelta
+TimerLike = Timer | str | bytes
+"""A timer, its id as text, or its raw id."""
+
+
+def seconds(value: Seconds) -> float:
+    """Return a duration in seconds.
+
+    Raises:
+        InvalidRequest: it is not positive.
+    """
+    value_s = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if not value_s > 0:
+        raise InvalidRequest.of("duration", value, "must be positive")
+    return value_s
+
+
+def raw_ids(timers: Iterable[TimerLike]) -> bytes:
+    """Return the raw ids of timers, one after the other.
+
+    Raises:
+        InvalidRequest: one of them is no id.
+    """
+    out = bytearray()
+    for timer in timers:
+        raw: Any = timer.raw if isinstance(timer, Timer) else timer
+        if isinstance(raw, str):
+            raw = ids.from_text(raw)
+        if not isinstance(raw, bytes) or len(raw) != ids.SIZE:
+            raise InvalidRequest.of("timer_id", raw, f"must be {ids.SIZE} bytes")
+        out += raw
+    return bytes(out)
+
+
+def the_timer(timer: TimerLike | None) -> TimerLike:
+    """Return the timer that a call names.
+
+    Raises:
+        InvalidRequest: it names none.
+    """
+    if timer is None:
+        raise InvalidRequest.of("timer", None, "give a timer or its id, or topic and key")
+    return timer
+
+
+def no_timer(timer: TimerLike | None) -> None:
+    """Refuse a call that names a timer twice.
+
+    Raises:
+        InvalidRequest: it does.
+    """
+    if timer is not None:
+        raise InvalidRequest.of(
+            "timer", timer, "give a timer or its id, or topic and key, not both"
+        )
+
+
+def cancelling(request: pb.CancelRequest) -> Callable[[Node], Awaitable[pb.CancelResponse]]:
+    """Return what asks a node to cancel."""
+    return lambda node: node.timers.Cancel(request)
+
+
+def set_times(request: pb.RescheduleRequest, times: Mapping[str, Sequence[int]]) -> None:
+    """Put due_ms or delay_ms into a request."""
+    for name, ms in times.items():
+        getattr(request, name).extend(ms)
+
+
+class Existing:
+    """See the module; the rest is AsyncTimerClient (timerclient/aio.py)."""
+
+    @abstractmethod
+    def nodes(self) -> Nodes:
+        """Return the cluster's nodes, on the running event loop."""
+
+    @abstractmethod
+    def within_s(self, timeout: Seconds | None) -> float:
+        """Return the time that a call has, in seconds."""
+
+    # ---- cancelling and rescheduling
+
+    async def cancel(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> CancelResult:
+        """Return what became of the cancel of one timer: by its id, or by its key and topic.
+
+        By key only a pending timer is found. It is retried through failovers. If the answer to a
+        first sending was lost, the answer to the next may be ALREADY_CANCELLED (by key: NOT_FOUND)
+        of its own work.
+
+        Raises:
+            NotFound: there is no such topic.
+            OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
+        """
+        if key is not None:
+            no_timer(timer)
+            [result] = await self.cancel_keys(str(topic or ""), [key], timeout=timeout)
+            return result
+        [result] = await self.cancel_batch([the_timer(timer)], timeout=timeout)
+        return result
+
+    async def cancel_batch(
+        self,
+        timers: Iterable[TimerLike],
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> list[CancelResult]:
+        """Return what became of the cancels of many timers, one each; as `cancel` otherwise."""
+        raw = timers.raw if isinstance(timers, Timers) else raw_ids(timers)
+        results: list[CancelResult] = []
+        for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
+            request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
+            answer = await self._call(cancelling(request), timeout)
+            results += [CancelResult(result) for result in answer.results]
+        return results
+
+    async def cancel_keys(
+        self,
+        topic: str,
+        keys: Iterable[str],
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> list[CancelResult]:
+        """Return what became of the cancels of the timers that have the keys, one each."""
+        listed, results = list(keys), list[CancelResult]()
+        for start in range(0, len(listed), pending.CHANGES_MAX):
+            some = pending.named(topic, listed[start : start + pending.CHANGES_MAX])
+            request = pb.CancelRequest(keys=some)
+            answer = await self._call(cancelling(request), timeout)
+            results += [CancelResult(result) for result in answer.results]
+        return results
+
+    async def cancel_where(
+        self,
+        topic: str,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+        **where: Unpack[Where],
+    ) -> int:
+        """Cancel the pending timers of a topic that `where` picks; return how many these were.
+
+        Timers scheduled while it runs are left alone. `timeout` is of each of its pages.
+        """
+        request = pb.CancelRequest(filter=pending.where(topic, where))
+        count = 0
+        while True:
+            answer = await self._call(lambda node: node.timers.Cancel(request), timeout)
+            count += answer.cancelled
+            request.page_token = answer.next_page_token
+            if not answer.next_page_token:
+                return count
+
+    async def reschedule(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+        **when: Unpack[When],
+    ) -> Timer:
+        """Return the timer that fires instead of a pending one, named by id, or by key and topic.
+
+        It has a new id, and the old one's key, payload and headers. When: as `schedule`.
+
+        Raises:
+            NotPending: the timer fired, was cancelled, or is not known; nothing was changed.
+            NotFound: there is no such topic.
+            OutcomeUnknown: no answer in time; it may have been rescheduled. Look by key.
+        """
+        if key is not None:
+            no_timer(timer)
+            request = pb.RescheduleRequest(keys=pending.named(topic, [key]))
+        else:
+            request = pb.RescheduleRequest(timer_ids=raw_ids([the_timer(timer)]))
+        [one] = await self._reschedule(request, pending.times(when), timeout)
+        return pending.only(one, key or ids.to_text(request.timer_ids))
+
+    async def reschedule_batch(
+        self,
+        timers: Iterable[TimerLike],
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+        **when: Unpack[WhenMany],
+    ) -> list[Rescheduled]:
+        """Return what became of each reschedule; as `reschedule`, but none raises NotPending.
+
+        `delay`, `due` or `due_ms` is one value for all, or one for each timer.
+        """
+        raw = timers.raw if isinstance(timers, Timers) else raw_ids(timers)
+        n = len(raw) // ids.SIZE
+        [(name, ms)] = pending.times(when, n).items()
+        results: list[Rescheduled] = []
+        for first in range(0, n, CANCEL_IDS_MAX):
+            stop = first + CANCEL_IDS_MAX
+            request = pb.RescheduleRequest(timer_ids=raw[first * ids.SIZE : stop * ids.SIZE])
+            some = ms if len(ms) == 1 else ms[first:stop]
+            results += await self._reschedule(request, {name: some}, timeout)
+        return results
+
+    async def reschedule_keys(
+        self,
+        topic: str,
+        keys: Iterable[str],
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+        **when: Unpack[WhenMany],
+    ) -> list[Rescheduled]:
+        """Return what became of the reschedule of each timer that has a key; see the batch's."""
+        listed, results = list(keys), list[Rescheduled]()
+        [(name, ms)] = pending.times(when, len(listed)).items()
+        for first in range(0, len(listed), pending.CHANGES_MAX):
+            span = slice(first, first + pending.CHANGES_MAX)
+            request = pb.RescheduleRequest(keys=pending.named(topic, listed[span]))
+            times = {name: ms if len(ms) == 1 else ms[span]}
+            results += await self._reschedule(request, times, timeout)
+        return results
+
+    async def reschedule_where(
+        self,
+        topic: str,
+        where: Where,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+        **when: Unpack[When],
+    ) -> int:
+        """Give the pending timers that `where` picks one new due time; return how many these were.
+
+        Each once, wherever its new time is. `timeout` is of each of its pages.
+        """
+        request = pb.RescheduleRequest(filter=pending.where(topic, where))
+        set_times(request, pending.times(when))
+        count = 0
+        while True:
+            answer = await self._call(
+                lambda node: node.timers.Reschedule(request), timeout, repeatable=False
+            )
+            count += answer.rescheduled
+            request.page_token = answer.next_page_token
+            if not answer.next_page_token:
+                return count
+
+    async def _reschedule(
+        self,
+        request: pb.RescheduleRequest,
+        times: Mapping[str, Sequence[int]],
+        timeout: Seconds | None,  # noqa: ASYNC109
+    ) -> list[Rescheduled]:
+        set_times(request, times)
+        answer = await self._call(
+            lambda node: node.timers.Reschedule(request), timeout, repeatable=False
+        )
+        return pending.rescheduled(answer)
+
+    # ---- looking in
+
+    async def get_timer(
+        self,
+        timer: TimerLike | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> TimerInfo:
+        """Return what is known of one timer: by its id, or, while it is pending, by key and topic.
+
+        Raises:
+            NotFound: there is none, or no more.
+        """
+        if key is not None:
+            no_timer(timer)
+            pending.named(topic, [key])
+            request = pb.GetTimerRequest(topic=topic or "", key=key)
+        else:
+            request = pb.GetTimerRequest(timer_id=raw_ids([the_timer(timer)]))
+        answer = await self._call(lambda node: node.timers.GetTimer(request), timeout)
+        return pending.info(answer, request.timer_id)
+
+    async def list_timers(
+        self,
+        topic: str,
+        *,
+        page_size: int = pending.PAGE_SIZE,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+        **where: Unpack[Where],
+    ) -> AsyncIterator[TimerInfo]:
+        """Iterate over the pending timers of a topic that `where` picks, as they fire.
+
+        It reads page by page as it goes: a timer that is there all the while is seen once.
+        """
+        token = b""
+        while True:
+            page, token = await self.list_page(
+                topic, token, page_size=page_size, timeout=timeout, **where
+            )
+            for one in page:
+                yield one
+            if not token:
+                return
+
+    async def list_page(
+        self,
+        topic: str,
+        token: bytes = b"",
+        *,
+        page_size: int = pending.PAGE_SIZE,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+        **where: Unpack[Where],
+    ) -> tuple[list[TimerInfo], bytes]:
+        """Return a page of `list_timers`, and the token of the next; empty: it was the last.
+
+        A page may be short, or empty, and not be the last.
+        """
+        request = pb.ListTimersRequest(
+            filter=pending.where(topic, where), page_size=page_size, page_token=token
+        )
+        answer = await self._call(lambda node: node.timers.ListTimers(request), timeout)
+        return [*pending.infos(topic, answer.timers)], answer.next_page_token
+
+    async def count_timers(
+        self,
+        topic: str,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> TimerCounts:
+        """Return how many timers of a topic are pending, and how soon they are due."""
+        rows.utf8("topic", topic)
+        request = pb.CountTimersRequest(topic=topic)
+        answer = await self._call(lambda node: node.timers.CountTimers(request), timeout)
+        return pending.counts(answer)
+
+    async def _call(
+        self,
+        method: Callable[[Node], Awaitable[T]],
+        timeout: Seconds | None,  # noqa: ASYNC109
+        *,
+        repeatable: bool = True,
+    ) -> T:
+        """Return the leader's answer to a unary call."""
+        return await self.nodes().call(
+            lambda node: lambda: method(node),
+            within_s=self.within_s(timeout),
+            repeatable=repeatable,
+        )

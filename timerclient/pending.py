@@ -1,0 +1,199 @@
+"""What an application sees of timers that exist, and how it names them.
+
+    Where        the pending timers of a topic, by due time and key
+    TimerInfo    one timer, whole while it is pending
+    TimerCounts  how many are pending, and how soon they are due
+
+The functions here make the contract's requests of an application's arguments, and results of its
+answers; who sends them is the client (timerclient/aio.py).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, TypedDict
+
+from timerclient import ids, rows
+from timerclient.errors import InvalidRequest, NotPending
+from timerclient.proto import timer_pb2 as pb
+from timerclient.results import RescheduleResult, TimerState
+from timerclient.timers import Timer
+
+CHANGES_MAX: Final = 256
+"""Timers in one request by key; the server takes as many."""
+PAGE_SIZE: Final = 1_000
+Instant = datetime | int
+"""An aware datetime, or Unix milliseconds."""
+
+
+class Where(TypedDict, total=False):
+    """Pending timers of a topic: effective due in [due_from, due_to), key beginning so."""
+
+    due_from: Instant | None
+    due_to: Instant | None
+    key_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerInfo:
+    """What the cluster tells of one timer."""
+
+    raw: bytes
+    """Its id, 15 bytes."""
+    state: TimerState
+    topic: str = ""
+    """As all below, of a pending timer only."""
+    requested_ms: int | None = None
+    """When it was asked to fire, Unix milliseconds."""
+    payload: bytes | None = None
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    @property
+    def id(self) -> str:
+        """The id as text."""
+        return ids.to_text(self.raw)
+
+    @property
+    def due_ms(self) -> int:
+        """The effective due time, Unix milliseconds."""
+        return ids.due_ms_of(self.raw)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCounts:
+    """How many timers of a topic are pending."""
+
+    pending: int
+    within: Mapping[timedelta, int]
+    """Due within 5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d; each includes the ones before."""
+    clock_ms: int
+    """The cluster's clock, from which these count."""
+
+    @property
+    def beyond(self) -> int:
+        """Due later than all of these."""
+        return self.pending - max(self.within.values(), default=0)
+
+
+class Rescheduled(NamedTuple):
+    """What became of one reschedule."""
+
+    result: RescheduleResult
+    timer: Timer | None
+    """The timer that fires instead. None: it was not rescheduled."""
+
+
+def where(topic: str, what: Where) -> pb.TimerFilter:
+    """Return a filter.
+
+    Raises:
+        InvalidRequest: an argument is of the wrong kind, or out of range.
+        TypeError: an argument of another name.
+    """
+    unknown = what.keys() - Where.__annotations__.keys()
+    if unknown:
+        msg = f"unexpected keyword argument {min(unknown)!r}: due_from, due_to and key_prefix are"
+        raise TypeError(msg)
+    rows.utf8("topic", topic)
+    rows.utf8("key_prefix", what.get("key_prefix", ""))
+    due_from, due_to = what.get("due_from"), what.get("due_to")
+    return pb.TimerFilter(
+        topic=topic,
+        due_from_ms=0 if due_from is None else rows.instant_ms("due_from", due_from),
+        due_to_ms=0 if due_to is None else rows.instant_ms("due_to", due_to),
+        key_prefix=what.get("key_prefix", ""),
+    )
+
+
+def named(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
+    """Return timers by their keys.
+
+    Raises:
+        InvalidRequest: there is no topic, or a key is empty or no text.
+    """
+    if not topic:
+        raise InvalidRequest.of("topic", topic, "a key is one of a topic")
+    encoded = [rows.utf8("key", key) for key in keys]
+    if not all(encoded):
+        raise InvalidRequest.of("key", "", "must not be empty")
+    rows.utf8("topic", topic)
+    return pb.TimerKeys(topic=topic, key_sizes=map(len, encoded), keys=b"".join(encoded))
+
+
+def pieces(raw: bytes) -> list[bytes]:
+    """Return raw ids apart."""
+    return [raw[at : at + ids.SIZE] for at in range(0, len(raw), ids.SIZE)]
+
+
+def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled]:
+    """Return what became of each timer of a request."""
+    out = []
+    for result, raw in zip(answer.results, pieces(answer.timer_ids), strict=True):
+        done = RescheduleResult(result)
+        moved = done is RescheduleResult.RESCHEDULED
+        out.append(Rescheduled(done, Timer(raw) if moved else None))
+    return out
+
+
+def only(one: Rescheduled, name: str) -> Timer:
+    """Return the new timer.
+
+    Raises:
+        NotPending: it was not rescheduled.
+    """
+    if one.timer is None:
+        raise NotPending.of(name, one.result)
+    return one.timer
+
+
+def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
+    """Yield the timers of a page."""
+    raw = pieces(timers.timer_ids)
+    payloads = _slices(timers.payload_sizes, timers.payloads)
+    keys = _slices(timers.key_sizes, timers.keys) or [b""] * len(raw)
+    headers = _slices(timers.headers_sizes, timers.headers) or [b""] * len(raw)
+    for row in zip(raw, timers.due_ms, payloads, keys, headers, strict=True):
+        one, due_ms, payload, key, texts = row
+        yield TimerInfo(
+            one,
+            TimerState.PENDING,
+            topic,
+            due_ms,
+            payload,
+            key.decode() or None,
+            rows.decode_headers(texts),
+        )
+
+
+def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
+    """Return one timer; `raw` is the id that it was asked for by."""
+    if answer.state == pb.TIMER_PENDING:
+        return next(infos(answer.topic, answer.timer))
+    return TimerInfo(raw, TimerState(answer.state))
+
+
+def counts(answer: pb.CountTimersResponse) -> TimerCounts:
+    """Return the counts of a topic."""
+    spans = [timedelta(milliseconds=ms) for ms in answer.horizon_ms]
+    within = dict(zip(spans, answer.within, strict=True))
+    return TimerCounts(answer.pending, within, answer.clock_ms)
+
+
+def times(when: Mapping[str, Any], n: int | None = None) -> dict[str, Sequence[int]]:
+    """Return a request's due_ms or delay_ms; one value, or one for each of n.
+
+    Raises:
+        InvalidRequest: neither one value nor n, or a value that names no time.
+    """
+    is_delay, ms = rows.moment(when)
+    if len(ms) != 1 and len(ms) != n:
+        each = "" if n is None else f", or one for each of {n}"
+        raise InvalidRequest.of("when", f"{len(ms)} values", f"give one{each}")
+    return {"delay_ms" if is_delay else "due_ms": ms}
+
+
+def _slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
+    ends = list(accumulate(sizes))
+    return [blob[start:end] for start, end in zip([0, *ends], ends, strict=False)]
