@@ -1,5 +1,6 @@
 """What all tests share: scenario files that rewrite themselves, and one Spark session."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
+
+# Spark's launcher forks through Python's preexec_fn. Since 1.81 gRPC's fork handlers can end that
+# child before its exec, when calls are under way in this process (grpc/grpc#43055). Nothing here
+# forks without an exec. gRPC reads this when it is imported: before any test's module.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
