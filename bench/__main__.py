@@ -24,15 +24,17 @@ from bench.failover import S9
 from bench.idle import S12
 from bench.ingest import S1, S2, S3
 from bench.measure import Form, Measure, Series
+from bench.pending import S7_S8_S10
 from bench.profile import Who, flame_graph, pid_of
 from bench.results import Head, Outcome
 from bench.rig import BenchError, new_rig
 from bench.sim import SIM
+from bench.writing import S11
 from deploy.local import LaunchError
 from timerclient import TimerError
 
 MEASURES: Final[dict[str, Measure]] = {
-    measure.name: measure for measure in (S1, S2, S3, S4, S5, S6, S9, S12, SIM)
+    measure.name: measure for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, SIM)
 }
 """Every measure, in the order of the table. A new one is a function, and a line here."""
 
