@@ -40,7 +40,7 @@ KEPT: Final = (
     ),
     Kept(
         Task(2008, "ledger", 30, faults=_DAMAGE),
-        "15ca107",
+        "8180a47",
         "the ledger's manifest had no checksum: with one bit flipped it claimed entries that no"
         " log held, and the log was blamed",
         "tests/chaos/test_sim_damage.py::test_undamaged_replica_that_refuses_breaks_a_promise",
