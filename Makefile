@@ -60,7 +60,7 @@ check: setup  ## formatting, lint, types, layers, generated stubs
 
 test: check  ## check, 300 simulated worlds, every test; without Java the Spark tests are skipped, loudly
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS)
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo: setup java  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
 	$(BIN)/python -m chaos.demo $(ARGS)
