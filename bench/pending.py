@@ -1,8 +1,9 @@
-"""S7, S8, S10: what millions of pending timers cost the nodes that hold them.
+"""S7, S8, S10: what millions of pending timers cost the nodes that hold them; cancels among them.
 
     an empty cluster        memory of each node
     fill                    timers due in an hour or later, in batches
     a minute of load        peak memory of the leader, over the empty one's
+    cancels                 one after the other, of timers of every age
     rest                    disk of each node, once its merges are done, per timer
     kill -9 and start       a follower, then the leader, then all at once: until they serve
 
@@ -10,22 +11,27 @@ They share one cluster, as filling it takes longest.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from bench import cpu
 from bench.feed import BATCH_SIZE, Feed
 from bench.measure import Form, Measure, Series, check, cost
 from bench.rig import BenchError, Rig
-from timerclient import AsyncTimerClient
+from timerclient import AsyncTimerClient, CancelResult, Timer
 
 PENDING: Final = {Form.SHORT: 500_000, Form.FULL: 10_000_000}
 LOAD_S: Final = {Form.SHORT: 5.0, Form.FULL: 60.0}
 LOAD_PER_S: Final = 20_000
 RESTARTS: Final = {Form.SHORT: 1, Form.FULL: 5}
 BATCHES_IN_FLIGHT: Final = 16
+CANCELS: Final = 400
 SAMPLE_S: Final = 0.1
 FILL_LIMIT_S: Final = 600.0
 REST_S: Final = 5.0
@@ -50,51 +56,77 @@ class Resident:
         return cls(*(int(fields[name].split()[0]) << 10 for name in ("VmRSS", "RssAnon")))
 
 
-async def fill(client: AsyncTimerClient, topic: str, count: int) -> None:
-    """Schedule `count` timers, due in an hour or later, as fast as they are taken."""
-    feed, batches = Feed(), iter(range(count // BATCH_SIZE))
+async def fill(client: AsyncTimerClient, topic: str, count: int) -> list[Timer]:
+    """Schedule `count` timers, due in an hour or later; return one of each thousand."""
+    feed, batches, some = Feed(), iter(range(count // BATCH_SIZE)), list[Timer]()
 
     async def keep_scheduling() -> None:
         for _ in batches:
-            await client.schedule_batch(topic, feed.payloads(), due_ms=feed.far())
+            timers = await client.schedule_batch(topic, feed.payloads(), due_ms=feed.far())
+            some.append(timers[0])
 
     await asyncio.gather(*(keep_scheduling() for _ in range(BATCHES_IN_FLIGHT)))
+    return some
 
 
 def pending(rig: Rig, form: Form) -> Series:
     """Fill a cluster and see what its timers cost."""
     leader = rig.cluster.wait_for_leader()
     empty = Resident.of(rig.cluster.nodes[leader].pid)
-    peak, timers, written = rig.within(FILL_LIMIT_S, _filled_under_load(rig, form, leader))
+    series, timers = rig.within(FILL_LIMIT_S, _filled_under_load(rig, form, leader, empty))
     if rig.cluster.wait_for_leader() != leader:
         raise BenchError(f"{leader}, whose memory was measured, lost its leadership")
     _wait_for_rest(rig)
     return {
-        "memory": [(peak.total - empty.total) / 1e6],
-        "memory_anonymous": [(peak.anonymous - empty.anonymous) / 1e6],
-        "runs_written": [float(written)],
+        **series,
         "disk": [_disk_size(rig, name) / timers for name in rig.cluster.nodes],
         **_restarts(rig, form),
     }
 
 
-async def _filled_under_load(rig: Rig, form: Form, leader: str) -> tuple[Resident, int, int]:
-    """Return the leader's peak memory under load, how many are pending, how many runs it wrote."""
+async def _filled_under_load(
+    rig: Rig, form: Form, leader: str, empty: Resident
+) -> tuple[Series, int]:
+    """Return the leader's memory under load and what cancels take; how many are pending then."""
     topic, node = rig.topic("pending"), rig.cluster.nodes[leader]
     peak = Resident(0, 0)
     async with AsyncTimerClient(rig.endpoints) as client, asyncio.TaskGroup() as tasks:
-        await fill(client, topic, PENDING[form])
-        before = _last_run(rig, leader)
+        some = await fill(client, topic, PENDING[form])
+        runs = _last_run(rig, leader)
         load = tasks.create_task(_load(client, topic, LOAD_S[form]))
         while not load.done():
             now = Resident.of(node.pid)
             peak = Resident(max(peak.total, now.total), max(peak.anonymous, now.anonymous))
             await asyncio.sleep(SAMPLE_S)
-        added = load.result()
+        series: Series = {
+            "memory": [(peak.total - empty.total) / 1e6],
+            "memory_anonymous": [(peak.anonymous - empty.anonymous) / 1e6],
+            "runs_written": [float(_last_run(rig, leader) - runs)],
+        }
+        chosen = random.Random(7).sample(some, CANCELS)
+        series |= await _cancels(client, node.pid, chosen)
         [status] = [each for each in await client.topics() if each.name == topic]
-    timers = PENDING[form] + added
-    check(status.pending == timers, f"{timers} timers acked, {status.pending} pending")
-    return peak, timers, _last_run(rig, leader) - before
+    timers = PENDING[form] + load.result() - CANCELS
+    check(status.pending == timers, f"{timers} timers are left, {status.pending} pending")
+    return series, timers
+
+
+async def _cancels(client: AsyncTimerClient, leader: int, chosen: list[Timer]) -> Series:
+    """Cancel one after the other; latency, and CPU of the leader's process, milliseconds each."""
+    latencies_s: list[float] = []
+    used_s = cpu.of_process(leader)
+    for timer in chosen:
+        began = time.perf_counter()
+        result = await client.cancel(timer)
+        latencies_s.append(time.perf_counter() - began)
+        check(result is CancelResult.CANCELLED, f"cancel of {timer.id}: {result}")
+    p50, p99 = np.percentile(latencies_s, [50, 99]) * 1000
+    used_ms = (cpu.of_process(leader) - used_s) * 1000
+    return {
+        "cancel_p50": [float(p50)],
+        "cancel_p99": [float(p99)],
+        "cancel_cpu": [used_ms / len(chosen)],
+    }
 
 
 async def _load(client: AsyncTimerClient, topic: str, lasting_s: float) -> int:
@@ -170,6 +202,9 @@ S7_S8_S10: Final = Measure(
         cost("S7 leader's peak memory", "memory", "MB", 300, 150),
         cost("  without mapped files", "memory_anonymous", "MB"),
         cost("  runs written meanwhile", "runs_written", "runs"),
+        cost("a cancel, awaited: p50", "cancel_p50", "ms"),
+        cost("a cancel, awaited: p99", "cancel_p99", "ms"),
+        cost("  of that, the leader's CPU", "cancel_cpu", "ms", 1),
         cost("S8 restart of a follower", "restart_follower", "s", 5, 1),
         cost("S8 restart of the old leader", "restart_leader", "s", 5, 1),
         cost("  all three killed at once", "restart_all", "s"),
