@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from cluster.pace import Abandoned, IngestRate, Pacer
 from timer.clock import ClusterClock, Sample
-from timer.engine import Engine
+from timer.engine import Engine, Flush
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader, NotReady, ShuttingDown, TimerError
 from timer.leader import Delivery, Leader, Now
@@ -282,10 +282,9 @@ class Host:
     async def _fold_looked_up(self, entries: Sequence[Entry], lookup: Prepared | None) -> None:
         if lookup is not None:
             await self._in_thread(lookup.read)
+            self.engine.end_lookup(lookup)
         self._folding = False
-        self.engine.end_lookup(lookup)
         self.engine.fold(entries)
-        self.engine.end_lookup(None)
         self._fold()
 
     def _serve(self, epoch: Epoch) -> None:
@@ -350,7 +349,8 @@ class Host:
             memtable_bytes=self._memtable_bytes_flush, log_bytes=self._log_bytes_flush
         ):
             self._flushed_at_ms = now.mono_ms
-            self.spawn(self.flush())
+            if (flush := self.engine.begin_flush()) is not None:
+                self.spawn(self._flush(flush))
 
     def _too_much_is_fired(self) -> bool:
         """Whether messages that no file holds yet take so much memory that folding must wait."""
@@ -363,10 +363,15 @@ class Host:
         return math.inf if since >= self._memtable_bytes_flush else self._ingest.writing()
 
     async def flush(self) -> None:
-        """Write a manifest at the applied index; nothing if one is being written."""
+        """Write a manifest at the applied index; nothing if one is being written.
+
+        It is written also if whoever asked gives up.
+        """
         flush = self.engine.begin_flush()
-        if flush is None:
-            return
+        if flush is not None:
+            await asyncio.shield(self._beside(self._flush(flush)))
+
+    async def _flush(self, flush: Flush) -> None:
         await self._in_thread(functools.partial(flush.write, self._flush_pacer))
         self.engine.end_flush(flush)
         if not self._stopped:
@@ -416,7 +421,7 @@ class Host:
         self.kick()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run slow disk work; `stop` waits for it, also when whoever asked has given up."""
+        """Run slow disk work; `stop` waits for it."""
         future = self._loop.run_in_executor(None, work)
         self._in_threads.add(future)
         future.add_done_callback(self._in_threads.discard)
@@ -459,7 +464,9 @@ class Host:
 
     def spawn(self, work: Awaitable[None]) -> None:
         """Run `work` beside; an error in it is fatal: the state can't be trusted any more."""
+        _ = self._beside(work)
 
+    def _beside(self, work: Awaitable[None]) -> asyncio.Task[None]:
         async def run() -> None:
             try:
                 await work
@@ -469,3 +476,4 @@ class Host:
         task = self._loop.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

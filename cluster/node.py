@@ -61,7 +61,6 @@ from timer.machine import (
     ScheduleApplied,
 )
 from timer.payloads import GroupOp, Op
-from timer.snapshot import Snapshot
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -317,9 +316,6 @@ class Node:
             self._spawn(self._refetch())
 
     async def _refetch(self) -> None:
-        def needed(snapshot: Snapshot) -> bool:
-            return snapshot.index > self.replica.commit_index
-
         config, disk = self.config, self._disk
         refetch = Refetch(
             disk,
@@ -328,7 +324,7 @@ class Node:
             name=config.name,
             dials=self._dials,
             check=functools.partial(check_state, config, disk),
-            needed=needed,
+            known=lambda: self.replica.commit_index,
         )
         if await refetch.run() is not None:
             self._stopping = True

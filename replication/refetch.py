@@ -49,20 +49,20 @@ class Refetch:
         name: str,
         dials: Mapping[str, Dial],
         check: Callable[[Path], None],
-        needed: Callable[[Snapshot], bool] = lambda _: True,
+        known: Callable[[], LogIndex] = lambda: LogIndex(0),
     ) -> None:
         """Args:
         directory: Where it gathers.
         name: This node's.
         dials: The way to the others.
         check: Raises CorruptFile if no process could start from the state in a directory.
-        needed: Whether a snapshot would still bring this node further.
+        known: Up to where this node has what is committed; what a snapshot must be beyond.
         """
         assert dials, "there is nobody to ask"
         self._directory = directory
         self._incoming = Incoming(disk, directory)
         self._cluster_id, self._name, self._dials = cluster_id, name, dials
-        self._check, self._needed = check, needed
+        self._check, self._known = check, known
         self._suspect = ""
         self._refusals: dict[str, str] = {}
         self._from = ""
@@ -90,7 +90,7 @@ class Refetch:
                 finally:
                     self._from = ""
                     await channel.close()
-                if not self._needed(snapshot):
+                if snapshot.index <= self._known():
                     await asyncio.to_thread(self._incoming.forget)
                     return None
                 await asyncio.to_thread(self._incoming.finish)
@@ -109,7 +109,11 @@ class Refetch:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await channel.channel_ready()
         asked = pb.SnapshotOpen(
-            version=VERSION, cluster_id=self._cluster_id, name=self._name, suspect=self._suspect
+            version=VERSION,
+            cluster_id=self._cluster_id,
+            name=self._name,
+            suspect=self._suspect,
+            known=self._known(),
         )
         self._suspect = ""
         open_: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(OPEN)
@@ -122,6 +126,8 @@ class Refetch:
             len(snapshot.parts),
             snapshot.size,
         )
+        if snapshot.index <= self._known():
+            return snapshot  # for `run` to forget
         await asyncio.to_thread(self._incoming.begin, snapshot, under)
         while (wanted := await asyncio.to_thread(self._incoming.wanted)) is not None:
             self._from = f"{wanted[0].path} of the snapshot at {snapshot.index} comes from {name}"

@@ -17,8 +17,8 @@ log after it is kept.
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -36,6 +36,7 @@ FETCH: Final = f"/{SERVICE}/Fetch"
 CHUNK_SIZE: Final = 1 << 20
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_T = TypeVar("_T")
 
 
 class Snapshots:
@@ -63,6 +64,8 @@ class Snapshots:
         self._mono_ms, self._fatal = mono_ms, fatal
         self._pace = Pace(bytes_per_s)
         self._lock = asyncio.Lock()
+        self._pinning = False
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what the node's gRPC server needs."""
@@ -74,15 +77,19 @@ class Snapshots:
 
     @property
     def kept_from(self) -> LogIndex | None:
-        """The first entry that whoever installs the pinned snapshot needs. None: none is pinned."""
+        """The first entry that whoever installs the pinned snapshot needs. None: none is pinned.
+
+        While one is being pinned it is not known yet which: every entry, then.
+        """
+        if self._pinning:
+            return LogIndex(1)
         pinned = self._outgoing.pinned
         return LogIndex(pinned.index + 1) if pinned is not None else None
 
     async def expire(self) -> None:
         """Unpin what nobody fetches any more; called now and then."""
         if self._outgoing.pinned is not None:
-            async with self._lock:
-                await asyncio.to_thread(self._outgoing.expire, self._mono_ms())
+            await self._alone(self._outgoing.expire, self._mono_ms())
 
     async def _open(self, data: bytes, context: _Context) -> bytes:
         try:
@@ -100,26 +107,58 @@ class Snapshots:
             why = "leads not, or its lease does not hold"
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, why)
         try:
-            snapshot = await self._offer(asked.suspect)
+            snapshot = await self._to_its_end(self._offer(asked.suspect, LogIndex(asked.known)))
         except NotReady as error:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
-        except Exception as error:
-            self._fatal(error)
-            raise
         under = self._leads()  # still
         if under is None:
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "leads no more")
         return encode_offer(snapshot, under).SerializeToString()
 
-    async def _offer(self, suspect: str) -> Snapshot:
+    async def _offer(self, suspect: str, known: LogIndex) -> Snapshot:
+        outgoing = self._outgoing
         async with self._lock:
-            if suspect:
-                await asyncio.to_thread(self._outgoing.check, suspect)
+            self._pinning = True
             try:
-                return await asyncio.to_thread(self._outgoing.offer, self._mono_ms())
+                if suspect:
+                    await asyncio.to_thread(outgoing.check, suspect)
+                try:
+                    return await asyncio.to_thread(outgoing.offer, self._mono_ms(), known)
+                except NotReady:
+                    await self._flush()
+                    return await asyncio.to_thread(outgoing.offer, self._mono_ms(), known)
+            finally:
+                self._pinning = False
+
+    async def _alone(self, work: Callable[..., _T], *args: object) -> _T:
+        """Run it in a thread, one at a time."""
+
+        async def locked() -> _T:
+            async with self._lock:
+                return await asyncio.to_thread(work, *args)
+
+        return await self._to_its_end(locked())
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await `work`, which goes on if whoever asked goes away: threads can't be cancelled.
+
+        Raises:
+            NotReady: as `work` does. Every other error of it is fatal.
+        """
+
+        async def to_end() -> _T:
+            try:
+                return await work
             except NotReady:
-                await self._flush()
-                return await asyncio.to_thread(self._outgoing.offer, self._mono_ms())
+                raise
+            except Exception as error:
+                self._fatal(error)
+                raise
+
+        task = asyncio.create_task(to_end())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
 
     async def _fetch(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
         try:
@@ -130,9 +169,8 @@ class Snapshots:
         offset = asked.offset
         while offset < part.size:
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
-            async with self._lock:
-                read = self._outgoing.read
-                found = await asyncio.to_thread(read, self._mono_ms(), part, offset, CHUNK_SIZE)
+            read = self._outgoing.read
+            found = await self._alone(read, self._mono_ms(), part, offset, CHUNK_SIZE)
             if not found:
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             yield pb.SnapshotChunk(data=found, crc32=zlib.crc32(found)).SerializeToString()

@@ -178,6 +178,12 @@ class Schedule:
     rows: RowArray
 
 
+def keyed_max(payload: memoryview) -> int:
+    """Return how many rows of a SCHEDULE entry may have a key: all, or none."""
+    _, n, flags, _ = _PREFIX.unpack_from(payload)
+    return int(n) if flags & HAS_KEYS else 0
+
+
 def decode_schedule(payload: memoryview) -> Schedule:
     """Return the columns of a SCHEDULE entry as an array of dtype ROW.
 

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import I64, TOMBSTONE, U32, U64, Buffers, RowArray
+from timer.columns import I64, TOMBSTONE, U64, Buffers, RowArray
 from timer.lookup import Packer, Whole
-from timer.memtable import Memtable
+from timer.memtable import Graves, Left, Memtable
 from timer.order import Position, after, fire_order, rank
 from timer.run import TOPIC_ROWS, Head, Run, is_tombstone
 from timer.timer_id import SEQ_MAX
@@ -62,11 +62,10 @@ class Table(NamedTuple):
     rows: RowArray
     alive: npt.NDArray[np.bool_]
     bufs: Buffers
-    frozen: npt.NDArray[np.intp] | None
-    """Places of the rows that its run will have. None: it is not being flushed."""
-
-
-Graves = tuple[I64, U64, U32]
+    buried: Graves
+    """Tombstones for what lies elsewhere."""
+    left: Left | None
+    """What its run will have. None: it is not being flushed."""
 
 
 class Cut:
@@ -75,20 +74,20 @@ class Cut:
     def __init__(
         self,
         position: Position,
-        tables: Sequence[tuple[Memtable, npt.NDArray[np.intp] | None]],
-        frozen_graves: Graves | None,
+        tables: Sequence[tuple[Memtable, Left | None]],
         runs: Sequence[Run],
     ) -> None:
         self._position = position
         self._tables = [
-            Table(table.rows[: table.count], table.alive[: table.count].copy(), table.bufs, frozen)
-            for table, frozen in tables
+            Table(
+                table.rows[: table.count],
+                table.alive[: table.count].copy(),
+                table.bufs,
+                table.buried_so_far(),
+                left,
+            )
+            for table, left in tables
         ]
-        self._graves = [
-            grave for table, frozen in tables if frozen is None for grave in table.grave_log
-        ]
-        if frozen_graves is not None:
-            self._graves.append(frozen_graves)
         self._runs = [run for run in runs if run.meta.last > position]
 
     # ---- counting
@@ -104,10 +103,10 @@ class Cut:
         counts = np.zeros(len(ends), np.int64)
         for table in self._tables:
             rows = table.rows
-            places = np.flatnonzero(table.alive) if table.frozen is None else table.frozen
+            places = np.flatnonzero(table.alive) if table.left is None else table.left.live
             mine = places[rows["topic"][places] == topic]
             counts += self._counted(rows["due_ms"][mine], rows["seq"][mine], until_ms)
-        for due, seq, of in self._graves:
+            due, seq, of = table.buried
             mine = of == topic
             counts -= self._counted(due[mine], seq[mine], until_ms)
         for run in self._runs:
@@ -133,7 +132,9 @@ class Cut:
         seen = max(seen, self._position, what.start)
         lanes: list[_TableLane | _RunLane] = [_RunLane(run, what) for run in self._runs]
         lanes += [_TableLane(table, what, seen) for table in self._tables]
-        graves = [seq[topic == what.topic] for _, seq, topic in self._graves]
+        graves = [
+            seq[topic == what.topic] for _, seq, topic in (table.buried for table in self._tables)
+        ]
         dead = np.sort(np.concatenate([np.empty(0, np.uint64), *graves]))
         found: list[tuple[np.void, Buffers]] = []
         size = looked = 0

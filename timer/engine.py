@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from timer import manifest
+from timer.columns import keyed_max
 from timer.disk import Disk
-from timer.entry import HEADER_SIZE, Entry
+from timer.entry import HEADER_SIZE, Entry, Kind
 from timer.errors import NotLeader, TimerError
 from timer.leader import Append, Leader, LeaderConfig, Now
 from timer.machine import (
@@ -52,6 +53,7 @@ _PART_BYTES: Final = 1024
 _FIRED_BYTES: Final = 64
 _KEY_BYTES: Final = 2048  # where a timer in a run has it; else a tenth
 _CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
+_TARGET_SIZE: Final = 16
 
 
 @dataclass(slots=True)
@@ -113,6 +115,19 @@ def _work(entry: Entry, applied: Applied) -> int:
     return work
 
 
+def _foreseen(entry: Entry) -> int:
+    """Return what of `_work` can be told before the entry is applied."""
+    work = len(entry.payload) + _ENTRY_BYTES
+    match entry.kind:
+        case Kind.SCHEDULE:
+            work += _KEY_BYTES * keyed_max(entry.payload)
+        case Kind.CANCEL | Kind.RESCHEDULE:
+            work += _CANCEL_BYTES * len(entry.payload) // _TARGET_SIZE
+        case _:
+            pass
+    return work
+
+
 class Engine:
     """State plane of one replica."""
 
@@ -152,6 +167,8 @@ class Engine:
         self.applied_bytes = 0
         """Of the log, since the start."""
         self._flushed_bytes = 0
+        self._looked_to = LogIndex(0)
+        """The entries up to here were looked at before they are folded; what folds stops there."""
 
     # ---- applying
 
@@ -170,15 +187,31 @@ class Engine:
         return first, LogIndex(min(self.commit_index, first + 255))
 
     def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
-        """Return what a thread should ask the runs before these are folded; None: it is little."""
-        return self.machine.store.begin_lookup(entries)
+        """Return what a thread should ask the runs before these, the next, are folded.
 
-    def end_lookup(self, prepared: Prepared | None) -> None:
-        """Use what was asked for what is folded next; None: nothing any more."""
+        As many of them as are folded in one go, by what can be foreseen; the others' turn comes
+        when those are folded. None: it is little, or was asked before.
+        """
+        if self.machine.applied_index < self._looked_to:
+            return None
+        work = count = 0
+        for entry in entries:
+            if work >= FOLD_BYTES:
+                break
+            work += _foreseen(entry)
+            count += 1
+        self._looked_to = entries[count - 1].index
+        return self.machine.store.begin_lookup(entries[:count])
+
+    def end_lookup(self, prepared: Prepared) -> None:
+        """Use what was asked for what is folded next."""
         self.machine.store.end_lookup(prepared)
 
     def fold(self, entries: Sequence[Entry]) -> int:
-        """Apply the next entries, up to about FOLD_BYTES; return how many were applied."""
+        """Apply the next entries, up to about FOLD_BYTES; return how many were applied.
+
+        If `begin_lookup` was called, no more of them than it looked at.
+        """
         work = count = 0
         for entry in entries:
             if work >= FOLD_BYTES:
@@ -193,6 +226,9 @@ class Engine:
                 self._observe(entry, applied)
             if self.leader is not None:
                 self.leader.applied(entry, applied)
+            if entry.index == self._looked_to:
+                self.machine.store.end_lookup(None)
+                break
         return count
 
     def _record(self, checkpoint: Checkpoint) -> None:

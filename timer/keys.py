@@ -10,6 +10,7 @@ Hashes only find candidates; the bytes decide. So nothing depends on which candi
 own memtable and files give, and two keys that share a hash cost a look more, never an answer.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,9 @@ import numpy.typing as npt
 
 from timer.columns import I64, U32, U64, Binary
 from timer.timer_id import mix
+
+Live = Callable[[I64], npt.NDArray[np.bool_]]
+"""Tells which of these places hold pending rows."""
 
 _WORD: Final = 8
 _ROWS_AT_ONCE: Final = 8_192
@@ -52,8 +56,8 @@ def _hash_words(hashes: U64, data: npt.NDArray[np.uint8], starts: I64, sizes: I6
 class KeyTiers:
     """Pairs (hash, place) of a memtable's rows, in sorted tiers, each twice as large as the next.
 
-    Places whose rows were cancelled leave when tiers merge, so a key that is replaced again and
-    again does not gather.
+    Places whose rows are no longer pending leave when tiers merge, so a key that is replaced, or
+    fires and is set, again and again does not gather.
     """
 
     def __init__(self) -> None:
@@ -61,13 +65,13 @@ class KeyTiers:
         self._tiers: list[tuple[I64, I64]] = []
 
     def add(self, hashes: U64, places: I64) -> None:
-        """Take n pairs; places are those of `alive`, below."""
+        """Take n pairs."""
         self._fresh.append((hashes.view(np.int64), places))
 
-    def find(self, hashes: U64, alive: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.intp], I64]:
+    def find(self, hashes: U64, live: Live) -> tuple[npt.NDArray[np.intp], I64]:
         """Return (which hash, place) of every live row with one of the hashes, in any order."""
         if self._fresh:
-            self._seal(alive)
+            self._seal(live)
         wanted = hashes.view(np.int64)
         which: list[npt.NDArray[np.intp]] = [np.empty(0, np.intp)]
         places: list[I64] = [np.empty(0, np.int64)]
@@ -77,15 +81,15 @@ class KeyTiers:
             which.append(np.repeat(np.arange(len(wanted)), count))
             places.append(place[spans(low, count)])
         found, at = np.concatenate(which), np.concatenate(places)
-        live = alive.take(at)
-        return found[live], at[live]
+        lives = live(at)
+        return found[lives], at[lives]
 
-    def _seal(self, alive: npt.NDArray[np.bool_]) -> None:
+    def _seal(self, live: Live) -> None:
         """Make a tier of what is fresh; merge neighbours until each is twice the next."""
-        self._tiers.append(_live(self._fresh, alive))
+        self._tiers.append(_left(self._fresh, live))
         self._fresh = []
         while len(self._tiers) > 1 and len(self._tiers[-2][0]) < 2 * len(self._tiers[-1][0]):
-            self._tiers[-2:] = [_live(self._tiers[-2:], alive)]
+            self._tiers[-2:] = [_left(self._tiers[-2:], live)]
 
 
 def spans(starts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
@@ -95,11 +99,11 @@ def spans(starts: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]) -> npt.NDA
     return np.asarray(np.arange(total) + np.repeat(starts - (ends - counts), counts))
 
 
-def _live(parts: list[tuple[I64, I64]], alive: npt.NDArray[np.bool_]) -> tuple[I64, I64]:
+def _left(parts: list[tuple[I64, I64]], live: Live) -> tuple[I64, I64]:
     """Return the pairs of all parts whose rows live, sorted."""
     hashes = np.concatenate([hashes for hashes, _ in parts])
     places = np.concatenate([places for _, places in parts])
-    live = alive.take(places)
-    hashes, places = hashes[live], places[live]
+    lives = live(places)
+    hashes, places = hashes[lives], places[lives]
     order = np.argsort(hashes, kind="stable")  # it merges what is sorted already
     return hashes[order], places[order]

@@ -13,6 +13,7 @@ the memtable has been flushed.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,7 +30,13 @@ CAPACITY: Final = 1 << 20
 GRAVE_SIZE: Final = 64
 """Bytes that a tombstone is counted as."""
 
+_GRAVES: Final = 1 << 10
+"""Tombstones that there is room for at first."""
+
 _Item = TypeVar("_Item", bound=np.generic)
+
+Graves = tuple[I64, U64, U32]
+"""(due, seq, topic) of tombstones: columns of one length."""
 
 
 class Peek(NamedTuple):
@@ -50,8 +57,12 @@ class Memtable:
         self.bufs: dict[int, bytes | memoryview] = {}
         self.graves = Tiers()
         self.grave_count = 0
-        self.grave_log: list[tuple[I64, U64, U32]] = []
-        """(due, seq, topic) of the tombstones, as they came."""
+        self._graves: Graves = (
+            np.empty(_GRAVES, np.int64),
+            np.empty(_GRAVES, np.uint64),
+            np.empty(_GRAVES, np.uint32),
+        )
+        """The tombstones as they came."""
         self._keys = KeyTiers()
         self._keyed = 0
         self._raw = self.rows.view(RAW)
@@ -122,10 +133,9 @@ class Memtable:
         """
         if not self._keyed:
             return np.empty(0, np.intp), np.empty(0, np.int64)
-        which, place = self._keys.find(hashes, self.alive)
+        which, place = self._keys.find(hashes, self._live)
         rows = self.rows.take(place)
-        same = after(rows["due_ms"], rows["seq"], self._position)
-        same &= (rows["topic"] == topic[which]) & (rows["key_size"] == keys.sizes[which])
+        same = (rows["topic"] == topic[which]) & (rows["key_size"] == keys.sizes[which])
         ends = np.cumsum(keys.sizes, dtype=np.int64)
         for at in np.flatnonzero(same).tolist():
             row, end = rows[at], int(ends[which[at]])
@@ -134,11 +144,26 @@ class Memtable:
             same[at] = mine == keys.blob[end - size : end]
         return which[same], place[same]
 
+    def _live(self, places: I64) -> npt.NDArray[np.bool_]:
+        """Return which of the rows live, after the fire position."""
+        later = after(self.rows["due_ms"][places], self._seq[places], self._position)
+        return self.alive.take(places) & later
+
     def bury(self, due_ms: I64, seq: U64, topic: U32) -> None:
         """Keep tombstones for n timers that lie elsewhere."""
-        self.grave_log.append((due_ms, seq, topic))
+        start, stop = self.grave_count, self.grave_count + len(seq)
+        due, number, of = self._graves
+        if stop > len(due):
+            room = 1 << stop.bit_length()
+            due, number, of = (
+                _longer(due, start, room),
+                _longer(number, start, room),
+                _longer(of, start, room),
+            )
+            self._graves = due, number, of
+        due[start:stop], number[start:stop], of[start:stop] = due_ms, seq, topic
         self.graves.add(due_ms.astype(np.int64), seq.astype(np.int64), int(due_ms.min()))
-        self.grave_count += len(seq)
+        self.grave_count = stop
 
     def buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which of the timers have a tombstone here (n, bool)."""
@@ -190,20 +215,17 @@ class Memtable:
         """Index what comes by tiers."""
         self._leads = False
 
-    def live(self) -> npt.NDArray[np.intp]:
-        """Return the places of the live rows after the fire position, ascending."""
-        due, seq = self.rows["due_ms"][: self.count], self._seq[: self.count]
-        return np.flatnonzero(self.alive[: self.count] & after(due, seq, self._position))
+    def buried_so_far(self) -> Graves:
+        """Return the tombstones as they came; what comes later does not change it."""
+        due, seq, topic = self._graves
+        count = self.grave_count
+        return due[:count], seq[:count], topic[:count]
 
-    def graves_left(self) -> tuple[I64, U64, U32]:
-        """Return (due, seq, topic) of the tombstones after the fire position, sorted."""
-        if not self.grave_log:
-            return np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint32)
-        due, seq, topic = (np.concatenate(column) for column in zip(*self.grave_log, strict=True))
-        left = after(due, seq, self._position)
-        due, seq, topic = due[left], seq[left], topic[left]
-        order = fire_order(due, seq)
-        return due[order], seq[order], topic[order]
+    def left(self) -> "Left":
+        """Return what is left of it at this moment. Cheap: a thread may work it out."""
+        due, seq = self.rows["due_ms"][: self.count], self._seq[: self.count]
+        alive = self.alive[: self.count].copy()
+        return Left(due, seq, alive, self.buried_so_far(), self._position)
 
     def row_at(self, due_ms: I64, seq: U64) -> RowArray:
         """Return the live row of one timer, as an array of one or none."""
@@ -238,6 +260,36 @@ class Memtable:
         self.rows, self._raw = rows, view
         self._seq = _longer(self._seq, self.count, capacity)
         self.alive = _longer(self.alive, self.count, capacity)
+
+
+class Left:
+    """What was left of a memtable at one moment: what lies after the fire position of then."""
+
+    def __init__(
+        self,
+        due_ms: I64,
+        seq: U64,
+        alive: npt.NDArray[np.bool_],
+        graves: Graves,
+        position: Position,
+    ) -> None:
+        self._due_ms, self._seq, self._alive = due_ms, seq, alive
+        self._graves = graves
+        self._position = position
+
+    @cached_property
+    def live(self) -> npt.NDArray[np.intp]:
+        """The places of the live rows, ascending."""
+        return np.flatnonzero(self._alive & after(self._due_ms, self._seq, self._position))
+
+    @cached_property
+    def graves(self) -> Graves:
+        """The tombstones, sorted."""
+        due, seq, topic = self._graves
+        left = after(due, seq, self._position)
+        due, seq, topic = due[left], seq[left], topic[left]
+        order = fire_order(due, seq)
+        return due[order], seq[order], topic[order]
 
 
 def _longer(array: npt.NDArray[_Item], count: int, capacity: int) -> npt.NDArray[_Item]:

@@ -65,6 +65,8 @@ class Asked:
         """Return whether it may as well be asked when it is needed."""
         if sum(map(len, self.moved)) > MOVED_MIN and runs:
             return False
+        if self.names and not all(run.keys_read for run in runs):
+            return False
         count = sum(map(len, self.names))
         for run in runs:
             count += sum(int(may_hold(run.meta, i.due_ms, i.seq).sum()) for i in self.ids)

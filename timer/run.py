@@ -222,6 +222,11 @@ class Run:
             self._keys = KeyFile(self._disk, self._path.with_name(self.meta.keys_name))
         return self._keys
 
+    @property
+    def keys_read(self) -> bool:
+        """Whether asking for `keys` takes no reading."""
+        return self._keys is not None or not self.meta.keys_size
+
     def batch_after(self, position: Position) -> int:
         """Return the first batch with a row after `position`; `len(self)` if there is none."""
         return rank(self._last_due, self._last_seq, position)

@@ -147,13 +147,14 @@ class Outgoing:
         """Who installs it needs the log after its index."""
         drop(disk, directory)
 
-    def offer(self, now_ms: MonoMs) -> Snapshot:
-        """Return the pinned snapshot, or pin the newest.
+    def offer(self, now_ms: MonoMs, known: LogIndex = LogIndex(0)) -> Snapshot:
+        """Return the pinned snapshot, or pin the newest: if none is, or none beyond `known`.
 
         Raises:
             NotReady, CorruptFile: see `take`.
         """
-        if self.pinned is None:
+        if self.pinned is None or self.pinned.index <= known:
+            self.pinned = None
             self.pinned = take(self._disk, self._state, self._directory)
         self._used_ms = now_ms
         return self.pinned

@@ -37,7 +37,7 @@ from timer.disk import Disk
 from timer.entry import Entry
 from timer.keys import hash_keys
 from timer.lookup import Packer, Whole
-from timer.memtable import Memtable
+from timer.memtable import Left, Memtable
 from timer.merge import Merge, last_of
 from timer.order import (
     START,
@@ -81,10 +81,8 @@ class Frozen:
     memtable: Memtable
     numbers: range
     """For the runs that it becomes: more than enough."""
-    live: npt.NDArray[np.intp]
-    """Places of the rows that were pending."""
-    graves: tuple[I64, U64, U32]
-    """(due, seq, topic) of its tombstones, sorted."""
+    left: Left
+    """What of it was pending."""
 
 
 class Store:
@@ -299,12 +297,10 @@ class Store:
 
     def cut(self) -> Cut:
         """Return what is pending now, to be looked at by a thread."""
-        tables: list[tuple[Memtable, npt.NDArray[np.intp] | None]] = [(self._memtable, None)]
-        frozen = self._frozen
-        if frozen is not None:
-            tables.append((frozen.memtable, frozen.live))
-        graves = None if frozen is None else frozen.graves
-        return Cut(self._position, tables, graves, self._runs.runs)
+        tables: list[tuple[Memtable, Left | None]] = [(self._memtable, None)]
+        if self._frozen is not None:
+            tables.append((self._frozen.memtable, self._frozen.left))
+        return Cut(self._position, tables, self._runs.runs)
 
     def fire(self, read_time_ms: UnixMs, rows_max: int, bytes_max: int) -> Fired:
         """Take out the pending rows with due <= `read_time_ms`, in (due, seq) order, to a limit.
@@ -397,7 +393,7 @@ class Store:
         assert self._frozen is None
         memtable = self._memtable
         numbers = self._runs.new_numbers(memtable.size)
-        self._frozen = Frozen(memtable, numbers, memtable.live(), memtable.graves_left())
+        self._frozen = Frozen(memtable, numbers, memtable.left())
         self._memtable = self._new_memtable()
         return self._frozen
 
@@ -408,8 +404,8 @@ class Store:
             CorruptFile: what was just written doesn't verify.
             DiskFailed: the process must stop.
         """
-        timers = frozen.memtable.rows[frozen.live]
-        size = int(row_sizes(timers).sum()) + TOMBSTONE_SIZE * len(frozen.graves[0])
+        timers = frozen.memtable.rows[frozen.left.live]
+        size = int(row_sizes(timers).sum()) + TOMBSTONE_SIZE * len(frozen.left.graves[0])
         chunks = _sorted_rows(frozen)
         metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
         return self._runs.warm(metas, self._position)
@@ -532,9 +528,9 @@ class Store:
 
 def _sorted_rows(frozen: Frozen) -> Iterator[tuple[RowArray, Buffers]]:
     """Yield the rows and tombstones of a frozen memtable in (due, seq) order, in chunks."""
-    rows, live = frozen.memtable.rows, frozen.live
+    rows, live = frozen.memtable.rows, frozen.left.live
     due_ms = rows["due_ms"][live]
-    grave_due, grave_seq, grave_topic = frozen.graves
+    grave_due, grave_seq, grave_topic = frozen.left.graves
     if len(grave_due):
         seq = np.concatenate([rows["seq"][live], grave_seq])
         order = fire_order(np.concatenate([due_ms, grave_due]), seq)

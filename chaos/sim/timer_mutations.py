@@ -17,7 +17,7 @@ from timer.groups import Group
 from timer.leader import Leader, Now
 from timer.leases import ACCEPT
 from timer.machine import CANCELLED, RESCHEDULED, Machine
-from timer.memtable import Memtable, Peek
+from timer.memtable import Left, Peek
 from timer.order import START, Position
 from timer.payloads import Fire
 from timer.producers import Answer, Producers
@@ -100,7 +100,7 @@ def _fire_from_checkpoint(self: Leader, now: Now) -> None:
 # ---- what outlives a restart
 
 
-def _no_graves(self: Memtable) -> Any:
+def _no_graves(self: Left) -> Any:
     return np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32)
 
 
@@ -304,7 +304,7 @@ TIMER_MUTATIONS: Final = (
         {"cancel", "digest", "conservation", "key", "list"},
         60,
         "a cancel of what was flushed, then another flush and a restart",
-        _patch(Memtable, "graves_left", _no_graves),
+        _patch(Left, "graves", property(_no_graves)),
         **_RESTARTS,
     ),
     _mutation(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n replication/proto/snapshot.proto\x12\x0ereplication.v1\"R\n\x0cSnapshotOpen\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07suspect\x18\x04 \x01(\t\"9\n\x0cSnapshotPart\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05\x63rc32\x18\x03 \x01(\x07\"\xa6\x01\n\rSnapshotOffer\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x04\x12\x0e\n\x06leader\x18\x02 \x01(\x04\x12\x14\n\x0cleader_nonce\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0e\n\x06voters\x18\x06 \x03(\x04\x12+\n\x05parts\x18\x07 \x03(\x0b\x32\x1c.replication.v1.SnapshotPart\"K\n\rSnapshotFetch\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1c.replication.v1.SnapshotPart\x12\x0e\n\x06offset\x18\x02 \x01(\x04\",\n\rSnapshotChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n replication/proto/snapshot.proto\x12\x0ereplication.v1\"a\n\x0cSnapshotOpen\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07suspect\x18\x04 \x01(\t\x12\r\n\x05known\x18\x05 \x01(\x04\"9\n\x0cSnapshotPart\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05\x63rc32\x18\x03 \x01(\x07\"\xa6\x01\n\rSnapshotOffer\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x04\x12\x0e\n\x06leader\x18\x02 \x01(\x04\x12\x14\n\x0cleader_nonce\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x0e\n\x06voters\x18\x06 \x03(\x04\x12+\n\x05parts\x18\x07 \x03(\x0b\x32\x1c.replication.v1.SnapshotPart\"K\n\rSnapshotFetch\x12*\n\x04part\x18\x01 \x01(\x0b\x32\x1c.replication.v1.SnapshotPart\x12\x0e\n\x06offset\x18\x02 \x01(\x04\",\n\rSnapshotChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'replication.proto.snapshot_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SNAPSHOTOPEN']._serialized_start=52
-  _globals['_SNAPSHOTOPEN']._serialized_end=134
-  _globals['_SNAPSHOTPART']._serialized_start=136
-  _globals['_SNAPSHOTPART']._serialized_end=193
-  _globals['_SNAPSHOTOFFER']._serialized_start=196
-  _globals['_SNAPSHOTOFFER']._serialized_end=362
-  _globals['_SNAPSHOTFETCH']._serialized_start=364
-  _globals['_SNAPSHOTFETCH']._serialized_end=439
-  _globals['_SNAPSHOTCHUNK']._serialized_start=441
-  _globals['_SNAPSHOTCHUNK']._serialized_end=485
+  _globals['_SNAPSHOTOPEN']._serialized_end=149
+  _globals['_SNAPSHOTPART']._serialized_start=151
+  _globals['_SNAPSHOTPART']._serialized_end=208
+  _globals['_SNAPSHOTOFFER']._serialized_start=211
+  _globals['_SNAPSHOTOFFER']._serialized_end=377
+  _globals['_SNAPSHOTFETCH']._serialized_start=379
+  _globals['_SNAPSHOTFETCH']._serialized_end=454
+  _globals['_SNAPSHOTCHUNK']._serialized_start=456
+  _globals['_SNAPSHOTCHUNK']._serialized_end=500
 # @@protoc_insertion_point(module_scope)

@@ -26,12 +26,15 @@ class SnapshotOpen(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     cluster_id: _builtins.str
     name: _builtins.str
     """of the node that asks"""
     suspect: _builtins.str
     """a part that arrived, and whose checksum was wrong"""
+    known: _builtins.int
+    """it has what is committed up to here; one that is not beyond is of no use"""
     def __init__(
         self,
         *,
@@ -39,10 +42,11 @@ class SnapshotOpen(_message.Message):
         cluster_id: _builtins.str = ...,
         name: _builtins.str = ...,
         suspect: _builtins.str = ...,
+        known: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "name", b"name", "suspect", b"suspect", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "known", b"known", "name", b"name", "suspect", b"suspect", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,7 @@
 """Snapshots over gRPC: offered by leaders alone, resumed, checked, refused when wrong."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from replication.snapshots import Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
 from timer import snapshot
-from timer.disk import RealDisk
+from timer.disk import Disk, RealDisk
 from timer.engine import Engine
 from timer.errors import CorruptFile
 from timer.snapshot import Outgoing, Part, Snapshot
@@ -24,6 +25,10 @@ from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
 
 UNDER = Promise(Epoch(9), ReplicaId(3), Nonce(77))
 DISK = RealDisk()
+
+
+def nothing() -> LogIndex:
+    return LogIndex(0)
 
 
 class Source:
@@ -41,6 +46,8 @@ class Source:
         self.directory = directory
         self.leads = True
         self.flushes = 0
+        self.may_flush = asyncio.Event()
+        self.may_flush.set()
         self.fatal: list[BaseException] = []
         self.port = 0
         self.outgoing = Outgoing(DISK, directory / "state", directory / "outgoing")
@@ -48,6 +55,7 @@ class Source:
 
     async def _flush(self) -> None:
         self.flushes += 1
+        await self.may_flush.wait()
         flush(self.engine)
 
     @asynccontextmanager
@@ -74,12 +82,16 @@ class Source:
         return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
 
 
-def fetch_from(source: Source, into: Path, cluster_id: str = "c") -> Refetch:
+def fetch_from(
+    source: Source, into: Path, cluster_id: str = "c", known: Callable[[], LogIndex] = nothing
+) -> Refetch:
     def check(directory: Path) -> None:
         engine_on(DISK, directory)
 
     dials = {"n1": source.dial}
-    return Refetch(DISK, into, cluster_id=cluster_id, name="n2", dials=dials, check=check)
+    return Refetch(
+        DISK, into, cluster_id=cluster_id, name="n2", dials=dials, check=check, known=known
+    )
 
 
 def installed(incoming: Path, directory: Path) -> Engine:
@@ -184,6 +196,61 @@ async def test_damaged_snapshot_is_thrown_away(
         work.cancel()
         await asyncio.wait({work})
     assert snapshot.ready(DISK, tmp_path / "in") is None
+
+
+async def test_work_that_an_asker_began_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Threads can't be cancelled: another's work in the same directory must wait for them.
+    took: list[Path] = []
+    going, may_go = threading.Event(), threading.Event()
+    take = snapshot.take
+
+    def slow_take(disk: Disk, state: Path, into: Path) -> Snapshot:
+        if not took:
+            going.set()
+            assert may_go.wait(30)
+        took.append(into)
+        return take(disk, state, into)
+
+    monkeypatch.setattr(snapshot, "take", slow_take)
+    async with Source(tmp_path / "a").served() as source:
+        first = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
+        await soon(going.is_set)
+        assert source.snapshots.kept_from == 1  # which entries it will need is not known yet
+        first.cancel()
+        await asyncio.wait({first})
+        second = asyncio.ensure_future(fetch_from(source, tmp_path / "in2").run())
+        may_go.set()
+        found = await second
+    assert found is not None
+    assert (len(took), source.fatal) == (1, [])
+
+
+async def test_manifest_that_an_asker_wanted_is_written_without_it(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a", flushed=False).served() as source:
+        source.may_flush.clear()
+        first = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
+        await soon(lambda: source.flushes)
+        first.cancel()
+        await asyncio.wait({first})
+        source.may_flush.set()
+        await soon(lambda: source.outgoing.pinned)
+    assert source.flushes == 1
+
+
+async def test_only_a_snapshot_beyond_what_is_known_is_fetched(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        old = source.outgoing.offer(MonoMs(0))
+        source.log.schedule(part_of([(1, START_MS + 10**8, b"later")]))
+        catch_up(source.engine, source.log)
+        flush(source.engine)
+        found = await fetch_from(source, tmp_path / "in", known=lambda: old.index).run()
+        assert found is not None
+        assert found.index == source.engine.manifest_index > old.index
+        fetch = fetch_from(source, tmp_path / "in2", known=lambda: found.index)
+        assert await fetch.run() is None
+    assert not (tmp_path / "in2" / "manifest").exists()
 
 
 async def test_sending_is_paced(tmp_path: Path) -> None:

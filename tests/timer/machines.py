@@ -182,7 +182,7 @@ def catch_up(engine: Engine, log: Log) -> None:
             prepared.read()
             engine.end_lookup(prepared)
         engine.fold(entries)
-        engine.end_lookup(None)
+        engine.machine.store.end_lookup(None)
 
 
 # ---- what is compared

@@ -10,6 +10,8 @@ from timer.engine import CHECKPOINTS_KEPT, FOLD_BYTES, Engine
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader, ShuttingDown
 from timer.leader import LeaderConfig, Now
+from timer.payloads import Ids, Keys
+from timer.prepare import Prepared
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 
 
@@ -95,6 +97,39 @@ def test_fold_stops_after_an_entry_of_many_small_things(what: str) -> None:
             log.cancel([(START_MS, 1)] * 1500)
     engine.committed(LogIndex(len(log.entries)))
     assert engine.fold(log.cached(*engine.next_chunk())) == 2
+
+
+def test_what_is_folded_later_is_not_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # P9: a node that is behind asks for each key once, not for all that waits at each turn.
+    engine, log = begun()
+    log.schedule(part_of([(1, START_MS + 1, b"")], keys=[b"only"]))
+    catch_up(engine, log)
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    engine.end_flush(flush)  # one run has one key: what comes may have it
+    entries, keys = 40, 1000
+    for entry in range(entries):
+        names = [f"{entry}-{key}".encode() for key in range(keys)]
+        log.schedule(part_of([(1, START_MS + 1, b"")] * keys, keys=names))
+    engine.committed(LogIndex(len(log.entries)))
+    asked = []
+    ask_keys = Prepared._ask_keys
+
+    def count(self: Prepared, names: Keys) -> Ids:
+        asked.append(len(names))
+        return ask_keys(self, names)
+
+    monkeypatch.setattr(Prepared, "_ask_keys", count)
+    while engine.behind:
+        chunk = log.cached(*engine.next_chunk())
+        prepared = engine.begin_lookup(chunk)
+        if prepared is not None:
+            prepared.read()
+            engine.end_lookup(prepared)
+        assert engine.fold(chunk) < entries
+    assert sum(asked) == entries * keys
+    assert engine.machine.store.pending == entries * keys + 1
 
 
 def test_log_bytes_count_towards_a_flush_however_they_were_folded() -> None:

@@ -52,7 +52,7 @@ def test_tiers_find_the_live_rows_of_a_hash(seed: int) -> None:
             model.setdefault(hashed, set()).add(place)
         alive[rng.integers(0, count, 20)] = False
         wanted = mix(rng.integers(0, 320, 10).astype(np.uint64))
-        which, found = tiers.find(wanted, alive)
+        which, found = tiers.find(wanted, alive.take)
         for number, hashed in enumerate(wanted.tolist()):
             live = {place for place in model.get(hashed, ()) if alive[place]}
             assert sorted(found[which == number].tolist()) == sorted(live)
@@ -63,7 +63,7 @@ def test_key_replaced_again_and_again_does_not_gather() -> None:
     hashed = hashes_of([b"the same"])
     for place in range(10_000):
         tiers.add(hashed, np.array([place]))
-        _, found = tiers.find(hashed, alive)
+        _, found = tiers.find(hashed, alive.take)
         alive[found[found != place]] = False
     assert sum(len(hashes) for hashes, _ in tiers._tiers) < 10
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from timer.columns import ROW, RowArray
+from timer.columns import ROW, Binary, RowArray
+from timer.keys import hash_keys
 from timer.memtable import Memtable, Peek
 from timer.order import START, Position
 from timer.timer_id import SEQ_MAX
@@ -40,7 +41,7 @@ def test_killed_rows_are_neither_found_nor_shown_nor_flushed() -> None:
     memtable.kill(np.array([1]))
     assert found(memtable, [50, 40], [1, 2]) == [0, -1]
     assert peek(memtable, START, 100, 10).rows["seq"].tolist() == [1, 3]
-    assert memtable.live().tolist() == [0, 2]
+    assert memtable.left().live.tolist() == [0, 2]
     assert memtable.next_due() == 50
 
 
@@ -77,8 +78,9 @@ def test_dropped_position_hides_rows_from_flush_and_tombstones_too() -> None:
     memtable.bury(np.array([5, 5]), np.array([77, 1], np.uint64), np.array([8, 9], np.uint32))
     [*memtable.peeks(START, 5, 1)]
     memtable.drop(Position(5, 1))
-    assert memtable.live().tolist() == [1, 2]
-    assert [column.tolist() for column in memtable.graves_left()] == [[5], [77], [8]]
+    left = memtable.left()
+    assert left.live.tolist() == [1, 2]
+    assert [column.tolist() for column in left.graves] == [[5], [77], [8]]
     assert memtable.next_due() == 5
     [*memtable.peeks(Position(5, 1), 6, 10)]
     memtable.drop(Position(6, SEQ_MAX))
@@ -105,6 +107,36 @@ def test_rows_of_a_follower_and_of_a_leader_lie_in_two_indices_and_none_is_moved
     assert shown == [[10, 6, 2, 3, 7, 11], [8, 4, 5, 9, 13]]
     memtable.drop(Position(70_000 - 4, SEQ_MAX))
     assert memtable.next_due() == 70_000 - 3
+
+
+def test_tombstones_of_before_stay_as_they_were_while_others_come() -> None:
+    memtable = Memtable(START)
+
+    def bury(*seqs: int) -> None:
+        for seq in seqs:
+            due, of = np.array([9_000 - seq]), np.array([7], np.uint32)
+            memtable.bury(due, np.array([seq], np.uint64), of)
+
+    bury(*range(1, 2_000))
+    left = memtable.left()
+    bury(*range(2_000, 3_000))
+    due, seq, topic = left.graves
+    assert due.tolist() == [*range(9_000 - 1_999, 9_000)]
+    assert seq.tolist() == [*range(1_999, 0, -1)]
+    assert topic.tolist() == [7] * 1_999
+
+
+def test_key_that_fires_and_is_set_again_does_not_gather() -> None:
+    memtable = Memtable(START)
+    topic, key = np.array([1], np.uint32), Binary.of([b"hot"])
+    for due in range(1, 2_000):
+        row = rows_of([due], [due])
+        row["topic"], row["key_size"] = 1, 3
+        memtable.insert(row, due, b"hot")
+        which, _ = memtable.find_keys(hash_keys(topic, key), topic, key)
+        assert which.tolist() == [0]
+        memtable.drop(Position(due, SEQ_MAX))
+    assert sum(len(hashes) for hashes, _ in memtable._keys._tiers) < 10
 
 
 def test_row_that_is_not_after_the_fire_position_is_refused() -> None:

@@ -1,0 +1,94 @@
+"""The state plane on the event loop: what others' giving up must not undo."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cluster.host import Host
+from tests.timer.machines import START_MS, Log, engine_on, part_of
+from timer.clock import ClusterClock
+from timer.disk import RealDisk
+from timer.engine import Flush
+from timer.entry import Entry, Kind
+from timer.run_writer import Pace, unpaced
+from timer.units import LogIndex, MonoMs, UnixMs
+
+
+class Follower:
+    """A follower's log, all of it in memory."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.dropped_before = LogIndex(0)
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        return self.log.entries[-1].time_ms
+
+    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        raise AssertionError("a follower proposes nothing")
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
+        return self.log.entries[first - 1 : last]
+
+    async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        return self.log.entries[first - 1 : last]
+
+    def lease_held(self) -> bool:
+        return False
+
+    def drop_before(self, index: LogIndex) -> None:
+        self.dropped_before = index
+
+
+def make_clock(now_ms: UnixMs) -> ClusterClock:
+    raise AssertionError("a follower needs none")
+
+
+async def test_flush_ends_though_whoever_asked_gave_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, errors = Log(), list[BaseException]()
+    log.begin_epoch()
+    log.topic("a")
+    log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    follower, going, may_go = Follower(log), threading.Event(), threading.Event()
+    write = Flush.write
+
+    def slow(self: Flush, pace: Pace = unpaced) -> None:
+        going.set()
+        assert may_go.wait(30)
+        write(self, pace)
+
+    monkeypatch.setattr(Flush, "write", slow)
+    host = Host(
+        engine_on(RealDisk(), tmp_path),
+        follower,
+        make_clock=make_clock,
+        samples=list,
+        mono_ms=lambda: MonoMs(0),
+        wall_ms=lambda: UnixMs(START_MS),
+        fold_interval_ms=1,
+        memtable_bytes_flush=1 << 30,
+        log_bytes_flush=1 << 30,
+        flush_interval_ms=1 << 30,
+        handed_out=lambda delivery: None,
+        fatal=errors.append,
+    )
+    host.on_commit(LogIndex(len(log.entries)))
+    async with asyncio.timeout(30):
+        while host.engine.behind:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        asking = asyncio.ensure_future(host.flush())
+        await asyncio.to_thread(going.wait)
+        asking.cancel()
+        await asyncio.wait({asking})
+        may_go.set()
+        while host.engine.flushing:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await host.stop()
+    assert follower.dropped_before == host.engine.manifest_index + 1 == len(log.entries) + 1
+    assert errors == []
