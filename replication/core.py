@@ -318,8 +318,7 @@ class Core:
         return self._now if self._released else self._guarded_until
 
     def _on_fence(self, sender: ReplicaId, fence: Fence, out: Effects) -> None:
-        if not self._is_voter():
-            return  # a learner's promise is worth nothing
+        # Who is asked counts in a set that the candidate has met, if in none that this replica has.
         if not self._admits(fence.under):
             self._refuse(sender, fence.under, out)
             return

@@ -72,6 +72,7 @@ class Bid:
         `own` are those that the candidate's log knows.
         """
         met = [own, *(answer.sets for answer in self.answers.values())]
-        committed = max((sets[0] for sets in met), key=lambda start: start.index)
-        later = {start.voters for sets in met for start in sets if start.index > committed.index}
+        committed = max((sets[0] for sets in met), key=lambda start: start.epoch)
+        # One of an earlier epoch is committed already, or in a log that parts before, and never is.
+        later = {start.voters for sets in met for start in sets if start.epoch > committed.epoch}
         return tuple({committed.voters, *later})

@@ -59,11 +59,19 @@ class Shape:
         return self._starts[at] if at >= 0 else self._base
 
     def sets_from(self, commit_index: LogIndex) -> tuple[Start, ...]:
-        """Return the last start at or below `commit_index` and every later one."""
+        """Return the last start that is known to be committed, and every later one.
+
+        It is the last at or below `commit_index`, or the first of the set before the newest one:
+        voters are changed only by a leader that knows the set before as committed.
+        """
         if not self._starts or self._starts[-1].index <= commit_index:
             return (self._starts[-1] if self._starts else self._base,)
         at = bisect_right(self._starts, commit_index, key=_index)
-        return ((self._starts[at - 1] if at else self._base), *self._starts[at:])
+        starts = (self._base, *self._starts)[at:]
+        changes = [
+            place for place in range(1, len(starts)) if starts[place].voters != starts[place - 1].voters
+        ]
+        return starts[changes[-2] :] if len(changes) > 1 else starts
 
     def starts_in(self, after: LogIndex, last: LogIndex) -> tuple[Start, ...]:
         """Return the EPOCH entries in (after, last]."""

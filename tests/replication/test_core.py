@@ -50,7 +50,8 @@ def test_scenario(path: Path, rewrite: bool) -> None:
 class Player:
     """Replica 1 of voters 1, 2, 3, in the process with nonce 7; peers have nonce 10 x their id.
 
-    new log=E@I,E@I..LAST promise=E:L:N   what a start finds: epochs, where they begin, the end
+    new log=E@I,E@I..LAST promise=E:L:N   what a start finds: epochs, where they begin, the end;
+                                          E@I/V+V+V where other voters begin
     at T EVENT                            see `_event`
     drop INDEX BEYOND                     the log below INDEX; below BEYOND also what others lack
     """
@@ -160,7 +161,7 @@ def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Mess
                 last_epoch=Epoch(epoch),
                 last_index=LogIndex(index),
                 unsure="unsure" in words,
-                sets=(Start(LogIndex(0), Epoch(0), VOTERS),),
+                sets=tuple(map(_start, named.get("sets", "0@0").split(","))),
                 echo_ms=MonoMs(0),
                 held_ms=0,
             )
@@ -201,8 +202,10 @@ def _promise(text: str) -> Promise:
 
 
 def _start(text: str) -> Start:
-    epoch, index = map(int, text.split("@"))
-    return Start(LogIndex(index), Epoch(epoch), VOTERS)
+    begin, _, named = text.partition("/")
+    epoch, index = map(int, begin.split("@"))
+    voters = frozenset(ReplicaId(int(voter)) for voter in named.split("+")) if named else VOTERS
+    return Start(LogIndex(index), Epoch(epoch), voters)
 
 
 def _conflict(text: str) -> Conflict:

@@ -80,6 +80,32 @@ def test_truncated_and_dropped_log_keeps_epochs_and_voters() -> None:
     assert [start.epoch for start in shape.sets_from(LogIndex(5))] == [7]
 
 
+@pytest.mark.parametrize(
+    ("sets", "commit_index", "expected"),
+    [
+        ("AAA", 0, "AAAA"),
+        ("AAB", 0, "AAAB"),
+        ("ABB", 0, "AABB"),
+        ("ABBCC", 0, "BBCC"),
+        ("ABABB", 0, "ABB"),
+        ("ABBCC", 3, "BCC"),
+        ("ABBCC", 4, "CC"),
+        ("ABBCCD", 0, "CCD"),
+    ],
+)
+def test_sets_in_force_begin_with_the_one_before_the_newest_change(
+    sets: str, commit_index: int, expected: str
+) -> None:
+    voters = {name: frozenset({ReplicaId(ord(name))}) for name in sets}
+    shape = Shape(LogIndex(0), Epoch(0), voters["A"], LogIndex(0))
+    starts = [
+        Start(LogIndex(at), Epoch(at), voters[name]) for at, name in enumerate(sets, start=1)
+    ]
+    shape.extend(LogIndex(len(sets)), starts)
+    found = shape.sets_from(LogIndex(commit_index))
+    assert [start.voters for start in found] == [voters[name] for name in expected]
+
+
 def test_epoch_that_goes_back_is_refused() -> None:
     with pytest.raises(AssertionError, match="epoch goes back"):
         shape_of([1, 2]).extend(LogIndex(3), [Start(LogIndex(3), Epoch(2), VOTERS)])
