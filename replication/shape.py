@@ -69,7 +69,9 @@ class Shape:
         at = bisect_right(self._starts, commit_index, key=_index)
         starts = (self._base, *self._starts)[at:]
         changes = [
-            place for place in range(1, len(starts)) if starts[place].voters != starts[place - 1].voters
+            place
+            for place in range(1, len(starts))
+            if starts[place].voters != starts[place - 1].voters
         ]
         return starts[changes[-2] :] if len(changes) > 1 else starts
 

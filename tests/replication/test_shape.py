@@ -98,9 +98,7 @@ def test_sets_in_force_begin_with_the_one_before_the_newest_change(
 ) -> None:
     voters = {name: frozenset({ReplicaId(ord(name))}) for name in sets}
     shape = Shape(LogIndex(0), Epoch(0), voters["A"], LogIndex(0))
-    starts = [
-        Start(LogIndex(at), Epoch(at), voters[name]) for at, name in enumerate(sets, start=1)
-    ]
+    starts = [Start(LogIndex(at), Epoch(at), voters[name]) for at, name in enumerate(sets, start=1)]
     shape.extend(LogIndex(len(sets)), starts)
     found = shape.sets_from(LogIndex(commit_index))
     assert [start.voters for start in found] == [voters[name] for name in expected]
