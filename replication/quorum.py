@@ -13,9 +13,8 @@ that set B follows A, its EPOCH entry e being appended by leader L.
                           majority of B as well, and has to hold e before it leads. Unless that
                           voter promised it before e came: then it refused L's append of e.
     L, once e commits     drops A. Whoever leads next holds e by the line above, and counts B.
-    a log with B          says itself that what came before A is settled: L appends e only where
-                          A is the one set in force. So a start that forgot the commit index
-                          counts A and B, and never a set that was replaced long ago.
+    an entry after e      of the same epoch, in any log, says that e is committed: L takes none
+                          before. So a start that has forgotten the commit index drops A, too.
     a voter of B          may not know that it is one, its log ending before e. It promises all
                           the same when a candidate asks it: what makes a promise worth something
                           is that it is durable, and that B counts it.

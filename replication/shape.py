@@ -61,19 +61,14 @@ class Shape:
     def sets_from(self, commit_index: LogIndex) -> tuple[Start, ...]:
         """Return the last start that is known to be committed, and every later one.
 
-        It is the last at or below `commit_index`, or the first of the set before the newest one:
-        voters are changed only by a leader that knows the set before as committed.
+        It is at or below `commit_index`, or an entry of its epoch follows: a leader takes none
+        before its EPOCH entry is committed.
         """
-        if not self._starts or self._starts[-1].index <= commit_index:
-            return (self._starts[-1] if self._starts else self._base,)
-        at = bisect_right(self._starts, commit_index, key=_index)
-        starts = (self._base, *self._starts)[at:]
-        changes = [
-            place
-            for place in range(1, len(starts))
-            if starts[place].voters != starts[place - 1].voters
-        ]
-        return starts[changes[-2] :] if len(changes) > 1 else starts
+        starts, last = self._starts, self.last_index
+        place = len(starts)
+        while place and commit_index < starts[place - 1].index == last:
+            place, last = place - 1, LogIndex(last - 1)
+        return (starts[place - 1] if place else self._base, *starts[place:])
 
     def starts_in(self, after: LogIndex, last: LogIndex) -> tuple[Start, ...]:
         """Return the EPOCH entries in (after, last]."""

@@ -4,11 +4,8 @@ Every seed draws which faults exist at all and how often, so that some worlds ne
 message and others hardly deliver one; a mix of everything would hide what needs quiet.
 
     FAULTS         what may befall a world
-    DAMAGE_FAULTS  those of them that take away for good what was synced: on request only
-                   (`--faults flip,kill`), as such a world may end waiting for repair
-
-Changes of members are on request, too (`aim(member_changes=…)`): in the mix they have found worlds
-without a leader, in which two of three voters had lost their tails while a third was replaced.
+    DAMAGE_FAULTS  those of them that take away for good what was synced: in every other world, as
+                   one with them may end waiting for repair (chaos/sim/damage.py)
 """
 
 import random
@@ -71,6 +68,7 @@ class Options:
         """Return one kind of world."""
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
+        faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
         return cls(
             nodes=rng.choice((3, 3, 3, 5)),
             learners=rng.choice((0, 1, 1)),
@@ -90,7 +88,7 @@ class Options:
             log_kept_bytes=rng.choice((0, 5_000, 1 << 30)),
             faults=tuple(faults),
             fault_gap_ms=rng.choice((1_500, 4_000, 10_000)),
-            member_changes=0.0,
+            member_changes=rng.choice((0.0, 0.0, 0.01, 0.05)),
             mischief=tuple(rng.sample(MISCHIEF, rng.choice((0, 1, 2, 4, len(MISCHIEF))))),
             poll_ms=rng.choice((100, 200)),
         )

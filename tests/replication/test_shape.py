@@ -81,27 +81,24 @@ def test_truncated_and_dropped_log_keeps_epochs_and_voters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sets", "commit_index", "expected"),
+    ("epochs", "commit_index", "expected"),
     [
-        ("AAA", 0, "AAAA"),
-        ("AAB", 0, "AAAB"),
-        ("ABB", 0, "AABB"),
-        ("ABBCC", 0, "BBCC"),
-        ("ABABB", 0, "ABB"),
-        ("ABBCC", 3, "BCC"),
-        ("ABBCC", 4, "CC"),
-        ("ABBCCD", 0, "CCD"),
+        ([], 0, [0]),
+        ([1], 0, [0, 1]),
+        ([1], 1, [1]),
+        ([1, 1], 0, [1]),
+        ([1, 2, 3], 0, [0, 1, 2, 3]),
+        ([1, 2, 3], 2, [2, 3]),
+        ([1, 1, 2, 3], 0, [1, 2, 3]),
+        ([1, 1, 2, 2, 3, 4], 0, [2, 3, 4]),
+        ([1, 1, 2, 2, 3, 4, 4], 1, [4]),
     ],
 )
-def test_sets_in_force_begin_with_the_one_before_the_newest_change(
-    sets: str, commit_index: int, expected: str
+def test_sets_begin_with_the_last_epoch_that_took_an_entry(
+    epochs: list[int], commit_index: int, expected: list[int]
 ) -> None:
-    voters = {name: frozenset({ReplicaId(ord(name))}) for name in sets}
-    shape = Shape(LogIndex(0), Epoch(0), voters["A"], LogIndex(0))
-    starts = [Start(LogIndex(at), Epoch(at), voters[name]) for at, name in enumerate(sets, start=1)]
-    shape.extend(LogIndex(len(sets)), starts)
-    found = shape.sets_from(LogIndex(commit_index))
-    assert [start.voters for start in found] == [voters[name] for name in expected]
+    found = shape_of(epochs).sets_from(LogIndex(commit_index))
+    assert [start.epoch for start in found] == expected
 
 
 def test_epoch_that_goes_back_is_refused() -> None:
