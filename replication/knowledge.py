@@ -1,6 +1,7 @@
 """What a replica keeps in mind of others while it leads, waits or bids."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from replication.messages import Fence, FenceAnswer, Start
@@ -71,8 +72,13 @@ class Bid:
 
         `own` are those that the candidate's log knows.
         """
-        met = [own, *(answer.sets for answer in self.answers.values())]
-        committed = max((sets[0] for sets in met), key=lambda start: start.epoch)
-        # One of an earlier epoch is committed already, or in a log that parts before, and never is.
-        later = {start.voters for sets in met for start in sets if start.epoch > committed.epoch}
-        return tuple({committed.voters, *later})
+        return in_force([own, *(answer.sets for answer in self.answers.values())])
+
+
+def in_force(met: Iterable[tuple[Start, ...]]) -> tuple[Voters, ...]:
+    """Return the last committed voter set and every later one, of those that several logs know."""
+    known = [*met]
+    committed = max((sets[0] for sets in known), key=lambda start: start.epoch)
+    # One of an earlier epoch is committed already, or in a log that parts before, and never is.
+    later = {start.voters for sets in known for start in sets if start.epoch > committed.epoch}
+    return tuple({committed.voters, *later})

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.referee import Broken
+from replication.knowledge import in_force
 from replication.quorum import Voters, granted
 from timer.errors import StorageError, WrongDirectory
 
@@ -77,7 +78,10 @@ def waits_for_repair(world: "World") -> bool:
     """Return whether nobody may lead before a lost voter is repaired."""
     sure = {n.replica for n in world.nodes if n.alive and not n.damage and not n.core.unsure}
     lost = {each.replica for each in world.nodes if each.damage}
-    return any(lost & voters and not granted([voters], sure) for voters in _sets(world))
+    cores = [node.core for node in world.nodes if node.alive]
+    known = [core.shape.sets_from(core.commit_index) for core in cores]
+    sets = in_force(known) if known else (world.voters,)
+    return any(lost & voters and not granted([voters], sure) for voters in sets)
 
 
 def _sets(world: "World") -> "set[Voters]":

@@ -197,7 +197,11 @@ class SimNode:
             self.stop()
             return
         if not self.disk.exists(DAMAGED_PATH):
-            self.disk.write_atomic(DAMAGED_PATH, str(error).encode())
+            try:
+                self.disk.write_atomic(DAMAGED_PATH, str(error).encode())
+            except DiskFailed as failed:
+                self.fail(failed)  # the next process finds the damage again
+                return
         self.healed.append(error)
         self._end("is damaged")
         self.disk.die()

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 
 from chaos.sim.planted import ANY_WORLD, Mutation, Plant
-from chaos.sim.timers import TimerWorld
+from chaos.sim.timers import TimerApp, TimerWorld
 from chaos.simdisk import SimDisk
 from timer import leader, machine, manifest
 from timer.clock import ClusterClock
@@ -342,6 +342,17 @@ TIMER_MUTATIONS: Final = (
         "a flush",
         _patch(Window, "peek", _peek_short),
         **_RESTARTS,
+    ),
+    _mutation(
+        "handout_without_lease",
+        "a leader hands out messages without looking at its lease",
+        {"handout"},
+        20,
+        "a leader that was cut off or stopped while another came to serve, and goes on",
+        _patch(TimerApp, "may_hand_out", lambda _: True),
+        faults=("pause", "isolate"),
+        mischief=(),
+        fault_gap_ms=1_500,
     ),
     _mutation(
         "unmarked_after_failover",

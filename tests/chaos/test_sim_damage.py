@@ -144,6 +144,22 @@ def test_full_disk_stops_the_process_and_it_goes_on_when_there_is_room() -> None
     assert node.core.commit_index == len(world.referee.committed) > fills[0]
 
 
+def test_damaged_replica_with_a_full_disk_heals_when_there_is_room() -> None:
+    world = World(3, options=calm(3))
+
+    def do(node: SimNode) -> None:
+        node.disk.capacity_bytes = node.disk.used_bytes()
+        node.world.timeline.after(2_000_000, room, node)
+        flip_and_restart(LOG_PATH / "0000000000000001.log", 100)(node)
+        assert not node.alive
+
+    def room(node: SimNode) -> None:
+        assert not node.healed
+        node.disk.capacity_bytes = None
+
+    assert healed(world, strike(world, do, leader=False))
+
+
 def test_damage_never_takes_a_majority() -> None:
     for nodes, most in ((3, 1), (5, 2)):
         world = World(1, options=calm(1).aim(nodes=nodes))
@@ -187,9 +203,10 @@ def test_world_with_too_few_sure_replicas_waits_for_repair() -> None:
     assert damage.waits_for_repair(world)
 
 
-def test_damage_is_no_part_of_the_mixed_draw() -> None:
-    drawn = {kind for seed in range(100) for kind in Options.draw(random.Random(seed)).faults}
-    assert drawn == set(FAULTS) - set(DAMAGE_FAULTS)
+def test_damage_is_part_of_some_worlds_and_not_of_others() -> None:
+    worlds = [set(Options.draw(random.Random(seed)).faults) for seed in range(100)]
+    assert set().union(*worlds) == set(FAULTS)
+    assert 30 < sum(not world.intersection(DAMAGE_FAULTS) for world in worlds) < 70
 
 
 @pytest.mark.parametrize("app", ["ledger", "timers"])

@@ -1,0 +1,103 @@
+"""Changes of voters: whoever the newest set names decides, and nobody who was replaced."""
+
+from collections.abc import Iterable
+
+from chaos.sim import damage
+from chaos.sim.planted import calm
+from chaos.sim.world import World
+from timer.units import Epoch, ReplicaId
+
+SECONDS = 12
+
+
+class Members:
+    """A calm world of three voters and some learners, and what is done to it second by second."""
+
+    def __init__(self, learners: int) -> None:
+        self.world = World(3, options=calm(3).aim(nodes=3, learners=learners))
+        self.nodes = {node.replica: node for node in self.world.nodes}
+        for node in self.world.nodes:
+            self.world.timeline.after(0, node.start)
+        self.sets: list[frozenset[ReplicaId]] = []
+
+    def leader(self) -> ReplicaId:
+        """Return who leads."""
+        (leader,) = (node.replica for node in self.world.nodes if node.leading)
+        return leader
+
+    def others(self) -> list[ReplicaId]:
+        """Return the founders that don't lead."""
+        return sorted(set(self.world.voters) - {self.leader()})
+
+    def change(self, after: Iterable[ReplicaId]) -> None:
+        """Appoint the leader once more, with other voters."""
+        control = self.world.control
+        assert control is not None
+        control.epoch = Epoch(control.epoch + 1)
+        self.sets.append(frozenset(after))
+        control._announce(self.leader(), self.sets[-1])
+
+    def voters(self) -> frozenset[ReplicaId]:
+        """Return the voters as the leader has them."""
+        return self.nodes[self.leader()].core.voters
+
+    def lose(self, replica: ReplicaId) -> None:
+        """Take a disk away for good."""
+        self.nodes[replica].stop_hard()
+        damage.wipe(self.nodes[replica])
+
+
+def test_voter_that_never_heard_that_it_is_one_helps_to_elect() -> None:
+    members = Members(learners=1)
+    world, timeline = members.world, members.world.timeline
+    fourth = ReplicaId(4)
+
+    def leave() -> None:
+        members.change({members.leader(), members.others()[1], fourth})
+
+    def come_back_unheard() -> None:
+        absent = members.others()[0]
+        assert absent not in members.voters()
+        for peer in set(members.nodes) - {absent}:
+            world.network.cut((peer, absent))
+        members.change({*world.voters, fourth})
+
+    def fail() -> None:
+        assert members.voters() == {*world.voters, fourth}
+        leader = members.leader()
+        members.lose(members.others()[1])
+        members.nodes[leader].stop_hard()
+        members.nodes[leader].start()
+
+    timeline.after(3_000_000, leave)
+    timeline.after(5_000_000, come_back_unheard)
+    timeline.after(7_000_000, fail)
+    world.run(SECONDS)
+    assert len(members.sets) == 2
+    assert not world.stranded
+
+
+def test_voters_that_were_replaced_are_not_asked_after_a_power_cut() -> None:
+    members = Members(learners=2)
+    world, timeline = members.world, members.world.timeline
+    replaced = list[ReplicaId]()
+
+    def replace(by: int) -> None:
+        replaced.append(members.others()[len(replaced)])
+        members.change((members.voters() - {replaced[-1]}) | {ReplicaId(by)})
+
+    def fail() -> None:
+        assert members.voters() == {members.leader(), 4, 5}
+        for replica in replaced:
+            members.lose(replica)
+        for node in world.nodes:
+            node.stop_hard()
+        for node in world.nodes:
+            node.start()
+
+    timeline.after(3_000_000, replace, 4)
+    timeline.after(5_000_000, replace, 5)
+    timeline.after(7_000_000, fail)
+    world.run(SECONDS)
+    assert len(replaced) == 2
+    assert not world.stranded
