@@ -17,11 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos import history
-from chaos.audit import clients, figures, nodes, verdict
+from chaos.audit import changes, clients, figures, nodes, verdict
 from chaos.audit.faults import phases, windows
 from chaos.audit.report import Report, write
 from chaos.history import Run
 from chaos.replay import tables
+from chaos.replay.story import ENDS
 from timer.units import LogIndex
 
 SMALL_SIZE: Final = 512 << 20
@@ -55,6 +56,7 @@ def audit(spark: SparkSession, run: Run) -> Report:
     found = _judged(run, lines, story, disputes, end_ms)
     summary = _counts(found, disputes, held)
     summary |= _conserved(story, summary)
+    summary |= _changed(lines, story["fates"], summary)
     summary |= _epochs(common, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, lines, found, end_ms)}
     return write(run, Report(summary))
@@ -137,11 +139,12 @@ def _judged(
     given = verdict.judged_deliveries(
         clients.deliveries(lines), clients.confirmed_acks(lines), story["acks"]
     )
+    log = nodes.disputed(story["fates"], disputes).join(topics, "topic", "left_semi")
     found = verdict.verdicts(
         asks,
-        nodes.disputed(story["fates"], disputes).join(topics, "topic", "left_semi"),
+        log,
         given,
-        clients.cancels(lines),
+        changes.changes(lines, asks, log),
         starts.fillna(0, ["start_offset"]),
         until_ms=end_ms,
     )
@@ -190,8 +193,8 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
         "verdict": "VIOLATED" if violations else "OK",
         "violations": violations,
         "verdicts": dict(sorted(counts.items())),
-        "scheduled": sum(n for end, n in ends.items() if end),
-        **{end: ends.get(end, 0) for end in ("fired", "cancelled", "dropped", "pending")},
+        "scheduled": sum(n for end, n in ends.items() if end not in (None, "rejected", "kept")),
+        **{end: ends.get(end, 0) for end in ENDS},
         "delivered": messages,
         "redelivered": delivered - messages,
         "arrived_after_ack": after,
@@ -224,6 +227,20 @@ def _conserved(story: dict[str, DataFrame], summary: dict[str, Any]) -> dict[str
             "unbalanced": _first(wrong, "index") if counts[1] else [],
             "last": [counts[2].asDict()] if counts[2] else [],
         },
+    }
+
+
+def _changed(lines: DataFrame, fates: DataFrame, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what clients did by key and to timers that exist; answers that count too many."""
+    order = ("op", "by", "on_conflict", "result")
+    operations = changes.operations(lines).orderBy(*order).collect()
+    over = [row.asDict() for row in changes.overcounted(lines, fates).collect()]
+    violations = dict(summary["violations"]) | ({"overcounted": len(over)} if over else {})
+    return {
+        "verdict": "VIOLATED" if violations else "OK",
+        "violations": violations,
+        "operations": [row.asDict() for row in operations],
+        "overcounted": over,
     }
 
 

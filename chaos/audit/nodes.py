@@ -74,13 +74,16 @@ def conservation(fates: DataFrame, checkpoints: DataFrame) -> DataFrame:
     `scheduled` and `fired` are what the replay had counted at the entry; the other side counts the
     rows of the fates: scheduled by then, and ended by then or not.
     """
+    fates = fates.where(~F.col("end").isin("rejected", "kept"))  # these are no timers
     starts = fates.groupBy(F.col("schedule_index").alias("index")).agg(F.count("*").alias("born"))
     finishes = fates.where("end_index IS NOT NULL").groupBy(F.col("end_index").alias("index"))
+    ends = {
+        "fired": ("fired",),
+        "cancelled": ("cancelled", "replaced", "rescheduled"),
+        "dropped": ("dropped",),
+    }
     deaths = finishes.agg(
-        *(
-            F.count_if(F.col("end") == end).alias(f"{end}_now")
-            for end in ("fired", "cancelled", "dropped")
-        )
+        *(F.count_if(F.col("end").isin(*of)).alias(f"{end}_now") for end, of in ends.items())
     )
     names = ("born", "fired_now", "cancelled_now", "dropped_now")
     events = starts.unionByName(deaths, allowMissingColumns=True).unionByName(

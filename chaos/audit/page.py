@@ -58,6 +58,7 @@ def html(name: str, summary: dict[str, Any], line: str) -> str:
         f"<p>{_LATENESS}</p>",
         _lateness(s),
         *_redeliveries(s),
+        *_operations(s),
         "<h2>Nodes</h2>",
         _nodes(s),
         *_conservation(s),
@@ -166,7 +167,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
     yield "<h2>Violations</h2>"
     named = ("verdict", "mark", "id", "seq", "topic", "end", "outcome")
     more = ("due_ms", "asked_due_ms", "scheduled_at_ms", "ended_at_ms", "queue_offset", "copies")
-    last = ("deliveries", "received_ms")
+    last = ("key", "told", "other_seq", "old_due_ms", "deliveries", "received_ms")
     if s["offenders"]:
         yield f"<p>The first {len(s['offenders'])}; verdicts.parquet has every one.</p>"
         heads = (*named, *more, *last)
@@ -176,6 +177,12 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         yield "<p>Entries of the log that a node holds otherwise than the majority:</p>"
         rows = [[row["node"], row["index"], row["epoch"]] for row in s["diverged_entries"]]
         yield _table(("node", "index", "epoch"), rows)
+    if s["overcounted"]:
+        yield "<p>Answers by filter that counted more timers than the log has:</p>"
+        rows = [
+            [row[name] for name in ("op", "topic", "told", "logged")] for row in s["overcounted"]
+        ]
+        yield _table(("operation", "topic", "answered", "in the log"), rows, texts=2)
 
 
 def _raw(value: Any) -> Any:
@@ -230,6 +237,15 @@ def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
         f"<p>{s['arrived_after_ack']:,} deliveries arrived after the ack was confirmed, by the"
         " clients' clocks: they had been on their way. The log's order decides.</p>"
     )
+
+
+def _operations(s: dict[str, Any]) -> Iterator[str]:
+    if not s["operations"]:
+        return
+    yield "<h2>Keys and changes</h2>"
+    names = ("op", "by", "on_conflict", "result", "n")
+    rows = [[row[name] for name in names] for row in s["operations"]]
+    yield _table(("operation", "by", "on conflict", "answer", "timers"), rows, texts=4)
 
 
 def _nodes(s: dict[str, Any]) -> str:

@@ -58,6 +58,9 @@ def describe(report: Report) -> Iterator[str]:
     if s["redeliveries"]:
         reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
         yield f"redeliveries: {reasons}"
+    for row in s["operations"]:
+        how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))
+        yield f"{how}: {row['result']} {row['n']:,}"
     yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
     yield from _offenders(s)
     yield report.line()
@@ -70,6 +73,11 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         yield f"  diverged entry: node={row['node']} index={row['index']} epoch={row['epoch']}"
     for row in s["conservation"]["unbalanced"][:SHOWN_MAX]:
         yield "  unbalanced checkpoint: " + " ".join(f"{k}={v}" for k, v in row.items())
+    for row in s["overcounted"]:
+        yield (
+            f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
+            f" {row['logged']:,} in the log"
+        )
     named = len(s["offenders"])
     total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])
     if total > SHOWN_MAX:

@@ -29,7 +29,9 @@ def summary(**other: Any) -> dict[str, Any]:
         "scheduled": 5, "fired": 3, "cancelled": 1, "dropped": 0, "pending": 1,
         "delivered": 3, "redelivered": 0, "arrived_after_ack": 0,
         "entries": 9, "stale_entries": 0, "nodes": [node], "replayed": {"node": "n1"},
-        "offenders": [OFFENDER], "diverged_entries": [],
+        "offenders": [OFFENDER], "diverged_entries": [], "overcounted": [],
+        "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",
+                        "n": 3}],
         "conservation": {"checkpoints": 1, "unbalanced": [], "last": [
             {**point, "dropped": 0, "balanced": True}]},
         "lateness_ms": {"fire": {"all": late}, "deliver": {"all": late}},
