@@ -38,7 +38,8 @@ A run's folder:
     faults.jsonl        what was done to the cluster, and when
     cluster.json        the nodes: name, address, data directory
     <node>/log/         the nodes' own logs (`log/` in the data directory that cluster.json names)
-    nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it
+    nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it, in
+                        a folder for each time that it began anew (000, 001, …)
     logs/               what the nodes printed
     run.json            of the suite: seed, versions, machine, options, schedule
     audit/              what the audit found
@@ -63,7 +64,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from chaos.replay.nodelog import Segment, segments
+from chaos.replay.nodelog import Segment, lives, segments
 
 MARK_SIZE: Final = 8
 MARK_NONE: Final = -1
@@ -153,13 +154,13 @@ class Run:
             raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
         return found
 
-    def logs(self) -> dict[str, list[Segment]]:
-        """Return node name -> its log's segments, in order.
+    def logs(self) -> dict[str, list[list[Segment]]]:
+        """Return node name -> the segments of its log, in order; one list for each of its lives.
 
         Raises:
             FileNotFoundError: the run has no node's data.
         """
-        return {name: segments(log) for name, log in self.nodes().items()}
+        return {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
 
 
 class _Lines:

@@ -249,15 +249,23 @@ def _operations(s: dict[str, Any]) -> Iterator[str]:
 
 
 def _nodes(s: dict[str, Any]) -> str:
-    heads = ("node", "entries", "agrees up to", "stale", "diverged", "replayed")
+    heads = ("node", "life", "from", "to", "agrees up to", "stale", "diverged", "replayed")
+    replayed = s["replayed"]["node"].split(", ")
     rows = [
         [
-            *(n[name] for name in ("node", "last", "upto", "stale", "diverged")),
-            "yes" if n["node"] == s["replayed"]["node"] else "",
+            *(n[name] for name in ("node", "life", "first", "last", "upto", "stale", "diverged")),
+            "yes" if n["node"] in replayed else "",
         ]
         for n in s["nodes"]
     ]
-    return _table(heads, rows)
+    words = [
+        f"{hole['node']} began anew: it never held entries {hole['from']:,} .. {hole['to']:,}."
+        for hole in s["holes"]
+    ] + [
+        f"Entries {part['from']:,} .. {part['to']:,} are on fewer than a majority."
+        for part in s["thin"]
+    ]
+    return _table(heads, rows) + "".join(f"<p>{_text(line)}</p>" for line in words)
 
 
 def _conservation(s: dict[str, Any]) -> Iterator[str]:

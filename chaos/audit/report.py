@@ -48,6 +48,12 @@ def describe(report: Report) -> Iterator[str]:
         f" counts balanced at {points['checkpoints'] - len(points['unbalanced'])}"
         f" of {points['checkpoints']} checkpoints"
     )
+    for hole in s["holes"]:
+        span = f"{hole['from']} .. {hole['to']}"
+        yield f"{hole['node']} began anew: its log never held entries {span}"
+    for part in s["thin"]:
+        span = f"{part['from']} .. {part['to']}"
+        yield f"entries {span} are on fewer than a majority, as others began anew"
     for gap in s["failover_gaps"]:
         text = f"leader {gap['node']} killed: epoch {gap['epoch']} fired first"
         yield f"{text} {gap['fired_after_ms']} ms later"

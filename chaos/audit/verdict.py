@@ -246,8 +246,8 @@ def _violations(until_ms: int) -> dict[str, Column]:
     # ALREADY_CANCELLED may be one's own doing: the first answer was lost, the retry told of it.
     tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
     cancelled = (F.coalesce(tried, F.lit(0)) > 0) | F.coalesce("asked_cancel", no())
-    fired, told, no_timer = c("end") == "fired", c("told"), c("end").isin("rejected", "kept")
-    conditions = {
+    fired = c("end") == "fired"
+    conditions = _of_changes() | {
         "diverged": _any(c("disagree"), otherwise_answered, ~several & _any(*otherwise_given)),
         "duplicate_fire": _any(c("copies") > 1, several),
         "phantom": _any(
@@ -255,6 +255,30 @@ def _violations(until_ms: int) -> dict[str, Column]:
             in_log & (c("outcome") == "fail"),
             was_given & (~in_log | c("end").isin("pending", "dropped")),
         ),
+        "early": _any(
+            (c("end") == "fired") & (c("ended_at_ms") < c("due_ms")),
+            c("given_fired_at_ms_min") < c("due_ms"),
+            c("due_ms") < c("asked_due_ms"),  # docs/adr/0006-past-due.md
+        ),
+        "acked_again": c("again") > 0,
+        "ack_lost": c("unkept") > 0,
+        "unmarked_redelivery": c("unmarked") > 0,
+        "lost": _any(
+            (c("outcome") == "ok") & ~in_log,
+            (c("end") == "pending") & (c("due_ms") + GRACE_MS <= until_ms),
+            fired & (F.coalesce("groups", F.lit(0)) < c("expected_groups")),
+            (c("end") == "cancelled") & ~cancelled,
+        ),
+    }
+    return {name: F.coalesce(conditions[name], no()) for name in VIOLATIONS}
+
+
+def _of_changes() -> dict[str, Column]:
+    """Return the conditions that are about keys, cancels and reschedules."""
+    c = F.col
+    fired, was_given, in_log = c("end") == "fired", c("deliveries") > 0, c("end").isNotNull()
+    told, no_timer = c("told"), c("end").isin("rejected", "kept")
+    return {
         "key_doubled": _any(
             c("overlaps"), no_timer & was_given, no_timer & told.isin("SCHEDULED", "REPLACED")
         ),
@@ -269,14 +293,6 @@ def _violations(until_ms: int) -> dict[str, Column]:
         "rescheduled_delivered": _any(
             (c("move_ok") > 0) & fired, (c("end") == "rescheduled") & was_given
         ),
-        "early": _any(
-            (c("end") == "fired") & (c("ended_at_ms") < c("due_ms")),
-            c("given_fired_at_ms_min") < c("due_ms"),
-            c("due_ms") < c("asked_due_ms"),  # docs/adr/0006-past-due.md
-        ),
-        "acked_again": c("again") > 0,
-        "ack_lost": c("unkept") > 0,
-        "unmarked_redelivery": c("unmarked") > 0,
         "cancel_untrue": _untrue("cancel", "cancelled"),
         "conflict_untrue": _any(
             (c("replace_ok") > 0) & (c("end") != "replaced"),
@@ -290,14 +306,7 @@ def _violations(until_ms: int) -> dict[str, Column]:
         "reschedule_untrue": _any(
             _untrue("move", "rescheduled"), c("told_old_seq") != c("other_seq"), c("times") > 1
         ),
-        "lost": _any(
-            (c("outcome") == "ok") & ~in_log,
-            (c("end") == "pending") & (c("due_ms") + GRACE_MS <= until_ms),
-            fired & (F.coalesce("groups", F.lit(0)) < c("expected_groups")),
-            (c("end") == "cancelled") & ~cancelled,
-        ),
     }
-    return {name: F.coalesce(wrong, no()) for name, wrong in conditions.items()}
 
 
 def _untrue(what: str, end: str) -> Column:

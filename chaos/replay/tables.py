@@ -10,6 +10,7 @@ groups       topic group start_offset acked lease_ends
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chaos.replay.group import Group
-from chaos.replay.nodelog import Segment, from_the_first
+from chaos.replay.nodelog import Piece, between
 from chaos.replay.pending import I64, ROWS_MAX, Rows
 from chaos.replay.story import ENDS, FIRED, PENDING, Story
 from timer.entry import Entry
-from timer.units import LogIndex
 
 FATES: Final = pa.schema(
     [
@@ -248,11 +248,11 @@ def write(
     }
 
 
-def replay(log: Sequence[Segment], into: Path, spill: Path, *, upto: LogIndex) -> dict[str, int]:
-    """Replay a node's log, up to and including the entry `upto`; see `write`.
+def replay(pieces: Sequence[Piece], into: Path, spill: Path) -> dict[str, int]:
+    """Replay what pieces of logs hold, each going on where the one before ends; see `write`.
 
     Raises:
-        CorruptFile: the log is damaged.
-        ValueError: the log does not begin with the first entry, so it can't be replayed.
+        CorruptFile: a log is damaged.
     """
-    return write(from_the_first(log, upto=upto), into, spill)
+    assert pieces[0].first == 1, pieces[0]
+    return write(itertools.chain.from_iterable(map(between, pieces)), into, spill)

@@ -1,6 +1,7 @@
 """The audit against planted faults: every violation is found, and an honest run is not blamed."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from chaos import history
 from chaos.audit import changes, clients, command, job, verdict
 from chaos.audit.report import describe
 from chaos.history import Run
+from chaos.replay.nodelog import Piece, between, segments
 from tests.chaos.world import SALT, Log, id_of, write_log
-from timer import timer_id
+from timer import entry, timer_id
 from timer.entry import Kind
+from timer.units import LogIndex
 
 pytestmark = [
     pytest.mark.spark,
@@ -283,7 +286,19 @@ def test_every_violation_by_keys_and_reschedules_is_found_and_nothing_else(
     spark: SparkSession,
 ) -> None:
     p = Planted(range(1, 41))
-    expected, old = dict.fromkeys(range(1, 41), "ok"), {}
+    expected, old = dict.fromkeys(range(1, 41), "ok"), dict[int, str]()
+    plant_reschedules(p, expected, old)
+    plant_keys(p, expected)
+    found = p.verdicts(spark).cache()
+    [gone] = found.where("mark IS NULL").select("verdict", "seq").collect()
+    assert (gone["verdict"], gone["seq"]) == ("lost", 1002)
+    compare(spark, expected, p, found.where("mark IS NOT NULL"), old)
+    told = {*expected.values(), *old.values()}
+    assert {*OF_KEYS_AND_CHANGES} <= told
+
+
+def plant_reschedules(p: Planted, expected: dict[int, str], old: dict[int, str]) -> None:
+    """Plant violations in timers 1 to 11."""
     # Rescheduled, and given under its old id all the same; told so, but the old one fired.
     p.moved(1)
     p.give(1)
@@ -319,6 +334,10 @@ def test_every_violation_by_keys_and_reschedules_is_found_and_nothing_else(
     old[9] = "reschedule_untrue"
     p.move(11, "ALREADY_CANCELLED")
     expected[11] = "reschedule_untrue"
+
+
+def plant_keys(p: Planted, expected: dict[int, str]) -> None:
+    """Plant violations in timers 12 to 35."""
     # Replaced: given all the same; told so, but it fired, or was cancelled.
     for mark in (12, 14, 16):
         p.keyed(mark, f"k{mark}")
@@ -364,12 +383,6 @@ def test_every_violation_by_keys_and_reschedules_is_found_and_nothing_else(
         p.lines.append({"op": "cancel", "client": "c", "start_ms": 3, "end_ms": 4, "outcome": "ok",
                         "topic": "t", "changed": 1, **other})  # fmt: skip
     expected |= dict.fromkeys((34, 35), "lost")
-    found = p.verdicts(spark).cache()
-    [gone] = found.where("mark IS NULL").select("verdict", "seq").collect()
-    assert (gone["verdict"], gone["seq"]) == ("lost", 1002)
-    compare(spark, expected, p, found.where("mark IS NOT NULL"), old)
-    told = {*expected.values(), *old.values()}
-    assert {*OF_KEYS_AND_CHANGES} <= told
 
 
 def test_honest_keys_and_changes_are_not_blamed(spark: SparkSession) -> None:
@@ -568,6 +581,51 @@ def test_frame_that_one_node_holds_otherwise_is_a_divergence(
     assert {row["mark"] for row in report.summary["offenders"]} == {1, 2, 3}
     assert report.line().startswith("verdict: VIOLATED kills=1 ")
     assert report.line().endswith(" diverged=3 diverged_entries=2")
+
+
+def test_nodes_that_began_anew_are_compared_from_there_on(spark: SparkSession, world: Run) -> None:
+    # n1 lost its log after entry 8; n2 and n3 began after snapshots at 10 and 4, n3 from the start.
+    logs = {name: read_frames(world.root / name / "log") for name in ("n1", "n3")}
+    shutil.rmtree(world.root / "n1/log")
+    shutil.rmtree(world.root / "n2/log")
+    shutil.rmtree(world.root / "n3/log")
+    for node, life, first, last in (
+        ("n1", 0, 1, 8), ("n1", 1, 11, 14), ("n2", 0, 1, 3), ("n2", 1, 11, 13), ("n3", 0, 5, 14),
+    ):  # fmt: skip
+        folder = world.root / node / "log" / f"{life:03d}"
+        write_log(folder, logs["n3"][:last], first=first)
+    report = job.audit(spark, world)
+    assert report.ok, [*describe(report)]
+    summary = report.summary
+    assert summary["holes"] == [
+        {"node": "n1", "from": 9, "to": 10},
+        {"node": "n2", "from": 4, "to": 10},
+        {"node": "n3", "from": 1, "to": 4},
+    ]
+    assert summary["thin"] == [{"from": 4, "to": 4}, {"from": 9, "to": 10}]
+    assert summary["replayed"]["node"] == "n1, n3"
+    assert (summary["fired"], summary["cancelled"]) == (3, 1)
+    told = "\n".join(describe(report))
+    assert "n2 began anew: its log never held entries 4 .. 10" in told
+    # Without n3's log nobody has entries 9 and 10; without n2's, too, there is no majority.
+    shutil.rmtree(world.root / "n3/log/000")
+    write_log(world.root / "n3/log/000", logs["n3"], first=11)
+    with pytest.raises(ValueError, match=r"entries 9 \.\. 10 are in no node's log"):
+        job.audit(spark, world)
+    for node in ("n2", "n3"):
+        shutil.rmtree(world.root / node / "log")
+        (world.root / node / "log").mkdir()
+    shutil.rmtree(world.root / "n1/log/001")
+    with pytest.raises(ValueError, match="no entry is on a majority"):
+        job.audit(spark, world)
+
+
+def read_frames(log: Path) -> list[bytes]:
+    """Return a log's frames, from the first on."""
+    return [
+        entry.encode(each.kind, each.epoch, each.index, each.time_ms, [bytes(each.payload)])
+        for each in between(Piece(segments(log), LogIndex(1), LogIndex(1 << 40)))
+    ]
 
 
 def test_rows_of_the_log_are_those_that_were_appended(spark: SparkSession, world: Run) -> None:

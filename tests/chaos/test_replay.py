@@ -11,7 +11,7 @@ import pytest
 
 from chaos.replay import nodelog, pending, tables
 from chaos.replay.group import Group
-from chaos.replay.nodelog import segments
+from chaos.replay.nodelog import Piece, segments
 from chaos.replay.pending import ROW, TOMBSTONE, Pending
 from chaos.replay.story import (
     CANCELLED,
@@ -94,7 +94,7 @@ def read(
     write_log(tmp_path, log.frames, frames_per_segment=3)
     notes = Notes()
     story = Story(notes, tmp_path / "spill", pending_max=pending_max)
-    for item in nodelog.from_the_first(segments(tmp_path), upto=LogIndex(upto)):
+    for item in nodelog.between(Piece(segments(tmp_path), LogIndex(1), LogIndex(upto))):
         story.apply(item)
     story.end()
     return story, notes
@@ -293,7 +293,7 @@ def test_torn_last_frame_is_left_out(log: Log, tmp_path: Path, cut: int) -> None
 
 
 def entries_of(folder: Path) -> Iterator[Entry]:
-    return nodelog.from_the_first(segments(folder), upto=EVERYTHING)
+    return nodelog.between(Piece(segments(folder), LogIndex(1), EVERYTHING))
 
 
 def many(log: Log, folder: Path) -> list[Path]:
@@ -321,10 +321,20 @@ def test_segment_that_lost_whole_frames_is_reported(log: Log, tmp_path: Path) ->
         list(entries_of(tmp_path))
 
 
-def test_log_without_its_beginning_is_refused(log: Log, tmp_path: Path) -> None:
-    many(log, tmp_path)[0].unlink()
-    with pytest.raises(ValueError, match="needs the whole log"):
-        list(entries_of(tmp_path))
+@pytest.mark.parametrize(("first", "last"), [(1, 3), (2, 2), (3, 5), (4, 8), (7, 99)])
+def test_piece_of_a_log_has_its_entries_and_no_others(
+    log: Log, tmp_path: Path, first: int, last: int
+) -> None:
+    many(log, tmp_path)
+    piece = Piece(segments(tmp_path), LogIndex(first), LogIndex(last))
+    found = [item.index for item in nodelog.between(piece)]
+    assert found == [*range(first, min(last, 8) + 1)]
+
+
+def test_damage_outside_of_a_piece_is_no_matter(log: Log, tmp_path: Path) -> None:
+    many(log, tmp_path)[0].write_bytes(b"damaged")
+    piece = Piece(segments(tmp_path), LogIndex(4), EVERYTHING)
+    assert [item.index for item in nodelog.between(piece)] == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("pending_max", [1 << 20, 400])
@@ -527,9 +537,9 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
     log.ack(T, group, [0], at_ms=120)
     log.entry(entry.Kind.CHECKPOINT, b"", at_ms=130)
     write_log(tmp_path / "log", log.frames)
-    figures = tables.replay(
-        segments(tmp_path / "log"), tmp_path / "out", tmp_path / "spill", upto=EVERYTHING
-    )
+    whole = segments(tmp_path / "log")
+    pieces = [Piece(whole, LogIndex(1), LogIndex(4)), Piece(whole, LogIndex(5), EVERYTHING)]
+    figures = tables.replay(pieces, tmp_path / "out", tmp_path / "spill")
     assert figures == dict.fromkeys(ENDS, 0) | {
         "last_index": 11, "last_read_time_ms": 100, "scheduled": 3, "pending": 1, "fired": 1,
         "cancelled": 1,

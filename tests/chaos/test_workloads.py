@@ -243,7 +243,7 @@ def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
         [CancelResult.CANCELLED, CancelResult.NOT_FOUND], [moved, Rescheduled(
             RescheduleResult.ALREADY_FIRED, None)], refused, 7, refused, 8,
     )  # fmt: skip
-    changer = Changer(run, "c", client, topic="t")  # type: ignore[arg-type]
+    changer = Changer(run, "c", client, topic="t")
     ids = ["0" * 24, "1" * 24]
     changer.cancel_keys(["a", "b"])
     assert changer.reschedule(ids, [1, 2]) == [Timer(raw).id]

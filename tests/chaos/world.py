@@ -128,11 +128,13 @@ class Log:
         self.entry(Kind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)
 
 
-def write_log(folder: Path, frames: Sequence[bytes], *, frames_per_segment: int = 1000) -> None:
-    """Write frames 1, 2, … as segment files."""
+def write_log(
+    folder: Path, frames: Sequence[bytes], *, frames_per_segment: int = 1000, first: int = 1
+) -> None:
+    """Write frames 1, 2, … as segment files; `first` is the first one that is written."""
     folder.mkdir(parents=True, exist_ok=True)
     epoch, before = Epoch(0), 0
-    for start in range(0, len(frames), frames_per_segment):
+    for start in range(first - 1, len(frames), frames_per_segment):
         part = frames[start : start + frames_per_segment]
         header = segment.Header(LogIndex(start + 1), epoch, LogIndex(before))
         path = segment.path_of(folder, header.first)
