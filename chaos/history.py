@@ -7,8 +7,11 @@ client's clock, except due times and `fired_at_ms`, which are the cluster's.
 
     op        lists                                             single values
     schedule  marks, ids | null, due_ms                         start_ms end_ms outcome topic
-                                                                producer sequence
-    cancel    ids, results | null                               start_ms end_ms outcome
+              with keys: keys, results | null, existing | null  producer sequence on_conflict
+    cancel    ids, or keys; results | null                      start_ms end_ms outcome topic
+    reschedule  the same, due_ms, new_ids | null
+              of both by filter, no lists but due_ms:           due_from_ms due_to_ms key_prefix
+                                                                changed | null
     open                                                        start_ms topic group
     deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
                                                                 lease_id
@@ -16,7 +19,8 @@ client's clock, except due times and `fired_at_ms`, which are the cluster's.
                                                                 group epoch
 
 Every line also has `client`, and `detail` (the error's text) where something went wrong. `due_ms`
-of a schedule is what was asked for, null for a delay: the cluster's clock resolves those.
+of a schedule or reschedule is what was asked for, null for a delay: the cluster's clock resolves
+those. Where a row has no key, no id or no other timer, its element is null.
 
 An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (timed out, the
 connection broke: it may have happened). An unknown one has no ids or results.
@@ -34,7 +38,8 @@ A run's folder:
     faults.jsonl        what was done to the cluster, and when
     cluster.json        the nodes: name, address, data directory
     <node>/log/         the nodes' own logs (`log/` in the data directory that cluster.json names)
-    nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it
+    nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it, in
+                        a folder for each time that it began anew (000, 001, …)
     logs/               what the nodes printed
     run.json            of the suite: seed, versions, machine, options, schedule
     audit/              what the audit found
@@ -59,7 +64,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from chaos.replay.nodelog import Segment, segments
+from chaos.replay.nodelog import Segment, lives, segments
 
 MARK_SIZE: Final = 8
 MARK_NONE: Final = -1
@@ -71,7 +76,9 @@ SCHEMA: Final = (
     " topic STRING, `group` STRING, producer BIGINT, sequence BIGINT, epoch BIGINT,"
     " lease_id BIGINT, received_ms BIGINT, marks ARRAY<BIGINT>, ids ARRAY<STRING>,"
     " due_ms ARRAY<BIGINT>, results ARRAY<STRING>, offsets ARRAY<BIGINT>,"
-    " attempts ARRAY<INT>, fired_at_ms ARRAY<BIGINT>"
+    " attempts ARRAY<INT>, fired_at_ms ARRAY<BIGINT>, keys ARRAY<STRING>, on_conflict STRING,"
+    " existing ARRAY<STRING>, new_ids ARRAY<STRING>, due_from_ms BIGINT, due_to_ms BIGINT,"
+    " key_prefix STRING, changed BIGINT"
 )
 """Of all lines together, in Spark's words."""
 FAULTS_SCHEMA: Final = "event STRING, at_ms BIGINT, node STRING, role STRING, epoch BIGINT"
@@ -147,13 +154,13 @@ class Run:
             raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
         return found
 
-    def logs(self) -> dict[str, list[Segment]]:
-        """Return node name -> its log's segments, in order.
+    def logs(self) -> dict[str, list[list[Segment]]]:
+        """Return node name -> the segments of its log, in order; one list for each of its lives.
 
         Raises:
             FileNotFoundError: the run has no node's data.
         """
-        return {name: segments(log) for name, log in self.nodes().items()}
+        return {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
 
 
 class _Lines:
@@ -194,7 +201,7 @@ class History(_Lines):
         self,
         marks: Sequence[int],
         *,
-        ids: Sequence[str] | None,
+        ids: Sequence[str | None] | None,
         due_ms: Sequence[int] | None,
         topic: str,
         span_ms: tuple[int, int],
@@ -218,6 +225,10 @@ class History(_Lines):
         """Record one request to cancel; `results` are the names of the contract's enum."""
         lists = {"ids": [*ids], "results": results and [*results]}
         self._ended("cancel", span_ms, outcome, **lists, **more)
+
+    def change(self, op: str, *, span_ms: tuple[int, int], outcome: Outcome, **fields: Any) -> None:
+        """Record one `cancel` or `reschedule`; `fields` as in the module's table."""
+        self._ended(op, span_ms, outcome, **fields)
 
     def open(self, topic: str, group: str, *, start_ms: int) -> None:
         """Record that this client consumes `topic` in `group` from here on."""

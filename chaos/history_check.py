@@ -84,6 +84,9 @@ OUTCOME: Final = _one_of(*Outcome)
 CANCEL_RESULT: Final = _one_of(
     "CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND"
 )
+SCHEDULE_RESULT: Final = _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED")
+RESCHEDULE_RESULT: Final = _one_of("RESCHEDULED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND")
+ON_CONFLICT: Final = _one_of("reject", "replace", "keep")
 ACK_RESULT: Final = _one_of("ACKED", "ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED")
 
 
@@ -96,7 +99,11 @@ class Field:
     """A list, as long as all lists of its line."""
     required: bool = True
     answer: bool = False
-    """There if, and only if, the outcome is ok."""
+    """There if, and only if, the outcome is ok; one that is not required, only if."""
+    gaps: bool = False
+    """An element may be null."""
+    null_if: frozenset[str] = frozenset()
+    """An element is null where the element of `results` is one of these, and nowhere else."""
 
 
 _SPAN: Final = {"start_ms": Field(MS), "end_ms": Field(MS), "outcome": Field(OUTCOME)}
@@ -104,23 +111,47 @@ _DETAIL: Final = {"detail": Field(Kind("a text", lambda v: isinstance(v, str)), 
 _WHERE: Final = {"topic": Field(NAME), "group": Field(NAME)}
 _OPTIONAL: Final = Field(COUNT, required=False)
 
+_ENDED: Final = {**_SPAN, **_DETAIL}
+_TOPIC: Final = {"topic": Field(NAME)}
+_IDS: Final = {"ids": Field(ID, many=True)}
+_KEYS: Final = {**_TOPIC, "keys": Field(NAME, many=True)}
+_FILTER: Final = {
+    **_TOPIC,
+    "due_from_ms": Field(MS, required=False),
+    "due_to_ms": Field(MS, required=False),
+    "key_prefix": Field(NAME, required=False),
+    "changed": Field(COUNT, answer=True),
+}
+_CANCELLED: Final = {"results": Field(CANCEL_RESULT, many=True, answer=True)}
+_NOT_MOVED: Final = frozenset({"ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND"})
+_MOVED: Final = {
+    "due_ms": Field(MS, many=True, required=False),
+    "results": Field(RESCHEDULE_RESULT, many=True, answer=True),
+    "new_ids": Field(ID, many=True, answer=True, null_if=_NOT_MOVED),
+}
+
 OPS: Final[Mapping[str, Mapping[str, Field]]] = {
     "schedule": {
-        **_SPAN,
-        **_DETAIL,
-        "topic": Field(NAME),
+        **_ENDED,
+        **_TOPIC,
         "marks": Field(_integer(0, _I64, ", unique in the run"), many=True),
-        "ids": Field(ID, many=True, answer=True),
+        "ids": Field(ID, many=True, answer=True, null_if=frozenset({"REJECTED"})),
         "due_ms": Field(MS, many=True, required=False),
         "producer": _OPTIONAL,
         "sequence": _OPTIONAL,
+        "keys": Field(NAME, many=True, required=False, gaps=True),
+        "on_conflict": Field(ON_CONFLICT, required=False),
+        "results": Field(SCHEDULE_RESULT, many=True, required=False, answer=True),
+        "existing": Field(
+            ID, many=True, required=False, answer=True, null_if=frozenset({"SCHEDULED"})
+        ),
     },
-    "cancel": {
-        **_SPAN,
-        **_DETAIL,
-        "ids": Field(ID, many=True),
-        "results": Field(CANCEL_RESULT, many=True, answer=True),
-    },
+    "cancel": {**_ENDED, **_IDS, **_CANCELLED},
+    "cancel by key": {**_ENDED, **_KEYS, **_CANCELLED},
+    "cancel by filter": {**_ENDED, **_FILTER},
+    "reschedule": {**_ENDED, **_IDS, **_MOVED},
+    "reschedule by key": {**_ENDED, **_KEYS, **_MOVED},
+    "reschedule by filter": {**_ENDED, **_FILTER, "due_ms": Field(MS, many=True, required=False)},
     "open": {**_WHERE, "start_ms": Field(MS)},
     "deliver": {
         **_WHERE,
@@ -144,6 +175,8 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
     },
 }
 """Operation -> its fields; all have `op` and `client` besides."""
+NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))
+"""What `op` may be."""
 _DISTINCT: Final = {"schedule": "marks", "deliver": "offsets", "ack": "offsets"}
 """Operation -> the list whose elements are all different."""
 
@@ -173,19 +206,30 @@ def check(path: Path) -> Iterator[Problem]:
             yield Problem(path, number, field, shown, allowed)
 
 
+def kind_of(line: Mapping[str, Any]) -> str:
+    """Return which of OPS a line is, whose `op` is one of NAMES: of changes, by what they name."""
+    op = str(line["op"])
+    if op not in ("cancel", "reschedule") or line.get("ids") is not None:
+        return op
+    if line.get("keys") is not None:
+        return f"{op} by key"
+    return f"{op} by filter" if any(line.get(name) is not None for name in _FILTER) else op
+
+
 def check_line(line: Mapping[str, Any]) -> Iterator[Complaint]:
     """Yield what is wrong with one line; nulls and absent fields are the same."""
     given = {name: value for name, value in line.items() if value is not None}
     op = given.pop("op", None)
-    if not isinstance(op, str) or op not in OPS:
-        yield "op", op, f"must be one of {', '.join(OPS)}"
+    if not isinstance(op, str) or op not in NAMES:
+        yield "op", op, f"must be one of {', '.join(NAMES)}"
         return
     if not NAME.fits(given.get("client")):
         yield "client", given.get("client"), f"must be {NAME.allowed}"
     given.pop("client", None)
-    fields = OPS[op]
+    kind = kind_of(line)
+    fields = OPS[kind]
     for name in sorted(given.keys() - fields.keys()):
-        yield name, given[name], f"{op} has no such field; it has {', '.join(fields)}"
+        yield name, given[name], f"{kind} has no such field; it has {', '.join(fields)}"
     wrong = [*_wrong_fields(given, fields)]
     yield from wrong
     if not wrong:
@@ -205,7 +249,9 @@ def _wrong_fields(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iter
         elif not isinstance(value, list) or not value:
             yield name, value, f"must be a list of one or more, each {kind.allowed}"
         else:
-            at = next((at for at, each in enumerate(value) if not kind.fits(each)), None)
+            may_lack = field.gaps or field.null_if
+            fits = (kind.fits(each) or (each is None and may_lack) for each in value)
+            at = next((at for at, fine in enumerate(fits) if not fine), None)
             if at is not None:
                 yield f"{name}[{at}]", value[at], f"must be {kind.allowed}"
 
@@ -217,7 +263,9 @@ def _wrong_relations(
     if "end_ms" in given and given["end_ms"] < given["start_ms"]:
         yield "end_ms", given["end_ms"], f"must not be before start_ms ({given['start_ms']})"
     for name, field in fields.items():
-        if field.answer and (name in given) != (given["outcome"] == Outcome.OK):
+        if not field.answer or (name not in given and not field.required):
+            continue
+        if (name in given) != (given["outcome"] == Outcome.OK):
             rule = f"must be there if, and only if, outcome is ok; it is {given['outcome']}"
             yield name, given.get(name), rule
     lists = [name for name, field in fields.items() if field.many and name in given]
@@ -225,9 +273,29 @@ def _wrong_relations(
         if len(given[name]) != len(given[lists[0]]):
             rule = f"must have one element for each of {lists[0]} ({len(given[lists[0]])})"
             yield name, f"{len(given[name])} elements", rule
+    yield from _wrong_gaps(given, fields)
     distinct = _DISTINCT.get(op)
     if distinct and len({*given[distinct]}) < len(given[distinct]):
         yield distinct, given[distinct], "must all be different"
+
+
+def _wrong_gaps(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iterator[Complaint]:
+    """Yield elements that are null, or are not, against what `results` says."""
+    for name, field in fields.items():
+        if not field.null_if or name not in given:
+            continue
+        if fields["results"].required and "results" not in given:
+            continue  # which is told already
+        results = given.get("results") or [""] * len(given[name])
+        for at, (each, result) in enumerate(zip(given[name], results, strict=False)):
+            if (each is None) != (result in field.null_if):
+                rule = f"must be null if, and only if, results[{at}] is {_or(field.null_if)}"
+                yield f"{name}[{at}]", each, f"{rule}; it is {result or 'absent'}"
+                break
+
+
+def _or(names: frozenset[str]) -> str:
+    return " or ".join(sorted(names))
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,8 @@
 
 One partition per segment file. Option `view`:
 
-    entries   one row per frame: node, index, epoch, kind, time_ms, crc32, rows
+    entries   one row per frame: node, life, index, epoch, kind, time_ms, crc32, rows. A log that
+              began anew has several lives, 0, 1, …: they may hold the same frame
     rows      one row per row of a SCHEDULE entry, as it lies in the log: node, index, epoch,
               position, producer, sequence, due_ms, requested_ms, topic_id, payload_size, mark
 
@@ -34,7 +35,8 @@ from timer.entry import Entry, Kind
 from timer.units import LogIndex
 
 ENTRIES: Final = (
-    "node STRING, index BIGINT, epoch BIGINT, kind STRING, time_ms BIGINT, crc32 BIGINT, rows INT"
+    "node STRING, life INT, index BIGINT, epoch BIGINT, kind STRING, time_ms BIGINT, crc32 BIGINT,"
+    " rows INT"
 )
 ROWS: Final = (
     "node STRING, index BIGINT, epoch BIGINT, position INT, producer BIGINT, sequence BIGINT,"
@@ -51,6 +53,7 @@ class SegmentFile(InputPartition):
     """One segment of one node's log."""
 
     node: str
+    life: int
     path: str
     first: int
     end: int | None
@@ -159,8 +162,9 @@ class TimerLogReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the segments that may hold something wanted."""
         return [
-            SegmentFile(node, str(part.path), part.first, part.end)
-            for node, parts in Run(Path(self._path)).logs().items()
+            SegmentFile(node, life, str(part.path), part.first, part.end)
+            for node, lives in Run(Path(self._path)).logs().items()
+            for life, parts in enumerate(lives)
             for part in parts
             if self._wanted.file(node, part)
         ]
@@ -178,15 +182,16 @@ class TimerLogReader(DataSourceReader):
             if self._wanted.entry(item)
         )
         view = _entries if self._view == "entries" else _rows
-        for columns in view(partition.node, found):
+        for columns in view(partition, found):
             yield pa.RecordBatch.from_arrays([*map(pa.array, columns)], names=self._names)
 
 
-def _entries(node: str, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
+def _entries(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
     frames: list[tuple[Any, ...]] = []
     for crc32, item in found:
         rows = len(decode_schedule(item.payload).rows) if item.kind is Kind.SCHEDULE else 0
-        frames.append((node, item.index, item.epoch, item.kind.name, item.time_ms, crc32, rows))
+        head = (file.node, file.life, item.index, item.epoch, item.kind.name)
+        frames.append((*head, item.time_ms, crc32, rows))
         if len(frames) == _FRAMES_PER_BATCH:
             yield _columns(frames)
             frames.clear()
@@ -196,11 +201,12 @@ def _entries(node: str, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any
 
 def _columns(frames: list[tuple[Any, ...]]) -> list[Any]:
     columns: list[Any] = [list(column) for column in zip(*frames, strict=True)]
-    columns[-1] = np.array(columns[-1], np.int32)
+    for at in (1, -1):
+        columns[at] = np.array(columns[at], np.int32)
     return columns
 
 
-def _rows(node: str, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
+def _rows(file: SegmentFile, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
     for _, item in found:
         if item.kind is not Kind.SCHEDULE:
             continue
@@ -208,7 +214,7 @@ def _rows(node: str, found: Iterable[tuple[int, Entry]]) -> Iterator[list[Any]]:
         rows, sizes = schedule.rows, schedule.parts["rows"]
         n = len(rows)
         yield [
-            pa.repeat(node, n),
+            pa.repeat(file.node, n),
             np.full(n, item.index, np.int64),
             np.full(n, item.epoch, np.int64),
             np.arange(n, dtype=np.int32),

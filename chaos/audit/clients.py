@@ -14,41 +14,37 @@ SLOT: Final = ("topic", "group", "queue_offset")
 
 
 def asked(lines: DataFrame) -> DataFrame:
-    """Return what was asked for: mark, id, answered_seq, answered_due_ms, asked_due_ms, …"""
+    """Return what was asked for: mark, id, answered_seq, answered_due_ms, asked_due_ms, …
+
+    `told`: of what was answered, what became of it: SCHEDULED, REPLACED, KEPT, REJECTED.
+    `existing_seq`: the timer that it replaced, or that has its `key`. What made no timer has no id.
+    """
+    texts = ("ids", "keys", "results", "existing")
+    heads = ("client", "topic", "outcome", "start_ms", "end_ms", "on_conflict")
+    names = ("mark", "asked_due_ms", "id", "key", "result", "existing")
     rows = (
         lines.where("op = 'schedule'")
         .withColumn("n", F.size("marks"))
         .select(
-            *("client", "topic", "outcome", "start_ms", "end_ms"),
-            F.inline(F.arrays_zip("marks", _or_nulls("ids", "string"), _or_nulls("due_ms"))),
+            *heads,
+            F.inline(
+                F.arrays_zip(
+                    F.col("marks"),
+                    or_nulls("due_ms"),
+                    *(or_nulls(name, "string") for name in texts),
+                )
+            ),
         )
-        .toDF("client", "topic", "outcome", "start_ms", "end_ms", "mark", "id", "asked_due_ms")
+        .toDF(*heads, *names)
     )
+    told = F.when(F.col("outcome") == "ok", F.coalesce("result", F.lit("SCHEDULED")))
+    own = F.when(told.isin("SCHEDULED", "REPLACED"), F.col("id"))
     due_ms, seq = id_parts("id")
-    return rows.select("*", due_ms.alias("answered_due_ms"), seq.alias("answered_seq"))
-
-
-def cancels(lines: DataFrame) -> DataFrame:
-    """Return one row per timer that somebody tried to cancel: seq, how often each answer.
-
-    `cancel_missing_ms`: when it was first answered that there is no such timer.
-    """
-    rows = (
-        lines.where("op = 'cancel'")
-        .withColumn("n", F.size("ids"))
-        .select("outcome", "end_ms", F.inline(F.arrays_zip("ids", _or_nulls("results", "string"))))
-        .toDF("outcome", "end_ms", "id", "result")
-    )
-    missing = F.when(F.col("result").isin("NOT_FOUND", "TIMER_NOT_FOUND"), F.col("end_ms"))
-    answers = {
-        "cancel_ok": F.col("result") == "CANCELLED",
-        "cancel_already": F.col("result") == "ALREADY_CANCELLED",
-        "cancel_fired": F.col("result") == "ALREADY_FIRED",
-        "cancel_unknown": F.col("outcome") == "unknown",
-    }
-    return rows.groupBy(id_parts("id")[1].alias("seq")).agg(
-        *(F.count_if(condition).alias(name) for name, condition in answers.items()),
-        F.min(missing).alias("cancel_missing_ms"),
+    return (
+        rows.withColumns({"told": told, "id": own, "existing_seq": id_parts("existing")[1]})
+        .withColumn("on_conflict", F.coalesce("on_conflict", F.lit("reject")))
+        .select("*", due_ms.alias("answered_due_ms"), seq.alias("answered_seq"))
+        .drop("result", "existing")
     )
 
 
@@ -82,7 +78,7 @@ def consumed(lines: DataFrame) -> DataFrame:
     return lines.where("op IN ('open', 'deliver')").select("topic", "group").distinct()
 
 
-def _or_nulls(name: str, of: str = "bigint") -> Column:
+def or_nulls(name: str, of: str = "bigint") -> Column:
     """Return a list column; where it is null, as many nulls as the row's `n`."""
     return F.coalesce(name, F.array_repeat(F.lit(None).cast(of), F.col("n"))).alias(name)
 

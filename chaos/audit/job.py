@@ -17,11 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos import history
-from chaos.audit import clients, figures, nodes, verdict
+from chaos.audit import changes, clients, figures, nodes, verdict
 from chaos.audit.faults import phases, windows
 from chaos.audit.report import Report, write
 from chaos.history import Run
 from chaos.replay import tables
+from chaos.replay.nodelog import Piece
+from chaos.replay.story import ENDS
 from timer.units import LogIndex
 
 SMALL_SIZE: Final = 512 << 20
@@ -38,12 +40,14 @@ def audit(spark: SparkSession, run: Run) -> Report:
     Raises:
         FileNotFoundError: the folder holds no histories, or no node's log.
         StorageError: a node's log is damaged.
-        ValueError: a log's beginning is gone, so that it can't be replayed; a history is damaged.
+        ValueError: entries are in no node's log, so it can't be replayed; a history is damaged.
     """
     lines = read_histories(spark, run)
     logs = run.logs()
     entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")
-    common = _kept(nodes.agreed(entries, len(logs) // 2 + 1), run, "common")
+    majority = len(logs) // 2 + 1
+    begun = [life[0].first - 1 for lives in logs.values() for life in lives[1:] if life]
+    common = _kept(nodes.agreed(entries, majority, max(begun, default=0)), run, "common")
     disputes = _kept(nodes.conflicts(entries, common), run, "disputes")
     held = _held(entries, common, disputes)
     replayed = _replayed(spark, run, held)
@@ -55,6 +59,8 @@ def audit(spark: SparkSession, run: Run) -> Report:
     found = _judged(run, lines, story, disputes, end_ms)
     summary = _counts(found, disputes, held)
     summary |= _conserved(story, summary)
+    summary |= _changed(lines, story["fates"], summary)
+    summary |= _coverage(common, held, majority)
     summary |= _epochs(common, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, lines, found, end_ms)}
     return write(run, Report(summary))
@@ -93,36 +99,80 @@ def _kept(table: DataFrame, run: Run, name: str) -> DataFrame:
 
 
 def _held(entries: DataFrame, common: DataFrame, disputes: DataFrame) -> list[dict[str, Any]]:
-    """Return per node what its log holds: node, entries, upto (agreed to there), stale, diverged.
+    """Return what each life of a node's log holds, as `nodes.ends`, in order.
 
     Raises:
-        ValueError: no entry is on a majority.
+        ValueError: no entry is on a majority, or some are in no log.
     """
-    upto = nodes.ends(entries, common, disputes)
-    counts = disputes.groupBy("node").agg(
-        F.count_if("stale").alias("stale"), F.count_if(~F.col("stale")).alias("diverged")
-    )
-    rows = upto.join(counts, "node", "left").fillna(0, ["stale", "diverged"]).orderBy("node")
-    held = [row.asDict() for row in rows.collect()]
-    if not held or held[0]["upto"] is None:
+    rows = nodes.ends(entries, common, disputes).orderBy("node", "life").collect()
+    held = [row.asDict() for row in rows]
+    if not held:
         raise ValueError("no entry is on a majority of the nodes: there is nothing to audit")
+    holes = [f"{row['from']} .. {row['to']}" for row in nodes.missing(common).collect()]
+    if holes:
+        raise ValueError(
+            f"entries {', '.join(holes)} are in no node's log, or not in enough: the audit needs"
+            " the whole log"
+        )
     return held
 
 
+def _pieces(held: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
+    """Return lives that together are the majority's log, and the first entry to take of each."""
+    pieces: list[tuple[dict[str, Any], int]] = []
+    end, upto = max(life["upto"] for life in held), 0
+    while upto < end:
+        there = [life for life in held if life["first"] <= upto + 1 <= life["upto"]]
+        if not there:
+            raise ValueError(
+                f"entry {upto + 1} is in no log that agrees with the majority up to it"
+            )
+        best = max(there, key=lambda life: int(life["upto"]))
+        pieces.append((best, upto + 1))
+        upto = best["upto"]
+    return pieces
+
+
 def _replayed(spark: SparkSession, run: Run, held: list[dict[str, Any]]) -> dict[str, Any]:
-    """Replay, in a worker, the log that is the majority's for longest; return its figures."""
-    best = max(held, key=lambda node: node["upto"])
-    log, upto = run.logs()[best["node"]], LogIndex(best["upto"])
-    work = run.audit / "work"
+    """Replay, in a worker, the majority's log; return its figures.
+
+    Raises:
+        ValueError: no lives that agree with the majority reach from the first entry to the last.
+    """
+    chosen = _pieces(held)
+    logs, work = run.logs(), run.audit / "work"
+    pieces = [
+        Piece(logs[life["node"]][life["life"]], LogIndex(first), LogIndex(life["upto"]))
+        for life, first in chosen
+    ]
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            row = tables.replay(log, work / "replay", work / "spill", upto=upto)
+            row = tables.replay(pieces, work / "replay", work / "spill")
             yield pa.RecordBatch.from_pylist([row])
 
     row = spark.range(1, numPartitions=1).mapInArrow(each, tables.FIGURES).first()
     assert row is not None
-    return {"node": best["node"], **row.asDict()}
+    names = dict.fromkeys(life["node"] for life, _ in chosen)
+    return {"node": ", ".join(names), **row.asDict()}
+
+
+def _coverage(
+    common: DataFrame, held: list[dict[str, Any]], majority: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Return which entries a node's own log never held, and which fewer than a majority have."""
+    holes = []
+    for node in dict.fromkeys(life["node"] for life in held):
+        mine = sorted((life["first"], life["last"]) for life in held if life["node"] == node)
+        upto = 0
+        for first, last in mine:
+            if first > upto + 1:
+                holes.append({"node": node, "from": upto + 1, "to": first - 1})
+            upto = max(upto, last)
+    return {
+        "holes": holes,
+        "thin": [row.asDict() for row in nodes.thin(common, majority).orderBy("from").collect()],
+    }
 
 
 def _judged(
@@ -137,11 +187,12 @@ def _judged(
     given = verdict.judged_deliveries(
         clients.deliveries(lines), clients.confirmed_acks(lines), story["acks"]
     )
+    log = nodes.disputed(story["fates"], disputes).join(topics, "topic", "left_semi")
     found = verdict.verdicts(
         asks,
-        nodes.disputed(story["fates"], disputes).join(topics, "topic", "left_semi"),
+        log,
         given,
-        clients.cancels(lines),
+        changes.changes(lines, asks, log),
         starts.fillna(0, ["start_offset"]),
         until_ms=end_ms,
     )
@@ -190,15 +241,15 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
         "verdict": "VIOLATED" if violations else "OK",
         "violations": violations,
         "verdicts": dict(sorted(counts.items())),
-        "scheduled": sum(n for end, n in ends.items() if end),
-        **{end: ends.get(end, 0) for end in ("fired", "cancelled", "dropped", "pending")},
+        "scheduled": sum(n for end, n in ends.items() if end not in (None, "rejected", "kept")),
+        **{end: ends.get(end, 0) for end in ENDS},
         "delivered": messages,
         "redelivered": delivered - messages,
         "arrived_after_ack": after,
         "stale_entries": sum(node["stale"] for node in held),
         "nodes": held,
         "offenders": _first(bad, "verdict", "seq", "mark") if violations else [],
-        "diverged_entries": _first(entries, "index", "node") if diverged else [],
+        "diverged_entries": _first(entries, "index", "node", "life") if diverged else [],
     }
 
 
@@ -224,6 +275,20 @@ def _conserved(story: dict[str, DataFrame], summary: dict[str, Any]) -> dict[str
             "unbalanced": _first(wrong, "index") if counts[1] else [],
             "last": [counts[2].asDict()] if counts[2] else [],
         },
+    }
+
+
+def _changed(lines: DataFrame, fates: DataFrame, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what clients did by key and to timers that exist; answers that count too many."""
+    order = ("op", "by", "on_conflict", "result")
+    operations = changes.operations(lines).orderBy(*order).collect()
+    over = [row.asDict() for row in changes.overcounted(lines, fates).collect()]
+    violations = dict(summary["violations"]) | ({"overcounted": len(over)} if over else {})
+    return {
+        "verdict": "VIOLATED" if violations else "OK",
+        "violations": violations,
+        "operations": [row.asDict() for row in operations],
+        "overcounted": over,
     }
 
 

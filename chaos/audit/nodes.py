@@ -1,25 +1,55 @@
 """What the nodes say: what a majority of their logs holds, who holds something else, and P7.
 
-**One replay is enough.** Frames are compared first, by epoch, kind, time and CRC-32, entry by
-entry over all nodes. Entries decide everything, so logs whose frames are equal have equal fates:
-the log of one node that agrees with the majority to its end is replayed, for all. A node that
-differs is judged by its conflict: the entry is reported, and every timer that the majority's entry
-at that index scheduled, fired or cancelled is `diverged`.
+**One replay is enough.** Frames are compared first, by epoch, kind, time and CRC-32, entry by entry
+over all nodes. Entries decide everything, so logs whose frames are equal have equal fates: one log
+that agrees with the majority is replayed, for all. A node that differs is judged by its conflict:
+the entry is reported, and every timer that the majority's entry at that index scheduled, fired or
+cancelled is `diverged`.
+
+**Lives.** A node that lost its log, or found it damaged, begins anew after a snapshot: it has
+another life, compared with the others from there on. What its old life held was held. A snapshot
+has committed entries alone, so below its end fewer than a majority may be left to bear witness; of
+these the latest epoch's counts. What is replayed is put together of lives that agree.
 """
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 
-def agreed(entries: DataFrame, majority: int) -> DataFrame:
-    """Return the frames that a majority holds: index, epoch, kind, time_ms, crc32, rows."""
+def agreed(entries: DataFrame, majority: int, floor: int = 0) -> DataFrame:
+    """Return the frames that a majority holds: index, epoch, kind, time_ms, crc32, rows, nodes.
+
+    Up to entry `floor`, which snapshots say to be committed, one of the `nodes` that have it is
+    enough.
+    """
     frame = ("index", "epoch", "kind", "time_ms", "crc32", "rows")
     held = entries.groupBy(*frame).agg(F.count_distinct("node").alias("nodes"))
-    return held.where(F.col("nodes") >= majority).select(*frame)
+    order = F.struct(F.col("nodes") >= majority, "epoch", "nodes")
+    best = held.groupBy("index").agg(F.max_by(F.struct(*frame, "nodes"), order).alias("best"))
+    return best.select("best.*").where((F.col("nodes") >= majority) | (F.col("index") <= floor))
+
+
+def missing(common: DataFrame) -> DataFrame:
+    """Return the entries, from the first to the last in `common`, that it lacks: from, to."""
+    before = F.lag("index", 1, 0).over(Window.orderBy("index"))
+    holes = common.select((before + 1).alias("from"), (F.col("index") - 1).alias("to"))
+    return holes.where(F.col("from") <= F.col("to"))
+
+
+def thin(common: DataFrame, majority: int) -> DataFrame:
+    """Return the stretches that fewer than a majority have, once others began anew: from, to."""
+    rows = common.where(F.col("nodes") < majority)
+    run = F.col("index") - F.row_number().over(Window.orderBy("index"))
+    return (
+        rows.withColumn("run", run)
+        .groupBy("run")
+        .agg(F.min("index").alias("from"), F.max("index").alias("to"))
+        .drop("run")
+    )
 
 
 def conflicts(entries: DataFrame, common: DataFrame) -> DataFrame:
-    """Return a node's frames that are not the majority's: node, index, epoch, `stale`.
+    """Return a node's frames that are not the majority's: node, life, index, epoch, `stale`.
 
     A stale one is what a deposed leader had appended and could not commit, on a node that was
     not back since: of an older epoch than the majority's frame. Anything else is a divergence.
@@ -39,17 +69,27 @@ def conflicts(entries: DataFrame, common: DataFrame) -> DataFrame:
         )
     )
     stale = F.coalesce(F.col("epoch") < F.col("their_epoch"), no())
-    return both.select("node", "index", "epoch", stale.alias("stale"))
+    return both.select("node", "life", "index", "epoch", stale.alias("stale"))
 
 
 def ends(entries: DataFrame, common: DataFrame, disputes: DataFrame) -> DataFrame:
-    """Return per node the last index up to which its log is the majority's: node, upto, last."""
+    """Return what each life of a node's log holds: node, life, first, last, upto, stale, diverged.
+
+    Up to `upto` it is the majority's.
+    """
     end = common.agg(F.max("index").alias("end"))
-    lasts = entries.groupBy("node").agg(F.max("index").alias("last"))
-    firsts = disputes.groupBy("node").agg(F.min("index").alias("first"))
-    upto = F.least("last", "end", F.col("first") - 1)
-    return (
-        lasts.join(firsts, "node", "left").crossJoin(end).select("node", upto.alias("upto"), "last")
+    spans = entries.groupBy("node", "life").agg(
+        F.min("index").alias("first"), F.max("index").alias("last")
+    )
+    counts = disputes.groupBy("node", "life").agg(
+        F.min("index").alias("dispute"),
+        F.count_if("stale").alias("stale"),
+        F.count_if(~F.col("stale")).alias("diverged"),
+    )
+    upto = F.least("last", "end", F.col("dispute") - 1).alias("upto")
+    both = spans.join(counts, ["node", "life"], "left").crossJoin(end.where("end IS NOT NULL"))
+    return both.select("node", "life", "first", "last", upto, "stale", "diverged").fillna(
+        0, ["stale", "diverged"]
     )
 
 
@@ -74,13 +114,16 @@ def conservation(fates: DataFrame, checkpoints: DataFrame) -> DataFrame:
     `scheduled` and `fired` are what the replay had counted at the entry; the other side counts the
     rows of the fates: scheduled by then, and ended by then or not.
     """
+    fates = fates.where(~F.col("end").isin("rejected", "kept"))  # these are no timers
     starts = fates.groupBy(F.col("schedule_index").alias("index")).agg(F.count("*").alias("born"))
     finishes = fates.where("end_index IS NOT NULL").groupBy(F.col("end_index").alias("index"))
+    ends = {
+        "fired": ("fired",),
+        "cancelled": ("cancelled", "replaced", "rescheduled"),
+        "dropped": ("dropped",),
+    }
     deaths = finishes.agg(
-        *(
-            F.count_if(F.col("end") == end).alias(f"{end}_now")
-            for end in ("fired", "cancelled", "dropped")
-        )
+        *(F.count_if(F.col("end").isin(*of)).alias(f"{end}_now") for end, of in ends.items())
     )
     names = ("born", "fired_now", "cancelled_now", "dropped_now")
     events = starts.unionByName(deaths, allowMissingColumns=True).unionByName(

@@ -58,6 +58,7 @@ def html(name: str, summary: dict[str, Any], line: str) -> str:
         f"<p>{_LATENESS}</p>",
         _lateness(s),
         *_redeliveries(s),
+        *_operations(s),
         "<h2>Nodes</h2>",
         _nodes(s),
         *_conservation(s),
@@ -166,7 +167,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
     yield "<h2>Violations</h2>"
     named = ("verdict", "mark", "id", "seq", "topic", "end", "outcome")
     more = ("due_ms", "asked_due_ms", "scheduled_at_ms", "ended_at_ms", "queue_offset", "copies")
-    last = ("deliveries", "received_ms")
+    last = ("key", "told", "other_seq", "old_due_ms", "deliveries", "received_ms")
     if s["offenders"]:
         yield f"<p>The first {len(s['offenders'])}; verdicts.parquet has every one.</p>"
         heads = (*named, *more, *last)
@@ -176,6 +177,12 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         yield "<p>Entries of the log that a node holds otherwise than the majority:</p>"
         rows = [[row["node"], row["index"], row["epoch"]] for row in s["diverged_entries"]]
         yield _table(("node", "index", "epoch"), rows)
+    if s["overcounted"]:
+        yield "<p>Answers by filter that counted more timers than the log has:</p>"
+        rows = [
+            [row[name] for name in ("op", "topic", "told", "logged")] for row in s["overcounted"]
+        ]
+        yield _table(("operation", "topic", "answered", "in the log"), rows, texts=2)
 
 
 def _raw(value: Any) -> Any:
@@ -232,16 +239,33 @@ def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
     )
 
 
+def _operations(s: dict[str, Any]) -> Iterator[str]:
+    if not s["operations"]:
+        return
+    yield "<h2>Keys and changes</h2>"
+    names = ("op", "by", "on_conflict", "result", "n")
+    rows = [[row[name] for name in names] for row in s["operations"]]
+    yield _table(("operation", "by", "on conflict", "answer", "timers"), rows, texts=4)
+
+
 def _nodes(s: dict[str, Any]) -> str:
-    heads = ("node", "entries", "agrees up to", "stale", "diverged", "replayed")
+    heads = ("node", "life", "from", "to", "agrees up to", "stale", "diverged", "replayed")
+    replayed = s["replayed"]["node"].split(", ")
     rows = [
         [
-            *(n[name] for name in ("node", "last", "upto", "stale", "diverged")),
-            "yes" if n["node"] == s["replayed"]["node"] else "",
+            *(n[name] for name in ("node", "life", "first", "last", "upto", "stale", "diverged")),
+            "yes" if n["node"] in replayed else "",
         ]
         for n in s["nodes"]
     ]
-    return _table(heads, rows)
+    words = [
+        f"{hole['node']} began anew: it never held entries {hole['from']:,} .. {hole['to']:,}."
+        for hole in s["holes"]
+    ] + [
+        f"Entries {part['from']:,} .. {part['to']:,} are on fewer than a majority."
+        for part in s["thin"]
+    ]
+    return _table(heads, rows) + "".join(f"<p>{_text(line)}</p>" for line in words)
 
 
 def _conservation(s: dict[str, Any]) -> Iterator[str]:

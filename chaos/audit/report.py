@@ -48,6 +48,12 @@ def describe(report: Report) -> Iterator[str]:
         f" counts balanced at {points['checkpoints'] - len(points['unbalanced'])}"
         f" of {points['checkpoints']} checkpoints"
     )
+    for hole in s["holes"]:
+        span = f"{hole['from']} .. {hole['to']}"
+        yield f"{hole['node']} began anew: its log never held entries {span}"
+    for part in s["thin"]:
+        span = f"{part['from']} .. {part['to']}"
+        yield f"entries {span} are on fewer than a majority, as others began anew"
     for gap in s["failover_gaps"]:
         text = f"leader {gap['node']} killed: epoch {gap['epoch']} fired first"
         yield f"{text} {gap['fired_after_ms']} ms later"
@@ -58,6 +64,9 @@ def describe(report: Report) -> Iterator[str]:
     if s["redeliveries"]:
         reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
         yield f"redeliveries: {reasons}"
+    for row in s["operations"]:
+        how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))
+        yield f"{how}: {row['result']} {row['n']:,}"
     yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
     yield from _offenders(s)
     yield report.line()
@@ -70,6 +79,11 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         yield f"  diverged entry: node={row['node']} index={row['index']} epoch={row['epoch']}"
     for row in s["conservation"]["unbalanced"][:SHOWN_MAX]:
         yield "  unbalanced checkpoint: " + " ".join(f"{k}={v}" for k, v in row.items())
+    for row in s["overcounted"]:
+        yield (
+            f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
+            f" {row['logged']:,} in the log"
+        )
     named = len(s["offenders"])
     total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])
     if total > SHOWN_MAX:

@@ -1,18 +1,26 @@
 """Verdicts: every timer that any witness knows gets one, by joins of the three.
 
     fine        ok, cancelled, dropped (by a logged policy), pending (due after the run's end),
-                refused (asked, certainly not taken), unknown_not_fired, unknown_fired_once
+                refused (asked, certainly not taken), unknown_not_fired, unknown_fired_once,
+                replaced (its key was taken over), rescheduled (another id goes on in its place),
+                rejected, kept (no timer: a pending one has its key)
     violation   breaks
     diverged    P6  nodes disagree, or what was answered or given is not what the log says
     duplicate_fire  P2  one timer asked for, two in the log or two queue offsets
     phantom     P2  in the log or given, but nobody asked; or given, but the log never fired it
+    key_doubled  P2  pending, or given, or said to be scheduled, while another had its key
     cancelled_delivered  P4  fired or given although a cancel said CANCELLED
+    replaced_delivered, rescheduled_delivered  P4  likewise, after its replacement or reschedule
     early       P3  fired before its due time
     acked_again P5  given after its ack, in the log's order
     ack_lost    P5  its ack was confirmed, but the log has none
     unmarked_redelivery  P5  given twice to one group under the same attempt
-    cancel_untrue  P4  a cancel's answer contradicts the log
+    cancel_untrue, conflict_untrue, reschedule_untrue  P4  the answer to a cancel, of what became of
+                a key, or to a reschedule contradicts the log
     lost        P1  answered OK, but not in the log, never fired, or not given to every group
+
+**A reschedule** ends one timer, by seq, and begins another: each has a verdict. The first must not
+be given any more; the second is due at the new time, and was asked for by the reschedule.
 
 **No clock accuses.** P5 is judged in the log's order. An attempt is counted in the log, either
 when a lease ended (ENDED, applied before the message may be handed out again) or by an epoch that
@@ -29,6 +37,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from chaos.audit.changes import Changes
 from chaos.audit.clients import SLOT
 from chaos.audit.nodes import no
 
@@ -36,6 +45,10 @@ FINE: Final = (
     "ok",
     "cancelled",
     "dropped",
+    "replaced",
+    "rescheduled",
+    "rejected",
+    "kept",
     "pending",
     "refused",
     "unknown_not_fired",
@@ -45,18 +58,26 @@ VIOLATIONS: Final = (
     "diverged",
     "duplicate_fire",
     "phantom",
+    "key_doubled",
     "cancelled_delivered",
+    "replaced_delivered",
+    "rescheduled_delivered",
     "early",
     "acked_again",
     "ack_lost",
     "unmarked_redelivery",
     "cancel_untrue",
+    "conflict_untrue",
+    "reschedule_untrue",
     "lost",
 )
 """In order of precedence: a timer that breaks several promises counts for the first."""
 
 GRACE_MS: Final = 5_000
 """A timer due this long before the run's end has to have fired."""
+_CHANGED: Final = ("cancelled", "replaced", "rescheduled")
+"""Ends that a later cancel or reschedule is told of as ALREADY_CANCELLED."""
+_ENDED: Final = (*_CHANGED, "dropped", "rejected", "kept")
 HORIZON_MS: Final = 9 * 60_000
 """How long after its end a timer's cancel is not answered NOT_FOUND: the product's ten minutes,
 less one for the client's clock."""
@@ -112,23 +133,20 @@ def judged_deliveries(given: DataFrame, confirmed: DataFrame, log_acks: DataFram
 
 
 def verdicts(
-    asks: DataFrame, log: DataFrame, given: DataFrame, tried: DataFrame, groups: DataFrame,
+    asks: DataFrame, log: DataFrame, given: DataFrame, changes: Changes, groups: DataFrame,
     *, until_ms: int,
 ) -> DataFrame:  # fmt: skip
     """Return one row per timer that any witness knows, with its verdict and the evidence.
 
-    `asks` as from `asked`, `log`: fates with `disagree`, `given` from `judged_deliveries`, `tried`
-    from `cancels`, `groups`: (topic, group, start_offset) of the groups that were read to the
-    end, `until_ms`: when the clients looked last.
+    `asks` as from `asked`, `log`: fates with `disagree`, `given` from `judged_deliveries`,
+    `groups`: (topic, group, start_offset) of the groups that were read to the end, `until_ms`: when
+    the clients looked last.
     """
-    copies = F.count("*").over(Window.partitionBy("mark"))
     starts = groups.groupBy("topic").agg(F.collect_list("start_offset").alias("starts"))
     known = (
-        log.withColumnRenamed("topic", "log_topic")
-        .withColumn("copies", copies)
-        .join(asks.withColumnRenamed("topic", "asked_topic"), "mark", "full")
+        _asked_in_log(asks, log.withColumnRenamed("topic", "log_topic"), changes)
         .join(given, "seq", "full")
-        .join(tried, "seq", "left")
+        .join(changes.tried, "seq", "left")
         .withColumn("topic", F.coalesce("log_topic", "asked_topic"))
         .join(F.broadcast(starts), "topic", "left")
         .withColumn("mark", F.coalesce("mark", "given_mark_min"))
@@ -142,11 +160,10 @@ def verdicts(
         F.when(breaks[VIOLATIONS[0]], VIOLATIONS[0]),
     )
     end, outcome = F.col("end"), F.col("outcome")
+    no_timer = end.isNull() | (end.isin("rejected", "kept") & (outcome != "ok"))
     chain = (
-        chain.when(
-            end.isNull(), F.when(outcome == "fail", "refused").otherwise("unknown_not_fired")
-        )
-        .when(end.isin("cancelled", "dropped"), end)
+        chain.when(no_timer, F.when(outcome == "fail", "refused").otherwise("unknown_not_fired"))
+        .when(end.isin(*_ENDED), end)
         .when((end == "pending") & (outcome == "unknown"), "unknown_not_fired")
         .when(end == "pending", "pending")
         .when(outcome == "unknown", "unknown_fired_once")
@@ -154,10 +171,47 @@ def verdicts(
     )
     evidence = (
         *("id", "mark", "seq", "topic", "due_ms", "asked_due_ms", "outcome", "copies", "end"),
+        *("key", "told", "other_seq", "old_due_ms"),
         *("scheduled_at_ms", "ended_at_ms", "end_epoch", "queue_offset"),
         *("deliveries", "groups", "received_ms", F.col("after").alias("arrived_after_ack")),
     )
     return known.select(chain.alias("verdict"), *evidence)
+
+
+def _asked_in_log(asks: DataFrame, log: DataFrame, changes: Changes) -> DataFrame:
+    """Return what was asked for beside what the log has of it: by mark, or by a reschedule's seq.
+
+    A timer that a reschedule made was asked for by it: with that outcome, for that due time.
+    """
+    copies = F.count("*").over(Window.partitionBy("mark"))
+    asked = asks.withColumnRenamed("topic", "asked_topic")
+    first = (
+        log.where("old_due_ms IS NULL")
+        .withColumn("copies", copies)
+        .join(asked, "mark", "full")
+        .join(changes.flags.drop("key", "moved_outcome", "moved_due_ms"), "seq", "left")
+    )
+    # Answered otherwise than the log has it: that is the old timer's violation.
+    answered = "move_fired + move_already > 0 OR move_missing_ms IS NOT NULL"
+    unsure = changes.tried.where(f"move_unknown > 0 OR {answered}").select(
+        F.col("seq").alias("other_seq"),
+        F.when(F.col("move_unknown") > 0, "unknown").otherwise("ok").alias("tried_outcome"),
+    )
+    moved = (
+        log.where("old_due_ms IS NOT NULL")
+        .withColumn("copies", F.lit(1).cast("bigint"))
+        .join(changes.moves, "seq", "full")
+        .join(changes.flags, "seq", "left")
+        .join(unsure, "other_seq", "left")
+        .withColumns(
+            {
+                "outcome": F.coalesce("outcome", "tried_outcome", "moved_outcome"),
+                "asked_due_ms": F.coalesce("asked_due_ms", "moved_due_ms"),
+            }
+        )
+        .drop("tried_outcome", "moved_outcome", "moved_due_ms")
+    )
+    return first.unionByName(moved, allowMissingColumns=True)
 
 
 def _violations(until_ms: int) -> dict[str, Column]:
@@ -177,24 +231,29 @@ def _violations(until_ms: int) -> dict[str, Column]:
             ("queue_offset", "queue_offset"),
             ("due_ms", "due_ms"),
             ("mark", "mark"),
-            ("fired_at_ms", "ended_at_ms"),
         )
     ]
+    otherwise_given.append(
+        (c("end") == "fired")
+        & (
+            (c("given_fired_at_ms_min") != c("ended_at_ms"))
+            | (c("given_fired_at_ms_max") != c("ended_at_ms"))
+        )
+    )
     otherwise_answered = (c("copies") == 1) & (
         (c("answered_seq") != c("seq")) | (c("answered_due_ms") != c("due_ms"))
     )
     # ALREADY_CANCELLED may be one's own doing: the first answer was lost, the retry told of it.
     tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
-    conditions = {
+    cancelled = (F.coalesce(tried, F.lit(0)) > 0) | F.coalesce("asked_cancel", no())
+    fired = c("end") == "fired"
+    conditions = _of_changes() | {
         "diverged": _any(c("disagree"), otherwise_answered, ~several & _any(*otherwise_given)),
         "duplicate_fire": _any(c("copies") > 1, several),
         "phantom": _any(
             ~was_asked,
             in_log & (c("outcome") == "fail"),
             was_given & (~in_log | c("end").isin("pending", "dropped")),
-        ),
-        "cancelled_delivered": _any(
-            (c("cancel_ok") > 0) & (c("end") == "fired"), (c("end") == "cancelled") & was_given
         ),
         "early": _any(
             (c("end") == "fired") & (c("ended_at_ms") < c("due_ms")),
@@ -204,20 +263,75 @@ def _violations(until_ms: int) -> dict[str, Column]:
         "acked_again": c("again") > 0,
         "ack_lost": c("unkept") > 0,
         "unmarked_redelivery": c("unmarked") > 0,
-        "cancel_untrue": _any(
-            (c("cancel_fired") > 0) & (c("end") != "fired"),
-            ((c("cancel_ok") > 0) | (c("cancel_already") > 0)) & (c("end") != "cancelled"),
-            c("cancel_ok") > 1,
-            c("cancel_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS,
-        ),
         "lost": _any(
             (c("outcome") == "ok") & ~in_log,
             (c("end") == "pending") & (c("due_ms") + GRACE_MS <= until_ms),
-            (c("end") == "fired") & (F.coalesce("groups", F.lit(0)) < c("expected_groups")),
-            (c("end") == "cancelled") & (F.coalesce(tried, F.lit(0)) == 0),
+            fired & (F.coalesce("groups", F.lit(0)) < c("expected_groups")),
+            (c("end") == "cancelled") & ~cancelled,
         ),
     }
-    return {name: F.coalesce(wrong, no()) for name, wrong in conditions.items()}
+    return {name: F.coalesce(conditions[name], no()) for name in VIOLATIONS}
+
+
+def _of_changes() -> dict[str, Column]:
+    """Return the conditions that are about keys, cancels and reschedules."""
+    c = F.col
+    fired, was_given, in_log = c("end") == "fired", c("deliveries") > 0, c("end").isNotNull()
+    told, no_timer = c("told"), c("end").isin("rejected", "kept")
+    return {
+        "key_doubled": _any(
+            c("overlaps"), no_timer & was_given, no_timer & told.isin("SCHEDULED", "REPLACED")
+        ),
+        "cancelled_delivered": _any(
+            (c("cancel_ok") > 0) & fired,
+            c("overtold") & fired,
+            (c("end") == "cancelled") & was_given,
+        ),
+        "replaced_delivered": _any(
+            (c("replace_ok") > 0) & fired, (c("end") == "replaced") & was_given
+        ),
+        "rescheduled_delivered": _any(
+            (c("move_ok") > 0) & fired, (c("end") == "rescheduled") & was_given
+        ),
+        "cancel_untrue": _untrue("cancel", "cancelled"),
+        "conflict_untrue": _any(
+            (c("replace_ok") > 0) & (c("end") != "replaced"),
+            c("replace_ok") > 1,
+            told.isin("REJECTED", "KEPT") & (c("end") != F.lower("told")),
+            in_log & (told != "SCHEDULED") & c("other_seq").isNull(),
+            (told != "SCHEDULED") & (c("existing_seq") != c("other_seq")),
+            (told == "SCHEDULED") & c("other_seq").isNotNull(),
+            c("other_seq").isNotNull() & ~c("on_conflict").eqNullSafe(_mode()),
+        ),
+        "reschedule_untrue": _any(
+            _untrue("move", "rescheduled"), c("told_old_seq") != c("other_seq"), c("times") > 1
+        ),
+    }
+
+
+def _untrue(what: str, end: str) -> Column:
+    """Return whether an answer to a change of a timer that was named contradicts the log.
+
+    `what`: the answers' prefix in `changes.tried`; `end`: what the change makes of a timer.
+    """
+    c = F.col
+    ended = c("end").isin(*_CHANGED)
+    done = c(f"{what}_ok") > 0
+    return _any(
+        (c(f"{what}_fired") > 0) & (c("end") != "fired"),
+        (c(f"{what}_already") > 0) & ~ended,
+        done & (c("end") != end),
+        c(f"{what}_ok") > 1,
+        c(f"{what}_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS,
+    )
+
+
+def _mode() -> Column:
+    """Return the on_conflict by which the log met a key that was taken."""
+    end = F.col("end")
+    none = F.col("old_due_ms").isNotNull()  # a reschedule: its `other_seq` is the timer it moved
+    met = F.when(end == "rejected", "reject").when(end == "kept", "keep").otherwise("replace")
+    return F.when(~none, met)
 
 
 def _any(*conditions: Column) -> Column:

@@ -1,4 +1,8 @@
-"""A node's timer log as it lies on disk: its segment files, and the entries in them."""
+"""A node's timer log as it lies on disk: its segment files, and the entries in them.
+
+A log that was lost, or damaged, begins anew where a snapshot ends: then the node has several, its
+*lives*, which may overlap and leave holes. What all nodes' lives hold is put together for replay.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +31,11 @@ def segments(log: Path) -> list[Segment]:
     found = {first: path for path in log.iterdir() if (first := segment.first_of(path.name))}
     firsts = sorted(found)
     return [Segment(found[first], first, end) for first, end in pairwise([*firsts, None]) if first]
+
+
+def lives(log: Path) -> list[Path]:
+    """Return the folders of an archived log's lives, in order; none if it has no such folders."""
+    return sorted(path for path in log.iterdir() if path.is_dir()) if log.is_dir() else []
 
 
 def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
@@ -58,19 +67,26 @@ def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
         raise CorruptFile(path, position, f"ends before entry {index}; the next has {part.end}")
 
 
-def from_the_first(log: Sequence[Segment], *, upto: LogIndex) -> Iterator[Entry]:
-    """Yield a whole log's entries, up to and including `upto`.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Entries [first, last] of one life of one node's log."""
+
+    log: Sequence[Segment]
+    first: LogIndex
+    last: LogIndex
+
+
+def between(piece: Piece) -> Iterator[Entry]:
+    """Yield a piece's entries, as far as the log has them.
 
     Raises:
         CorruptFile: the log is damaged.
-        ValueError: the log does not begin with the first entry.
     """
-    if log and log[0].first != 1:
-        raise ValueError(
-            f"{log[0].path.parent} begins with {log[0].path.name}: the audit needs the whole log"
-        )
-    for part in log:
+    for part in piece.log:
+        if part.end is not None and part.end <= piece.first:
+            continue
         for _, item in entries(part):
-            if item.index > upto:
+            if item.index > piece.last:
                 return
-            yield item
+            if item.index >= piece.first:
+                yield item

@@ -16,15 +16,16 @@ last asked and what the limits of a FIRE left over.
 
 A cancel is a row too, a *tombstone* beside its target, as in the product's own runs: whether the
 target was pending then, and whether there was such a row at all, shows when both are due. So a
-hundred million pending rows cost what memory holds before a spill, `ROWS_MAX` rows of 48 bytes,
+hundred million pending rows cost what memory holds before a spill, `ROWS_MAX` rows of 76 bytes,
 and about `AHEAD` rows of every run.
 """
 
+import bisect
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,12 +41,16 @@ ROW: Final = np.dtype(
         ("mark", "<i8"),  # MARK_NONE: the payload is too short to have one
         ("index", "<i8"),  # of the entry that scheduled it; of a tombstone: that cancels it
         ("time_ms", "<i8"),  # that entry's
+        ("other", "<i8"),  # seq of the timer that it replaced, moved, or left alone; 0: none
+        ("old_due_ms", "<i8"),  # of the timer that it moved; 0: it moved none
+        ("key", "<i8"),  # stands for topic and key; 0: it has none
         ("topic", "<u4"),
         ("size", "<u4"),  # of payload, key and headers
+        ("payload_size", "<u4"),
     ]
 )
 TOMBSTONE: Final = 0xFFFF_FFFF
-"""In `topic`: the cancel of the row with the same (due_ms, seq)."""
+"""In `topic`: the end of the row with the same (due_ms, seq); how it ended stands in `mark`."""
 ROWS_MAX: Final = 4 << 20
 """Rows in memory before a spill."""
 AHEAD: Final = 1 << 15
@@ -100,6 +105,17 @@ class Run:
         pulled, self.buffer = self.buffer[:count], self.buffer[count:].copy()
         return pulled
 
+    def find(self, key: tuple[int, int]) -> Rows:
+        """Return what is left in it of one (due, seq)."""
+        found = _equal(self.buffer, key)
+        if self.read == self.rows or _count(self.buffer, key) < len(self.buffer):
+            return found
+        unread: Rows = np.memmap(self.path, ROW, "r", self.read * ROW.itemsize)
+        places = range(len(unread))
+        start = bisect.bisect_left(places, key, key=lambda at: _key(unread[at]))
+        end = bisect.bisect_right(places, key, key=lambda at: _key(unread[at]))
+        return np.concatenate([found, unread[start:end]])
+
 
 class Pending:
     """Rows that wait; a folder for what memory does not hold."""
@@ -132,6 +148,16 @@ class Pending:
             self._buckets[number].append(rows[start:end])
         if self._in_buckets > self._rows_max:
             self._spill()
+
+    def find(self, due_ms: int, seq: int) -> np.void | None:
+        """Return the row with that (due, seq), unless something ended it; wherever it lies."""
+        key = due_ms, seq
+        parts = [_equal(self._late, key), _equal(self._front, key)]
+        parts += [run.find(key) for run in self._runs]
+        for rows in self._buckets.get(due_ms >> _BUCKET_BITS, ()):
+            parts.append(rows[(rows["seq"] == seq) & (rows["due_ms"] == due_ms)])
+        found = np.concatenate(parts)
+        return found[0] if len(found) == 1 and found["topic"][0] != TOMBSTONE else None
 
     def take(self, read_time_ms: int, rows_max: int, bytes_max: int) -> Taken:
         """Remove what one FIRE ends: due by `read_time_ms`, at least one row if any is due."""
@@ -222,10 +248,11 @@ class Pending:
 def _sorted(parts: list[Rows]) -> Rows:
     """Return rows sorted by (due, seq), tombstones behind their rows, the oldest first."""
     rows = np.concatenate(parts)
-    return rows[np.lexsort((rows["index"], rows["seq"], rows["due_ms"]))]
+    ends = rows["topic"] == TOMBSTONE  # one entry may make a row and end it
+    return rows[np.lexsort((ends, rows["index"], rows["seq"], rows["due_ms"]))]
 
 
-def _key(row: np.void) -> tuple[int, int]:
+def _key(row: Any) -> tuple[int, int]:
     return int(row["due_ms"]), int(row["seq"])
 
 
@@ -235,6 +262,11 @@ def _count(rows: Rows, key: tuple[int, int]) -> int:
     start = int(np.searchsorted(rows["due_ms"], due, "left"))
     end = int(np.searchsorted(rows["due_ms"], due, "right"))
     return start + int(np.searchsorted(rows["seq"][start:end], seq, "right"))
+
+
+def _equal(rows: Rows, key: tuple[int, int]) -> Rows:
+    """Return those of the sorted rows that have one (due, seq)."""
+    return rows[_count(rows, (key[0], key[1] - 1)) : _count(rows, key)]
 
 
 def _alive(rows: Rows) -> tuple[I64, I64]:

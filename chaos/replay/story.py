@@ -6,17 +6,24 @@ Where it and the machine disagree, one of them is wrong, and the audit says `div
 
     SCHEDULE  a part whose (producer, sequence) is the producer's next, or that has no producer,
               gives its rows the next seqs; any other part changes nothing. Rows due already
-              (due <= last read time) fire at once, in the order of the entry.
+              (due <= last read time) fire at once, in the order of the entry. A row whose key a
+              pending timer of its topic has is rejected or kept, or replaces that timer.
     FIRE      pending rows with due <= read time fire in (due, seq) order, up to the limits
-    CANCEL    pending rows with that (due, seq) are cancelled
+    CANCEL    pending rows with that (due, seq), or topic and key, are cancelled
+    RESCHEDULE  takes as many seqs as it has targets. Those that are pending end, and a row with
+              the next seq, the new due time and the same key and payload begins: as many as have
+              payloads of MOVED_BYTES_MAX together, but one at least
     fires =   gets the next offset of its topic's queue, at this entry's time
     GROUP     ACK counts for offsets that were reserved and are not acked yet, ENDED counts an
               attempt more for them, and so does EPOCH for all that may have been handed out
 
 A row's fate leaves memory for a table as it ends, so a story of any length is told in one pass:
-what is kept is pending rows (pending.py spills them), and per group what is not acked.
+what is kept is pending rows (pending.py spills them), per group what is not acked, and who has
+which key. 62 bits of a hash stand for topic and key: that two of a hundred million keys share them
+has a chance of one in a thousand, and would be told as a divergence.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -26,17 +33,29 @@ from chaos.history import MARK_NONE, MARK_SIZE
 from chaos.replay.group import Group
 from chaos.replay.pending import I64, ROW, ROWS_MAX, TOMBSTONE, Pending, Rows, Taken
 from timer import payloads
-from timer.columns import RowArray, decode_schedule, row_bytes
+from timer.columns import U32, Binary, OnConflict, RowArray, decode_schedule, gather, row_bytes
 from timer.entry import Entry, Kind
-from timer.payloads import CreateGroup, Op, Start
+from timer.payloads import CreateGroup, Ids, Op, Start, Targets
 
 PENDING: Final = 0
 FIRED: Final = 1
 CANCELLED: Final = 2
 DROPPED: Final = 3
-ENDS: Final = ("pending", "fired", "cancelled", "dropped")
+REPLACED: Final = 4
+"""Its key was taken over by another timer."""
+RESCHEDULED: Final = 5
+"""Another row goes on with its key and payload."""
+REJECTED: Final = 6
+KEPT: Final = 7
+"""As REJECTED, no timer: a pending one has its key."""
+ENDS: Final = (
+    *("pending", "fired", "cancelled", "dropped"),
+    *("replaced", "rescheduled", "rejected", "kept"),
+)
+MOVED_BYTES_MAX: Final = 4 << 20
 NONE: Final = -1
 """In an integer column: there is none."""
+NO_SEQ: Final = 1 << 62
 
 
 class Book(Protocol):
@@ -60,7 +79,10 @@ class Story:
         self.last_read_time_ms = 0
         self.topics: dict[int, str] = {}
         self.groups: dict[int, Group] = {}
+        self.seqs = 0
+        """The last seq issued."""
         self.timers = 0
+        """Rows that became timers."""
         self.fired = 0
         self.epoch_starts: list[tuple[int, int]] = []
         """(index, epoch) of every EPOCH entry."""
@@ -70,6 +92,8 @@ class Story:
         self._queue_begin: dict[int, int] = {}
         self._producers: dict[bytes, int] = {}
         self._last_sequence: dict[int, int] = {}
+        self._holders: dict[int, tuple[int, int]] = {}
+        """Key -> (due, seq) of the last timer that had it, until its end is written down."""
 
     def apply(self, item: Entry) -> None:
         """Take in the entry after the last one."""
@@ -81,7 +105,7 @@ class Story:
             case Kind.FIRE:
                 self._fire(item)
             case Kind.RESCHEDULE:
-                raise AssertionError("reschedules are not replayed yet")
+                self._reschedule(item)
             case Kind.CANCEL:
                 self._cancel(item)
             case Kind.GROUP:
@@ -125,17 +149,71 @@ class Story:
             else:
                 taken[start : start + size] = False
             start += size
-        rows = schedule.rows if taken.all() else schedule.rows[taken]
-        self._add(item, rows)
-
-    def _add(self, item: Entry, rows: RowArray) -> None:
-        new = np.zeros(len(rows), ROW)
-        new["due_ms"], new["topic"] = rows["due_ms"], rows["topic"]
+        rows = schedule.rows[taken]
+        new = self._numbered(item, len(rows))
+        for name in ("due_ms", "topic", "payload_size"):
+            new[name] = rows[name]
         new["size"] = row_bytes(rows)
         new["mark"] = marks_of(item.payload, rows)
+        keyed = np.flatnonzero(rows["key_size"])
+        if len(keyed):
+            column = gather(rows[keyed], {0: item.payload}, "key")
+            new["key"][keyed] = hashed(rows["topic"][keyed], column)
+            modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])[taken]
+            new = self._decided(item, new, keyed, modes)
+        self._admit(item, new)
+
+    def _numbered(self, item: Entry, count: int) -> Rows:
+        """Return rows with the next seqs, scheduled by this entry."""
+        new = np.zeros(count, ROW)
         new["index"], new["time_ms"] = item.index, item.time_ms
-        new["seq"] = np.arange(self.timers + 1, self.timers + len(rows) + 1)
-        self.timers += len(rows)
+        new["seq"] = np.arange(self.seqs + 1, self.seqs + count + 1)
+        self.seqs += count
+        return new
+
+    def _decided(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
+        """Keep keys unique; write down the rows that become no timers, return the others."""
+        ends = np.full(len(new), PENDING)
+        first = int(new["seq"][0])
+        for at in keyed.tolist():
+            held = self._holder(int(new["key"][at]), first)
+            if held is not None:
+                new["other"][at] = held[1]
+                if modes[at] != OnConflict.REPLACE:
+                    ends[at] = KEPT if modes[at] == OnConflict.KEEP else REJECTED
+                    continue
+                self._end(item, held, REPLACED)
+            self._hold(new[at])
+        for end in (REJECTED, KEPT):
+            rows, at_ms = new[ends == end], item.time_ms
+            self._book.fates(
+                rows, end=end, end_index=item.index, ended_at_ms=at_ms, queue_offset=NONE
+            )
+        made: Rows = new[ends == PENDING]
+        return made
+
+    def _holder(self, key: int, first_seq: int = NO_SEQ) -> tuple[int, int] | None:
+        """Return (due, seq) of the pending timer that has a key; those from `first_seq` on are."""
+        held = self._holders.get(key)
+        if held is None or held[1] >= first_seq or self._pending.find(*held) is not None:
+            return held
+        return None
+
+    def _hold(self, row: np.void) -> None:
+        """Let a new timer have its key; one that is due already is never pending."""
+        if row["due_ms"] > self.last_read_time_ms:
+            self._holders[int(row["key"])] = int(row["due_ms"]), int(row["seq"])
+        else:
+            self._holders.pop(int(row["key"]), None)
+
+    def _free(self, rows: Rows) -> None:
+        """Forget which keys these had."""
+        for key, seq in rows[rows["key"] != 0][["key", "seq"]].tolist():
+            if self._holders.get(key, (0, 0))[1] == seq:
+                del self._holders[key]
+
+    def _admit(self, item: Entry, new: Rows) -> None:
+        self.timers += len(new)
         due = new["due_ms"] <= self.last_read_time_ms
         self._enqueue(item, new[due])
         self._pending.add(new[~due])
@@ -146,6 +224,7 @@ class Story:
         self.last_read_time_ms = (
             int(taken.fired["due_ms"][-1]) if taken.limited else fire.read_time_ms
         )
+        self._free(taken.fired)
         self._cancelled(taken)
         self._enqueue(item, taken.fired)
 
@@ -166,21 +245,63 @@ class Story:
 
     def _cancel(self, item: Entry) -> None:
         targets = payloads.decode_cancel(item.payload)
-        assert isinstance(targets, payloads.Ids), "cancels by key are not replayed yet"
-        due_ms, seq = targets.due_ms, targets.seq
-        seqs = seq.astype(np.int64)
-        known = (seqs > 0) & (seqs <= self.timers)
-        rows = np.zeros(int(np.count_nonzero(known)), ROW)
-        rows["due_ms"], rows["seq"] = due_ms[known], seqs[known]
+        if not isinstance(targets, Ids):
+            for held in dict.fromkeys(self._held(targets)):
+                if held is not None:
+                    self._end(item, held, CANCELLED)
+            return
+        seqs = targets.seq.astype(np.int64)
+        known = (seqs > 0) & (seqs <= self.seqs)
+        self._end_all(item, targets.due_ms[known], seqs[known], CANCELLED)
+
+    def _reschedule(self, item: Entry) -> None:
+        order = payloads.decode_reschedule(item.payload)
+        new = self._numbered(item, len(order.due_ms))
+        moved: list[int] = []
+        asked: set[tuple[int, int]] = set()
+        size = 0
+        for at, target in enumerate(self._held(order.targets)):
+            if target is None or target in asked or (old := self._pending.find(*target)) is None:
+                continue
+            asked.add(target)
+            size += int(old["payload_size"])
+            if moved and size > MOVED_BYTES_MAX:
+                continue
+            moved.append(at)
+            for name in ("mark", "key", "topic", "size", "payload_size"):
+                new[name][at] = old[name]
+            new["old_due_ms"][at], new["other"][at] = target
+            new["due_ms"][at] = order.due_ms[at]
+        for row in new[moved]:
+            self._end(item, (int(row["old_due_ms"]), int(row["other"])), RESCHEDULED)
+            if row["key"]:
+                self._hold(row)
+        self._admit(item, new[moved])
+
+    def _held(self, targets: Targets) -> list[tuple[int, int] | None]:
+        """Return (due, seq) per target; None: nobody has the key."""
+        if isinstance(targets, Ids):
+            return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
+        return [self._holder(key) for key in hashed(targets.topic, targets.key).tolist()]
+
+    def _end(self, item: Entry, timer: tuple[int, int], end: int) -> None:
+        due_ms, seq = (np.array([value], np.int64) for value in timer)
+        self._end_all(item, due_ms, seq, end)
+
+    def _end_all(self, item: Entry, due_ms: I64, seq: I64, end: int) -> None:
+        """End the pending ones of n timers."""
+        rows = np.zeros(len(seq), ROW)
+        rows["due_ms"], rows["seq"], rows["mark"] = due_ms, seq, end
         rows["index"], rows["time_ms"], rows["topic"] = item.index, item.time_ms, TOMBSTONE
         self._pending.add(rows)
 
     def _cancelled(self, taken: Taken) -> None:
         if len(taken.cancelled):
             by = taken.tombstones
+            self._free(taken.cancelled)
             self._book.fates(
                 taken.cancelled,
-                end=CANCELLED,
+                end=by["mark"],
                 end_index=by["index"],
                 ended_at_ms=by["time_ms"],
                 queue_offset=NONE,
@@ -214,6 +335,18 @@ class Story:
         self.groups[number] = Group(
             number, create.topic, create.name, start, start, start, base=start
         )
+
+
+def hashed(topic: U32, keys: Binary) -> I64:
+    """Return what stands for topics and keys, (n, int64), above 0."""
+    ends = np.cumsum(keys.sizes, dtype=np.int64).tolist()
+    blob, spans = bytes(keys.blob), zip([0, *ends], ends, strict=False)
+    names = zip(topic.tolist(), spans, strict=True)
+    digests = b"".join(
+        hashlib.blake2b(blob[start:end], digest_size=8, salt=number.to_bytes(8, "little")).digest()
+        for number, (start, end) in names
+    )
+    return (np.frombuffer(digests, "<u8") >> np.uint64(1)).astype(np.int64) | 1
 
 
 def marks_of(payload: memoryview, rows: RowArray) -> I64:

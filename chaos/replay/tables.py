@@ -1,13 +1,16 @@
 """The replay's tables, as Parquet files that Spark reads.
 
-fates        one row per timer: seq mark topic due_ms end schedule_index scheduled_at_ms
-             end_index end_epoch ended_at_ms queue_offset; what is not known is null
+fates        one row per row of the log that was asked for: seq mark topic due_ms end
+             schedule_index scheduled_at_ms end_index end_epoch ended_at_ms queue_offset, other_seq
+             (the timer that it replaced, moved, or left alone) and old_due_ms (of the one that it
+             moved: a RESCHEDULE made it); what is not known, or is not so, is null
 acks         one row per acked message of a group: topic group queue_offset attempts
              ack_index ack_epoch acked_at_ms
 groups       topic group start_offset acked lease_ends
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,11 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chaos.replay.group import Group
-from chaos.replay.nodelog import Segment, from_the_first
+from chaos.replay.nodelog import Piece, between
 from chaos.replay.pending import I64, ROWS_MAX, Rows
 from chaos.replay.story import ENDS, FIRED, PENDING, Story
 from timer.entry import Entry
-from timer.units import LogIndex
 
 FATES: Final = pa.schema(
     [
@@ -38,6 +40,8 @@ FATES: Final = pa.schema(
         ("end_epoch", pa.int64()),
         ("ended_at_ms", pa.int64()),
         ("queue_offset", pa.int64()),
+        ("other_seq", pa.int64()),
+        ("old_due_ms", pa.int64()),
     ]
 )
 ACKS: Final = pa.schema(
@@ -63,9 +67,8 @@ GROUPS: Final = pa.schema(
 CHECKPOINTS: Final = pa.schema(
     [(n, pa.int64()) for n in ("index", "time_ms", "scheduled", "fired")]
 )
-FIGURES: Final = (
-    "last_index BIGINT, last_read_time_ms BIGINT, scheduled BIGINT, pending BIGINT, fired BIGINT,"
-    " cancelled BIGINT"
+FIGURES: Final = ", ".join(
+    f"{name} BIGINT" for name in ("last_index", "last_read_time_ms", "scheduled", *ENDS)
 )
 
 _ROWS_PER_GROUP: Final = 1 << 19
@@ -159,6 +162,7 @@ class ParquetBook:
                 pc.if_else(ended, pa.array(end_epoch), None),
                 pc.if_else(ended, pa.array(ended_at_ms), None),
                 pc.if_else(fired, pa.array(offsets), None),
+                *(_positive(rows[name]) for name in ("other", "old_due_ms")),
             ]
         )
 
@@ -211,6 +215,10 @@ class ParquetBook:
             self._close_files()
 
 
+def _positive(column: I64) -> pa.Array:
+    return pa.array(np.ascontiguousarray(column), mask=column <= 0)
+
+
 def _groups(story: Story) -> list[pa.Array]:
     groups = [*story.groups.values()]
     return [
@@ -232,22 +240,19 @@ def write(
         for item in log:
             story.apply(item)
         story.end()
-    pending, fired, cancelled, _ = book.counts.tolist()
     return {
         "last_index": story.last_index,
         "last_read_time_ms": story.last_read_time_ms,
         "scheduled": story.timers,
-        "pending": pending,
-        "fired": fired,
-        "cancelled": cancelled,
+        **dict(zip(ENDS, book.counts.tolist(), strict=True)),
     }
 
 
-def replay(log: Sequence[Segment], into: Path, spill: Path, *, upto: LogIndex) -> dict[str, int]:
-    """Replay a node's log, up to and including the entry `upto`; see `write`.
+def replay(pieces: Sequence[Piece], into: Path, spill: Path) -> dict[str, int]:
+    """Replay what pieces of logs hold, each going on where the one before ends; see `write`.
 
     Raises:
-        CorruptFile: the log is damaged.
-        ValueError: the log does not begin with the first entry, so it can't be replayed.
+        CorruptFile: a log is damaged.
     """
-    return write(from_the_first(log, upto=upto), into, spill)
+    assert pieces[0].first == 1, pieces[0]
+    return write(itertools.chain.from_iterable(map(between, pieces)), into, spill)

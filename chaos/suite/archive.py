@@ -8,6 +8,10 @@ for every segment file, and follows what the node does to its log:
     dropped (oldest)    stays linked: all below the log's first segment is committed for good
     truncated away      unlinked: a segment at or above the log's first that the log has no more
     made anew           linked anew: another file under the same name
+    all files others    the log began anew: after a wipe, after a snapshot. Another life begins
+
+    RUN/nodes/n1/kept/000/*.log      its first life
+    RUN/nodes/n1/kept/001/*.log      after it lost its log and got another one
 
 A link is made within POLL_S of the file; a segment lives for longer, since a node drops only what
 lies below a manifest that it made afterwards. It takes no room but that of what was dropped.
@@ -20,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from chaos.replay.nodelog import lives
 from timer import segment
 
 POLL_S: Final = 0.25
@@ -32,7 +37,6 @@ class Archive:
         """Follow `logs`: node -> (its log's folder, the archive's folder on the same disk)."""
         self._logs = dict(logs)
         self._lock = threading.Lock()
-        self._frozen: set[str] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="archive", daemon=True)
         self._thread.start()
@@ -44,10 +48,10 @@ class Archive:
     def update(self) -> None:
         """Follow all logs to where they are now."""
         with self._lock:
-            for node in self._logs.keys() - self._frozen:
+            for log, kept in self._logs.values():
                 # A disk that lost its power, a folder that was wiped: it comes back.
                 with contextlib.suppress(OSError):
-                    follow(*self._logs[node])
+                    follow(log, kept)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -55,18 +59,20 @@ class Archive:
         with self._lock:
             yield
 
-    def freeze(self, node: str) -> None:
-        """Keep what a node's log holds now, whatever is done to its files from here on."""
+    def seal(self, node: str) -> None:
+        """Keep what a node's log holds now; what is done to its files from here on is another life.
+
+        The node has ended, and only the last segment is going to be damaged.
+        """
         log, kept = self._logs[node]
         with self._lock:
-            if node in self._frozen:
-                return
-            self._frozen.add(node)
             follow(log, kept)
-            for path in kept.iterdir():
-                copy = path.with_suffix(".copy")
-                shutil.copyfile(path, copy)
-                copy.rename(path)
+            *_, life = lives(kept)
+            last = max(life.iterdir())
+            copy = last.with_suffix(".copy")
+            shutil.copyfile(last, copy)
+            copy.rename(last)
+            _another(kept)
 
     def close(self) -> None:
         """Follow the logs for the last time, and end. The nodes have ended."""
@@ -76,20 +82,33 @@ class Archive:
 
 
 def follow(log: Path, kept: Path) -> None:
-    """Make `kept` hold what `log` does, and what was dropped from its beginning."""
+    """Make the last life in `kept` hold what `log` does, and what was dropped from its beginning.
+
+    Another life begins if the log has no file of the last one any more.
+    """
     theirs = {path.name: path for path in log.iterdir() if segment.first_of(path.name) is not None}
     if not theirs:
         return
-    kept.mkdir(exist_ok=True)
-    ours = {path.name: path for path in kept.iterdir()}
+    known = lives(kept)
+    life = known[-1] if known else _another(kept)
+    ours = {path.name: path for path in life.iterdir()}
+    same = {name for name in ours.keys() & theirs.keys() if ours[name].samefile(theirs[name])}
+    if ours and not same:
+        life, ours = _another(kept), {}
     for name, path in theirs.items():
-        link = ours.pop(name, None)
-        if link is not None:
-            if link.samefile(path):
-                continue
-            link.unlink()
-        (kept / name).hardlink_to(path)
+        if name in same:
+            continue
+        if name in ours:
+            ours[name].unlink()
+        (life / name).hardlink_to(path)
     first = min(theirs)
-    for name, link in ours.items():
+    for name in ours.keys() - theirs.keys():
         if name > first:
-            link.unlink()
+            ours[name].unlink()
+
+
+def _another(kept: Path) -> Path:
+    """Begin another life."""
+    life = kept / f"{len(lives(kept)):03d}"
+    life.mkdir(parents=True)
+    return life

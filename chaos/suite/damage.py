@@ -1,9 +1,8 @@
 """Nemeses of files: truncated, flipped, wiped, no room.
 
-A node that finds a damaged file fetches everything anew from the leader. What its log held before
-the damage is what the audit reads of it: the archive does not follow a log that begins anew, which
-is why a mix, that may hit two nodes one after the other, does without these. A node whose disk is
-full exits (67) and the others go on.
+A node that finds a damaged file, or none, fetches what it lacks from the leader. Until it has it, a
+majority may not stand another loss, so it is waited for. What its log held before is another life
+in the archive. A node whose disk is full exits (67) and the others go on.
 """
 
 import random
@@ -35,7 +34,7 @@ class Truncate:
         """Kill it, truncate, start it."""
         name = chosen(stage, self.who, chance)
         stage.kill(name)
-        stage.archive.freeze(name)
+        stage.archive.seal(name)
         path = _last_segment(stage, name)
         whole = path.stat().st_size
         size = max(segment.HEADER_SIZE, int(whole * (1 - self.share)))
@@ -57,7 +56,7 @@ class Flip:
         """Kill it, flip a byte of the last segment, start it."""
         name = chosen(stage, self.who, chance)
         stage.kill(name)
-        stage.archive.freeze(name)
+        stage.archive.seal(name)
         path = _last_segment(stage, name)
         size = path.stat().st_size
         at = chance.randrange(size // 4, size * 3 // 4)
@@ -113,7 +112,12 @@ class Wipe:
         stage.kill(name)
         with stage.archive.held():
             shutil.rmtree(stage.data(name))
-        return lambda: back(stage, name)
+
+        def undo() -> None:
+            back(stage, name)
+            stage.wait_until_whole(name)
+
+        return undo
 
 
 def _last_segment(stage: Stage, name: str) -> Path:
@@ -129,4 +133,6 @@ def _start_damaged(stage: Stage, name: str) -> None:
     except LaunchError:
         stage.lose(name)
     else:
-        stage.say(f"{name} is back")
+        stage.wait_until_whole(name)
+        stage.damaged.discard(name)
+        stage.say(f"{name} is back and whole")

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,8 @@ from chaos.suite.network import NetworkError, run
 
 SIZE: Final = 4 << 30
 """Of a disk. It is sparse: takes what was written."""
+UNMOUNT_S: Final = 5.0
+UNMOUNT_POLL_S: Final = 0.1
 _SHUTDOWN: Final = 0x8004587D
 _WITHOUT_FLUSH: Final = 2
 _BALLAST: Final = "ballast"
@@ -81,8 +84,25 @@ class Disk:
         node still runs, end the node, then call this.
         """
         self.shut_down()
-        run("umount", str(self.path))
+        self._unmount()
         self.mount()
+
+    def _unmount(self) -> None:
+        """Unmount it, as soon as nobody has a file open on it.
+
+        Raises:
+            NetworkError: somebody has, for too long.
+        """
+        deadline = time.monotonic() + UNMOUNT_S
+        while True:
+            try:
+                run("umount", str(self.path))
+            except NetworkError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(UNMOUNT_POLL_S)
+            else:
+                return
 
     def shut_down(self) -> None:
         """Stop all writing at once; every later operation on it fails."""
@@ -116,7 +136,10 @@ class Disk:
         with contextlib.suppress(OSError):
             (self.path / "lost+found").rmdir()
         run("cp", "-a", str(self.path), str(copy))
-        run("umount", str(self.path))
+        try:
+            self._unmount()
+        except NetworkError:  # its files are out: who holds it open may end when he likes
+            run("umount", "--lazy", str(self.path))
         self.path.rmdir()
         copy.rename(self.path)
         self.image.unlink()

@@ -156,13 +156,13 @@ _SINGLE: Final = {
     "overload": _of("floods of requests, more than the cluster takes",
                     around("flood", (0, 0), size_mb=32), every_s=20),
     "truncated": _of("the end of a follower's log is gone",
-                     card("truncate", (0, 0)), every_s=1e9, mixed=False),
+                     card("truncate", (0, 0)), every_s=20),
     "flipped": _of("one byte of a follower's log has changed",
-                   card("flip", (0, 0)), every_s=1e9, mixed=False),
+                   card("flip", (0, 0)), every_s=20),
     "full-disk": _of("a follower's disk is full for a while", card("fill"),
                      every_s=20, mixed=False),
     "wiped": _of("a follower comes back with an empty disk", card("wipe"),
-                 every_s=1e9, mixed=False),
+                 every_s=20),
 }  # fmt: skip
 _ALL: Final = [each for one in _SINGLE.values() if one.mixed for each in one.cards]
 _OTHERS: Final = [each for each in _ALL if each not in _SINGLE["kill-leader"].cards]

@@ -102,17 +102,21 @@ class Show:
         self._write("running")
         self._say_left_out()
         bill = self._bill
-        with Stage(
-            self._run,
-            bill.options.nodes,
-            missing=bill.missing,
-            say=self._say,
-            settings=bill.settings,
-        ) as stage:
+        with contextlib.ExitStack() as stack:
+            stage = stack.enter_context(
+                Stage(
+                    self._run,
+                    bill.options.nodes,
+                    missing=bill.missing,
+                    say=self._say,
+                    settings=bill.settings,
+                )
+            )
             self._began = time.monotonic()
             count = {3: "three", 5: "five"}.get(bill.options.nodes, str(bill.options.nodes))
             self._say(f"{count} nodes are up, {stage.leader()} leads")
             self._work(stage)
+            self._guarded("taking the stage down", stack.close)
         self._say("all nodes stopped; auditing histories and logs")
         self._complain()
         self._write("stopped")

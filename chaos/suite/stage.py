@@ -22,6 +22,8 @@ from chaos.suite.disks import Disk
 from chaos.suite.network import Network
 from chaos.suite.plan import Need
 from deploy.local import Host, LaunchError, LocalCluster
+from timerclient import TimerClient
+from timerclient.errors import TimerError
 
 TEST_ID: Final = "test"
 """What the cluster's id begins with: its nodes take a clock that a file moves."""
@@ -41,6 +43,11 @@ MANY_SETTINGS: Final = (
 READY_S: Final = 90.0
 """A node has to be up, somebody has to lead, within this: a second or two on an idle machine. Runs
 go on for hours beside other work, and how fast it was is the audit's to tell."""
+
+
+LAG_MAX: Final = 100
+"""Entries that a follower of a busy leader is behind."""
+WHOLE_POLL_S: Final = 0.2
 
 
 def now_ms() -> int:
@@ -208,6 +215,25 @@ class Stage:
         self.away.difference_update(names)
         for name in names:
             self.record("restart", node=name)
+
+    def wait_until_whole(self, name: str) -> None:
+        """Return once a node that lost something has all that the leader has.
+
+        Raises:
+            LaunchError: it does not come to that in time.
+        """
+        deadline = time.monotonic() + READY_S
+        said = "no answer"
+        with TimerClient(self.cluster.endpoints) as client:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(TimerError):
+                    one = next(m for m in client.members().members if m.name == name)
+                    whole = one.role in ("leader", "follower") and not one.unsure
+                    if whole and one.lag_entries <= LAG_MAX:
+                        return
+                    said = f"{one.role}, {one.lag_entries} entries behind, unsure = {one.unsure}"
+                time.sleep(WHOLE_POLL_S)
+        raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""

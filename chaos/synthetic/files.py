@@ -90,8 +90,9 @@ _SCHEMA: Final = pa.schema(
         *((name, pa.string()) for name in ("op", "client", "outcome", "topic", "group")),
         *((name, pa.int64()) for name in ("start_ms", "end_ms", "epoch", "received_ms")),
         *_LIST.items(),
-        ("ids", pa.list_(pa.string())),
-        ("results", pa.list_(pa.string())),
+        *((name, pa.list_(pa.string())) for name in ("ids", "results", "keys")),
+        *((name, pa.list_(pa.string())) for name in ("existing", "new_ids")),
+        ("on_conflict", pa.string()),
         ("attempts", pa.list_(pa.int32())),
     ]
 )

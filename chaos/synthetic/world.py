@@ -1,7 +1,8 @@
 """The model of a synthetic run: time in ticks, one producer, one consumer, one kill half-way.
 
     tick t   schedule R timers, due in the ticks t + 1 .. t + spread
-             cancel one of a thousand, a tick before its time
+             cancel one of a thousand, a tick before its time; give another one a tick more, replace
+             a third by its key, and ask for a timer with the key of a fourth, which is rejected
              fire what is due in tick t: sorted by (due, seq), at most 65,536 an entry
              deliver and ack it, all of it, before the next tick
 
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from chaos.history import Faults, Run
 from chaos.synthetic.files import Client, Logs, ids_of, write_json
 from timer import payloads
-from timer.columns import I64, Binary, Part, encode_schedule
+from timer.columns import I64, Binary, OnConflict, Part, encode_schedule
 from timer.entry import Kind
 from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
 from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
@@ -33,6 +34,11 @@ TICK_MS: Final = 500
 FIRE_ROWS: Final = payloads.FIRE_ROWS_MAX
 GIVEN_ROWS: Final = 4096
 CANCEL_EVERY: Final = 1009
+MOVE_EVERY: Final = 1013
+REPLACE_EVERY: Final = 1019
+REJECT_EVERY: Final = 1021
+NOWHERE: Final = 1 << 40
+"""Queue offsets from here on are of messages that no queue holds."""
 BEGIN_MS: Final = 1_700_000_000_000
 PAUSE_MS: Final = 700
 """From the kill to the next leader's first entry."""
@@ -50,6 +56,11 @@ PLANTS: Final = {
     "unmarked_redelivery": "unmarked_redelivery",
     "cancelled_delivered": "cancelled_delivered",
     "cancel_untrue": "cancel_untrue",
+    "key_doubled": "key_doubled",
+    "replaced_delivered": "replaced_delivered",
+    "rescheduled_delivered": "rescheduled_delivered",
+    "conflict_untrue": "conflict_untrue",
+    "reschedule_untrue": "reschedule_untrue",
     "ack_lost": "ack_lost",
     "diverged": "diverged",
     "unknown_fired_once": "unknown_fired_once",
@@ -82,6 +93,19 @@ class Plan:
             raise ValueError(f"plant: {sorted(unknown)}; known are {sorted(PLANTS)}")
         if self.timers < 20 * sum(self.plant.values()) + 100:
             raise ValueError(f"timers = {self.timers}: too few for {self.plant}")
+
+
+def key_texts(marks: I64, keyed: Mask) -> list[str | None] | None:
+    """Return the keys of timers; None where there is none, or for all of them."""
+    if not keyed.any():
+        return None
+    return [f"k{m}" if k else None for m, k in zip(marks.tolist(), keyed.tolist(), strict=True)]
+
+
+def key_column(marks: I64, keyed: Mask) -> Binary | None:
+    """Return the same as a column of an entry."""
+    texts = key_texts(marks, keyed)
+    return None if texts is None else Binary.of([(text or "").encode() for text in texts])
 
 
 @dataclass(slots=True)
@@ -119,6 +143,8 @@ class World:
         self._known: list[dict[str, Any]] = []
         self._seq = self._offset = 0
         self._sequence = 0
+        self._moved = np.zeros(0, np.int64)
+        """Marks of what was given a tick more: once is enough."""
         self._alter = plan.diverged_entry
         nodes = [{"name": name, "data": name} for name in names]
         write_json(folder / "cluster.json", {"nodes": nodes})
@@ -128,8 +154,7 @@ class World:
         plan = self._plan
         kinds = [kind for kind, count in sorted(plan.plant.items()) for _ in range(count)]
         marks = random.Random(plan.seed).sample(range(1, plan.timers + 1), len(kinds))
-        # A cancel of the model's own would give the timer another verdict.
-        return {mark + (mark % CANCEL_EVERY == 0): k for mark, k in zip(marks, kinds, strict=True)}
+        return dict(zip(marks, kinds, strict=True))
 
     def write(self, say: Callable[[str], None] = lambda _: None) -> None:
         """Write the whole run."""
@@ -149,7 +174,7 @@ class World:
                 count = min(plan.rows_per_tick, plan.timers - first + 1)
                 if count > 0:
                     self._schedule(tick, first, count, at_ms)
-                self._cancel(tick, at_ms + TICK_MS // 2)
+                self._change(tick, at_ms + TICK_MS // 2)
                 self._fire(tick, at_ms + TICK_MS - 1)
                 if tick % 10 == 9:
                     self._logs.append(Kind.CHECKPOINT, b"", at_ms=at_ms + TICK_MS - 1)
@@ -177,6 +202,19 @@ class World:
         chosen = [mark for mark, kind in self._planted.items() if kind in kinds]
         return np.isin(marks, chosen) if chosen else np.zeros(len(marks), np.bool_)
 
+    def _every(self, marks: I64, nth: int) -> Mask:
+        """Return which marks are to be changed as every nth one: those with nothing planted."""
+        chosen: Mask = (marks % nth == 0) & ~np.isin(marks, [*self._planted])
+        return chosen
+
+    def _replaced(self, marks: I64) -> Mask:
+        return self._every(marks, REPLACE_EVERY) | self._plants(marks, "replaced_delivered")
+
+    def _rivalled(self, marks: I64) -> Mask:
+        """Return which have a key that is asked for once more."""
+        planted = self._plants(marks, "key_doubled", "conflict_untrue")
+        return self._every(marks, REJECT_EVERY) | planted
+
     # ---- what happens in a tick
 
     def _schedule(self, tick: int, first: int, count: int, at_ms: int) -> None:
@@ -195,7 +233,9 @@ class World:
         log_due = np.concatenate([due_ms[in_log], due_ms[twice]])
         seqs = np.arange(self._seq + 1, self._seq + len(log_marks) + 1)
         self._seq += len(seqs)
-        self._append_rows(log_marks, log_due, at_ms)
+        keyed = self._replaced(marks) | self._rivalled(marks)
+        keys = key_column(log_marks, np.isin(log_marks, marks[keyed]))
+        self._append_rows(log_marks, log_due, at_ms, keys=keys)
         rows = Rows(log_marks, log_due, seqs)
         number = (log_due - BEGIN_MS) // TICK_MS
         for due in np.unique(number).tolist():
@@ -209,24 +249,33 @@ class World:
         for at, mark in enumerate(marks.tolist()):
             if mark not in kinds:
                 continue
-            kind = kinds[mark]
-            self._known.append({"verdict": PLANTS[kind], "planted": kind, "mark": mark}
-                               | {"seq": int(answered[at]) if in_log[at] else None})  # fmt: skip
+            self._plant_known(kinds[mark], mark, int(answered[at]) if in_log[at] else None)
         special = self._plants(marks, "phantom", "unknown_fired_once", "unknown_not_fired")
         special |= self._plants(marks, "refused")
-        self._answer("ok", marks[~special], asked[~special], ids.filter(~special), at_ms)
+        plain = ~special
+        self._answer(
+            "ok", marks[plain], asked[plain], ids.filter(plain), at_ms,
+            keys=key_texts(marks[plain], keyed[plain]),
+        )  # fmt: skip
         for mark, kind in kinds.items():
             if kind.startswith("unknown") or kind == "refused":
                 one = marks == mark
                 outcome = "fail" if kind == "refused" else "unknown"
                 self._answer(outcome, marks[one], asked[one], None, at_ms)
 
-    def _append_rows(self, marks: I64, due_ms: I64, at_ms: int) -> None:
+    def _plant_known(self, kind: str, mark: int, seq: int | None) -> None:
+        if kind in ("key_doubled", "conflict_untrue"):
+            mark, seq = mark + self._plan.timers, None  # its rival's
+        known = {"verdict": PLANTS[kind], "planted": kind, "mark": mark, "seq": seq}
+        self._known.append(known)
+
+    def _append_rows(self, marks: I64, due_ms: I64, at_ms: int, **more: Any) -> None:
         self._sequence += 1
-        part = self._part(marks, due_ms)
-        if self._alter and self._seq > self._plan.timers // 3:
+        part = self._part(marks, due_ms, **more)
+        third = self._seq > self._plan.timers // 3
+        if self._alter and third and not np.isin(marks, [*self._planted]).any():
             self._alter = False
-            other = encode_schedule([self._part(marks, due_ms + 1)])
+            other = encode_schedule([self._part(marks, due_ms + 1, **more)])
             self._logs.alter_next(self._plan.nodes - 1, Kind.SCHEDULE, *other, at_ms=at_ms)
             self._known += [
                 {"verdict": "diverged", "planted": "diverged_entry", "mark": m, "seq": None}
@@ -234,7 +283,14 @@ class World:
             ]
         self._logs.append(Kind.SCHEDULE, *encode_schedule([part]), at_ms=at_ms)
 
-    def _part(self, marks: I64, due_ms: I64) -> Part:
+    def _part(
+        self,
+        marks: I64,
+        due_ms: I64,
+        *,
+        keys: Binary | None = None,
+        on_conflict: OnConflict = OnConflict.REJECT,
+    ) -> Part:
         return Part(
             producer_id=ProducerId(1),
             sequence=self._sequence,
@@ -244,25 +300,42 @@ class World:
             payload=Binary(
                 sizes=np.full(len(marks), 8, np.uint32), blob=marks.astype("<i8").tobytes()
             ),
+            key=keys,
+            on_conflict=on_conflict,
         )
 
-    def _answer(self, outcome: str, marks: I64, due_ms: I64, ids: Any, at_ms: int) -> None:
+    def _answer(
+        self, outcome: str, marks: I64, due_ms: I64, ids: Any, at_ms: int, **more: Any
+    ) -> None:
         self._producer.line(
             "schedule", outcome=outcome, topic=TOPIC, start_ms=at_ms - 1, end_ms=at_ms + 2,
-            marks=marks, due_ms=due_ms, ids=ids if outcome == "ok" else None,
+            marks=marks, due_ms=due_ms, ids=ids if outcome == "ok" else None, **more,
         )  # fmt: skip
 
-    def _cancel(self, tick: int, at_ms: int) -> None:
-        """Cancel some of what is due in the next tick, and answer the truth, or not."""
+    def _change(self, tick: int, at_ms: int) -> None:
+        """Cancel, move, replace and rival some of what is due in the next tick."""
         rows = Rows.joined(self._due.get(tick + 1, []))
+        first = (rows.mark <= self._plan.timers) & ~np.isin(rows.mark, self._moved)
         untrue = self._plants(rows.mark, "cancel_untrue")
-        gone = (rows.mark % CANCEL_EVERY == 0) | untrue
+        gone = self._every(rows.mark, CANCEL_EVERY) | untrue
+        self._cancel(rows, gone & first, untrue, at_ms)
+        planted = self._plants(rows.mark, "rescheduled_delivered", "reschedule_untrue")
+        moved = (self._every(rows.mark, MOVE_EVERY) | planted) & first & ~gone
+        replaced = self._replaced(rows.mark) & first & ~gone & ~moved
+        rivalled = self._rivalled(rows.mark) & first & ~gone & ~moved & ~replaced
+        self._moved = rows.mark[moved]
+        self._due[tick + 1] = [rows.where(~gone & ~moved & ~replaced | ~first)]
+        self._move(rows.where(moved), tick, at_ms)
+        self._replace(rows.where(replaced), tick, at_ms)
+        self._rival(rows.where(rivalled), at_ms)
+
+    def _cancel(self, rows: Rows, gone: Mask, untrue: Mask, at_ms: int) -> None:
+        """Cancel, and answer the truth, or not."""
         told = gone | self._plants(rows.mark, "cancelled_delivered")
         if gone.any():
             targets = payloads.Ids(rows.due_ms[gone], rows.seq[gone].astype(np.uint64))
             payload = payloads.encode_cancel(targets)
             self._logs.append(Kind.CANCEL, *payload, at_ms=at_ms)
-            self._due[tick + 1] = [rows.where(~gone)]
         if told.any():
             results = np.where(untrue[told], "ALREADY_FIRED", "CANCELLED").tolist()
             ids = ids_of(rows.due_ms[told], rows.seq[told])
@@ -270,6 +343,72 @@ class World:
                 "cancel", outcome="ok", start_ms=at_ms - 1, end_ms=at_ms + 1, ids=ids,
                 results=results,
             )  # fmt: skip
+
+    def _successors(self, rows: Rows, marks: I64, tick: int) -> Rows:
+        """Return the timers that fire a tick later instead."""
+        seqs = np.arange(self._seq + 1, self._seq + len(marks) + 1)
+        self._seq += len(marks)
+        new = Rows(marks, rows.due_ms + TICK_MS, seqs)
+        self._due.setdefault(tick + 2, []).append(new)
+        return new
+
+    def _move(self, rows: Rows, tick: int, at_ms: int) -> None:
+        if not len(rows.mark):
+            return
+        new = self._successors(rows, rows.mark, tick)
+        targets = payloads.Ids(rows.due_ms, rows.seq.astype(np.uint64))
+        order = payloads.Reschedule(targets, new.due_ms, new.due_ms)
+        self._logs.append(Kind.RESCHEDULE, *payloads.encode_reschedule(order), at_ms=at_ms)
+        untrue = self._plants(rows.mark, "reschedule_untrue")
+        for which, told in ((~untrue, "RESCHEDULED"), (untrue, "ALREADY_FIRED")):
+            if not (count := int(np.count_nonzero(which))):
+                continue
+            ids = ids_of(new.due_ms[which], new.seq[which])
+            self._producer.line(
+                "reschedule", outcome="ok", start_ms=at_ms - 1, end_ms=at_ms + 1,
+                ids=ids_of(rows.due_ms[which], rows.seq[which]), results=[told] * count,
+                due_ms=new.due_ms[which], new_ids=[None] * count if told != "RESCHEDULED" else ids,
+            )  # fmt: skip
+        offsets, planted = NOWHERE + rows.mark, self._plants(rows.mark, "rescheduled_delivered")
+        self._deliver(rows, offsets, planted, 1, at_ms)
+
+    def _replace(self, rows: Rows, tick: int, at_ms: int) -> None:
+        if not len(rows.mark):
+            return
+        marks, all_ = rows.mark + self._plan.timers, np.ones(len(rows.mark), np.bool_)
+        new = self._successors(rows, marks, tick)
+        keys, mode = key_column(rows.mark, all_), OnConflict.REPLACE
+        self._append_rows(marks, new.due_ms, at_ms, keys=keys, on_conflict=mode)
+        self._answer(
+            "ok", marks, new.due_ms, ids_of(new.due_ms, new.seq), at_ms,
+            keys=key_texts(rows.mark, all_), on_conflict="replace",
+            results=["REPLACED"] * len(marks), existing=ids_of(rows.due_ms, rows.seq),
+        )  # fmt: skip
+        offsets, planted = NOWHERE + rows.mark, self._plants(rows.mark, "replaced_delivered")
+        self._deliver(rows, offsets, planted, 1, at_ms)
+
+    def _rival(self, rows: Rows, at_ms: int) -> None:
+        """Ask for timers whose keys are taken."""
+        if not len(rows.mark):
+            return
+        marks, all_ = rows.mark + self._plan.timers, np.ones(len(rows.mark), np.bool_)
+        seqs = np.arange(self._seq + 1, self._seq + len(marks) + 1)
+        self._seq += len(marks)
+        self._append_rows(marks, rows.due_ms, at_ms, keys=key_column(rows.mark, all_))
+        keys, ids = key_texts(rows.mark, all_), ids_of(rows.due_ms, seqs).to_pylist()
+        have = ids_of(rows.due_ms, rows.seq).to_pylist()
+        doubled = self._plants(rows.mark, "key_doubled").tolist()
+        untrue = self._plants(rows.mark, "conflict_untrue").tolist()
+        self._answer(
+            "ok", marks, rows.due_ms,
+            [own if d else (other if u else None)
+             for own, other, d, u in zip(ids, have, doubled, untrue, strict=True)],
+            at_ms,
+            keys=keys, on_conflict="reject",
+            results=["SCHEDULED" if d else ("KEPT" if u else "REJECTED")
+                     for d, u in zip(doubled, untrue, strict=True)],
+            existing=[None if d else other for d, other in zip(doubled, have, strict=True)],
+        )  # fmt: skip
 
     def _fire(self, tick: int, at_ms: int) -> None:
         rows = Rows.joined(self._due.pop(tick, []))

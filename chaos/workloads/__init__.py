@@ -7,7 +7,7 @@
 Each workload has topics and groups of its own (topic = its name) and writes histories
 (chaos/history.py) of its own, as things happen. All of one run share one counter of marks.
 
-Not here, because the product has them not yet: reschedule, nack and dead-letter, keyed upserts.
+Not here, because the product has them not yet: nack and dead-letter.
 """
 
 import itertools

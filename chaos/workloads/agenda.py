@@ -15,7 +15,7 @@ class Agenda:
     def __init__(self, name: str, books: Books, *, threads: int = 1) -> None:
         self._books = books
         self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._stopped = False
         self._threads = [
@@ -25,7 +25,7 @@ class Agenda:
         for thread in self._threads:
             thread.start()
 
-    def after(self, delay_s: float, work: Callable[[], None]) -> None:
+    def after(self, delay_s: float, work: Callable[[], object]) -> None:
         """Do `work` once `delay_s` has passed, unless stopped before."""
         with self._changed:
             entry = (time.monotonic() + delay_s, next(self._numbers), work)
@@ -50,7 +50,7 @@ class Agenda:
             while (work := self._next()) is not None:
                 work()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Callable[[], object] | None:
         """Return the next work when its time has come. None: stopped."""
         with self._changed:
             while not self._stopped:

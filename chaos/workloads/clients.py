@@ -19,6 +19,7 @@ from typing import Final
 from chaos.history import Run
 from chaos.workloads.agenda import Agenda
 from chaos.workloads.books import GROUP, Books
+from chaos.workloads.changer import Changer
 from chaos.workloads.consumer import (
     AT_ONCE_S,
     END_TIMEOUT_S,
@@ -105,7 +106,7 @@ class Clients:
         self.end_ms = self.start_ms + int(1000 * self._setting.horizon_s)
         """What is expected within the run is due by then, or within a second."""
         self.cancels = Agenda(f"{self.name}-cancels", self.books, threads=CANCELS_AT_ONCE)
-        """For what is asked later; stops with the producing."""
+        """For what is asked later, or beside the producing; stops with it."""
         self.acks = Agenda(f"{self.name}-acks", self.books)
         """For acks that wait; stops at the very end."""
         self.client = self.connect()
@@ -113,6 +114,7 @@ class Clients:
         self.producer = Producer(
             self._run, f"{self.name}-producer", self.client, self.books, topic=self.name
         )
+        self.changer = Changer(self._run, f"{self.name}-changer", self.client, topic=self.name)
         self._started = True
         self._thread.start()
 
@@ -147,6 +149,7 @@ class Clients:
             with self.books.noting_failure():
                 client.close(CLOSE_S)
         self.producer.close()
+        self.changer.close()
         self.books.check()
 
     # ---- for kinds
@@ -208,6 +211,7 @@ class Clients:
             for reader in self._kind.readers:
                 self.join(reader)
             self._kind.produce(self)
+            self.cancels.join(END_TIMEOUT_S)  # what is moved last is waited for, too
             self._pause_until(self.producer.last_due_ms / 1000 + SETTLE_S)
             while not self._closing.is_set():
                 if self.producer.single(self.marks(1)[0], 0.0):

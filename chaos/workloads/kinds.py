@@ -4,6 +4,7 @@ Chance is aimed at edges: the same millisecond, the due time itself, the first a
 that a timer can have. Each function asks for timers beat by beat until it has to stop.
 """
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -15,6 +16,7 @@ from chaos.workloads.clients import CLOSE_S, Clients, Kind, Reader
 from chaos.workloads.consumer import Habit
 from chaos.workloads.producer import now_ms
 from timerclient.errors import Overloaded
+from timerclient.pending import Where
 from timerclient.timers import Timers
 
 BEAT_S: Final = 0.25
@@ -34,6 +36,11 @@ PATIENCE_S: Final = 0.25
 IMPATIENT_BEATS: Final = 12
 """Of an impatient producer, from one dropped connection to the next."""
 BURST_S: Final = 5.0
+UPSERT: Final = 20
+"""Timers of one keyed request."""
+KEYS: Final = 20
+"""Keys of either of two beginnings."""
+FILTER_BEATS: Final = 4
 LARGE_SIZE: Final = 4096
 PIECE: Final = 50
 
@@ -119,6 +126,106 @@ def _race(clients: Clients, ids: list[str], marks: list[int], due_ms: int) -> No
     clients.cancels.after(delay_s, work)
     if chance.random() < 0.3:
         clients.cancels.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
+
+
+def keyed(clients: Clients) -> None:
+    """Upserts of few keys in all modes, some at once; cancels and reschedules of the same keys."""
+    chance, later = clients.chance, clients.cancels.after
+    for count in clients.beats(BEAT_S):
+        now = now_ms()
+        for start in range(0, count, UPSERT):
+            n = min(UPSERT, count - start)
+            due_ms = [clients.within(now + chance.uniform(-100, 4000)) for _ in range(n)]
+            mode = chance.choice(("reject", "replace", "replace", "keep"))
+            names = [_key(chance) if chance.random() < 0.9 else None for _ in range(n)]
+            work = partial(clients.producer.upsert, clients.marks(n), due_ms, names, mode)
+            if chance.random() < 0.5:
+                work()
+            else:
+                later(0.0, work)  # it races with the next
+        some = sorted({_key(chance) for _ in range(3)})
+        if chance.random() < 0.5:
+            later(chance.uniform(0, 1), partial(clients.changer.cancel_keys, some))
+        else:
+            to = [clients.within(now + chance.uniform(-100, 4000)) for _ in some]
+            clients.producer.will_be_due(max(to))
+            later(chance.uniform(0, 1), partial(clients.changer.reschedule_keys, some, to))
+
+
+def _key(chance: random.Random) -> str:
+    """Return one of few keys, so that most are taken."""
+    return f"{chance.choice('ab')}/{chance.randrange(KEYS)}"
+
+
+def moved(clients: Clients) -> None:
+    """Reschedules around the due time, again under the new ids; now and then all of a range."""
+    chance = clients.chance
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        now = now_ms()
+        together = now + chance.uniform(300, 2000)
+        due_ms = [clients.within(together + chance.randint(-5, 5)) for _ in range(count)]
+        marks = clients.marks(count)
+        keys = [f"{mark % 4}/{mark}" if mark % 2 else None for mark in marks]
+        ids = clients.producer.upsert(marks, due_ms, keys, "reject")
+        at = [place for place in range(len(ids)) if chance.random() < 0.7]
+        if at:
+            _move(clients, [ids[place] for place in at], together)
+        named = [key for key in keys if key and chance.random() < 0.3]
+        if named:
+            to = [_new_due(clients, together) for _ in named]
+            work = partial(clients.changer.reschedule_keys, named, to)
+            clients.cancels.after(_around_s(chance, together), work)
+        if number % FILTER_BEATS == 0:
+            _sweep(clients, now, cancels=number % (2 * FILTER_BEATS) == 0)
+
+
+def _move(clients: Clients, ids: list[str], due_ms: float) -> None:
+    """Reschedule around the due time; the new timers again, and sometimes cancel old ones."""
+    chance = random.Random(clients.chance.random())  # it is used on other threads, too
+    again = chance.random() < 0.3
+    to = _new_due(clients, due_ms)
+
+    def work() -> None:
+        new = clients.changer.reschedule(ids, [to] * len(ids))
+        if again:
+            clients.changer.cancel(ids[:3])
+        if new and not clients.stopping:
+            later_ms = clients.within(to + 500)
+            clients.producer.will_be_due(later_ms)
+            clients.cancels.after(
+                _around_s(chance, to),
+                partial(clients.changer.reschedule, new, [later_ms] * len(new)),
+            )
+
+    clients.cancels.after(_around_s(chance, due_ms), work)
+
+
+def _new_due(clients: Clients, due_ms: float) -> int:
+    """Return another due time for a timer: most later, some at once."""
+    to = clients.within(due_ms + clients.chance.choice((-3000, 0, 1, 500, 2000)))
+    clients.producer.will_be_due(to)
+    return to
+
+
+def _around_s(chance: random.Random, due_ms: float) -> float:
+    """Return the seconds until a moment around a due time, or none."""
+    if chance.random() < 0.2:
+        return 0.0
+    return max(0.0, (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000)
+
+
+def _sweep(clients: Clients, now: int, *, cancels: bool) -> None:
+    """Cancel or reschedule all that is due in a range, with keys that begin alike or with any."""
+    chance = clients.chance
+    start = now + chance.randint(0, 1500)
+    where: Where = {"due_from": start, "due_to": start + chance.choice((50, 300))}
+    if chance.random() < 0.7:
+        where["key_prefix"] = f"{chance.randrange(4)}/"
+    if cancels:
+        clients.cancels.after(0.0, partial(clients.changer.cancel_where, where))
+    else:
+        to = _new_due(clients, start + 500)
+        clients.cancels.after(0.0, partial(clients.changer.reschedule_where, where, to))
 
 
 def pastdue(clients: Clients) -> None:
@@ -253,6 +360,14 @@ KINDS: Final[Mapping[str, Kind]] = {
     "cancels": Kind(
         line="cancels within 50 ms of the due time, repeated, of cancelled ones, by lists",
         produce=cancels,
+    ),
+    "keyed": Kind(
+        line="upserts of few keys (reject, replace, keep), and their cancels and reschedules",
+        produce=keyed,
+    ),
+    "moved": Kind(
+        line="reschedules around the due time, by id, key and filter; cancels by filter",
+        produce=moved,
     ),
     "pastdue": Kind(line="due at once, just now, or long ago", produce=pastdue),
     "groups": Kind(

@@ -1,10 +1,11 @@
 """A client that schedules and cancels, and writes down what it asked and was answered."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from chaos.history import History, Outcome, Run, payload_of
 from chaos.workloads.books import Books
@@ -39,6 +40,7 @@ class Producer:
         self._history = History(run, name)
         self._books = books
         self._topic = topic
+        self._lock = threading.Lock()
 
     # ---- scheduling: each returns the timers' ids, none if they are not known to be taken
 
@@ -62,6 +64,35 @@ class Producer:
         if expected:
             self._expect(marks, max(due_ms))
         return self._called(marks, due_ms, schedule)
+
+    def upsert(
+        self,
+        marks: Sequence[int],
+        due_ms: Sequence[int],
+        keys: Sequence[str | None],
+        on_conflict: str,
+    ) -> list[str]:
+        """Schedule timers with keys; return the ids of those that are timers.
+
+        None of them is expected: any of them may be replaced by whoever has its key next.
+        """
+        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+        self.will_be_due(max(due_ms))
+        named = {"keys": [*keys], "on_conflict": on_conflict}
+        start_ms = now_ms()
+        try:
+            timers = self.client.schedule_batch(
+                self._topic, payloads, due_ms=due_ms, keys=keys, on_conflict=on_conflict
+            )
+        except TimerError as error:
+            self._answered(marks, due_ms, start_ms, error, **named)
+            return []
+        results = [result.name for result in timers.results]
+        ids = [None if r == "REJECTED" else i for i, r in zip(timers.ids, results, strict=True)]
+        told = {"results": results, "existing": timers.existing}
+        self._answered(marks, due_ms, start_ms, ids, **named, **told)
+        new = ("SCHEDULED", "REPLACED")
+        return [i for i, result in zip(timers.ids, results, strict=True) if result in new]
 
     def single(self, mark: int, delay_s: float) -> list[str]:
         """Schedule one timer by its delay."""
@@ -104,7 +135,12 @@ class Producer:
 
     def _expect(self, marks: Sequence[int], last_due_ms: int) -> None:
         self._books.asking(marks)
-        self.last_due_ms = max(self.last_due_ms, last_due_ms)
+        self.will_be_due(last_due_ms)
+
+    def will_be_due(self, due_ms: int) -> None:
+        """Let the run's end be after a due time."""
+        with self._lock:
+            self.last_due_ms = max(self.last_due_ms, due_ms)
 
     def _called(
         self, marks: Sequence[int], due_ms: Sequence[int] | None, call: Callable[[], list[str]]
@@ -122,11 +158,13 @@ class Producer:
         marks: Sequence[int],
         due_ms: Sequence[int] | None,
         start_ms: int,
-        known: "list[str] | BaseException",
+        known: "Sequence[str | None] | BaseException",
+        **more: Any,
     ) -> None:
-        ids, outcome, more = None, Outcome.OK, {}
+        ids, outcome = None, Outcome.OK
         if isinstance(known, TimerError):
-            outcome, more = outcome_of(known), {"detail": repr(known)}
+            outcome = outcome_of(known)
+            more["detail"] = repr(known)
         elif isinstance(known, BaseException):
             raise known
         else:

@@ -1,6 +1,7 @@
 """The audit against planted faults: every violation is found, and an honest run is not blamed."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from pyspark.sql.functions import lit
 from pyspark.testing import assertDataFrameEqual
 
 from chaos import history
-from chaos.audit import clients, command, job, verdict
+from chaos.audit import changes, clients, command, job, verdict
 from chaos.audit.report import describe
 from chaos.history import Run
+from chaos.replay.nodelog import Piece, between, segments
 from tests.chaos.world import SALT, Log, id_of, write_log
-from timer import timer_id
+from timer import entry, timer_id
 from timer.entry import Kind
+from timer.units import LogIndex
 
 pytestmark = [
     pytest.mark.spark,
@@ -29,10 +32,14 @@ pytestmark = [
 
 DUE_MS = 1_000_000
 UNTIL_MS = 2_000_000
+OF_KEYS_AND_CHANGES = (
+    *("key_doubled", "replaced_delivered", "rescheduled_delivered"),
+    *("conflict_untrue", "reschedule_untrue"),
+)
 FATE = (
     "seq BIGINT, topic STRING, end STRING, due_ms BIGINT, mark BIGINT, schedule_index BIGINT,"
     " scheduled_at_ms BIGINT, end_index BIGINT, end_epoch BIGINT, ended_at_ms BIGINT,"
-    " queue_offset BIGINT, disagree BOOLEAN"
+    " queue_offset BIGINT, disagree BOOLEAN, other_seq BIGINT, old_due_ms BIGINT"
 )
 
 
@@ -63,6 +70,7 @@ class Planted:
         fired = {"end": "fired", "end_index": 9, "end_epoch": 1, "ended_at_ms": DUE_MS + mark}
         row = {"seq": mark, "topic": "t", "due_ms": DUE_MS + mark, "mark": mark, "disagree": False}
         row |= {"schedule_index": 1, "scheduled_at_ms": 2, "queue_offset": mark} | fired
+        row |= {"other_seq": None, "old_due_ms": None}
         self.fates.append(row | other)
 
     def give(self, mark: int, **other: Any) -> None:
@@ -133,15 +141,83 @@ class Planted:
             clients.deliveries(lines), clients.confirmed_acks(lines), acks
         )
         groups = clients.consumed(lines).withColumn("start_offset", lit(0).cast("bigint"))
-        return verdict.verdicts(
-            clients.asked(lines), log, given, clients.cancels(lines), groups, until_ms=UNTIL_MS
-        )
+        asks = clients.asked(lines)
+        told = changes.changes(lines, asks, log)
+        return verdict.verdicts(asks, log, given, told, groups, until_ms=UNTIL_MS)
+
+    # ---- keys and reschedules; seqs of timers that reschedules made are 1000 + their marks'
+
+    def keyed(self, mark: int, key: str, result: str = "SCHEDULED", **other: Any) -> None:
+        """Let a timer be asked for with a key, and answered so; `existing` is a seq."""
+        existing = other.pop("existing", None)
+        mode = {"KEPT": "keep", "REJECTED": "reject"}.get(result, "replace")
+        fields = {"keys": [key], "results": [result], "on_conflict": mode} | other
+        if existing is not None:
+            fields["existing"] = [id_of(DUE_MS + existing, existing)]
+            if result in ("KEPT", "REJECTED"):
+                fields["ids"] = [fields["existing"][0] if result == "KEPT" else None]
+        for line in self.lines:
+            if line["op"] == "schedule" and line["marks"] == [mark]:
+                line.update(fields)
+
+    def no_timer(self, mark: int, end: str, other_seq: int, key: str) -> None:
+        """Let a pending timer have its key, in the log and by the answer."""
+        self.drop(mark, "deliver", "ack")
+        self.change(mark, end=end, queue_offset=None, end_index=1, other_seq=other_seq)
+        self.keyed(mark, key, end.upper(), existing=other_seq)
+
+    def ended(self, mark: int, end: str, index: int = 5) -> None:
+        """Let it have ended as by a change, given to nobody."""
+        self.drop(mark, "deliver", "ack")
+        self.change(mark, end=end, queue_offset=None, end_index=index, ended_at_ms=5)
+
+    def moved(self, mark: int, *, told: str = "RESCHEDULED", by: str = "id") -> None:
+        """Let a timer be rescheduled to half a second later, fire then, and be given."""
+        self.ended(mark, "rescheduled")
+        due_ms, seq = DUE_MS + mark + 500, 1000 + mark
+        self.fate(mark, seq=seq, due_ms=due_ms, schedule_index=5, ended_at_ms=due_ms,
+                  queue_offset=seq, other_seq=mark, old_due_ms=DUE_MS + mark)  # fmt: skip
+        self.give(mark, offsets=[seq], ids=[id_of(due_ms, seq)], fired_at_ms=[due_ms])
+        slot = {"topic": "t", "group": "g", "queue_offset": seq}
+        self.acks.append(slot | {"ack_epoch": 1, "attempts": 1})
+        self.doubled.append(mark)
+        self.move(mark, told, by)
+
+    def move(self, mark: int, told: str | None, by: str = "id", **other: Any) -> None:
+        """Let a client have asked for that."""
+        due_ms, ok = DUE_MS + mark + 500, told is not None
+        line = {"op": "reschedule", "client": "c", "start_ms": 3, "end_ms": 4, "due_ms": [due_ms]}
+        line["outcome"] = "ok" if ok else "unknown"
+        new = [id_of(due_ms, 1000 + mark)] if told == "RESCHEDULED" else [None]
+        answer = {"results": [told], "new_ids": new} if ok else {}
+        match by:
+            case "id":
+                line |= {"ids": [id_of(DUE_MS + mark, mark)], **answer}
+            case "filter":
+                line |= {"topic": "t", "key_prefix": "k", "changed": 1 if ok else None}
+            case key:
+                line |= {"topic": "t", "keys": [key], **answer}
+        self.lines.append(line | other)
 
 
 def plant(spark: SparkSession, expected: dict[int, str], planted: Planted) -> None:
-    found = planted.verdicts(spark).select("mark", "verdict")
+    compare(spark, expected, planted, planted.verdicts(spark), {})
+
+
+def compare(
+    spark: SparkSession,
+    expected: dict[int, str],
+    planted: Planted,
+    found: DataFrame,
+    old: dict[int, str],
+) -> None:
+    """Check the verdicts; `old`: those of timers that were rescheduled, else "rescheduled"."""
+    found = found.select("mark", "verdict")
     # A timer that became two has two verdicts.
-    rows = [*expected.items(), *((mark, expected[mark]) for mark in planted.doubled)]
+    moved = {fate["mark"] for fate in planted.fates if fate["old_due_ms"] is not None}
+    old = dict.fromkeys(moved, "rescheduled") | old
+    twice = ((mark, old.get(mark, expected[mark])) for mark in planted.doubled)
+    rows = [*expected.items(), *twice]
     wanted = spark.createDataFrame(rows, "mark BIGINT, verdict STRING")
     assertDataFrameEqual(found, wanted)
 
@@ -203,7 +279,165 @@ def test_every_violation_is_found_and_nothing_else(spark: SparkSession) -> None:
     p.acks = [ack for ack in p.acks if ack["queue_offset"] != 21]
     expected[21] = "ack_lost"
     plant(spark, expected, p)
-    assert {*expected.values()} == {*verdict.VIOLATIONS, "ok"}
+    assert {*expected.values()} == {*verdict.VIOLATIONS, "ok"} - {*OF_KEYS_AND_CHANGES}
+
+
+def test_every_violation_by_keys_and_reschedules_is_found_and_nothing_else(
+    spark: SparkSession,
+) -> None:
+    p = Planted(range(1, 41))
+    expected, old = dict.fromkeys(range(1, 41), "ok"), dict[int, str]()
+    plant_reschedules(p, expected, old)
+    plant_keys(p, expected)
+    found = p.verdicts(spark).cache()
+    [gone] = found.where("mark IS NULL").select("verdict", "seq").collect()
+    assert (gone["verdict"], gone["seq"]) == ("lost", 1002)
+    compare(spark, expected, p, found.where("mark IS NOT NULL"), old)
+    told = {*expected.values(), *old.values()}
+    assert {*OF_KEYS_AND_CHANGES} <= told
+
+
+def plant_reschedules(p: Planted, expected: dict[int, str], old: dict[int, str]) -> None:
+    """Plant violations in timers 1 to 11."""
+    # Rescheduled, and given under its old id all the same; told so, but the old one fired.
+    p.moved(1)
+    p.give(1)
+    old[1] = "rescheduled_delivered"
+    p.move(2, "RESCHEDULED")  # and the new one is in no log: lost, without a mark
+    expected[2] = "rescheduled_delivered"
+    # The new one: fired twice; before its due time; at an earlier time than was asked for.
+    for mark in range(3, 10):
+        p.moved(mark)
+    p.give(
+        3, offsets=[99], attempts=[2], ids=[id_of(DUE_MS + 503, 1003)], fired_at_ms=[DUE_MS + 503]
+    )
+    expected[3] = "duplicate_fire"
+    for fate in p.fates:
+        if fate["seq"] == 1004:
+            fate["ended_at_ms"] = DUE_MS + 4  # its old due time
+    p.lines = [li for li in p.lines if not (li["op"] == "deliver" and li["offsets"] == [1004])]
+    p.give(4, offsets=[1004], ids=[id_of(DUE_MS + 504, 1004)], fired_at_ms=[DUE_MS + 4])
+    for line in p.lines:
+        if line["op"] == "reschedule" and line["new_ids"] == [id_of(DUE_MS + 505, 1005)]:
+            line["due_ms"] = [DUE_MS + 506]
+    expected |= dict.fromkeys((4, 5), "early")
+    # Never given; nobody asked for it; refused; told of another timer; an untrue answer.
+    p.lines = [li for li in p.lines if not (li["op"] == "deliver" and li["offsets"] == [1006])]
+    expected[6] = "lost"
+    p.lines = [li for li in p.lines if li.get("new_ids") != [id_of(DUE_MS + 507, 1007)]]
+    expected[7] = "phantom"
+    for line in p.lines:
+        if line.get("new_ids") == [id_of(DUE_MS + 508, 1008)]:
+            line["ids"] = [id_of(DUE_MS + 10, 10)]
+    expected |= {8: "reschedule_untrue", 10: "rescheduled_delivered"}
+    p.move(9, "ALREADY_FIRED")
+    old[9] = "reschedule_untrue"
+    p.move(11, "ALREADY_CANCELLED")
+    expected[11] = "reschedule_untrue"
+
+
+def plant_keys(p: Planted, expected: dict[int, str]) -> None:
+    """Plant violations in timers 12 to 35."""
+    # Replaced: given all the same; told so, but it fired, or was cancelled.
+    for mark in (12, 14, 16):
+        p.keyed(mark, f"k{mark}")
+        p.keyed(mark + 1, f"k{mark}", "REPLACED", existing=mark)
+        p.change(mark + 1, other_seq=mark, schedule_index=5)
+        p.ended(mark, "replaced")
+    p.give(12)
+    p.change(14, end="fired", end_index=5, ended_at_ms=DUE_MS + 14)
+    p.give(14)
+    p.cancelled(16)
+    p.cancel(16, "CANCELLED")
+    expected |= dict.fromkeys((12, 14), "replaced_delivered") | {16: "conflict_untrue"}
+    # A key that was taken: a timer all the same, by the answer or by a delivery; two pending.
+    for mark in (18, 20, 22):
+        p.keyed(mark, f"k{mark}")
+        p.no_timer(mark + 1, "rejected", mark, f"k{mark}")
+    p.keyed(19, "k18", on_conflict="reject", ids=[id_of(DUE_MS + 19, 19)])
+    p.give(21)
+    p.change(23, end="fired", queue_offset=23, end_index=9, other_seq=None)
+    p.give(23)
+    expected |= dict.fromkeys((19, 21, 23), "key_doubled")
+    # Answers of conflicts that the log contradicts.
+    for mark in (24, 27, 30):
+        p.keyed(mark, f"k{mark}")
+        p.no_timer(mark + 1, "kept", mark, f"k{mark}")
+        expected[mark + 1] = "kept"
+    p.keyed(25, "k24", "REJECTED", existing=24)
+    p.keyed(28, "k27", "KEPT", existing=26)
+    p.keyed(31, "k30", "KEPT", existing=30, on_conflict="reject")
+    expected |= dict.fromkeys((25, 28, 31), "conflict_untrue")
+    p.keyed(32, "k32", "KEPT", existing=31)  # and a timer
+    expected[32] = "conflict_untrue"
+    # Cancelled by key, by the answer, but it fired.
+    p.keyed(33, "k33")
+    p.lines.append({"op": "cancel", "client": "c", "start_ms": 3, "end_ms": 4, "outcome": "ok",
+                    "topic": "t", "keys": ["k33"], "results": ["CANCELLED"]})  # fmt: skip
+    expected[33] = "cancelled_delivered"
+    # Cancelled, but nobody asked: the filter is of other keys, or of other times.
+    for mark in (34, 35):
+        p.cancelled(mark)
+        p.keyed(mark, f"k{mark}")
+        other = {"key_prefix": "x"} if mark == 34 else {"due_to_ms": DUE_MS + 34}
+        p.lines.append({"op": "cancel", "client": "c", "start_ms": 3, "end_ms": 4, "outcome": "ok",
+                        "topic": "t", "changed": 1, **other})  # fmt: skip
+    expected |= dict.fromkeys((34, 35), "lost")
+
+
+def test_honest_keys_and_changes_are_not_blamed(spark: SparkSession) -> None:
+    p = Planted(range(1, 21))
+    expected = dict.fromkeys(range(1, 21), "ok")
+    # Rescheduled by id, by key, by filter; with answers and without.
+    p.moved(1)
+    p.moved(2, by="k2")
+    p.moved(3, by="filter")
+    for mark in (1, 2, 3):
+        p.keyed(mark, f"k{mark}")
+    for mark, by in ((4, "id"), (5, "n5"), (6, "filter")):
+        p.keyed(mark, "n5" if mark == 5 else f"k{mark}")
+        p.moved(mark, by=by)
+        p.lines[-1] |= {"outcome": "unknown"} | dict.fromkeys(("results", "new_ids", "changed"))
+    expected |= dict.fromkeys((4, 5), "unknown_fired_once")
+    # Told the truth of what had ended.
+    p.move(1, "ALREADY_CANCELLED")
+    p.move(7, "ALREADY_FIRED")
+    p.move(8, None)
+    # A key handed on: replaced, then free; kept and rejected by the one that has it; of no timer.
+    p.keyed(9, "k9")
+    p.ended(9, "replaced")
+    p.keyed(10, "k9", "REPLACED", existing=9)
+    p.change(10, other_seq=9, schedule_index=5, end_index=7)
+    p.keyed(11, "k9")
+    p.change(11, schedule_index=8)
+    p.no_timer(12, "kept", 11, "k9")
+    p.no_timer(13, "rejected", 11, "k9")
+    p.change(14, schedule_index=8, end_index=8)  # due already: never pending
+    p.keyed(14, "k9", on_conflict="keep")
+    expected |= {9: "replaced", 12: "kept", 13: "rejected"}
+    p.no_timer(15, "kept", 11, "k9")
+    p.drop(15, "schedule")
+    p.ask(15, "unknown")
+    p.keyed(15, "k9", on_conflict="keep", results=None)
+    expected[15] = "unknown_not_fired"
+    # Cancelled by key and by filter, and by cancels whose answers were lost.
+    for mark in (16, 17, 18, 19):
+        p.cancelled(mark)
+        p.keyed(mark, f"c{mark}")
+        what = {"keys": [f"c{mark}"]} if mark < 18 else {"key_prefix": "c"}
+        answer = {"results": ["CANCELLED"]} if mark < 18 else {"changed": 1}
+        fate = {"outcome": "ok", **answer} if mark % 2 else {"outcome": "unknown"}
+        p.lines.append({"op": "cancel", "client": "c", "start_ms": 3, "end_ms": 4, "topic": "t",
+                        **what, **fate})  # fmt: skip
+        expected[mark] = "cancelled"
+    plant(spark, expected, p)
+    lines = spark.createDataFrame(p.lines, history.SCHEMA)
+    log = spark.createDataFrame(p.fates, FATE)
+    assert changes.overcounted(lines, log).collect() == []
+    p.lines[-1] |= {"outcome": "ok", "changed": 9}
+    lines = spark.createDataFrame(p.lines, history.SCHEMA)
+    [row] = changes.overcounted(lines, log).collect()
+    assert row.asDict() == {"op": "cancel", "topic": "t", "told": 9, "logged": 4}
 
 
 def test_what_only_looks_wrong_is_not_blamed(spark: SparkSession) -> None:
@@ -241,7 +475,9 @@ def test_what_only_looks_wrong_is_not_blamed(spark: SparkSession) -> None:
     p.change_ack(11, ack_epoch=2, attempts=3)
     p.give(11, attempts=[2], received_ms=DUE_MS + 50, epoch=1)
     plant(spark, expected, p)
-    assert {*expected.values()} == {*verdict.FINE}
+    assert {*expected.values()} == {*verdict.FINE} - {
+        "replaced", "rescheduled", "rejected", "kept"
+    }  # fmt: skip
 
 
 def test_id_parts_are_those_that_timer_id_encodes(spark: SparkSession) -> None:
@@ -345,6 +581,51 @@ def test_frame_that_one_node_holds_otherwise_is_a_divergence(
     assert {row["mark"] for row in report.summary["offenders"]} == {1, 2, 3}
     assert report.line().startswith("verdict: VIOLATED kills=1 ")
     assert report.line().endswith(" diverged=3 diverged_entries=2")
+
+
+def test_nodes_that_began_anew_are_compared_from_there_on(spark: SparkSession, world: Run) -> None:
+    # n1 lost its log after entry 8; n2 and n3 began after snapshots at 10 and 4, n3 from the start.
+    logs = {name: read_frames(world.root / name / "log") for name in ("n1", "n3")}
+    shutil.rmtree(world.root / "n1/log")
+    shutil.rmtree(world.root / "n2/log")
+    shutil.rmtree(world.root / "n3/log")
+    for node, life, first, last in (
+        ("n1", 0, 1, 8), ("n1", 1, 11, 14), ("n2", 0, 1, 3), ("n2", 1, 11, 13), ("n3", 0, 5, 14),
+    ):  # fmt: skip
+        folder = world.root / node / "log" / f"{life:03d}"
+        write_log(folder, logs["n3"][:last], first=first)
+    report = job.audit(spark, world)
+    assert report.ok, [*describe(report)]
+    summary = report.summary
+    assert summary["holes"] == [
+        {"node": "n1", "from": 9, "to": 10},
+        {"node": "n2", "from": 4, "to": 10},
+        {"node": "n3", "from": 1, "to": 4},
+    ]
+    assert summary["thin"] == [{"from": 4, "to": 4}, {"from": 9, "to": 10}]
+    assert summary["replayed"]["node"] == "n1, n3"
+    assert (summary["fired"], summary["cancelled"]) == (3, 1)
+    told = "\n".join(describe(report))
+    assert "n2 began anew: its log never held entries 4 .. 10" in told
+    # Without n3's log nobody has entries 9 and 10; without n2's, too, there is no majority.
+    shutil.rmtree(world.root / "n3/log/000")
+    write_log(world.root / "n3/log/000", logs["n3"], first=11)
+    with pytest.raises(ValueError, match=r"entries 9 \.\. 10 are in no node's log"):
+        job.audit(spark, world)
+    for node in ("n2", "n3"):
+        shutil.rmtree(world.root / node / "log")
+        (world.root / node / "log").mkdir()
+    shutil.rmtree(world.root / "n1/log/001")
+    with pytest.raises(ValueError, match="no entry is on a majority"):
+        job.audit(spark, world)
+
+
+def read_frames(log: Path) -> list[bytes]:
+    """Return a log's frames, from the first on."""
+    return [
+        entry.encode(each.kind, each.epoch, each.index, each.time_ms, [bytes(each.payload)])
+        for each in between(Piece(segments(log), LogIndex(1), LogIndex(1 << 40)))
+    ]
 
 
 def test_rows_of_the_log_are_those_that_were_appended(spark: SparkSession, world: Run) -> None:

@@ -11,22 +11,37 @@ import pytest
 
 from chaos.replay import nodelog, pending, tables
 from chaos.replay.group import Group
-from chaos.replay.nodelog import segments
+from chaos.replay.nodelog import Piece, segments
 from chaos.replay.pending import ROW, TOMBSTONE, Pending
-from chaos.replay.story import CANCELLED, FIRED, NONE, PENDING, Story
-from tests.chaos.world import Log, write_log
+from chaos.replay.story import (
+    CANCELLED,
+    DROPPED,
+    ENDS,
+    FIRED,
+    KEPT,
+    MOVED_BYTES_MAX,
+    NONE,
+    PENDING,
+    REJECTED,
+    REPLACED,
+    RESCHEDULED,
+    Story,
+)
+from tests.chaos.world import Log, by_id, by_key, write_log
 from timer import entry
+from timer.columns import OnConflict
 from timer.disk import RealDisk
 from timer.entry import Entry
 from timer.errors import CorruptFile
-from timer.machine import Machine
-from timer.payloads import Start
+from timer.machine import RESCHEDULE_BYTES_MAX, Machine
+from timer.payloads import Start, Targets
 from timer.store import Store
 from timer.timer_id import mix
-from timer.units import GroupId, LogIndex, TopicId
+from timer.units import GroupId, LogIndex, TopicId, UnixMs
 
 EVERYTHING = LogIndex(1 << 40)
-FATE = [(name, "<i8") for name in ("seq", "mark", "topic", "end", "ended_at_ms", "queue_offset")]
+COLUMNS = ("seq", "mark", "topic", "due_ms", "other", "old_due_ms")
+FATE = [(name, "<i8") for name in (*COLUMNS, "end", "ended_at_ms", "queue_offset")]
 
 
 class Notes:
@@ -40,7 +55,7 @@ class Notes:
     def fates(self, rows: np.ndarray[Any, Any], **columns: Any) -> None:
         """Take timers."""
         table = np.zeros(len(rows), FATE)
-        for name in ("seq", "mark", "topic"):
+        for name in COLUMNS:
             table[name] = rows[name]
         for name in ("end", "ended_at_ms", "queue_offset"):
             table[name] = columns[name]
@@ -56,9 +71,9 @@ class Notes:
 
     @property
     def table(self) -> np.ndarray[Any, Any]:
-        """The timers, in the order of seq; every seq once."""
+        """The timers, in the order of seq; every seq at most once."""
         table = np.sort(np.concatenate([np.zeros(0, FATE), *self.rows]), order="seq")
-        assert table["seq"].tolist() == [*range(1, len(table) + 1)]
+        assert (np.diff(table["seq"]) > 0).all()
         return table
 
 
@@ -79,7 +94,7 @@ def read(
     write_log(tmp_path, log.frames, frames_per_segment=3)
     notes = Notes()
     story = Story(notes, tmp_path / "spill", pending_max=pending_max)
-    for item in nodelog.from_the_first(segments(tmp_path), upto=LogIndex(upto)):
+    for item in nodelog.between(Piece(segments(tmp_path), LogIndex(1), LogIndex(upto))):
         story.apply(item)
     story.end()
     return story, notes
@@ -149,6 +164,69 @@ def test_cancelled_timer_does_not_fire(log: Log, tmp_path: Path) -> None:
     assert ends(read(log, tmp_path)) == [FIRED, CANCELLED, FIRED]
 
 
+def test_key_that_a_pending_timer_has_is_rejected_kept_or_taken_over(
+    log: Log, tmp_path: Path
+) -> None:
+    log.schedule(T, [(100, 1), (200, 2)], keys=[b"a", b"b"])
+    log.schedule(T, [(300, 3), (300, 4)], keys=[b"a", b"c"])
+    log.schedule(T, [(300, 5)], keys=[b"a"], on_conflict=OnConflict.KEEP)
+    log.schedule(T, [(400, 6), (500, 7)], keys=[b"b", b"b"], on_conflict=OnConflict.REPLACE)
+    other = log.topic("other")
+    log.schedule(other, [(300, 8)], keys=[b"a"])  # a key is one of its topic
+    log.fire(100)
+    log.schedule(T, [(600, 9)], keys=[b"a"])  # free again
+    log.schedule(T, [(100, 10), (700, 11)], keys=[b"d", b"d"])  # the first is due: never pending
+    told = read(log, tmp_path)
+    assert ends(told) == [
+        FIRED, REPLACED, REJECTED, PENDING, KEPT, REPLACED, PENDING, PENDING, PENDING, FIRED,
+        PENDING,
+    ]  # fmt: skip
+    assert told[1].table["other"].tolist() == [0, 0, 1, 0, 1, 2, 6, 0, 0, 0, 0]
+    assert told[0].timers == 9
+
+
+def test_key_of_a_cancelled_timer_is_free(log: Log, tmp_path: Path) -> None:
+    log.schedule(T, [(100, 1), (200, 2)], keys=[b"a", b"b"])
+    log.cancel([(100, 1)])
+    log.cancel_keys([(T, b"b"), (T, b"b"), (T, b"nobody's")])
+    log.schedule(T, [(300, 3), (300, 4)], keys=[b"a", b"b"])
+    log.fire(300)
+    assert ends(read(log, tmp_path)) == [CANCELLED, CANCELLED, FIRED, FIRED]
+
+
+def test_rescheduled_timer_fires_once_at_its_new_time(log: Log, tmp_path: Path) -> None:
+    log.schedule(T, [(100, 1), (200, 2), (900, 3)], keys=[b"a", b"", b""])
+    log.reschedule(by_key([(T, b"a"), (T, b"a")]), [300, 301])  # named twice: moved once
+    log.reschedule(by_id([(200, 2), (200, 2), (200, 9), (900, 3)]), [400, 401, 402, 50])
+    log.fire(250)
+    log.schedule(T, [(800, 4)], keys=[b"a"], on_conflict=OnConflict.KEEP)  # it moved with it
+    log.reschedule(by_id([(900, 3), (300, 4)]), [500, 240])  # gone; at once
+    log.fire(500)
+    told = read(log, tmp_path)
+    table = told[1].table
+    names = ("seq", "mark", "due_ms", "end", "other", "old_due_ms")
+    found = zip(*(table[name].tolist() for name in names), strict=True)
+    assert [*found] == [
+        (1, 1, 100, RESCHEDULED, 0, 0),
+        (2, 2, 200, RESCHEDULED, 0, 0),
+        (3, 3, 900, RESCHEDULED, 0, 0),
+        (4, 1, 300, RESCHEDULED, 1, 100),
+        (6, 2, 400, FIRED, 2, 200),
+        (9, 3, 50, FIRED, 3, 900),
+        (10, 4, 800, KEPT, 4, 0),
+        (12, 1, 240, FIRED, 4, 300),
+    ]
+    assert fired_marks(told) == [3, 1, 2]
+
+
+def test_reschedule_leaves_what_is_beyond_its_bytes(log: Log, tmp_path: Path) -> None:
+    assert MOVED_BYTES_MAX == RESCHEDULE_BYTES_MAX
+    log.schedule(T, [(100, mark) for mark in range(3)], size=MOVED_BYTES_MAX // 2 + 1)
+    log.reschedule(by_id([(100, 1), (100, 2), (100, 3)]), [200, 200, 200])
+    log.fire(200, bytes_max=1 << 30)
+    assert ends(read(log, tmp_path)) == [RESCHEDULED, FIRED, FIRED, FIRED]
+
+
 def test_ack_counts_once_and_only_below_what_was_reserved(log: Log, tmp_path: Path) -> None:
     log.schedule(T, [(100, mark) for mark in range(5)])
     log.fire(100)
@@ -215,7 +293,7 @@ def test_torn_last_frame_is_left_out(log: Log, tmp_path: Path, cut: int) -> None
 
 
 def entries_of(folder: Path) -> Iterator[Entry]:
-    return nodelog.from_the_first(segments(folder), upto=EVERYTHING)
+    return nodelog.between(Piece(segments(folder), LogIndex(1), EVERYTHING))
 
 
 def many(log: Log, folder: Path) -> list[Path]:
@@ -243,10 +321,20 @@ def test_segment_that_lost_whole_frames_is_reported(log: Log, tmp_path: Path) ->
         list(entries_of(tmp_path))
 
 
-def test_log_without_its_beginning_is_refused(log: Log, tmp_path: Path) -> None:
-    many(log, tmp_path)[0].unlink()
-    with pytest.raises(ValueError, match="needs the whole log"):
-        list(entries_of(tmp_path))
+@pytest.mark.parametrize(("first", "last"), [(1, 3), (2, 2), (3, 5), (4, 8), (7, 99)])
+def test_piece_of_a_log_has_its_entries_and_no_others(
+    log: Log, tmp_path: Path, first: int, last: int
+) -> None:
+    many(log, tmp_path)
+    piece = Piece(segments(tmp_path), LogIndex(first), LogIndex(last))
+    found = [item.index for item in nodelog.between(piece)]
+    assert found == [*range(first, min(last, 8) + 1)]
+
+
+def test_damage_outside_of_a_piece_is_no_matter(log: Log, tmp_path: Path) -> None:
+    many(log, tmp_path)[0].write_bytes(b"damaged")
+    piece = Piece(segments(tmp_path), LogIndex(4), EVERYTHING)
+    assert [item.index for item in nodelog.between(piece)] == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("pending_max", [1 << 20, 400])
@@ -273,6 +361,10 @@ def test_many_timers_are_told_apart(
     assert not [*(tmp_path / "spill").glob("*")]
 
 
+SEEN: set[int] = set()
+"""Ends that random logs came to so far."""
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_replay_and_the_production_machine_tell_the_same_story(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -285,9 +377,15 @@ def test_replay_and_the_production_machine_tell_the_same_story(
     for frame in entry.frames(memoryview(b"".join(log.frames))):
         machine.apply(frame)
     table = notes.table
-    counts = np.bincount(table["end"], minlength=3).tolist()
-    assert counts == [machine.counts.pending, machine.counts.fired, machine.counts.cancelled]
-    assert min(counts) > 0
+    counts = np.bincount(table["end"], minlength=len(ENDS))
+    assert (story.timers, story.seqs + 1) == (machine.counts.scheduled, machine.next_seq)
+    assert counts[PENDING] == machine.counts.pending
+    assert counts[FIRED] == machine.counts.fired
+    assert counts[[CANCELLED, REPLACED, RESCHEDULED]].sum() == machine.counts.cancelled
+    SEEN.update(np.flatnonzero(counts).tolist())
+    pending_rows = table[table["end"] == PENDING]
+    for due, seq in zip(pending_rows["due_ms"].tolist(), pending_rows["seq"].tolist(), strict=True):
+        assert machine.store.find(UnixMs(due), seq) is not None
     assert story.last_read_time_ms == machine.last_read_time_ms
     for topic in machine.topics.values():
         rows = table[(table["topic"] == topic.topic_id) & (table["end"] == FIRED)]
@@ -301,12 +399,19 @@ def test_replay_and_the_production_machine_tell_the_same_story(
             assert int(mix(acked).sum(dtype=np.uint64)) == group.ack_sum
 
 
+def test_random_logs_hold_every_end_but_drops() -> None:
+    assert {*range(len(ENDS))} - SEEN == {DROPPED}
+
+
 def chain(seqs: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> int:
     """Return the chained hash that a queue keeps of the seqs at its offsets."""
     value = 0
     for each in mix(seqs).tolist():
         value = (value * 0x9E3779B97F4A7C15 + each) % (1 << 64)
     return value
+
+
+KEYS = [b"", b"a", b"bb", b"ccc", b"eight by"]
 
 
 def random_log(chance: random.Random) -> Log:
@@ -323,7 +428,8 @@ def random_log(chance: random.Random) -> Log:
         topic = chance.choice(topics)
         match chance.choice(
             ["schedule"] * 4 + ["fire"] * 4 + ["cancel", "group", "ack", "ended", "epoch"]
-        ):
+            + ["keyed"] * 4 + ["reschedule"] * 2 + ["by key"]
+        ):  # fmt: skip
             case "schedule":
                 rows = [(now + chance.choice([-5, 0, 1, 7, 7, 300]), m) for m in range(5)]
                 number = chance.choice([0, sequence, sequence + 1, sequence + 1, sequence + 2])
@@ -334,6 +440,25 @@ def random_log(chance: random.Random) -> Log:
                 for row_due, _ in rows if taken else []:
                     seq += 1
                     due[seq] = row_due
+            case "keyed":
+                rows = [(now + chance.choice([-5, 0, 1, 7, 300]), m) for m in range(4)]
+                log.schedule(topic, rows, keys=chance.choices(KEYS, k=4),
+                             on_conflict=chance.choice([*OnConflict]))  # fmt: skip
+                for row_due, _ in rows:
+                    seq += 1
+                    due[seq] = row_due
+            case "reschedule" if due:
+                chosen = chance.choices(sorted(due)[-30:], k=3)
+                targets: Targets = by_id([(due[s] + (s % 7 == 0), s) for s in chosen])
+                if chance.random() < 0.5:
+                    targets = by_key([(topic, key) for key in chance.choices(KEYS[1:], k=3)])
+                to = [now + chance.choice([-5, 1, 7, 300]) for _ in range(3)]
+                log.reschedule(targets, to)
+                for row_due in to:
+                    seq += 1
+                    due[seq] = row_due
+            case "by key":
+                log.cancel_keys([(topic, key) for key in chance.choices(KEYS[1:], k=2)])
             case "fire":
                 now += chance.choice([0, 1, 7, 50])
                 read_ms = max(now - chance.choice([0, 0, 3]), story.last_read_time_ms)
@@ -412,15 +537,16 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
     log.ack(T, group, [0], at_ms=120)
     log.entry(entry.Kind.CHECKPOINT, b"", at_ms=130)
     write_log(tmp_path / "log", log.frames)
-    figures = tables.replay(
-        segments(tmp_path / "log"), tmp_path / "out", tmp_path / "spill", upto=EVERYTHING
-    )
-    assert figures == {
+    whole = segments(tmp_path / "log")
+    pieces = [Piece(whole, LogIndex(1), LogIndex(4)), Piece(whole, LogIndex(5), EVERYTHING)]
+    figures = tables.replay(pieces, tmp_path / "out", tmp_path / "spill")
+    assert figures == dict.fromkeys(ENDS, 0) | {
         "last_index": 11, "last_read_time_ms": 100, "scheduled": 3, "pending": 1, "fired": 1,
         "cancelled": 1,
     }  # fmt: skip
     fates = {row.pop("mark"): row for row in pq.read_table(tmp_path / "out/fates").to_pylist()}
     start = {"topic": "t", "schedule_index": 3, "scheduled_at_ms": 5}
+    start |= dict.fromkeys(("other_seq", "old_due_ms"))
     nothing = dict.fromkeys(("end_index", "end_epoch", "ended_at_ms", "queue_offset"))
     fired = {"end_index": 6, "end_epoch": 2, "ended_at_ms": 100, "queue_offset": 0}
     cancelled = {"end_index": 4, "end_epoch": 1, "ended_at_ms": 6, "queue_offset": None}

@@ -19,7 +19,7 @@ OFFENDER = {"verdict": "lost", "id": "id<1>", "mark": 7, "seq": None, "topic": "
 def summary(**other: Any) -> dict[str, Any]:
     late = {"n": 9, "p50": 1, "p90": 2, "p99": 3, "p999": 4, "max": 5}
     point = {"index": 9, "time_ms": 1, "scheduled": 5, "pending": 1, "fired": 3, "cancelled": 1}
-    node = {"node": "n1", "last": 9, "upto": 9, "stale": 0, "diverged": 0}
+    node = {"node": "n1", "life": 0, "first": 1, "last": 9, "upto": 9, "stale": 0, "diverged": 0}
     gaps = {f"{plane}_gap{what}_ms": 120 for plane in PLANES for what in ("", "_after")}
     columns = ("schedule", "failed", "fire", "deliver", "p50", "p99", "max")
     return {
@@ -29,7 +29,10 @@ def summary(**other: Any) -> dict[str, Any]:
         "scheduled": 5, "fired": 3, "cancelled": 1, "dropped": 0, "pending": 1,
         "delivered": 3, "redelivered": 0, "arrived_after_ack": 0,
         "entries": 9, "stale_entries": 0, "nodes": [node], "replayed": {"node": "n1"},
-        "offenders": [OFFENDER], "diverged_entries": [],
+        "offenders": [OFFENDER], "diverged_entries": [], "overcounted": [],
+        "holes": [], "thin": [],
+        "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",
+                        "n": 3}],
         "conservation": {"checkpoints": 1, "unbalanced": [], "last": [
             {**point, "dropped": 0, "balanced": True}]},
         "lateness_ms": {"fire": {"all": late}, "deliver": {"all": late}},

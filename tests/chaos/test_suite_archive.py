@@ -1,10 +1,12 @@
 """The archive holds all that a log ever held and did not take back."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from chaos.history import Run
+from chaos.replay.nodelog import lives
 from chaos.suite.archive import Archive, follow
 
 
@@ -21,8 +23,8 @@ def put(log: Path, first: int, text: str = "") -> Path:
     return path
 
 
-def texts(folder: Path) -> list[str]:
-    return [path.read_text() for path in sorted(folder.iterdir())]
+def texts(kept: Path, life: int = 0) -> list[str]:
+    return [path.read_text() for path in sorted(lives(kept)[life].iterdir())]
 
 
 def test_dropped_beginning_stays(log: Path, tmp_path: Path) -> None:
@@ -76,15 +78,39 @@ def test_log_that_is_gone_for_a_moment_takes_nothing_with_it(log: Path, tmp_path
     assert texts(kept) == ["from 1"]
 
 
-def test_frozen_archive_keeps_what_was_there_before_the_damage(log: Path, tmp_path: Path) -> None:
+def test_sealed_archive_keeps_what_was_there_before_the_damage(log: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    path = put(log, 1)
+    put(log, 1)
+    path = put(log, 10)
     archive = Archive({"n1": (log, kept)})
-    archive.freeze("n1")
-    path.write_text("damaged")
-    put(log, 10)
+    archive.seal("n1")
+    with path.open("r+") as file:
+        file.write("FLIP")
+    put(log, 20)
     archive.close()
-    assert texts(kept) == ["from 1"]
+    assert texts(kept) == ["from 1", "from 10"]
+    assert texts(kept, 1) == ["from 1", "FLIP 10", "from 20"]
+
+
+def test_log_that_begins_anew_has_another_life(log: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    old = [put(log, 1), put(log, 10), put(log, 20)]
+    follow(log, kept)
+    for path in old:
+        path.unlink()
+    follow(log, kept)  # there is nothing just now
+    put(log, 15, "after a snapshot")
+    follow(log, kept)
+    put(log, 30)
+    follow(log, kept)
+    shutil.rmtree(log)
+    log.mkdir()
+    put(log, 15, "of another disk")
+    follow(log, kept)
+    assert texts(kept) == ["from 1", "from 10", "from 20"]
+    assert texts(kept, 1) == ["after a snapshot", "from 30"]
+    assert texts(kept, 2) == ["of another disk"]
+    assert lives(kept) == [kept / "000", kept / "001", kept / "002"]
 
 
 def test_audit_reads_the_archive_where_there_is_one(tmp_path: Path) -> None:
@@ -92,5 +118,12 @@ def test_audit_reads_the_archive_where_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text(
         '{"nodes": [{"name": "n1", "data": "nodes/n1/data"}, {"name": "n2", "data": "n2"}]}'
     )
-    run.kept("n1").mkdir(parents=True)
+    for life, firsts in (("000", (1, 10)), ("001", (15,))):
+        (run.kept("n1") / life).mkdir(parents=True)
+        for first in firsts:
+            put(run.kept("n1") / life, first)
+    (tmp_path / "n2/log").mkdir(parents=True)
+    put(tmp_path / "n2/log", 1)
+    found = {n: [[each.first for each in life] for life in all_] for n, all_ in run.logs().items()}
+    assert found == {"n1": [[1, 10], [15]], "n2": [[1]]}
     assert run.nodes() == {"n1": tmp_path / "nodes/n1/kept", "n2": tmp_path / "n2/log"}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from chaos.history import Run, read
+from chaos.replay.nodelog import Piece, between
 from chaos.suite.clocks import ClockDrift, ClockJump
 from chaos.suite.crowd import Flood, KillConsumer
 from chaos.suite.damage import Fill, Flip, Truncate, Wipe
@@ -22,6 +23,7 @@ from chaos.suite.links import Bridge, Flap, Isolate, OneWay, Slow
 from chaos.suite.nemesis import Nemesis
 from chaos.suite.processes import Kill, KillMany, Pause, PowerCut, RollingRestart, TransferStorm
 from chaos.suite.stage import MANY_SETTINGS, Stage, capabilities
+from timer.units import LogIndex
 from timerclient import TimerClient
 from timerclient.errors import TimerError
 
@@ -307,4 +309,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     assert stage.lost == set()
     schedules(stage)
     until(lambda: stage.cluster.state(name) is not None)
-    assert [path for path in stage.run.kept(name).iterdir() if path.stat().st_size]
+    stage.archive.update()
+    before, *_, after = stage.run.logs()[name]
+    assert next(between(Piece(before, LogIndex(1), LogIndex(1)))).index == 1
+    assert after[0].first > 1

@@ -16,7 +16,9 @@ from pyspark.sql import SparkSession
 
 from chaos import audit, cli
 from chaos.history import Run, read
-from chaos.suite import commands, show
+from chaos.suite import commands, disks, show
+from chaos.suite.disks import Disk
+from chaos.suite.network import NetworkError
 from chaos.suite.network import run as run_program
 from chaos.suite.plan import Need, Options, Strike
 from chaos.suite.show import Bill, Show, fresh
@@ -115,6 +117,45 @@ def test_quiet_run_is_told_drained_and_judged(
     assert "three nodes are up, n1 leads" in lines[0]
     assert lines[-1] == "verdict: OK"
     assert (about(tmp_path)["state"], about(tmp_path)["failures"]) == ("audited", [])
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_stage_that_does_not_come_down_costs_no_audit(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise NetworkError("umount: target is busy")
+
+    monkeypatch.setattr(FakeStage, "__exit__", fail)
+    assert Show(Run(tmp_path), bill(), lambda _: [], audit=GOOD).play() == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert any("FAILED: taking the stage down: umount: target is busy" in line for line in lines)
+    assert lines[-1] == "verdict: OK"
+    assert about(tmp_path)["state"] == "audited"
+
+
+def test_disk_that_stays_busy_is_moved_out_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[tuple[str, ...]] = []
+
+    def run(*words: str) -> None:
+        called.append(words[:2])
+        if words[0] == "cp":
+            (tmp_path / "n1.out").mkdir()
+            (tmp_path / "n1.out/log").write_text("what the node wrote")
+        elif words[:2] == ("umount", str(tmp_path / "n1")):
+            raise NetworkError("target is busy")
+
+    monkeypatch.setattr(disks, "run", run)
+    monkeypatch.setattr(disks, "UNMOUNT_S", 0.0)
+    disk = Disk(tmp_path / "n1")
+    disk.path.mkdir()
+    disk.image.touch()
+    disk.move_out()
+    assert (tmp_path / "n1/log").read_text() == "what the node wrote"
+    assert called[-1] == ("umount", "--lazy")
+    assert not disk.image.exists()
 
 
 @pytest.mark.usefixtures("no_stage")

@@ -12,7 +12,14 @@ from chaos.audit import job
 from chaos.audit.verdict import FINE, VIOLATIONS
 from chaos.history import Run
 from chaos.synthetic.files import ids_of
-from chaos.synthetic.world import PLANTS, Plan, World
+from chaos.synthetic.world import (
+    MOVE_EVERY,
+    PLANTS,
+    REJECT_EVERY,
+    REPLACE_EVERY,
+    Plan,
+    World,
+)
 from tests.chaos.world import id_of
 
 pytestmark = [
@@ -52,7 +59,8 @@ def test_every_planted_defect_is_found_and_nothing_else(
     expected = {row["mark"]: row["verdict"] for row in planted}
     assert {*expected.values()} - {*FINE} == {*VIOLATIONS}
     table = spark.read.parquet(str(tmp_path / "audit/verdicts.parquet"))
-    told = table.where("verdict NOT IN ('ok', 'cancelled')").select("mark", "verdict").distinct()
+    honest = ("ok", "cancelled", "replaced", "rescheduled", "rejected")
+    told = table.where(~table.verdict.isin(*honest)).select("mark", "verdict").distinct()
     wanted = spark.createDataFrame([*expected.items()], "mark BIGINT, verdict STRING")
     assertDataFrameEqual(told, wanted)
     summary = report.summary
@@ -62,7 +70,16 @@ def test_every_planted_defect_is_found_and_nothing_else(
     assert offenders == {m for m, verdict in expected.items() if verdict in VIOLATIONS}
     # What never reached the log, and what did twice.
     not_in_log = sum(plant[kind] for kind in ("lost", "unknown_not_fired", "refused"))
-    assert summary["scheduled"] == 6_000 - not_in_log + plant["duplicate_fire"]
+    changed = {end: summary[end] for end in ("replaced", "rescheduled", "rejected")}
+    planted_too = {"replaced": 2, "rescheduled": 4, "rejected": 4}
+    assert changed == {
+        end: 6_000 // nth + planted_too[end]
+        for end, nth in (
+            ("replaced", REPLACE_EVERY), ("rescheduled", MOVE_EVERY), ("rejected", REJECT_EVERY)
+        )
+    }  # fmt: skip
+    new = changed["replaced"] + changed["rescheduled"]
+    assert summary["scheduled"] == 6_000 - not_in_log + plant["duplicate_fire"] + new
     assert summary["conservation"]["unbalanced"] == []
     assert summary["conservation"]["checkpoints"] == 2
     assert summary["replayed"]["node"] in ("n1", "n2")

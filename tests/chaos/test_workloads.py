@@ -22,6 +22,7 @@ from chaos.history_check import check
 from chaos.workloads import kinds
 from chaos.workloads.agenda import Agenda
 from chaos.workloads.books import GROUP, Books
+from chaos.workloads.changer import Changer
 from chaos.workloads.clients import Clients, Kind, Setting
 from chaos.workloads.consumer import Consumer, Habit, Source, prompt
 from chaos.workloads.kinds import KINDS
@@ -30,7 +31,10 @@ from tests.cluster.running import Running, until
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS, wire_error
 from timerclient import TimerClient, errors
+from timerclient.pending import Rescheduled
 from timerclient.proto import timer_pb2 as pb
+from timerclient.results import CancelResult, RescheduleResult
+from timerclient.timers import Timer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +51,7 @@ def lines(run: Run, name: str, op: str) -> list[dict[str, Any]]:
 
 def flat(found: Sequence[dict[str, Any]], field: str) -> list[Any]:
     """Return the elements of a list of all lines, one after the other."""
-    return [*chain.from_iterable(line[field] or () for line in found)]
+    return [*chain.from_iterable(line.get(field) or () for line in found)]
 
 
 # ---- books
@@ -129,7 +133,7 @@ def test_agenda_goes_on_while_one_work_waits() -> None:
 def test_failure_of_a_thread_is_raised_where_somebody_looks() -> None:
     books = Books()
     agenda = Agenda("a", books)
-    agenda.after(0, lambda: 1 / 0)  # type: ignore[arg-type]
+    agenda.after(0, lambda: 1 / 0)
     assert agenda.join(20)
     with pytest.raises(ZeroDivisionError):
         books.check()
@@ -213,6 +217,49 @@ def test_cancels_end_what_they_ended_and_no_more(
     ]
     assert [line["outcome"] for line in found] == ["ok", "ok", "fail"]
     assert [*check(run.histories / "p.jsonl")] == []
+
+
+class Answers:
+    """A client that answers what it is told to, or raises it."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = [*answers]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            answer = self._answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+
+def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
+    raw = bytes(15)
+    moved = Rescheduled(RescheduleResult.RESCHEDULED, Timer(raw))
+    refused = errors.Overloaded("x")
+    client = Answers(
+        [CancelResult.CANCELLED, CancelResult.NOT_FOUND], [moved, Rescheduled(
+            RescheduleResult.ALREADY_FIRED, None)], refused, 7, refused, 8,
+    )  # fmt: skip
+    changer = Changer(run, "c", client, topic="t")
+    ids = ["0" * 24, "1" * 24]
+    changer.cancel_keys(["a", "b"])
+    assert changer.reschedule(ids, [1, 2]) == [Timer(raw).id]
+    assert changer.reschedule_keys(["a"], [3]) == []
+    changer.cancel_where({"due_from": 4, "due_to": 5})
+    changer.cancel_where({"key_prefix": "k"})  # a page of it may be done
+    changer.reschedule_where({"key_prefix": "k"}, 6)
+    changer.close()
+    found = [*read(run.histories / "c.jsonl")]
+    assert [(line["op"], line["outcome"]) for line in found] == [
+        ("cancel", "ok"), ("reschedule", "ok"), ("reschedule", "fail"), ("cancel", "ok"),
+        ("cancel", "unknown"), ("reschedule", "ok"),
+    ]  # fmt: skip
+    assert found[1]["new_ids"] == [Timer(raw).id, None]
+    assert (found[3]["due_from_ms"], found[3]["due_to_ms"], found[3]["changed"]) == (4, 5, 7)
+    assert [*check(run.histories / "c.jsonl")] == []
 
 
 def consume(run: Run, client: TimerClient, books: Books, habit: Habit = prompt) -> Consumer:
@@ -442,6 +489,26 @@ def test_each_workload_did_what_its_line_says(played: Run) -> None:
     assert 0 < sum(beyond) < len(beyond) / 2
     assert {"CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED"} <= results("cancels", "cancel")
     assert {len(line["ids"]) == 1 for line in lines(played, "cancels", "cancel")} == {True, False}
+    scheduled = lines(played, "keyed-", "schedule")
+    assert {"SCHEDULED", "REPLACED", "KEPT", "REJECTED"} == results("keyed", "schedule")
+    assert {line.get("on_conflict") for line in scheduled} == {None, "reject", "replace", "keep"}
+    for op in ("cancel", "reschedule"):
+        assert all(line["keys"] for line in lines(played, "keyed-", op))
+        assert {"NOT_FOUND"} < results("keyed", op)
+    assert {"RESCHEDULED", "ALREADY_CANCELLED"} <= results("moved", "reschedule")
+    ways = Counter(
+        (op, "ids" if line.get("ids") else ("keys" if line.get("keys") else "filter"))
+        for op in ("cancel", "reschedule")
+        for line in lines(played, "moved-", op)
+    )
+    assert {*ways} == {
+        ("cancel", "ids"), ("cancel", "filter"),
+        ("reschedule", "ids"), ("reschedule", "keys"), ("reschedule", "filter"),
+    }  # fmt: skip
+    changed = [
+        line["changed"] for line in lines(played, "moved-", "reschedule") if "changed" in line
+    ]
+    assert sum(changed) > 0
     past = [due < line["start_ms"] for line in asked("pastdue") for due in line["due_ms"]]
     assert sum(past) > len(past) / 2
     groups = Counter(line["group"] for line in lines(played, "groups", "deliver"))
@@ -464,4 +531,5 @@ def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: 
     assert report.ok, [*audit.describe(report)]
     verdicts = report.summary["verdicts"]
     assert {"ok", "cancelled", "pending", "unknown_fired_once"} <= {*verdicts}
+    assert {"replaced", "rescheduled", "rejected", "kept"} <= {*verdicts}
     assert report.summary["redelivered"] > 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from timer import entry, payloads, segment, timer_id
-from timer.columns import Binary, Part, encode_schedule
+from timer.columns import Binary, OnConflict, Part, encode_schedule
 from timer.entry import Kind
 from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
 from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
@@ -18,6 +18,18 @@ def id_of(due_ms: int, seq: int) -> str:
     """Return a timer id as text."""
     raw = timer_id.encode(np.array([due_ms], np.int64), np.array([seq], np.uint64), SALT)
     return timer_id.to_text(raw)
+
+
+def by_id(timers: Sequence[tuple[int, int]]) -> payloads.Ids:
+    """Return timers given as (due_ms, seq)."""
+    due_ms, seq = zip(*timers, strict=True)
+    return payloads.Ids(np.array(due_ms, np.int64), np.array(seq, np.uint64))
+
+
+def by_key(names: Sequence[tuple[int, bytes]]) -> payloads.Keys:
+    """Return the timers that have keys, given as (topic, key)."""
+    topics = np.array([topic for topic, _ in names], np.uint32)
+    return payloads.Keys(topics, Binary.of([key for _, key in names]))
 
 
 class Log:
@@ -57,8 +69,10 @@ class Log:
         producer: tuple[int, int] = (0, 0),
         at_ms: int | None = None,
         size: int = 8,
+        keys: Sequence[bytes] = (),
+        on_conflict: OnConflict = OnConflict.REJECT,
     ) -> None:
-        """Append timers, given as (due_ms, mark)."""
+        """Append timers, given as (due_ms, mark); `keys`, if any, are theirs."""
         due_ms = np.array([due for due, _ in rows], np.int64)
         part = Part(
             producer_id=ProducerId(producer[0]),
@@ -67,16 +81,26 @@ class Log:
             requested_ms=due_ms,
             topic=np.full(len(rows), topic, np.uint32),
             payload=Binary.of([mark.to_bytes(8, "little").ljust(size) for _, mark in rows]),
+            key=Binary.of(keys) if keys else None,
+            on_conflict=on_conflict,
         )
         self.entry(Kind.SCHEDULE, *encode_schedule([part]), at_ms=at_ms)
 
     def cancel(self, targets: Sequence[tuple[int, int]], at_ms: int | None = None) -> None:
         """Append the cancel of timers, given as (due_ms, seq)."""
-        due_ms, seq = (np.array(column) for column in zip(*targets, strict=True))
-        payload = payloads.encode_cancel(
-            payloads.Ids(due_ms.astype(np.int64), seq.astype(np.uint64))
-        )
-        self.entry(Kind.CANCEL, *payload, at_ms=at_ms)
+        self.entry(Kind.CANCEL, *payloads.encode_cancel(by_id(targets)), at_ms=at_ms)
+
+    def cancel_keys(self, targets: Sequence[tuple[int, bytes]], at_ms: int | None = None) -> None:
+        """Append the cancel of the timers that have keys, given as (topic, key)."""
+        self.entry(Kind.CANCEL, *payloads.encode_cancel(by_key(targets)), at_ms=at_ms)
+
+    def reschedule(
+        self, targets: payloads.Targets, due_ms: Sequence[int], at_ms: int | None = None
+    ) -> None:
+        """Append the move of timers to other due times."""
+        due = np.array(due_ms, np.int64)
+        order = payloads.Reschedule(targets, due, due)
+        self.entry(Kind.RESCHEDULE, *payloads.encode_reschedule(order), at_ms=at_ms)
 
     def fire(self, read_time_ms: int, rows_max: int = 1000, bytes_max: int = 1 << 20) -> None:
         """Append a FIRE at its own read time."""
@@ -104,11 +128,13 @@ class Log:
         self.entry(Kind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)
 
 
-def write_log(folder: Path, frames: Sequence[bytes], *, frames_per_segment: int = 1000) -> None:
-    """Write frames 1, 2, … as segment files."""
+def write_log(
+    folder: Path, frames: Sequence[bytes], *, frames_per_segment: int = 1000, first: int = 1
+) -> None:
+    """Write frames 1, 2, … as segment files; `first` is the first one that is written."""
     folder.mkdir(parents=True, exist_ok=True)
     epoch, before = Epoch(0), 0
-    for start in range(0, len(frames), frames_per_segment):
+    for start in range(first - 1, len(frames), frames_per_segment):
         part = frames[start : start + frames_per_segment]
         header = segment.Header(LogIndex(start + 1), epoch, LogIndex(before))
         path = segment.path_of(folder, header.first)

@@ -1,0 +1,270 @@
+"""What clients say of changes: cancels and reschedules, by id, key and filter, and keys taken over.
+
+Who names an id, or is told one, bears witness to one timer: `tried` and `moves`, by seq. Who names
+a key or a filter learns how many it was, not which: the log says which, and `flags` says per timer
+whether somebody asked for what befell it. Answers that count more than the log has are untrue.
+"""
+
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.clients import id_parts, or_nulls
+from chaos.audit.nodes import no
+
+_ENDLESS: Final = (1 << 63) - 1
+
+
+class Changes(NamedTuple):
+    """All of it."""
+
+    tried: DataFrame
+    """Per seq: what clients that named this timer were answered, how often."""
+    moves: DataFrame
+    """Per seq of a timer that a client was told to be rescheduled to: what it asked for."""
+    flags: DataFrame
+    """Per seq of a timer that has a key, or was cancelled, or was rescheduled to: see `flags`."""
+
+
+def changes(lines: DataFrame, asks: DataFrame, log: DataFrame) -> Changes:
+    """Return what `lines` say; `asks` as from `clients.asked`, `log`: the fates."""
+    return Changes(tried(lines, asks), moves(lines), flags(lines, asks, log))
+
+
+def _each(lines: DataFrame, op: str, name: str, *lists: str) -> DataFrame:
+    """Return one row per element of list `name` of the lines that have it."""
+    columns = [or_nulls(each, "bigint" if each == "due_ms" else "string") for each in lists]
+    rows = lines.where((F.col("op") == op) & F.col(name).isNotNull()).withColumn("n", F.size(name))
+    return rows.select(
+        "topic", "outcome", "end_ms", F.inline(F.arrays_zip(F.col(name), *columns))
+    ).toDF("topic", "outcome", "end_ms", name, *lists)
+
+
+def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
+    """Return one row per timer that somebody named: seq, how often each answer.
+
+    cancel_* of cancels, move_* of reschedules: ok, already (cancelled), fired, unknown, and
+    missing_ms, when it was first answered that there is no such timer. `replace_ok`: how many
+    timers were said to have taken over its key.
+    """
+    named = [
+        _each(lines, op, "ids", "results").select(
+            F.lit(what).alias("what"), "outcome", "end_ms", "ids", "results"
+        )
+        for op, what in (("cancel", "cancel"), ("reschedule", "move"))
+    ]
+    rows = named[0].unionByName(named[1]).select("*", id_parts("ids")[1].alias("seq"))
+    taken = asks.where("told = 'REPLACED'").select(
+        F.lit("replace").alias("what"), F.col("existing_seq").alias("seq")
+    )
+    done = F.col("results").isin("CANCELLED", "RESCHEDULED") | (F.col("what") == "replace")
+    missing = F.col("results").isin("NOT_FOUND", "TIMER_NOT_FOUND")
+    answers = {
+        "ok": done,
+        "already": F.col("results") == "ALREADY_CANCELLED",
+        "fired": F.col("results") == "ALREADY_FIRED",
+        "unknown": F.col("outcome") == "unknown",
+    }
+    counts = [
+        F.count_if((F.col("what") == what) & condition).alias(f"{what}_{name}")
+        for what in ("cancel", "move")
+        for name, condition in answers.items()
+    ]
+    times = [
+        F.min(F.when((F.col("what") == what) & missing, F.col("end_ms"))).alias(
+            f"{what}_missing_ms"
+        )
+        for what in ("cancel", "move")
+    ]
+    replaced = F.count_if(F.col("what") == "replace").alias("replace_ok")
+    both = rows.unionByName(taken, allowMissingColumns=True)
+    return both.groupBy("seq").agg(*counts, *times, replaced)
+
+
+def moves(lines: DataFrame) -> DataFrame:
+    """Return the timers that clients were told of as rescheduled: seq, id, told_old_seq, …
+
+    `told_old_seq`: of the timer that was named, null if it was by key. A seq that was told `times`
+    times has so many rows.
+    """
+    lists = ("results", "new_ids", "due_ms")
+    rows = _each(lines, "reschedule", "ids", *lists).unionByName(
+        _each(lines, "reschedule", "keys", *lists), allowMissingColumns=True
+    )
+    due_ms, seq = id_parts("new_ids")
+    return rows.where("results = 'RESCHEDULED'").select(
+        seq.alias("seq"),
+        F.col("new_ids").alias("id"),
+        F.lit("ok").alias("outcome"),
+        F.col("topic").alias("asked_topic"),
+        F.col("due_ms").alias("asked_due_ms"),
+        due_ms.alias("answered_due_ms"),
+        seq.alias("answered_seq"),
+        F.when(F.col("ids").isNotNull(), id_parts("ids")[1]).alias("told_old_seq"),
+        F.count("*").over(Window.partitionBy("new_ids")).alias("times"),
+    )
+
+
+def filters(lines: DataFrame) -> DataFrame:
+    """Return what was changed by filter: op, topic, prefix, [from_ms, to_ms), ok, unknown, told.
+
+    `told`: how many timers those were that were answered; `to_ms_min`: the earliest due time that
+    a reschedule gave.
+    """
+    asked = lines.where("op IN ('cancel', 'reschedule') AND ids IS NULL AND keys IS NULL")
+    beyond = F.when(F.coalesce("due_to_ms", F.lit(0)) == 0, _ENDLESS).otherwise(F.col("due_to_ms"))
+    return asked.groupBy("op", "topic", F.coalesce("key_prefix", F.lit("")).alias("prefix")).agg(
+        F.min(F.coalesce("due_from_ms", F.lit(0))).alias("from_ms"),
+        F.max(beyond).alias("to_ms"),
+        F.count_if(F.col("outcome") == "ok").alias("ok"),
+        F.count_if(F.col("outcome") == "unknown").alias("unknown"),
+        F.sum("changed").alias("told"),
+        F.min(F.coalesce(F.col("due_ms")[0], F.lit(0))).alias("due_ms_min"),
+    )
+
+
+def overcounted(lines: DataFrame, log: DataFrame) -> DataFrame:
+    """Return where answers by filter counted more than the log has: op, topic, told, logged."""
+    told = filters(lines).groupBy("op", "topic").agg(F.sum("told").alias("told"))
+    done = F.when(F.col("end") == "cancelled", "cancel").when(
+        F.col("end") == "rescheduled", "reschedule"
+    )
+    logged = log.groupBy(done.alias("op"), "topic").agg(F.count("*").alias("logged"))
+    return (
+        told.join(logged, ["op", "topic"], "left")
+        .fillna(0, ["told", "logged"])
+        .where("told > logged")
+    )
+
+
+def flags(lines: DataFrame, asks: DataFrame, log: DataFrame) -> DataFrame:
+    """Return what is known of timers by their key and by filters: seq, key, and
+
+    overlaps        it was pending while another one of its topic had its key
+    asked_cancel    somebody may have cancelled it by key or filter
+    overtold        cancels of its key were answered more often than the log has them
+    moved_outcome   of a timer that a reschedule made: ok or unknown, if it was by key or filter
+    moved_due_ms    the earliest due time that a reschedule by filter gave it
+    """
+    keys = asks.where("key IS NOT NULL").select("mark", "key")
+    rows = (
+        log.join(keys, "mark", "left")
+        .where("key IS NOT NULL OR end = 'cancelled' OR old_due_ms IS NOT NULL")
+        .select("seq", "topic", "key", "end", "due_ms", "old_due_ms", "schedule_index", "end_index")
+    )
+    keyed = _by_key(lines, rows.where("key IS NOT NULL"))
+    filtered = _by_filter(lines, rows)
+    cancelled = F.coalesce(F.col("key_cancels") > 0, no()) | F.coalesce("filter_cancels", no())
+    outcome = F.when(F.col("filter_ok"), "ok").when(
+        F.col("filter_unknown") | (F.col("key_moves") > 0), "unknown"
+    )
+    return (
+        rows.select("seq", "key")
+        .join(keyed, "seq", "left")
+        .join(filtered, "seq", "left")
+        .select(
+            *("seq", "key", "overlaps", "overtold"),
+            cancelled.alias("asked_cancel"),
+            outcome.alias("moved_outcome"),
+            F.col("filter_due_ms").alias("moved_due_ms"),
+        )
+    )
+
+
+def _by_key(lines: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return per seq: overlaps, overtold, key_cancels and key_moves (that may have hit it)."""
+    done, unknown = F.col("results") == "CANCELLED", F.col("outcome") == "unknown"
+    cancels = (
+        _each(lines, "cancel", "keys", "results")
+        .groupBy("topic", F.col("keys").alias("key"))
+        .agg(F.count_if(done).alias("told"), F.count_if(done | unknown).alias("key_cancels"))
+    )
+    unsure = (
+        _each(lines, "reschedule", "keys")
+        .groupBy("topic", F.col("keys").alias("key"))
+        .agg(F.count_if(unknown).alias("key_moves"))
+    )
+    name = Window.partitionBy("topic", "key")
+    before = name.orderBy("schedule_index", "seq").rowsBetween(Window.unboundedPreceding, -1)
+    was_pending = ~F.col("end").isin("rejected", "kept") & ~F.coalesce(
+        (F.col("end") == "fired") & (F.col("end_index") == F.col("schedule_index")), no()
+    )
+    until = F.when(was_pending, F.coalesce("end_index", F.lit(_ENDLESS)))
+    overlaps = was_pending & (F.max(until).over(before) > F.col("schedule_index"))
+    logged = F.count_if(F.col("end") == "cancelled").over(name)
+    return (
+        rows.withColumn("overlaps", F.coalesce(overlaps, no()))
+        .withColumn("logged", logged)
+        .join(cancels, ["topic", "key"], "left")
+        .join(unsure, ["topic", "key"], "left")
+        .select("seq", "overlaps", (F.col("told") > F.col("logged")).alias("overtold"),
+                "key_cancels", "key_moves")
+    )  # fmt: skip
+
+
+def _by_filter(lines: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return per seq whether filters pick it: filter_cancels, filter_ok, filter_unknown, …"""
+    asked = F.broadcast(filters(lines).withColumnsRenamed({"op": "by", "topic": "of"}))
+    ends = rows.where("end = 'cancelled'").withColumn("op", F.lit("cancel"))
+    starts = rows.where("old_due_ms IS NOT NULL").withColumn("op", F.lit("reschedule"))
+    both = ends.unionByName(starts.withColumn("due_ms", F.col("old_due_ms")))
+    picked = both.join(
+        asked,
+        (F.col("by") == F.col("op"))
+        & (F.col("of") == F.col("topic"))
+        & (F.col("due_ms") >= F.col("from_ms"))
+        & (F.col("due_ms") < F.col("to_ms"))
+        & F.coalesce("key", F.lit("")).startswith(F.col("prefix")),
+    )
+    moved = F.col("op") == "reschedule"
+    return picked.groupBy("seq").agg(
+        F.bool_or(~moved & (F.col("ok") + F.col("unknown") > 0)).alias("filter_cancels"),
+        F.bool_or(moved & (F.col("ok") > 0)).alias("filter_ok"),
+        F.bool_or(moved & (F.col("unknown") > 0)).alias("filter_unknown"),
+        F.min(F.when(moved, F.col("due_ms_min"))).alias("filter_due_ms"),
+    )
+
+
+def operations(lines: DataFrame) -> DataFrame:
+    """Return how often clients were answered what: op, by, on_conflict, result, n.
+
+    Of schedules those with keys. `result`: of answered ones per timer, else the outcome; of a
+    filter `changed`, with the number of timers.
+    """
+    keyed = lines.where("op = 'schedule' AND keys IS NOT NULL").withColumn("n", F.size("keys"))
+    answered = F.inline(F.arrays_zip(F.col("keys"), or_nulls("results", "string")))
+    parts = [
+        keyed.select(F.coalesce("on_conflict", F.lit("reject")).alias("on_conflict"), "outcome",
+                     answered)
+        .withColumnsRenamed({"keys": "each"})
+        .withColumns({"op": F.lit("schedule"), "by": F.lit("key"),
+                      "results": F.coalesce("results", F.lit("SCHEDULED"))})
+    ]  # fmt: skip
+    for op in ("cancel", "reschedule"):
+        for by in ("ids", "keys"):
+            rows = _each(lines, op, by, "results").withColumnsRenamed({by: "each"})
+            by_what = F.lit(by.removesuffix("s"))
+            parts.append(rows.withColumns({"op": F.lit(op), "by": by_what}))
+    counted = [part.withColumn("n", F.lit(1)) for part in parts]
+    counted.append(
+        lines.where("op IN ('cancel', 'reschedule') AND ids IS NULL AND keys IS NULL").select(
+            "op", "outcome", F.lit("filter").alias("by"), F.lit("changed").alias("results"),
+            F.coalesce("changed", F.lit(1)).alias("n"),
+        )
+    )  # fmt: skip
+    result: Column = F.when(F.col("outcome") == "ok", F.col("results")).otherwise(F.col("outcome"))
+    tables = [
+        part.withColumn("on_conflict", _mode(part)).select(
+            "op", "by", "on_conflict", result.alias("result"), "n"
+        )
+        for part in counted
+    ]
+    both = tables[0]
+    for table in tables[1:]:
+        both = both.unionByName(table)
+    return both.groupBy("op", "by", "on_conflict", "result").agg(F.sum("n").alias("n"))
+
+
+def _mode(part: DataFrame) -> Column:
+    return F.col("on_conflict") if "on_conflict" in part.columns else F.lit("")

@@ -1,0 +1,106 @@
+"""A client that changes timers that exist, by id, key and filter, and writes down what it was told.
+
+It expects nothing of any one timer: a change whose answer was lost may have hit it or not, and so
+may somebody else's. What fired has no gap in its queue's offsets, and the audit has the rest.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from chaos.history import History, Outcome, Run
+from chaos.workloads.producer import now_ms, outcome_of
+from timerclient import TimerClient
+from timerclient.errors import TimerError
+from timerclient.pending import Rescheduled, Where
+
+
+class Changer:
+    """Cancels and reschedules timers of one topic. Any thread may use it."""
+
+    def __init__(self, run: Run, name: str, client: TimerClient, *, topic: str) -> None:
+        self._client = client
+        self._history = History(run, name)
+        self._topic = topic
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Cancel timers."""
+
+        def cancel() -> dict[str, Any]:
+            return {"results": [result.name for result in self._client.cancel_batch(ids)]}
+
+        self._change("cancel", cancel, ids=[*ids])
+
+    def cancel_keys(self, keys: Sequence[str]) -> None:
+        """Cancel the timers that have the keys."""
+
+        def cancel() -> dict[str, Any]:
+            results = self._client.cancel_keys(self._topic, keys)
+            return {"results": [result.name for result in results]}
+
+        self._change("cancel", cancel, topic=self._topic, keys=[*keys])
+
+    def cancel_where(self, where: Where) -> None:
+        """Cancel what a filter picks."""
+        self._by_filter("cancel", where, lambda: self._client.cancel_where(self._topic, **where))
+
+    def reschedule(self, ids: Sequence[str], due_ms: Sequence[int]) -> list[str]:
+        """Give timers other due times; return the new ids, as far as they are known."""
+        return self._moved(
+            lambda: self._client.reschedule_batch(ids, due_ms=due_ms),
+            ids=[*ids],
+            due_ms=[*due_ms],
+        )
+
+    def reschedule_keys(self, keys: Sequence[str], due_ms: Sequence[int]) -> list[str]:
+        """As `reschedule`, for the timers that have the keys."""
+        return self._moved(
+            lambda: self._client.reschedule_keys(self._topic, keys, due_ms=due_ms),
+            topic=self._topic,
+            keys=[*keys],
+            due_ms=[*due_ms],
+        )
+
+    def reschedule_where(self, where: Where, due_ms: int) -> None:
+        """Give what a filter picks one other due time."""
+        self._by_filter(
+            "reschedule",
+            where,
+            lambda: self._client.reschedule_where(self._topic, where, due_ms=due_ms),
+            due_ms=[due_ms],
+        )
+
+    def close(self) -> None:
+        """Close its history; after its client."""
+        self._history.close()
+
+    def _moved(self, call: Callable[[], list[Rescheduled]], **named: Any) -> list[str]:
+        def move() -> dict[str, Any]:
+            told = call()
+            new = [one.timer.id if one.timer else None for one in told]
+            return {"results": [one.result.name for one in told], "new_ids": new}
+
+        answer = self._change("reschedule", move, **named)
+        return [each for each in answer.get("new_ids", []) if each is not None]
+
+    def _by_filter(self, op: str, where: Where, call: Callable[[], int], **named: Any) -> None:
+        """Change by filter. One page may be done when the next fails: then nothing is certain."""
+        names = {"due_from": "due_from_ms", "due_to": "due_to_ms", "key_prefix": "key_prefix"}
+        picked = {names[name]: value for name, value in where.items()}
+        self._change(
+            op, lambda: {"changed": call()}, certain=False, topic=self._topic, **picked, **named
+        )
+
+    def _change(
+        self, op: str, call: Callable[[], dict[str, Any]], *, certain: bool = True, **named: Any
+    ) -> dict[str, Any]:
+        """Do it and write it down; return the answer, empty if there was none."""
+        start_ms, answer, more = now_ms(), dict[str, Any](), dict[str, Any]()
+        outcome = Outcome.OK
+        try:
+            answer = call()
+        except TimerError as error:
+            outcome = outcome_of(error) if certain else Outcome.UNKNOWN
+            more = {"detail": repr(error)}
+        span_ms = (start_ms, now_ms())
+        self._history.change(op, span_ms=span_ms, outcome=outcome, **named, **answer, **more)
+        return answer
