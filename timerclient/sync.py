@@ -39,7 +39,7 @@ from timerclient.aio import (
 from timerclient.errors import Closed, Overloaded, TimerError
 from timerclient.existing import Seconds, TimerLike, seconds
 from timerclient.messages import Batch, Message
-from timerclient.pending import PAGE_SIZE, Rescheduled, TimerCounts, TimerInfo, Where
+from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
@@ -336,8 +336,16 @@ class TimerClient:
 
     def cancel_where(
         self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
-    ) -> int:
-        """Cancel the pending timers of a topic that `where` picks; return how many these were."""
+    ) -> Changed:
+        """Cancel the pending timers of a topic that `where` picks; return how many these were.
+
+        Timers scheduled while it runs are left alone. `timeout` is of each of its pages, which
+        are sent again through failovers: then the count may be too low, and says so.
+
+        Raises:
+            NotFound: there is no such topic.
+            OutcomeUnknown: no answer in time; some may have been cancelled.
+        """
         return self._background.call(self._client.cancel_where(topic, timeout=timeout, **where))
 
     def reschedule(
@@ -391,8 +399,11 @@ class TimerClient:
         *,
         timeout: Seconds | None = None,
         **when: Unpack[When],
-    ) -> int:
-        """Give the pending timers that `where` picks one new due time; return how many it were."""
+    ) -> Changed:
+        """Give the pending timers that `where` picks one new due time; return how many these were.
+
+        Each once, wherever its new time is; otherwise as `cancel_where`.
+        """
         call = self._client.reschedule_where(topic, where, timeout=timeout, **when)
         return self._background.call(call)
 
