@@ -136,13 +136,13 @@ class Existing:
     ) -> CancelResult:
         """Return what became of the cancel of one timer: by its id, or by its key and topic.
 
-        By key only a pending timer is found. It is retried through failovers. If the answer to a
-        first sending was lost, the answer to the next may be ALREADY_CANCELLED (by key: NOT_FOUND)
-        of its own work.
+        By id it is sent again through failovers; if a first answer was lost, the next may be
+        ALREADY_CANCELLED of its own work. By key only a pending timer is found, and it is sent
+        once: when the answer is lost the key may be another timer's by now.
 
         Raises:
             NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
+            OutcomeUnknown: no answer; it may have been cancelled. By id ask again, by key look.
         """
         if key is not None:
             no_timer(timer)
@@ -174,13 +174,16 @@ class Existing:
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> list[CancelResult]:
-        """Return what became of the cancels of the timers that have the keys, one each."""
+        """Return what became of the cancels of the timers that have the keys, one each.
+
+        Up to 256 are cancelled together. Sent once, as `cancel` by key.
+        """
         listed, results = list(keys), list[CancelResult]()
         for start in range(0, len(listed), pending.CHANGES_MAX):
             some = pending.named(topic, listed[start : start + pending.CHANGES_MAX])
             request = pb.CancelRequest(keys=some)
             with part_of(results):
-                answer = await self._call(cancelling(request), timeout)
+                answer = await self._call(cancelling(request), timeout, repeatable=False)
             results += [CancelResult(result) for result in answer.results]
         return results
 

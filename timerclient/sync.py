@@ -311,13 +311,13 @@ class TimerClient:
     ) -> CancelResult:
         """Return what became of the cancel of one timer: by its id, or by its key and topic.
 
-        By key only a pending timer is found. It is retried through failovers. If the answer to a
-        first sending was lost, the answer to the next may be ALREADY_CANCELLED (by key: NOT_FOUND)
-        of its own work.
+        By id it is sent again through failovers; if a first answer was lost, the next may be
+        ALREADY_CANCELLED of its own work. By key only a pending timer is found, and it is sent
+        once: when the answer is lost the key may be another timer's by now.
 
         Raises:
             NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
+            OutcomeUnknown: no answer; it may have been cancelled. By id ask again, by key look.
         """
         call = self._client.cancel(timer, key=key, topic=topic, timeout=timeout)
         return self._background.call(call)
@@ -331,7 +331,10 @@ class TimerClient:
     def cancel_keys(
         self, topic: str, keys: Iterable[str], *, timeout: Seconds | None = None
     ) -> list[CancelResult]:
-        """Return what became of the cancels of the timers that have the keys, one each."""
+        """Return what became of the cancels of the timers that have the keys, one each.
+
+        Up to 256 are cancelled together. Sent once, as `cancel` by key.
+        """
         return self._background.call(self._client.cancel_keys(topic, keys, timeout=timeout))
 
     def cancel_where(

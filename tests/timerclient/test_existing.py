@@ -114,6 +114,26 @@ async def test_reschedule_whose_answer_is_lost_is_not_sent_again(
     assert (await client.get_timer(key="k", topic="t")).due_ms == NOW_MS + 60_000
 
 
+async def test_cancel_by_key_whose_answer_is_lost_leaves_the_next_timer_of_the_key_alone(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    old = await client.schedule("t", b"1", key="k", delay=9)
+    cluster.on_cancel = at_call(
+        1, "lose", lambda: cluster.timers.add(Row("t", NOW_MS + 9, b"2", b"k", b""))
+    )
+    with pytest.raises(OutcomeUnknown):
+        await client.cancel(key="k", topic="t")
+    assert await client.cancel(old) == CancelResult.ALREADY_CANCELLED  # the second call
+    assert (await client.get_timer(key="k", topic="t")).payload == b"2"
+    cluster.on_cancel = once_of(wire_error(pb.NOT_READY))  # that had no effect: it is sent again
+    assert await client.cancel_keys("t", ["k"]) == [CancelResult.CANCELLED]
+
+
+def once_of(order: pb.Error) -> Callable[[], pb.Error | None]:
+    orders = [order]
+    return lambda: orders.pop() if orders else None
+
+
 def at_call(number: int, order: str, before: Callable[[], object]) -> Callable[[], str | None]:
     """Give the order to that call, from 1 on, and do something right before the next one."""
     calls = itertools.count(1)
