@@ -1,8 +1,14 @@
 """Cancels and reschedules: by id, by key, by filter.
 
-Ids and keys go into entries of a bounded size, all of a request at once. A filter is worked off
-page by page: what a page lists is changed by id, so that each timer is told the truth, and
-everybody else has a turn between two pages. It goes on while there is time, then says where it was.
+Ids and keys go into entries of a bounded size, all of a request at once; what was not taken of a
+reschedule, or left for its size, is answered as left, and asked for again by the caller.
+
+    filter --> token --> page --> token --> page --> ... --> no token
+
+By filter the first answer is a token alone: it fixes which timers these are, those with seqs below
+the next one. Each further request changes one page of them, by id, and gives the token of the next.
+So a request with a token may be sent again: what it had changed is not listed any more, and the
+timers that came of it, or meanwhile, have higher seqs.
 """
 
 import asyncio
@@ -15,7 +21,7 @@ import numpy.typing as npt
 from cluster import wire, wire_timers
 from cluster.host import Host
 from cluster.looking_in import LookingIn
-from cluster.rpc import COMMIT_TIMEOUT_S, Context, within
+from cluster.rpc import Context, within
 from timer.columns import I64, taken
 from timer.errors import TimerError
 from timer.leader import RESCHEDULE_ROWS_MAX, Leader, resolve_due
@@ -24,7 +30,7 @@ from timer.payloads import Ids, Keys, Targets
 from timerclient.proto import timer_pb2 as pb
 
 FILTER_PAGE: Final = 1_000
-"""Timers of a filter that are changed before the next are looked for."""
+"""Timers of a filter that one request changes."""
 
 _CANCEL_RESULTS: Final = (
     pb.CANCEL_RESULT_UNSPECIFIED,
@@ -40,6 +46,7 @@ _RESCHEDULE_RESULTS: Final = (
     pb.RESCHEDULE_ALREADY_CANCELLED,
     pb.RESCHEDULE_ALREADY_FIRED,
     pb.RESCHEDULE_NOT_FOUND,
+    pb.RESCHEDULE_LEFT,
 )
 _Results = npt.NDArray[np.uint8]
 
@@ -96,11 +103,11 @@ class Changes:
             results[genuine] = answer
         return results
 
-    async def _cancel_page(self, ids: Ids) -> int:
+    async def _cancel_page(self, ids: Ids) -> tuple[int, bool]:
         results = await self._cancel_ids(
             self._host.require_leader(), ids, np.ones(len(ids), np.bool_)
         )
-        return int(np.count_nonzero(results == CANCELLED))
+        return int(np.count_nonzero(results == CANCELLED)), True
 
     # ---- rescheduling
 
@@ -118,9 +125,9 @@ class Changes:
         if kind == "filter":
             self._requested(request, 1)
 
-            async def move(ids: Ids) -> int:
+            async def move(ids: Ids) -> tuple[int, bool]:
                 results, _ = await self._move(ids, self._requested(request, len(ids)))
-                return int(np.count_nonzero(results == RESCHEDULED))
+                return int(np.count_nonzero(results == RESCHEDULED)), LEFT not in results
 
             count, token = await self._by_filter(request, context, move)
             return pb.RescheduleResponse(rescheduled=count, next_page_token=token)
@@ -154,19 +161,32 @@ class Changes:
         )
 
     async def _move(self, targets: Targets, requested_ms: I64) -> tuple[_Results, Ids]:
-        """Reschedule timers; return what became of each, and the new ones."""
-        results = np.full(len(targets), LEFT, np.uint8)
-        due_ms, seq = np.zeros(len(targets), np.int64), np.zeros(len(targets), np.uint64)
-        while (left := np.flatnonzero(results == LEFT)).size:
-            parts = [
-                left[start : start + RESCHEDULE_ROWS_MAX]
-                for start in range(0, len(left), RESCHEDULE_ROWS_MAX)
-            ]
-            leader = self._host.require_leader()
-            asked = [self._move_some(leader, targets, requested_ms, part) for part in parts]
-            for part, applied in zip(parts, await asyncio.gather(*asked), strict=True):
+        """Reschedule timers; return what became of each, and the new ones.
+
+        LEFT are those whose entry was refused, and those that it had no room for; never all.
+
+        Raises:
+            TimerError: nothing was taken; or of some it is not known what becomes of them.
+        """
+        n = len(targets)
+        results = np.full(n, LEFT, np.uint8)
+        due_ms, seq = np.zeros(n, np.int64), np.zeros(n, np.uint64)
+        leader = self._host.require_leader()
+        ends = range(RESCHEDULE_ROWS_MAX, n, RESCHEDULE_ROWS_MAX)
+        parts = np.split(np.arange(n), ends)
+        asked = [self._move_some(leader, targets, requested_ms, part) for part in parts]
+        refused: list[TimerError] = []
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for part, applied in zip(parts, answers, strict=True):
+            if isinstance(applied, RescheduleApplied):
                 results[part] = applied.results
                 due_ms[part], seq[part] = applied.timers.due_ms, applied.timers.seq
+            elif isinstance(applied, TimerError) and applied.outcome_known:
+                refused.append(applied)
+            else:
+                raise applied
+        if len(refused) == len(parts):
+            raise refused[0]
         return results, Ids(due_ms, seq)
 
     async def _move_some(
@@ -184,42 +204,30 @@ class Changes:
         self,
         request: pb.CancelRequest | pb.RescheduleRequest,
         context: Context,
-        change: Callable[[Ids], Awaitable[int]],
+        change: Callable[[Ids], Awaitable[tuple[int, bool]]],
     ) -> tuple[int, bytes]:
-        """Change what a filter lists; return how many, and the token of what is left.
+        """Change a page of what a filter lists; return how many, and the token of what is left.
 
-        A failure after the first page is no error: the caller goes on with the token.
+        `change` says how many it changed, and whether it is done with all. Without a token nothing
+        is changed.
         """
-        leader = self._host.require_lease()
-        seq_end: int = leader.machine.next_seq
+        leader, salt = self._host.require_lease(), self._salt
+        if not request.page_token:
+            seq_end: int = leader.machine.next_seq
+            start = self._looking_in.filter(leader, request.filter, seq_end).start
+            return 0, wire_timers.page_token(request.filter, start, seq_end, salt)
+        seen, seq_end = wire_timers.read_page_token(request.page_token, request.filter, salt)
         what = self._looking_in.filter(leader, request.filter, seq_end)
-        seen = what.start
-        if request.page_token:
-            token, salt = request.page_token, self._salt
-            seen, seq_end = wire_timers.read_page_token(token, request.filter, salt)
-            what = self._looking_in.filter(leader, request.filter, seq_end)
-        left_s: float | None = context.time_remaining()
-        loop = asyncio.get_running_loop()
-        stop_at = loop.time() + min(COMMIT_TIMEOUT_S, left_s or COMMIT_TIMEOUT_S) / 2
-        count = pages = 0
-        while True:
-            try:
-                page = await self._looking_in.page(what, seen, FILTER_PAGE, whole=False)
-                rows = page.timers.rows
-                if len(rows):
-                    ids = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
-                    count += await within(change(ids), context)
-            except TimerError:
-                if not pages:
-                    raise
-                break
-            pages += 1
-            if page.next is None:
-                return count, b""
-            seen = page.next
-            if loop.time() > stop_at:
-                break
-        return count, wire_timers.page_token(request.filter, seen, seq_end, self._salt)
+        page = await self._looking_in.page(what, seen, FILTER_PAGE, whole=False)
+        rows = page.timers.rows
+        count, done = 0, True
+        if len(rows):
+            ids = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+            count, done = await within(change(ids), context)
+        following = page.next if done else seen
+        if following is None:
+            return count, b""
+        return count, wire_timers.page_token(request.filter, following, seq_end, salt)
 
 
 def _cancelled(results: _Results) -> pb.CancelResponse:

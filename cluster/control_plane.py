@@ -48,7 +48,7 @@ from cluster.controller import (
     Tick,
     TransferAsked,
 )
-from cluster.membership import NOT_YET, Change
+from cluster.membership import Change
 from cluster.raft import Exit, Raft, RaftView, exit_process, next_nonce
 from cluster.raft_link import Kind, RaftLink
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
@@ -67,8 +67,12 @@ class Outcome(enum.StrEnum):
 
     OK = "ok"
     """This node applied it."""
+    REFUSED = "refused"
+    """It can't be done as things are; nothing was tried."""
+    NOT_NOW = "not now"
+    """Nothing was tried; it may be possible soon."""
     FAILED = "failed"
-    """It certainly changed nothing, and won't."""
+    """It was tried, certainly changed nothing, and won't."""
     UNKNOWN = "unknown"
     """It may have been applied, or may be later."""
 
@@ -252,7 +256,7 @@ class ControlPlane:
             return await self._asked_for(asked)
         controller = self.controller_name
         if controller is None or controller == self.name or not self._link.is_up(controller):
-            return TransferAnswer(Outcome.FAILED, f"{NOT_YET}no controller is known")
+            return TransferAnswer(Outcome.NOT_NOW, "no controller is known")
         assert self._loop is not None
         ask_id = next_nonce()
         answered: asyncio.Future[TransferAnswer] = self._loop.create_future()
@@ -338,8 +342,12 @@ class ControlPlane:
         effects = self._controller.step(self._clock(), asked)
         self._log(effects)
         if effects.propose is None:
-            return TransferAnswer(Outcome.FAILED, effects.refusal or "refused")
-        return TransferAnswer(await self._propose(effects.propose), effects.reason)
+            assert effects.refusal is not None, asked
+            outcome = Outcome.NOT_NOW if effects.refusal.later else Outcome.REFUSED
+            return TransferAnswer(outcome, effects.refusal.why)
+        outcome = await self._propose(effects.propose)
+        why = effects.reason if outcome is Outcome.OK else f"{effects.reason}: {outcome}"
+        return TransferAnswer(outcome, why)
 
     async def _submit(self, command: Command) -> Outcome:
         """Return what became of `command`, by COMMAND_DEADLINE_S at the latest."""

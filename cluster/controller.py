@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias, assert_never
 
 from cluster.control import Appoint, ControlState, Init
-from cluster.membership import Change, Learner, planned
+from cluster.membership import Change, Learner, Refusal, planned
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 _NEVER: Final = MonoMs(-(1 << 62))
@@ -182,13 +182,17 @@ class Effects:
     """Submit to Raft; answer with ProposalEnded."""
     hand_over_to: str | None = None
     """Ask Raft to make this node its leader."""
-    refusal: str | None = None
+    refusal: Refusal | None = None
     """Why what was asked for is not proposed."""
     reason: str = ""
     """Why, for the log."""
 
 
 _NOTHING: Final = Effects()
+
+
+def _refused(why: str) -> Effects:
+    return Effects(refusal=Refusal(why))
 
 
 @dataclass(slots=True)
@@ -529,36 +533,36 @@ class Controller:
 
     def _transfer(self, now_ms: MonoMs, target: ReplicaId | None) -> Effects:
         if not self._leads:
-            return Effects(refusal="this node is not the controller")
+            return _refused("this node is not the controller")
         if self._proposed_at_ms is not None:
-            return Effects(refusal="an appointment is under way")
+            return _refused("an appointment is under way")
         leader = self._leader()
         fresh = self._fresh(now_ms)
         if len(fresh) <= len(self._nodes) // 2:
-            return Effects(refusal="no majority of the voters reports")
+            return _refused("no majority of the voters reports")
         if target is None:
             others = [node for node in fresh if node is not leader]
             successor = self._best(others, may_lead_again=True)
         else:
             successor = next((node for node in fresh if node.replica_id == target), None)
         if successor is None:
-            return Effects(refusal="no such voter reports")
+            return _refused("no such voter reports")
         if successor is leader and self._served:
-            return Effects(refusal=f"{successor.name} leads already")
+            return _refused(f"{successor.name} leads already")
         assert successor.report is not None
         if successor.report.unsure:
-            return Effects(refusal=f"{successor.name} is not matched with the leader's log yet")
+            return _refused(f"{successor.name} is not matched with the leader's log yet")
         return self._appoint(now_ms, successor, "an operator asked for a transfer")
 
     def _change(self, now_ms: MonoMs, change: Change, name: str) -> Effects:
         """Appoint once more, with other voters: the present leader, if it is still one then."""
         leader, fresh = self._leader(), self._fresh(now_ms)
         if not self._leads:
-            return Effects(refusal="not yet: this node is not the controller")
+            return _refused("this node is not the controller")
         if self._proposed_at_ms is not None or self._state.proposed is not None:
-            return Effects(refusal="not yet: another change, or an appointment, is under way")
+            return _refused("another change, or an appointment, is under way")
         if leader is None or leader not in fresh or leader.report is None or not self._served:
-            return Effects(refusal="not yet: nobody leads")
+            return _refused("nobody leads")
         learner, at_ms = self._learners.get(name, (None, _NEVER))
         if learner is not None and now_ms - at_ms >= self.config.report_timeout_ms:
             learner = None
@@ -576,13 +580,13 @@ class Controller:
             (leader.report.last_epoch, leader.report.last_index),
             reporting,
         )
-        if isinstance(after, str):
+        if isinstance(after, Refusal):
             return Effects(refusal=after)
         stays = after.get(leader.name) == leader.replica_id
         remaining = [node for node in fresh if after.get(node.name) == node.replica_id]
         successor = leader if stays else self._best(remaining, may_lead_again=True)
         if successor is None:
-            return Effects(refusal="not yet: nobody else could lead")
+            return _refused("nobody else could lead")
         why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"
         return self._appoint(now_ms, successor, why, after)
 

@@ -1,13 +1,19 @@
 """Looking in: what the leader knows of pending timers, for people and programs.
 
     request --> lease held? --> cut, on the loop --> page or count, in a thread --> answer
+    one timer ----------------> in memory? else a thread asks the runs for it ----> answer
 
 Only a leader that certainly leads answers, from what it has applied: so what was answered before,
-by any leader, is in it. The thread sees a cut and nothing else; a firing never waits for it.
+by any leader, is in it. The thread sees a cut, or runs, and nothing else; a firing never waits for
+it: the threads are of this alone, also those whose caller has given up. Damage that is met ends the
+process, whoever met it: it must not lead on.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
@@ -18,9 +24,10 @@ from timer import timer_id
 from timer.cut import Cut, Filter, Page
 from timer.errors import InvalidRequest, NotFound, NotReady, Overloaded, StorageError
 from timer.leader import Leader
+from timer.lookup import Whole
 from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED
 from timer.order import Position
-from timer.payloads import Ids
+from timer.payloads import Ids, Keys, Targets
 from timer.timer_id import SEQ_MAX
 from timer.units import DUE_MS_MAX, TopicId
 from timerclient.proto import timer_pb2 as pb
@@ -45,6 +52,7 @@ class LookingIn:
         self._host = host
         self._salt = salt
         self._key_bytes_max = key_bytes_max
+        self._threads = ThreadPoolExecutor(LOOKS_MAX, "looking-in")
         self._turns = asyncio.Semaphore(LOOKS_MAX)
         self._waiting = 0
 
@@ -55,10 +63,10 @@ class LookingIn:
             InvalidRequest: neither an id nor topic and key are given, or both.
             NotFound: no pending timer has the key; the id is not known, or no more.
         """
-        leader = self._host.require_lease()
-        machine = leader.machine
-        target = self._target(leader, request)
-        whole, _ = machine.store.read(target.due_ms, target.seq, 0)
+        target, whole = await self._read(self._target(self._host.require_lease(), request))
+        machine = self._host.require_lease().machine
+        if not target.seq[0]:
+            raise NotFound("pending timer with key", request.key)
         if whole.rows["seq"][0]:
             topic = machine.topics[TopicId(int(whole.rows["topic"][0]))]
             timer = wire_timers.pending_of(whole, self._salt)
@@ -68,7 +76,29 @@ class LookingIn:
             raise NotFound("timer", timer_id.to_text(request.timer_id))
         return pb.GetTimerResponse(state=state)
 
-    def _target(self, leader: Leader, request: pb.GetTimerRequest) -> Ids:
+    async def _read(self, target: Targets) -> tuple[Ids, Whole]:
+        """Return which timer that is, and all of it; seq = 0: no pending one has the key, or is it.
+
+        What runs have of it is verified in a thread; then, on the loop, it is but a few reads.
+        """
+        prepared = self._host.require_lease().machine.store.begin_look(target)
+        if prepared is not None:
+            async with self._turn():
+                await self._in_thread(prepared.read)
+        store = self._host.require_lease().machine.store
+        store.end_lookup(prepared)
+        try:
+            if isinstance(target, Keys):
+                rows = store.find_keys(target.topic, target.key)
+                target = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+            return target, store.read(target.due_ms, target.seq, 0)[0]
+        except StorageError as error:
+            self._host.fatal(error)
+            raise
+        finally:
+            store.end_lookup(None)
+
+    def _target(self, leader: Leader, request: pb.GetTimerRequest) -> Targets:
         if bool(request.timer_id) == bool(request.topic and request.key):
             limit = "either timer_id, or topic and key must be given"
             raise InvalidRequest("timer_id, topic, key", "both or none", limit)
@@ -78,11 +108,7 @@ class LookingIn:
                 raise NotFound("timer", timer_id.to_text(request.timer_id))
             return Ids(due_ms, seq)
         topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
-        keys = wire_timers.one_key(topic, request.key, self._key_bytes_max)
-        rows = leader.machine.store.find_keys(keys.topic, keys.key)
-        if not rows["seq"][0]:
-            raise NotFound("pending timer with key", request.key)
-        return Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+        return wire_timers.one_key(topic, request.key, self._key_bytes_max)
 
     async def list(self, request: pb.ListTimersRequest) -> pb.ListTimersResponse:
         """Return the next page of a filter's timers.
@@ -140,21 +166,35 @@ class LookingIn:
         Raises:
             NotReady: this node leads no more, or not certainly; or files went again and again.
             Overloaded: too many look in already.
+            StorageError: this node's files are damaged; the process ends.
         """
+        async with self._turn():
+            for _ in range(CUTS_MAX):
+                cut = self._host.require_lease().machine.store.cut()
+                with suppress(FileNotFoundError):
+                    return await self._in_thread(partial(look, cut))
+        raise NotReady("runs are merged faster than they are read")
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until a thread is free, with as many others as may wait."""
         if self._waiting >= LOOKS_WAITING_MAX:
             raise Overloaded("the queue of those who look in", retry_after_ms=100)
         self._waiting += 1
         try:
             async with self._turns:
-                for _ in range(CUTS_MAX):
-                    cut = self._host.require_lease().machine.store.cut()
-                    try:
-                        return await asyncio.to_thread(look, cut)
-                    except FileNotFoundError:
-                        continue
-                    except StorageError as error:
-                        self._host.fatal(error)
-                        raise
+                yield
         finally:
             self._waiting -= 1
-        raise NotReady("runs are merged faster than they are read")
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        loop = asyncio.get_running_loop()
+
+        def run() -> _T:
+            try:
+                return work()
+            except StorageError as error:  # told also if nobody waits for it any more
+                loop.call_soon_threadsafe(self._host.fatal, error)
+                raise
+
+        return await loop.run_in_executor(self._threads, run)

@@ -13,15 +13,13 @@ majority that answers.
 import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from timer.units import Epoch, LogIndex, ReplicaId
 
 LAG_MAX: Final = 1_000
 """Entries that a learner may lack when it becomes a voter: it has them before anybody notices."""
 VOTERS_MAX: Final = 7
-NOT_YET: Final = "not yet: "
-"""Begins a refusal that may be over soon."""
 
 
 class Change(enum.StrEnum):
@@ -30,6 +28,14 @@ class Change(enum.StrEnum):
     ADD = "add"
     REPLACE = "replace"
     REMOVE = "remove"
+
+
+class Refusal(NamedTuple):
+    """What an operator asked for is not proposed."""
+
+    why: str
+    later: bool = True
+    """It may be possible soon. False: not as things are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,8 @@ def planned(
     learner: Learner | None,
     leader_end: tuple[Epoch, LogIndex],
     reporting: Collection[str],
-) -> Mapping[str, ReplicaId] | str:
-    """Return the voters after the change; a text says why it can't be made.
+) -> Mapping[str, ReplicaId] | Refusal:
+    """Return the voters after the change, or why it can't be made.
 
     Args:
         change: What is asked for.
@@ -62,18 +68,21 @@ def planned(
     """
     if (change is Change.ADD) == (name in voters):
         said = ", ".join(sorted(voters))
-        return f"{'is a' if name in voters else 'is no'} voter; the voters are {said}"
+        is_ = "is a" if name in voters else "is no"
+        return Refusal(f"{is_} voter; the voters are {said}", later=False)
     after = {voter: replica for voter, replica in voters.items() if voter != name}
     if change is not Change.REMOVE:
         if learner is None:
-            return "no replica without a vote answers under this name; format one (--learner)"
+            why = "no replica without a vote answers under this name; format one (--learner)"
+            return Refusal(why, later=False)
         behind = leader_end[1] - learner.last_index
         if learner.unsure or learner.last_epoch != leader_end[0] or behind > LAG_MAX:
-            return f"{NOT_YET}it is {behind} entries behind, {LAG_MAX} at most, and has to be sure"
+            return Refusal(f"it is {behind} entries behind, {LAG_MAX} at most, and has to be sure")
         after[name] = learner.replica_id
     if not 1 <= len(after) <= VOTERS_MAX:
-        return f"{len(after)} voters; 1 .. {VOTERS_MAX}"
+        return Refusal(f"{len(after)} voters; 1 .. {VOTERS_MAX}", later=False)
     silent = sorted(after.keys() - set(reporting))
     if len(silent) * 2 >= len(after):
-        return f"{NOT_YET}of the voters then, {', '.join(silent)} would not answer: no majority"
+        names = ", ".join(silent)
+        return Refusal(f"of the voters then, {names} would not answer: no majority")
     return after

@@ -12,7 +12,7 @@ from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
 from cluster.http import LocalState
-from cluster.membership import NOT_YET, Change
+from cluster.membership import Change
 from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.telemetry import Levels, rss_bytes
 from replication.replica import Replica
@@ -85,11 +85,14 @@ class NodeState:
 
         Raises:
             NotReady: nobody could be appointed.
+            CommitTimeout: somebody was proposed; whether that is made is not known.
         """
         replica_id = self._control.state.voters.get(target) if target else None
         if target and replica_id is None:
             raise NotReady(f"{target} is no voter yet")
         answer = await self._control.request_transfer(replica_id)
+        if answer.outcome is Outcome.UNKNOWN:
+            raise CommitTimeout(f"transfer: {answer.why}")
         if answer.outcome is not Outcome.OK:
             raise NotReady(f"no transfer: {answer.why}")
 
@@ -134,9 +137,9 @@ class NodeState:
         """
         before = self._control.state.voters.get(name)
         answer = await self._control.request_change(change, name)
-        if answer.outcome is Outcome.FAILED and not answer.why.startswith(NOT_YET):
+        if answer.outcome is Outcome.REFUSED:
             raise InvalidRequest("name", name, answer.why)
-        if answer.outcome is Outcome.FAILED:
+        if answer.outcome in (Outcome.NOT_NOW, Outcome.FAILED):
             raise NotReady(f"{change} {name}: {answer.why}")
         deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
         while self._mono_ms() < deadline_ms:

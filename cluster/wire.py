@@ -27,6 +27,8 @@ GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 TOKEN_SIZE_MAX: Final = 64
 HEADERS_MAX: Final = 32_768
 """Names and values in one request: looking at so many takes about 20 ms."""
+BYTES: Final = ("payload", "key", "headers")
+"""The columns of a row's own bytes."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -291,7 +293,7 @@ def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
     out.queue_offsets.extend(lease.offsets.tolist())
     out.attempts.extend(delivery.attempts.tolist())
     ids: list[bytes] = []
-    columns: dict[str, list[Binary]] = {"payload": [], "key": [], "headers": []}
+    columns: dict[str, list[Binary]] = {name: [] for name in BYTES}
     for page, at in delivery.topic.queue.slices(lease.offsets):
         rows = page.rows[at.astype(np.int64)]
         ids.append(timer_id.encode(rows["due_ms"], rows["seq"], salt))
@@ -300,7 +302,14 @@ def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
         for name, column in columns.items():
             column.append(gather(rows, page.bufs, name))
     out.timer_ids = b"".join(ids)
-    payload, key, headers = (_join_binary(column) for column in columns.values())
+    put_bytes(out, *map(_join_binary, columns.values()))
+    return out
+
+
+def put_bytes(
+    out: pb.Deliveries | pb.PendingTimers, payload: Binary, key: Binary, headers: Binary
+) -> None:
+    """Put the columns of n rows into a message; keys and headers only where there is one."""
     out.payload_sizes.extend(payload.sizes.tolist())
     out.payloads = bytes(payload.blob)
     if key.blob:
@@ -309,4 +318,3 @@ def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
     if headers.blob:
         out.headers_sizes.extend(headers.sizes.tolist())
         out.headers = bytes(headers.blob)
-    return out

@@ -157,16 +157,7 @@ def pending_of(timers: Whole, salt: int) -> pb.PendingTimers:
     rows = timers.rows
     out = pb.PendingTimers(timer_ids=timer_id.encode(rows["due_ms"], rows["seq"], salt))
     out.due_ms.extend(rows["requested_ms"].tolist())
-    columns = [gather(rows, {0: timers.blob}, name) for name in ("payload", "key", "headers")]
-    payload, key, headers = columns
-    out.payload_sizes.extend(payload.sizes.tolist())
-    out.payloads = bytes(payload.blob)
-    if key.blob:
-        out.key_sizes.extend(key.sizes.tolist())
-        out.keys = bytes(key.blob)
-    if headers.blob:
-        out.headers_sizes.extend(headers.sizes.tolist())
-        out.headers = bytes(headers.blob)
+    wire.put_bytes(out, *(gather(rows, {0: timers.blob}, name) for name in wire.BYTES))
     return out
 
 

@@ -24,6 +24,8 @@ TEXTS = [
     for path in [*ROOT.glob("*"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".ci").glob("*"), *FILES]
     if path.is_file() and path.name != ".git"  # a worktree's, where that is a file
 ]
+OURS = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})/[\w/.-]*\w\.(?:py|md|proto|toml|yaml)\b")
+LINK = re.compile(r"\]\(([^)#\s:]+)[)#]")
 MACHINE_PATH = re.compile(r"(?<![\w.*~-])/(?:home|root|work|Users|mnt)/[\w.-]+")
 
 
@@ -47,6 +49,14 @@ def test_file_opens_with_what_it_is(path: Path) -> None:
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
 def test_text_names_no_path_of_one_machine(path: Path) -> None:
     assert MACHINE_PATH.findall(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_text_names_files_that_are_there(path: Path) -> None:
+    text = path.read_text()
+    links = LINK.findall(text) if path.suffix == ".md" else []
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    assert [name for name in OURS.findall(text) if not (ROOT / name).exists()] == []
 
 
 def test_machine_paths_are_recognised() -> None:

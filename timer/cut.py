@@ -243,7 +243,11 @@ class _TableLane:
     def take(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
         return self._table.rows[part.place[at]], self._table.bufs
 
-    name = take
+    def name(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
+        """Return the row without its bytes."""
+        row = self._table.rows[part.place[at]].copy()  # else it is the memtable's own
+        row["payload_size"] = row["key_size"] = row["headers_size"] = 0
+        return row, self._table.bufs
 
 
 class _RunLane:

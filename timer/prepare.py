@@ -1,4 +1,4 @@
-"""Preparing: a thread asks the runs what folding some entries is going to ask them.
+"""Preparing: a thread asks the runs what folding some entries, or a look, is going to ask them.
 
     entries --names, ids--> Prepared --read (elsewhere)--> used while they are folded
 
@@ -18,7 +18,7 @@ from timer import lookup, payloads
 from timer.columns import ROW, U32, Binary, RowArray, decode_schedule, gather
 from timer.entry import Entry, Kind
 from timer.keys import hash_keys
-from timer.payloads import Ids, Keys
+from timer.payloads import Ids, Keys, Targets
 from timer.run import Run, may_hold
 from timer.runs import Lookup
 
@@ -37,7 +37,7 @@ class Asked:
         """Look at the entries; `keys`: some run has a timer with a key."""
         self.ids: list[Ids] = []
         self.names: list[Keys] = []
-        self.moved: list[Ids | Keys] = []
+        self.moved: list[Targets] = []
         for entry in entries:
             match entry.kind:
                 case Kind.CANCEL:
@@ -55,7 +55,15 @@ class Asked:
                 case _:
                     pass
 
-    def _target(self, targets: Ids | Keys) -> None:
+    @classmethod
+    def of(cls, targets: Targets) -> "Asked":
+        """Look at timers that will be read whole."""
+        asked = cls((), keys=False)
+        asked._target(targets)
+        asked.moved.append(targets)
+        return asked
+
+    def _target(self, targets: Targets) -> None:
         if isinstance(targets, Ids):
             self.ids.append(targets)
         else:

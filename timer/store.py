@@ -51,6 +51,7 @@ from timer.order import (
     stable_order,
     tombstones,
 )
+from timer.payloads import Ids, Targets
 from timer.prepare import Asked, Prepared
 from timer.run import RunMeta, is_tombstone
 from timer.run_writer import TOMBSTONE_SIZE, Pace, row_sizes, unpaced
@@ -203,6 +204,23 @@ class Store:
         runs = self._runs.runs
         asked = Asked(entries, keys=any(run.meta.keys_size for run in runs))
         return None if asked.is_little(runs) else Prepared(runs, asked)
+
+    def begin_look(self, targets: Targets) -> Prepared | None:
+        """Return what a thread should ask the runs before these timers are looked for and read.
+
+        None: all that are pending lie in memory.
+        """
+        if isinstance(targets, Ids):
+            known = ~after(targets.due_ms, targets.seq, self._position)
+            for memtable in self._memtables():
+                known |= memtable.find(targets.due_ms, targets.seq) >= 0
+        else:
+            known = np.zeros(len(targets), np.bool_)
+            hashes = hash_keys(targets.topic, targets.key)
+            for memtable in self._memtables():
+                known[memtable.find_keys(hashes, targets.topic, targets.key)[0]] = True
+        runs = self._runs.runs
+        return None if known.all() or not runs else Prepared(runs, Asked.of(targets))
 
     def end_lookup(self, prepared: Prepared | None) -> None:
         """Use what was asked, until the next time; None: nothing any more."""

@@ -28,7 +28,7 @@ from timerclient.errors import (
     Unreachable,
 )
 from timerclient.messages import Acking, Batch, Message
-from timerclient.pending import Rescheduled, TimerCounts, TimerInfo, Where
+from timerclient.pending import Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.reasons import Reason
 from timerclient.results import (
     AckResult,
@@ -49,6 +49,7 @@ __all__ = [
     "AsyncTimerClient",
     "Batch",
     "CancelResult",
+    "Changed",
     "Consumer",
     "InvalidRequest",
     "LeaseLost",

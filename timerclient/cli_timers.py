@@ -3,7 +3,7 @@
 timers get ID | --topic T --key K
 timers list T [--from --to --key-prefix --limit]
 timers count T
-timers cancel ID... | --topic T --key K... | --topic T [--from --to --key-prefix]
+timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix | --topic T --all
 timers reschedule the same, and --delay or --due or --due-ms
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from timerclient import cli_args, show
 from timerclient.errors import InvalidRequest
-from timerclient.pending import TimerInfo, Where
+from timerclient.pending import Changed, TimerInfo, Where
 from timerclient.results import CancelResult, RescheduleResult
 from timerclient.sync import TimerClient
 
@@ -105,7 +105,7 @@ class TimerCommands:
         with self._connect(args) as client:
             if kind == "where":
                 count = client.cancel_where(args.topic, **_where(args))
-                self._put(args, {"cancelled": count}, f"{count} cancelled")
+                self._put(args, *_changed("cancelled", count))
                 return OK
             names = args.ids if kind == "ids" else args.keys
             if kind == "ids":
@@ -123,7 +123,7 @@ class TimerCommands:
         with self._connect(args) as client:
             if kind == "where":
                 count = client.reschedule_where(args.topic, _where(args), **when)
-                self._put(args, {"rescheduled": count}, f"{count} rescheduled")
+                self._put(args, *_changed("rescheduled", count))
                 return OK
             if kind == "ids":
                 results, names = client.reschedule_batch(args.ids, **when), args.ids
@@ -157,8 +157,9 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", metavar="ID", nargs="*", help="as `schedule` printed it")
-    parser.add_argument("--topic", help="of the keys; without keys: all that --from, --to … pick")
+    parser.add_argument("--topic", help="of the keys; without keys: what --from, --to … pick")
     parser.add_argument("--key", dest="keys", action="append", default=[], help="may be repeated")
+    parser.add_argument("--all", action="store_true", help="every pending timer of the topic")
     _add_where(parser)
 
 
@@ -177,12 +178,17 @@ def _kind(args: argparse.Namespace) -> str:
         InvalidRequest: nothing does, or more than one thing.
     """
     picks = args.due_from is not None or args.due_to is not None or bool(args.key_prefix)
-    if args.ids and not (args.topic or args.keys or picks):
-        return "ids"
-    if not args.ids and args.topic and not (args.keys and picks):
-        return "keys" if args.keys else "where"
-    limit = "give ids; or --topic with keys; or --topic, and perhaps --from, --to, --key-prefix"
-    raise InvalidRequest.of("timers", " ".join(args.ids) or "none", limit)
+    ways = ("ids", bool(args.ids)), ("keys", bool(args.keys)), ("where", picks), ("all", args.all)
+    given = [way for way, is_given in ways if is_given]
+    if len(given) != 1 or (given == ["ids"]) == bool(args.topic):
+        limit = "give ids; or --topic with one of: --key; --from, --to, --key-prefix; --all"
+        raise InvalidRequest.of("timers", ", ".join(given) or "none", limit)
+    return "where" if given == ["all"] else given[0]
+
+
+def _changed(what: str, count: Changed) -> tuple[dict[str, Any], str]:
+    least = "" if count.exact else "at least "
+    return {what: count, "exact": count.exact}, f"{least}{count} {what}"
 
 
 def _document(timer: TimerInfo) -> dict[str, Any]:

@@ -1,14 +1,23 @@
 """The part of the client that is about timers that exist: cancel, reschedule, look in."""
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, TypeVar, Unpack
 
 from timerclient import ids, pending, rows
-from timerclient.errors import InvalidRequest
+from timerclient.errors import InvalidRequest, TimerError, as_unknown
 from timerclient.nodes import Node, Nodes
-from timerclient.pending import Rescheduled, TimerCounts, TimerInfo, Where
+from timerclient.pending import Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
 from timerclient.rows import When, WhenMany
@@ -80,10 +89,28 @@ def cancelling(request: pb.CancelRequest) -> Callable[[Node], Awaitable[pb.Cance
     return lambda node: node.timers.Cancel(request)
 
 
+def rescheduling(
+    request: pb.RescheduleRequest,
+) -> Callable[[Node], Awaitable[pb.RescheduleResponse]]:
+    """Return what asks a node to reschedule."""
+    return lambda node: node.timers.Reschedule(request)
+
+
 def set_times(request: pb.RescheduleRequest, times: Mapping[str, Sequence[int]]) -> None:
     """Put due_ms or delay_ms into a request."""
     for name, ms in times.items():
         getattr(request, name).extend(ms)
+
+
+@contextmanager
+def part_of(done: object) -> Iterator[None]:
+    """Raise what fails in here as of unknown outcome, if something was `done` before."""
+    try:
+        yield
+    except TimerError as error:
+        if done:
+            as_unknown(error)
+        raise
 
 
 class Existing:
@@ -109,13 +136,13 @@ class Existing:
     ) -> CancelResult:
         """Return what became of the cancel of one timer: by its id, or by its key and topic.
 
-        By key only a pending timer is found. It is retried through failovers. If the answer to a
-        first sending was lost, the answer to the next may be ALREADY_CANCELLED (by key: NOT_FOUND)
-        of its own work.
+        By id it is sent again through failovers; if a first answer was lost, the next may be
+        ALREADY_CANCELLED of its own work. By key only a pending timer is found, and it is sent
+        once: when the answer is lost the key may be another timer's by now.
 
         Raises:
             NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
+            OutcomeUnknown: no answer; it may have been cancelled. By id ask again, by key look.
         """
         if key is not None:
             no_timer(timer)
@@ -135,7 +162,8 @@ class Existing:
         results: list[CancelResult] = []
         for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
             request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
-            answer = await self._call(cancelling(request), timeout)
+            with part_of(results):
+                answer = await self._call(cancelling(request), timeout)
             results += [CancelResult(result) for result in answer.results]
         return results
 
@@ -146,12 +174,16 @@ class Existing:
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> list[CancelResult]:
-        """Return what became of the cancels of the timers that have the keys, one each."""
+        """Return what became of the cancels of the timers that have the keys, one each.
+
+        Up to 256 are cancelled together. Sent once, as `cancel` by key.
+        """
         listed, results = list(keys), list[CancelResult]()
         for start in range(0, len(listed), pending.CHANGES_MAX):
             some = pending.named(topic, listed[start : start + pending.CHANGES_MAX])
             request = pb.CancelRequest(keys=some)
-            answer = await self._call(cancelling(request), timeout)
+            with part_of(results):
+                answer = await self._call(cancelling(request), timeout, repeatable=False)
             results += [CancelResult(result) for result in answer.results]
         return results
 
@@ -161,19 +193,20 @@ class Existing:
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **where: Unpack[Where],
-    ) -> int:
+    ) -> Changed:
         """Cancel the pending timers of a topic that `where` picks; return how many these were.
 
-        Timers scheduled while it runs are left alone. `timeout` is of each of its pages.
+        Timers scheduled while it runs are left alone. `timeout` is of each of its pages, which
+        are sent again through failovers: then the count may be too low, and says so.
+
+        Raises:
+            NotFound: there is no such topic.
+            OutcomeUnknown: no answer in time; some may have been cancelled.
         """
         request = pb.CancelRequest(filter=pending.where(topic, where))
-        count = 0
-        while True:
-            answer = await self._call(lambda node: node.timers.Cancel(request), timeout)
-            count += answer.cancelled
-            request.page_token = answer.next_page_token
-            if not answer.next_page_token:
-                return count
+        return await self._page_by_page(
+            request, cancelling(request), lambda answer: answer.cancelled, timeout
+        )
 
     async def reschedule(
         self,
@@ -195,11 +228,12 @@ class Existing:
         """
         if key is not None:
             no_timer(timer)
-            request = pb.RescheduleRequest(keys=pending.named(topic, [key]))
-        else:
-            request = pb.RescheduleRequest(timer_ids=raw_ids([the_timer(timer)]))
-        [one] = await self._reschedule(request, pending.times(when), timeout)
-        return pending.only(one, key or ids.to_text(request.timer_ids))
+            times = pending.times(when)
+            [one] = await self._reschedule(pending.by_keys(topic), [key], times, 1, timeout)
+            return pending.only(one, key)
+        raw = raw_ids([the_timer(timer)])
+        [one] = await self._reschedule(pending.by_ids, [raw], pending.times(when), 1, timeout)
+        return pending.only(one, ids.to_text(raw))
 
     async def reschedule_batch(
         self,
@@ -212,16 +246,9 @@ class Existing:
 
         `delay`, `due` or `due_ms` is one value for all, or one for each timer.
         """
-        raw = timers.raw if isinstance(timers, Timers) else raw_ids(timers)
-        n = len(raw) // ids.SIZE
-        [(name, ms)] = pending.times(when, n).items()
-        results: list[Rescheduled] = []
-        for first in range(0, n, CANCEL_IDS_MAX):
-            stop = first + CANCEL_IDS_MAX
-            request = pb.RescheduleRequest(timer_ids=raw[first * ids.SIZE : stop * ids.SIZE])
-            some = ms if len(ms) == 1 else ms[first:stop]
-            results += await self._reschedule(request, {name: some}, timeout)
-        return results
+        raw = pending.pieces(timers.raw if isinstance(timers, Timers) else raw_ids(timers))
+        times = pending.times(when, len(raw))
+        return await self._reschedule(pending.by_ids, raw, times, CANCEL_IDS_MAX, timeout)
 
     async def reschedule_keys(
         self,
@@ -232,14 +259,9 @@ class Existing:
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
         """Return what became of the reschedule of each timer that has a key; see the batch's."""
-        listed, results = list(keys), list[Rescheduled]()
-        [(name, ms)] = pending.times(when, len(listed)).items()
-        for first in range(0, len(listed), pending.CHANGES_MAX):
-            span = slice(first, first + pending.CHANGES_MAX)
-            request = pb.RescheduleRequest(keys=pending.named(topic, listed[span]))
-            times = {name: ms if len(ms) == 1 else ms[span]}
-            results += await self._reschedule(request, times, timeout)
-        return results
+        listed = list(keys)
+        times, by_keys = pending.times(when, len(listed)), pending.by_keys(topic)
+        return await self._reschedule(by_keys, listed, times, pending.CHANGES_MAX, timeout)
 
     async def reschedule_where(
         self,
@@ -248,34 +270,67 @@ class Existing:
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
         **when: Unpack[When],
-    ) -> int:
+    ) -> Changed:
         """Give the pending timers that `where` picks one new due time; return how many these were.
 
-        Each once, wherever its new time is. `timeout` is of each of its pages.
+        Each once, wherever its new time is; otherwise as `cancel_where`.
         """
         request = pb.RescheduleRequest(filter=pending.where(topic, where))
         set_times(request, pending.times(when))
-        count = 0
-        while True:
-            answer = await self._call(
-                lambda node: node.timers.Reschedule(request), timeout, repeatable=False
-            )
-            count += answer.rescheduled
-            request.page_token = answer.next_page_token
-            if not answer.next_page_token:
-                return count
+        return await self._page_by_page(
+            request, rescheduling(request), lambda answer: answer.rescheduled, timeout
+        )
 
     async def _reschedule(
         self,
-        request: pb.RescheduleRequest,
+        naming: Callable[[Sequence[T]], pb.RescheduleRequest],
+        targets: Sequence[T],
         times: Mapping[str, Sequence[int]],
+        rows_max: int,
         timeout: Seconds | None,  # noqa: ASYNC109
     ) -> list[Rescheduled]:
-        set_times(request, times)
-        answer = await self._call(
-            lambda node: node.timers.Reschedule(request), timeout, repeatable=False
-        )
-        return pending.rescheduled(answer)
+        """Return what became of each target; what the leader left as it was is asked for again.
+
+        Each is sent once: a retry could not tell its own work from somebody else's.
+        """
+        [(name, ms)] = times.items()
+        done: dict[int, Rescheduled] = {}
+        left = list(range(len(targets)))
+        while left:
+            some, left = left[:rows_max], left[rows_max:]
+            request = naming([targets[at] for at in some])
+            set_times(request, {name: ms if len(ms) == 1 else [ms[at] for at in some]})
+            with part_of(done):
+                answer = await self._call(rescheduling(request), timeout, repeatable=False)
+            for at, one in zip(some, pending.rescheduled(answer), strict=True):
+                if one is None:
+                    left.append(at)
+                else:
+                    done[at] = one
+        return [done[at] for at in range(len(targets))]
+
+    async def _page_by_page(
+        self,
+        request: pb.CancelRequest | pb.RescheduleRequest,
+        method: Callable[[Node], Awaitable[T]],
+        count_of: Callable[[T], int],
+        timeout: Seconds | None,  # noqa: ASYNC109
+    ) -> Changed:
+        """Change what a filter picks; return how many these were.
+
+        The first answer is a token, which fixes which timers these are: from then on a page that
+        is sent again changes none twice, and none that came meanwhile.
+        """
+        count, doubts = 0, set[bytes]()
+        while True:
+            with part_of(request.page_token):
+                answer: Any = await self._call(
+                    method, timeout, on_doubt=lambda: doubts.add(request.page_token)
+                )
+            count += count_of(answer)
+            request.page_token = answer.next_page_token
+            if not answer.next_page_token:
+                return Changed.of(count, exact=doubts <= {b""})  # the first one changes nothing
 
     # ---- looking in
 
@@ -360,10 +415,12 @@ class Existing:
         timeout: Seconds | None,  # noqa: ASYNC109
         *,
         repeatable: bool = True,
+        on_doubt: Callable[[], None] = lambda: None,
     ) -> T:
-        """Return the leader's answer to a unary call."""
+        """Return the leader's answer to a unary call; see Nodes.call."""
         return await self.nodes().call(
             lambda node: lambda: method(node),
             within_s=self.within_s(timeout),
             repeatable=repeatable,
+            on_doubt=on_doubt,
         )

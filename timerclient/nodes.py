@@ -232,10 +232,12 @@ class Nodes:
         *,
         within_s: float,
         repeatable: bool = True,
+        on_doubt: Callable[[], None] = lambda: None,
     ) -> T:
         """Return the leader's answer to a unary call, through failovers and refusals to wait.
 
-        `repeatable`: it does no harm if it is applied twice.
+        `repeatable`: it does no harm if it is applied twice. `on_doubt` hears that a sending may
+        have been applied whose answer is lost.
 
         Raises:
             OutcomeUnknown: no answer in time, and it may have been applied.
@@ -254,7 +256,9 @@ class Nodes:
                         answer = await self.attempt(node, method(node))
                     except TimerError as error:
                         asking = False
-                        in_doubt |= not error.outcome_known
+                        if not error.outcome_known:
+                            in_doubt = True
+                            on_doubt()
                         again = errors.means_move(error) or errors.means_wait(error)
                         if not again or (in_doubt and not repeatable):
                             if in_doubt:

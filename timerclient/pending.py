@@ -1,6 +1,7 @@
 """What an application sees of timers that exist, and how it names them.
 
     Where        the pending timers of a topic, by due time and key
+    Changed      how many of them were changed
     TimerInfo    one timer, whole while it is pending
     TimerCounts  how many are pending, and how soon they are due
 
@@ -8,7 +9,7 @@ The functions here make the contract's requests of an application's arguments, a
 answers; who sends them is the client (timerclient/aio.py).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate
@@ -85,6 +86,20 @@ class Rescheduled(NamedTuple):
     """The timer that fires instead. None: it was not rescheduled."""
 
 
+class Changed(int):
+    """How many timers a change by filter changed."""
+
+    exact: bool
+    """False: an answer was lost on the way, a failover's for one; these are at least so many."""
+
+    @classmethod
+    def of(cls, count: int, *, exact: bool) -> "Changed":
+        """Return a count."""
+        changed = cls(count)
+        changed.exact = exact
+        return changed
+
+
 def where(topic: str, what: Where) -> pb.TimerFilter:
     """Return a filter.
 
@@ -107,6 +122,16 @@ def where(topic: str, what: Where) -> pb.TimerFilter:
     )
 
 
+def by_ids(raw: Sequence[bytes]) -> pb.RescheduleRequest:
+    """Return a reschedule of timers by their raw ids."""
+    return pb.RescheduleRequest(timer_ids=b"".join(raw))
+
+
+def by_keys(topic: str | None) -> Callable[[Sequence[str]], pb.RescheduleRequest]:
+    """Return what makes a reschedule of timers of a topic by their keys."""
+    return lambda keys: pb.RescheduleRequest(keys=named(topic, keys))
+
+
 def named(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
     """Return timers by their keys.
 
@@ -127,10 +152,13 @@ def pieces(raw: bytes) -> list[bytes]:
     return [raw[at : at + ids.SIZE] for at in range(0, len(raw), ids.SIZE)]
 
 
-def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled]:
-    """Return what became of each timer of a request."""
-    out = []
+def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
+    """Return what became of each timer of a request. None: it was left as it was; ask again."""
+    out: list[Rescheduled | None] = []
     for result, raw in zip(answer.results, pieces(answer.timer_ids), strict=True):
+        if result == pb.RESCHEDULE_LEFT:
+            out.append(None)
+            continue
         done = RescheduleResult(result)
         moved = done is RescheduleResult.RESCHEDULED
         out.append(Rescheduled(done, Timer(raw) if moved else None))

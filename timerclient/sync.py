@@ -39,7 +39,7 @@ from timerclient.aio import (
 from timerclient.errors import Closed, Overloaded, TimerError
 from timerclient.existing import Seconds, TimerLike, seconds
 from timerclient.messages import Batch, Message
-from timerclient.pending import PAGE_SIZE, Rescheduled, TimerCounts, TimerInfo, Where
+from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
@@ -311,13 +311,13 @@ class TimerClient:
     ) -> CancelResult:
         """Return what became of the cancel of one timer: by its id, or by its key and topic.
 
-        By key only a pending timer is found. It is retried through failovers. If the answer to a
-        first sending was lost, the answer to the next may be ALREADY_CANCELLED (by key: NOT_FOUND)
-        of its own work.
+        By id it is sent again through failovers; if a first answer was lost, the next may be
+        ALREADY_CANCELLED of its own work. By key only a pending timer is found, and it is sent
+        once: when the answer is lost the key may be another timer's by now.
 
         Raises:
             NotFound: there is no such topic.
-            OutcomeUnknown: no answer in time; it may have been cancelled. Ask again.
+            OutcomeUnknown: no answer; it may have been cancelled. By id ask again, by key look.
         """
         call = self._client.cancel(timer, key=key, topic=topic, timeout=timeout)
         return self._background.call(call)
@@ -331,13 +331,24 @@ class TimerClient:
     def cancel_keys(
         self, topic: str, keys: Iterable[str], *, timeout: Seconds | None = None
     ) -> list[CancelResult]:
-        """Return what became of the cancels of the timers that have the keys, one each."""
+        """Return what became of the cancels of the timers that have the keys, one each.
+
+        Up to 256 are cancelled together. Sent once, as `cancel` by key.
+        """
         return self._background.call(self._client.cancel_keys(topic, keys, timeout=timeout))
 
     def cancel_where(
         self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
-    ) -> int:
-        """Cancel the pending timers of a topic that `where` picks; return how many these were."""
+    ) -> Changed:
+        """Cancel the pending timers of a topic that `where` picks; return how many these were.
+
+        Timers scheduled while it runs are left alone. `timeout` is of each of its pages, which
+        are sent again through failovers: then the count may be too low, and says so.
+
+        Raises:
+            NotFound: there is no such topic.
+            OutcomeUnknown: no answer in time; some may have been cancelled.
+        """
         return self._background.call(self._client.cancel_where(topic, timeout=timeout, **where))
 
     def reschedule(
@@ -391,8 +402,11 @@ class TimerClient:
         *,
         timeout: Seconds | None = None,
         **when: Unpack[When],
-    ) -> int:
-        """Give the pending timers that `where` picks one new due time; return how many it were."""
+    ) -> Changed:
+        """Give the pending timers that `where` picks one new due time; return how many these were.
+
+        Each once, wherever its new time is; otherwise as `cancel_where`.
+        """
         call = self._client.reschedule_where(topic, where, timeout=timeout, **when)
         return self._background.call(call)
 

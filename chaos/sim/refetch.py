@@ -1,4 +1,4 @@
-"""How a simulated node gets a snapshot, as cluster/refetch.py does it for a real one.
+"""How a simulated node gets a snapshot, as replication/refetch.py does it for a real one.
 
 A node fetches for one of two reasons: its leader says that it is `behind`, and it goes on following
 meanwhile; or its disk is damaged, and it does nothing else until it is healed. What is fetched

@@ -117,4 +117,4 @@ SNAPSHOT_MUTATIONS: Final = (
         aim=CHANGES,
     ),
 )
-"""The list; tests/chaos/test_sim_snapshots.py hunts each of them."""
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

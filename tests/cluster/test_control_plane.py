@@ -15,10 +15,11 @@ from typing import NoReturn
 import grpc
 import pytest
 
-from cluster import raft_journal
+from cluster import control_plane, raft_journal
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.controller import ControllerConfig, Report, Role
+from cluster.membership import Change
 from cluster.raft import Exit
 from cluster.raft_link import CHANNEL_OPTIONS
 from timer.errors import WrongDirectory
@@ -260,7 +261,29 @@ def test_transfer_asked_of_a_node_that_is_not_the_controller(tmp_path: Path) -> 
         await until(lambda: cluster.serves(above=epoch), "transferred")
         assert cluster.leader != leader
         answer = await cluster.nodes[leader].plane.request_transfer(ReplicaId(99))
-        assert answer.outcome is Outcome.FAILED
+        assert answer.outcome is Outcome.NOT_NOW
+
+    run(scenario, tmp_path)
+
+
+def test_change_says_whether_it_was_refused_is_not_possible_now_or_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        plane = cluster.nodes[cluster.leader].plane  # it asks the controller, another node
+        await until(lambda: plane.controller_name not in (None, cluster.leader), "a controller")
+
+        async def outcome(change: Change, name: str) -> Outcome:
+            return (await plane.request_change(change, name)).outcome
+
+        assert await outcome(Change.ADD, cluster.leader) is Outcome.REFUSED
+        with monkeypatch.context() as patch:
+            patch.setattr(control_plane, "COMMANDS_IN_FLIGHT_MAX", 0)
+            assert await outcome(Change.REMOVE, cluster.leader) is Outcome.FAILED
+        await cluster.stop(*(name for name in VOTERS if name != plane.name))
+        links = plane._link
+        await until(lambda: not any(map(links.is_up, VOTERS.keys() - {plane.name})), "alone")
+        assert await outcome(Change.REMOVE, plane.name) is Outcome.NOT_NOW
 
     run(scenario, tmp_path)
 

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from cluster.wire import HEADERS_MAX, RequestLimits, count_texts, part_of
-from timer.columns import encode_headers
+from cluster.wire import HEADERS_MAX, RequestLimits, count_texts, part_of, put_bytes
+from timer.columns import Binary, encode_headers
 from timer.errors import InvalidRequest
 from timer.leader import Leader, Now
 from timer.units import MonoMs, TopicId, UnixMs
@@ -40,6 +40,19 @@ def test_counting_stops_at_the_limit_whatever_follows() -> None:
 def test_malformed_headers_are_refused(blob: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         count_texts(blob, 0, len(blob), HEADERS_MAX)
+
+
+@pytest.mark.parametrize("message", [pb.Deliveries, pb.PendingTimers])
+def test_message_has_a_column_of_keys_or_headers_only_where_a_row_has_one(
+    message: type[pb.Deliveries | pb.PendingTimers],
+) -> None:
+    payload, nothing = Binary.of([b"p", b""]), Binary.of([b"", b""])
+    out = message()
+    put_bytes(out, payload, nothing, nothing)
+    assert out == message(payload_sizes=[1, 0], payloads=b"p")
+    put_bytes(out, nothing, Binary.of([b"", b"key"]), Binary.of([b"hd", b""]))
+    assert (list(out.key_sizes), out.keys) == ([0, 3], b"key")
+    assert (list(out.headers_sizes), out.headers) == ([2, 0], b"hd")
 
 
 def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_many() -> None:

@@ -19,8 +19,9 @@ from tests.timer.machines import (
     queue_of,
 )
 from timer import machine as machine_module
-from timer.columns import Binary, OnConflict, Part
+from timer.columns import Binary, OnConflict, Part, row_bytes
 from timer.conflicts import Verdict
+from timer.cut import Filter
 from timer.engine import Engine
 from timer.errors import CorruptFile, InvalidRequest, Overloaded
 from timer.keys import hash_keys
@@ -96,6 +97,17 @@ def test_timer_is_rescheduled_replaced_and_cancelled_by_key_wherever_it_lies(whe
     assert {payload for _, _, payload in queue_of(machine, 1)} - {b""} == {b"p0", b"new"}
     assert machine.counts.cancelled == 3
     machine.apply(log.checkpoint())
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_page_of_names_carries_no_bytes_and_leaves_them_where_they_are(where: str) -> None:
+    _, _, engine = filled(where)
+    what = Filter(topic=1, due_from_ms=FAR, due_to_ms=FAR + 3)
+    names = engine.machine.store.cut().page(what, what.start, 10, whole=False).timers
+    assert names.rows["seq"].tolist() == [1, 2, 3]
+    assert (names.blob, row_bytes(names.rows).tolist()) == (b"", [0, 0, 0])
+    whole = engine.machine.store.cut().page(what, what.start, 10).timers
+    assert (whole.blob, row_bytes(whole.rows).tolist()) == (b"p0ap1bp2c", [3, 3, 3])
 
 
 @pytest.mark.parametrize("where", ["memtable", "run"])

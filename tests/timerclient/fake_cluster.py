@@ -272,6 +272,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def Reschedule(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         order = self.cluster.on_cancel()
+        if isinstance(order, pb.Error):
+            await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
         answer = self.cluster.timers.reschedule(request)
         if order == "lose":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")

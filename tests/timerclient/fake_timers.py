@@ -44,6 +44,8 @@ class Timers:
     def __init__(self, now_ms: int) -> None:
         self.rows: list[Row] = []
         self.now_ms = now_ms
+        self.moves_max = 1 << 30
+        """Timers that one reschedule moves; the others it leaves."""
 
     def add(self, row: Row) -> bytes:
         row.raw = row.due_ms.to_bytes(6, "big") + len(self.rows).to_bytes(6, "big") + b"chk"
@@ -95,13 +97,17 @@ class Timers:
         ]
         return rows[:PAGE], rows[PAGE - 1].raw + end if len(rows) > PAGE else b""
 
+    def picked(self, request: Any) -> tuple[list[Row | None], bytes]:
+        """Return the rows to change, and the next token; by filter first a token alone."""
+        if not request.HasField("filter"):
+            return self.targets(request), b""
+        if not request.page_token:
+            return [], bytes(15) + str(len(self.rows)).encode()
+        found, token = self.page(request.filter, request.page_token)
+        return [*found], token
+
     def cancel(self, request: Any) -> pb.CancelResponse:
-        token = b""
-        if request.HasField("filter"):
-            found, token = self.page(request.filter, request.page_token)
-            targets: list[Row | None] = [*found]
-        else:
-            targets = self.targets(request)
+        targets, token = self.picked(request)
         answer = pb.CancelResponse(next_page_token=token)
         for row in targets:
             result = self.state(row)
@@ -113,12 +119,7 @@ class Timers:
         return answer
 
     def reschedule(self, request: Any) -> pb.RescheduleResponse:
-        token = b""
-        if request.HasField("filter"):
-            found, token = self.page(request.filter, request.page_token)
-            targets: list[Row | None] = [*found]
-        else:
-            targets = self.targets(request)
+        targets, token = self.picked(request)
         assert bool(request.due_ms) != bool(request.delay_ms)
         due = list(request.due_ms) or [self.now_ms + ms for ms in request.delay_ms]
         due = due * len(targets) if len(due) == 1 else due
@@ -126,9 +127,12 @@ class Timers:
         for row, due_ms in zip(targets, due, strict=True):
             result, raw = self.state(row), bytes(15)
             if row is not None and row.pending:
-                row.cancelled = True
-                raw = self.add(Row(row.topic, due_ms, row.payload, row.key, row.headers))
-                answer.rescheduled += 1
+                if answer.rescheduled == self.moves_max:
+                    result = pb.RESCHEDULE_LEFT
+                else:
+                    row.cancelled = True
+                    raw = self.add(Row(row.topic, due_ms, row.payload, row.key, row.headers))
+                    answer.rescheduled += 1
             if not request.HasField("filter"):
                 answer.results.append(result)  # type: ignore[arg-type]
                 answer.timer_ids += raw

@@ -326,6 +326,31 @@ def test_timers_are_cancelled_and_rescheduled_by_id_key_and_filter(ctl: Ctl) -> 
     assert ctl("timers", "reschedule", "x")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("action", "done"),
+    [(["cancel"], "cancelled"), (["reschedule", "--delay", "1d"], "rescheduled")],
+)
+def test_whole_topic_is_changed_only_when_that_is_said(
+    ctl: Ctl, threaded: Threaded, action: list[str], done: str
+) -> None:
+    for at in range(5):
+        ctl("schedule", "orders", f"p{at}", "--delay", "1h")
+    change = ("timers", *action, "--topic", "orders")
+    for more in ([], ["--all", "--key-prefix", "k"], ["--all", "--key", "k"]):
+        code, _, err = ctl(*change, *more)
+        assert (code, "--all" in err) == (1, True)
+    assert ctl("timers", *action, "--all")[0] == 1  # of which topic?
+    assert all(row.pending for row in threaded.cluster.rows)
+    orders: list[str | None] = ["lose", None]
+    threaded.cluster.on_cancel = lambda: orders.pop() if orders else None
+    assert ctl(*change, "--all")[:2] == (0, f"at least 2 {done}\n")
+    assert not any(row.pending for row in threaded.cluster.rows[:5])
+    assert json.loads(ctl("-o", "json", *change, "--key-prefix", "k")[1]) == {
+        done: 0,
+        "exact": True,
+    }
+
+
 def test_schedule_says_what_became_of_a_taken_key(ctl: Ctl) -> None:
     ctl("schedule", "orders", "p", "--key", "k", "--delay", "1h")
     code, _, err = ctl("schedule", "orders", "q", "--key", "k", "--delay", "1h")

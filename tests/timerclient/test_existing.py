@@ -1,13 +1,15 @@
 """Keys, reschedules, cancels by key and filter, and looking in, against the fake cluster."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.timerclient.conftest import Threaded
-from tests.timerclient.fake_cluster import NOW_MS, Cluster
+from tests.timerclient.fake_cluster import NOW_MS, Cluster, wire_error
+from tests.timerclient.fake_timers import PAGE, Row
 from tests.timerclient.test_scheduling import QUICK, once
 from timerclient import (
     AlreadyExists,
@@ -22,6 +24,7 @@ from timerclient import (
     TimerClient,
     TimerState,
 )
+from timerclient.proto import timer_pb2 as pb
 
 
 @pytest.fixture
@@ -109,6 +112,98 @@ async def test_reschedule_whose_answer_is_lost_is_not_sent_again(
         await client.reschedule(timer, delay=60)
     assert len(cluster.rows) == 2
     assert (await client.get_timer(key="k", topic="t")).due_ms == NOW_MS + 60_000
+
+
+async def test_cancel_by_key_whose_answer_is_lost_leaves_the_next_timer_of_the_key_alone(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    old = await client.schedule("t", b"1", key="k", delay=9)
+    cluster.on_cancel = at_call(
+        1, "lose", lambda: cluster.timers.add(Row("t", NOW_MS + 9, b"2", b"k", b""))
+    )
+    with pytest.raises(OutcomeUnknown):
+        await client.cancel(key="k", topic="t")
+    assert await client.cancel(old) == CancelResult.ALREADY_CANCELLED  # the second call
+    assert (await client.get_timer(key="k", topic="t")).payload == b"2"
+    cluster.on_cancel = once_of(wire_error(pb.NOT_READY))  # that had no effect: it is sent again
+    assert await client.cancel_keys("t", ["k"]) == [CancelResult.CANCELLED]
+
+
+def once_of(order: pb.Error) -> Callable[[], pb.Error | None]:
+    orders = [order]
+    return lambda: orders.pop() if orders else None
+
+
+def at_call(number: int, order: str, before: Callable[[], object]) -> Callable[[], str | None]:
+    """Give the order to that call, from 1 on, and do something right before the next one."""
+    calls = itertools.count(1)
+
+    def on_call() -> str | None:
+        at = next(calls)
+        if at == number + 1:
+            before()
+        return order if at == number else None
+
+    return on_call
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["cancel", "reschedule"])
+async def test_change_by_filter_whose_answer_is_lost_changes_only_what_was_there_and_counts_so(
+    cluster: Cluster, client: AsyncTimerClient, kind: str, lost: int
+) -> None:
+    n = 2 * PAGE + 1
+    await client.schedule_batch("t", [b""] * n, delay=9)
+
+    def come() -> None:
+        for _ in range(4):
+            cluster.timers.add(Row("t", NOW_MS + 1, b"late", b"", b""))
+
+    cluster.on_cancel = at_call(lost, "lose", come if lost > 1 else lambda: None)
+    if kind == "cancel":
+        changed = await client.cancel_where("t")
+    else:
+        changed = await client.reschedule_where("t", {}, delay=60)
+    assert [row.cancelled for row in cluster.rows[:n]] == [True] * n
+    late = [row for row in cluster.rows[n:] if row.payload == b"late"]
+    assert [row.pending for row in late] == [True] * (4 if lost > 1 else 0)
+    assert len(cluster.rows) == n + len(late) + (n if kind == "reschedule" else 0)
+    assert (changed, changed.exact) == ((n, True) if lost == 1 else (n - PAGE, False))
+
+
+async def test_failure_after_the_first_part_is_no_certainty(
+    cluster: Cluster, client: AsyncTimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = await client.schedule_batch("t", [b""] * 4, delay=9)
+    monkeypatch.setattr("timerclient.existing.CANCEL_IDS_MAX", 2)
+
+    def refused_later() -> Callable[[], pb.Error | None]:
+        orders = [wire_error(pb.INVALID_REQUEST), None]
+        return orders.pop
+
+    for call in (
+        lambda: client.cancel_batch(timers),
+        lambda: client.reschedule_batch(timers, delay=60),
+        lambda: client.cancel_where("t"),
+    ):
+        cluster.on_cancel = refused_later()
+        with pytest.raises(InvalidRequest) as failed:
+            await call()
+        assert not failed.value.outcome_known
+
+
+async def test_timers_that_a_reschedule_left_are_asked_for_again(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    timers = await client.schedule_batch("t", [b"%d" % at for at in range(5)], delay=9)
+    cluster.timers.moves_max = 2
+    asked = list[None]()
+    cluster.on_cancel = lambda: asked.append(None)
+    due = [NOW_MS + 60 + at for at in range(5)]
+    moved = await client.reschedule_batch(timers, due_ms=due)
+    assert [one.timer.due_ms for one in moved if one.timer] == due
+    assert [row.payload for row in cluster.rows[5:]] == [b"%d" % at for at in range(5)]
+    assert len(asked) == 3
 
 
 async def test_batches_of_reschedules_and_filters(client: AsyncTimerClient) -> None:

@@ -195,6 +195,8 @@ class _RescheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Resc
     """cancelled, replaced or rescheduled before"""
     RESCHEDULE_ALREADY_FIRED: _RescheduleResult.ValueType  # 3
     RESCHEDULE_NOT_FOUND: _RescheduleResult.ValueType  # 4
+    RESCHEDULE_LEFT: _RescheduleResult.ValueType  # 5
+    """as it was: too much at once, or too large; ask for it again"""
 
 class RescheduleResult(_RescheduleResult, metaclass=_RescheduleResultEnumTypeWrapper): ...
 
@@ -204,6 +206,8 @@ RESCHEDULE_ALREADY_CANCELLED: RescheduleResult.ValueType  # 2
 """cancelled, replaced or rescheduled before"""
 RESCHEDULE_ALREADY_FIRED: RescheduleResult.ValueType  # 3
 RESCHEDULE_NOT_FOUND: RescheduleResult.ValueType  # 4
+RESCHEDULE_LEFT: RescheduleResult.ValueType  # 5
+"""as it was: too much at once, or too large; ask for it again"""
 Global___RescheduleResult: _TypeAlias = RescheduleResult  # noqa: Y015
 
 class _TimerState:
@@ -582,12 +586,12 @@ class CancelRequest(_message.Message):
     timer_ids: _builtins.bytes
     """n x 15 bytes"""
     page_token: _builtins.bytes
-    """with filter: where the last answer says to go on"""
+    """with filter: of the answer before. The first only gets a token: from"""
     @_builtins.property
     def keys(self) -> Global___TimerKeys: ...
     @_builtins.property
     def filter(self) -> Global___TimerFilter:
-        """worked off in pages, as far as the deadline allows"""
+        """the timers that are pending at the first request, page by page"""
 
     def __init__(
         self,
@@ -616,6 +620,7 @@ class CancelResponse(_message.Message):
     timer_ids: _builtins.bytes
     """with keys: the timers that had them; zeros where none had"""
     cancelled: _builtins.int
+    """not with those of an earlier sending whose answer was lost"""
     next_page_token: _builtins.bytes
     """with filter: there may be more. Empty: there are none"""
     @_builtins.property
@@ -654,6 +659,7 @@ class RescheduleRequest(_message.Message):
     DELAY_MS_FIELD_NUMBER: _builtins.int
     timer_ids: _builtins.bytes
     page_token: _builtins.bytes
+    """as in CancelRequest"""
     @_builtins.property
     def keys(self) -> Global___TimerKeys: ...
     @_builtins.property
@@ -693,6 +699,7 @@ class RescheduleResponse(_message.Message):
     timer_ids: _builtins.bytes
     """n x 15 bytes: the new ids; zeros where it was not rescheduled"""
     rescheduled: _builtins.int
+    """as CancelResponse.cancelled"""
     next_page_token: _builtins.bytes
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[Global___RescheduleResult.ValueType]: ...

@@ -1,0 +1,78 @@
+"""A leading engine behind what a service needs of its host; what is appended commits when told."""
+
+import asyncio
+from collections.abc import Callable
+
+from chaos.simdisk import SimDisk
+from cluster.host import Host
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, slices_of
+from timer.columns import gather
+from timer.cut import Filter
+from timer.entry import Kind
+from timer.errors import TimerError
+from timer.leader import Leader, Now
+from timer.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, UnixMs
+
+FAR = START_MS + 10**8
+
+
+class Hosted:
+    """The leader of one node, with topic 1, "t"."""
+
+    ask = Host.ask
+
+    def __init__(self) -> None:
+        self.log, self.engine = Log(), engine_on(SimDisk())
+        self.log.begin_epoch()
+        self.log.topic("t")
+        catch_up(self.engine, self.log)
+        self.leader = self.engine.lead(Epoch(self.log.epoch), self._append, self.now())
+        self._loop = asyncio.get_running_loop()
+        self.holds = False
+        """Nothing commits."""
+        self.refuse: Callable[[Kind], TimerError | None] = lambda kind: None
+        """Why the log takes no entry of a kind."""
+
+    def _append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        if (refused := self.refuse(kind)) is not None:
+            raise refused
+        self.log.now_ms = max(self.log.now_ms, time_ms)
+        return self.log.append(kind, payload).index
+
+    def require_leader(self) -> Leader:
+        return self.leader
+
+    require_lease = require_leader
+
+    def now(self) -> Now:
+        return Now(MonoMs(0), UnixMs(START_MS))
+
+    def fatal(self, error: BaseException) -> None:
+        raise error
+
+    def kick(self) -> None:
+        self._loop.call_soon(self.step)
+
+    def step(self) -> None:
+        self.leader.step(self.now())
+        if not self.holds:
+            catch_up(self.engine, self.log)
+
+    def fill(self, n: int, first: int = 0) -> None:
+        """Schedule timers, due FAR + first, ..., with their number as key."""
+        span = range(first, first + n)
+        keys = [b"%d" % at for at in span]
+        part = part_of([(1, FAR + at, b"p%d" % at) for at in span], keys=keys)
+        self.leader.schedule(part, lambda _: None)
+        self.step()
+
+    def pending(self) -> dict[int, int]:
+        """Return number -> due of all pending timers."""
+        what = Filter(topic=1, due_from_ms=0, due_to_ms=DUE_MS_MAX)
+        page = self.engine.machine.store.cut().page(what, what.start, 1 << 20)
+        assert page.next is None
+        rows = page.timers.rows
+        keys = slices_of(gather(rows, {0: page.timers.blob}, "key"))
+        found = dict(zip(map(int, keys), rows["due_ms"].tolist(), strict=True))
+        assert len(found) == len(rows)
+        return found

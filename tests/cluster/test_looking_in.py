@@ -1,0 +1,164 @@
+"""Looks have threads of their own, and damage that they meet is fatal, whoever asked."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chaos.simdisk import SimDisk
+from cluster.looking_in import LOOKS_MAX, LookingIn
+from tests.timer.machines import STATE
+from tests.timer.test_lookup import FAR, PLACES, filled, flip
+from timer import timer_id
+from timer.cut import Cut
+from timer.engine import Engine
+from timer.errors import CorruptFile, NotFound
+from timer.run import Run
+from timer.units import UnixMs
+from timerclient.proto import timer_pb2 as pb
+
+SALT = 5
+DEADLINE_S = 20
+
+
+class Leading:
+    """A host whose engine leads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._leader = SimpleNamespace(machine=engine.machine)
+        self.failures: list[BaseException] = []
+        self.fatal = self.failures.append
+
+    def require_lease(self) -> Any:
+        return self._leader
+
+    def now(self) -> Any:
+        return SimpleNamespace(clock_ms=UnixMs(FAR - 1))
+
+
+def looking(engine: Engine) -> tuple[LookingIn, Leading]:
+    host: Any = Leading(engine)
+    return LookingIn(host, salt=SALT, key_bytes_max=100), host
+
+
+def by_id(number: int) -> pb.GetTimerRequest:
+    due_ms, seq = np.array([FAR + number - 1], np.int64), np.array([number], np.uint64)
+    return pb.GetTimerRequest(timer_id=timer_id.encode(due_ms, seq, SALT))
+
+
+def by_key(key: str) -> pb.GetTimerRequest:
+    return pb.GetTimerRequest(topic="t", key=key)
+
+
+def damage(engine: Engine, disk: SimDisk, at: bytes) -> None:
+    """Flip a bit of a run where it holds these bytes."""
+    [meta] = engine.machine.store.runs
+    path = STATE / "runs" / meta.name
+    flip(disk, path, disk.read(path).index(at))
+
+
+@pytest.mark.parametrize("where", PLACES)
+async def test_timer_is_got_by_id_and_by_key_wherever_it_lies(where: str) -> None:
+    _, _, engine = filled(where)
+    look, host = looking(engine)
+    for request in (by_id(2), by_key("b")):
+        answer = await look.get(request)
+        assert (answer.state, answer.topic) == (pb.TIMER_PENDING, "t")
+        assert (answer.timer.payloads, answer.timer.keys) == (b"p1", b"b")
+    for nobody in (by_id(4), by_key("z")):
+        with pytest.raises(NotFound):
+            await look.get(nobody)
+    assert not host.failures
+
+
+ASKED: list[Callable[[LookingIn], Any]] = [
+    lambda look: look.get(by_id(2)),
+    lambda look: look.get(by_key("b")),
+    lambda look: look.list(pb.ListTimersRequest(filter=pb.TimerFilter(topic="t"))),
+]
+
+
+@pytest.mark.parametrize("ask", ASKED)
+async def test_damage_that_a_look_meets_is_fatal(ask: Callable[[LookingIn], Any]) -> None:
+    _, disk, engine = filled("run")
+    look, host = looking(engine)
+    damage(engine, disk, b"p0p1p2")
+    with pytest.raises(CorruptFile) as met:
+        await ask(look)
+    assert host.failures == [met.value]
+
+
+@pytest.mark.parametrize("ask", ASKED)
+async def test_batch_is_verified_in_a_thread(
+    ask: Callable[[LookingIn], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, engine = filled("restarted")
+    look, _ = looking(engine)
+    verify, verified = Run.verify, list[bool]()
+
+    def noted(run: Run, batch: int) -> None:
+        if batch not in run._verified:
+            verified.append(threading.current_thread() is threading.main_thread())
+        verify(run, batch)
+
+    monkeypatch.setattr(Run, "verify", noted)
+    await ask(look)
+    assert verified == [False]
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+async def given_up(look: LookingIn, work: Callable[[Cut], None]) -> None:
+    """Look, and lose patience as soon as it goes on elsewhere."""
+    task = asyncio.create_task(look._look(work))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_looks_that_were_given_up_keep_no_thread_of_others(gate: threading.Event) -> None:
+    _, _, engine = filled("memtable")
+    look, _ = looking(engine)
+    begun = threading.Semaphore(0)
+
+    def stuck(cut: Cut) -> None:
+        del cut
+        begun.release()
+        gate.wait(DEADLINE_S)
+
+    for _ in range(50):
+        await given_up(look, stuck)
+    others = asyncio.to_thread(lambda: None)
+    await asyncio.wait_for(others, DEADLINE_S / 2)
+    assert not gate.is_set()
+    assert all(begun.acquire(timeout=DEADLINE_S) for _ in range(LOOKS_MAX))
+    assert not begun.acquire(blocking=False)
+
+
+async def test_damage_is_told_though_nobody_waits_for_the_look(gate: threading.Event) -> None:
+    _, _, engine = filled("memtable")
+    look, host = looking(engine)
+    told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    host.fatal = told.set_result
+    damage = CorruptFile("a run", 7, "why")
+
+    def meet(cut: Cut) -> None:
+        del cut
+        gate.wait(DEADLINE_S)
+        raise damage
+
+    await given_up(look, meet)
+    gate.set()
+    assert await asyncio.wait_for(told, DEADLINE_S) is damage

@@ -1,0 +1,192 @@
+"""Changes that are done in part say so: nothing is told to be without effect that had one."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import changes
+from cluster.changes import Changes
+from cluster.looking_in import LookingIn
+from tests.cluster.hosted import FAR, Hosted
+from timer import leader as leader_module
+from timer import timer_id
+from timer.entry import Kind
+from timer.errors import CommitTimeout, LeadershipLost, NotLeader, Overloaded
+from timer.leader import RESCHEDULE_ROWS_MAX
+from timerclient.proto import timer_pb2 as pb
+
+SALT = 5
+N = 3 * RESCHEDULE_ROWS_MAX
+"""Timers of three entries."""
+LATER = FAR + 10**8
+Asked = pb.CancelRequest | pb.RescheduleRequest
+
+
+class Caller:
+    """What a client asks of the service, with a deadline."""
+
+    def __init__(self) -> None:
+        self.host = Hosted()
+        host: Any = self.host
+        limits = {"salt": SALT, "key_bytes_max": 100}
+        looking_in = LookingIn(host, **limits)
+        self._changes = Changes(host, looking_in, delay_ms_max=10**12, **limits)
+
+    async def __call__(self, request: Asked, within_s: float = 60.0) -> Any:
+        context: Any = SimpleNamespace(time_remaining=lambda: within_s)
+        if isinstance(request, pb.CancelRequest):
+            return await self._changes.cancel(request, context)
+        return await self._changes.reschedule(request, context)
+
+
+@pytest.fixture
+async def call() -> Caller:
+    caller = Caller()
+    caller.host.fill(N)
+    return caller
+
+
+def ids(*numbers: int) -> pb.RescheduleRequest:
+    """Ask that these of the first N timers fire LATER."""
+    at = np.array(numbers)
+    raw = timer_id.encode(FAR + at, (1 + at).astype(np.uint64), SALT)
+    return pb.RescheduleRequest(timer_ids=raw, due_ms=[LATER])
+
+
+def entries_max(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
+    monkeypatch.setattr(leader_module, "CHANGES_MAX", entries)
+
+
+def moved(call: Caller) -> set[int]:
+    return {number for number, due in call.host.pending().items() if due == LATER}
+
+
+async def test_what_did_not_fit_of_a_reschedule_is_left_and_moved_once_when_asked_again(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries_max(monkeypatch, 2)
+    answer = await call(ids(*range(N)))
+    results = [*answer.results]
+    left = [at for at in range(N) if results[at] == pb.RESCHEDULE_LEFT]
+    assert left == [*range(2 * RESCHEDULE_ROWS_MAX, N)]
+    assert results.count(pb.RESCHEDULED) == answer.rescheduled == N - len(left)
+    again = await call(ids(*left))
+    assert [*again.results] == [pb.RESCHEDULED] * len(left)
+    assert moved(call) == {*range(N)}
+    assert call.host.engine.machine.counts.scheduled == 2 * N
+
+
+async def test_reschedule_of_which_nothing_was_taken_certainly_had_no_effect(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries_max(monkeypatch, 0)
+    with pytest.raises(Overloaded):
+        await call(ids(*range(N)))
+    assert not moved(call)
+
+
+async def test_reschedule_that_a_deposed_log_refused_in_part_is_left_in_part(call: Caller) -> None:
+    taken = iter([None, NotLeader("n2"), NotLeader("n2")])
+    call.host.refuse = lambda kind: next(taken) if kind is Kind.RESCHEDULE else None
+    answer = await call(ids(*range(N)))
+    assert answer.rescheduled == RESCHEDULE_ROWS_MAX
+    assert [*answer.results].count(pb.RESCHEDULE_LEFT) == N - RESCHEDULE_ROWS_MAX
+
+
+async def test_reschedule_in_flight_when_the_leader_is_lost_has_an_unknown_outcome(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries_max(monkeypatch, 2)  # the third is refused, and that certainly
+    call.host.holds = True
+    asked = asyncio.create_task(call(ids(*range(N))))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(call.host.leader._in_flight) == 2
+    call.host.leader.close(NotLeader(None))
+    with pytest.raises(LeadershipLost):
+        await asked
+
+
+# ---- by filter
+
+
+def everything(kind: str) -> Asked:
+    what = pb.TimerFilter(topic="t")
+    if kind == "cancel":
+        return pb.CancelRequest(filter=what)
+    return pb.RescheduleRequest(filter=what, due_ms=[LATER])
+
+
+def changed(call: Caller) -> set[int]:
+    """Which of the first N timers are no more as they were."""
+    pending = call.host.pending()
+    return {number for number in range(N) if pending.get(number) != FAR + number}
+
+
+async def all_pages(call: Caller, request: Asked) -> int:
+    name = "cancelled" if isinstance(request, pb.CancelRequest) else "rescheduled"
+    count = 0
+    while True:
+        answer = await call(request)
+        count += int(getattr(answer, name))
+        request.page_token = answer.next_page_token
+        if not answer.next_page_token:
+            return count
+
+
+@pytest.mark.parametrize("kind", ["cancel", "reschedule"])
+async def test_first_answer_by_filter_fixes_which_timers_these_are_and_changes_none(
+    call: Caller, kind: str
+) -> None:
+    request = everything(kind)
+    answer = await call(request)
+    assert answer.next_page_token
+    assert not changed(call)
+    call.host.fill(10, first=N)
+    request.page_token = answer.next_page_token
+    assert await all_pages(call, request) == N
+    assert changed(call) == {*range(N)}
+    late = call.host.pending()
+    assert all(late[number] == FAR + number for number in range(N, N + 10))
+
+
+@pytest.mark.parametrize("kind", ["cancel", "reschedule"])
+async def test_page_whose_answer_was_lost_is_asked_for_again_and_changes_none_twice(
+    call: Caller, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "FILTER_PAGE", 40)
+    request = everything(kind)
+    request.page_token = (await call(request)).next_page_token
+    await call(request)  # nobody hears the answer
+    call.host.fill(10, first=N)
+    assert await all_pages(call, request) == N - 40
+    assert changed(call) == {*range(N)}
+    machine = call.host.engine.machine
+    assert (machine.counts.cancelled, machine.next_seq) == (N, N + 11 + N * (kind != "cancel"))
+
+
+async def test_page_that_is_refused_in_part_is_listed_again(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries_max(monkeypatch, 2)
+    assert await all_pages(call, everything("reschedule")) == N
+    assert moved(call) == {*range(N)}
+    assert call.host.engine.machine.counts.scheduled == 2 * N
+
+
+@pytest.mark.parametrize("kind", ["cancel", "reschedule"])
+async def test_page_that_commits_too_late_has_an_unknown_outcome_and_its_token_goes_on(
+    call: Caller, kind: str
+) -> None:
+    request = everything(kind)
+    request.page_token = (await call(request)).next_page_token
+    call.host.holds = True
+    with pytest.raises(CommitTimeout):
+        await call(request, 0.01)
+    call.host.holds = False
+    assert await all_pages(call, request) <= N  # what the first one did is not in it
+    assert changed(call) == {*range(N)}
+    assert call.host.engine.machine.counts.cancelled == N

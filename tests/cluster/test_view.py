@@ -1,0 +1,64 @@
+"""What became of an operator's request is told as the control plane knows it."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cluster import view
+from cluster.control_plane import Outcome, TransferAnswer
+from cluster.membership import Change
+from cluster.view import NodeState
+from timer.errors import CommitTimeout, InvalidRequest, NotReady, TimerError
+from timer.units import MonoMs, ReplicaId
+
+
+def state_with(outcome: Outcome) -> NodeState:
+    """A node whose controller answers so, and whose voters never change."""
+
+    async def answer(*_: object) -> TransferAnswer:
+        return TransferAnswer(outcome, "why")
+
+    control: Any = SimpleNamespace(
+        state=SimpleNamespace(voters={"n1": ReplicaId(1)}),
+        request_change=answer,
+        request_transfer=answer,
+    )
+    config: Any = SimpleNamespace(name="n1", cluster_id="c")
+    passing = iter(range(1 << 20))
+
+    def mono_ms() -> MonoMs:
+        return MonoMs(next(passing) * view.CHANGE_TIMEOUT_MS)
+
+    return NodeState(config, cast("Any", None), cast("Any", None), control, {}, mono_ms)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (Outcome.REFUSED, InvalidRequest),
+        (Outcome.NOT_NOW, NotReady),
+        (Outcome.FAILED, NotReady),
+        (Outcome.UNKNOWN, CommitTimeout),
+    ],
+)
+async def test_change_that_raft_refused_may_be_asked_again_and_a_senseless_one_not(
+    outcome: Outcome, error: type[TimerError]
+) -> None:
+    with pytest.raises(error, match="n1"):
+        await state_with(outcome).change_members(Change.REMOVE, "n1")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (Outcome.REFUSED, NotReady),
+        (Outcome.FAILED, NotReady),
+        (Outcome.UNKNOWN, CommitTimeout),
+    ],
+)
+async def test_transfer_of_unknown_outcome_is_told_as_that(
+    outcome: Outcome, error: type[TimerError]
+) -> None:
+    with pytest.raises(error, match="why"):
+        await state_with(outcome).transfer("n1")
