@@ -239,7 +239,7 @@ def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
     raw = bytes(15)
     moved = Rescheduled(RescheduleResult.RESCHEDULED, Timer(raw))
     refused = errors.Overloaded("x")
-    client = Answers(
+    client: Any = Answers(
         [CancelResult.CANCELLED, CancelResult.NOT_FOUND], [moved, Rescheduled(
             RescheduleResult.ALREADY_FIRED, None)], refused, 7, refused, 8,
     )  # fmt: skip
