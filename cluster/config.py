@@ -199,6 +199,9 @@ class Storage(_Part):
     log_kept_bytes_max: int = _int(1024 * MIB, 0, 1_048_576 * MIB)
     """Below the manifest the log is kept for nodes that lack it, up to so much. Who lacks more than
     that gets a snapshot."""
+    reserve_bytes: int = _int(1024 * MIB, 0, 1 << 50)
+    """Kept free for what must go on: below it nothing new is taken (timer/room.py). A flush, what
+    is in flight, and messages that fire while nobody reads them have to fit. 0: none is kept."""
     snapshot_bytes_per_s: int = _int(64 * MIB, 64 * KIB, 65_536 * MIB)
     """How fast a leader sends snapshots, all of them together."""
     refetch_timeout_ms: int = _int(300_000, 1_000, 86_400_000)
@@ -259,6 +262,10 @@ class NodeConfig(_Part):
         if self.storage.memtable_bytes_flush < self.limits.request_bytes_max:
             limit = f"at least limits.request_bytes_max ({self.limits.request_bytes_max})"
             raise self.storage.refuse("memtable_bytes_flush", limit)
+        needed = self.storage.memtable_bytes_flush + self.limits.inflight_bytes_max
+        if 0 < self.storage.reserve_bytes < needed:
+            sum_ = "storage.memtable_bytes_flush + limits.inflight_bytes_max"
+            raise self.storage.refuse("reserve_bytes", f"0, or at least {sum_} ({needed})")
 
     def _check_peers(self) -> None:
         if not 1 <= len(self.peers) <= PEERS_MAX:

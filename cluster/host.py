@@ -22,6 +22,7 @@ from timer.entry import Entry, Kind
 from timer.errors import NotLeader, NotReady, ShuttingDown, TimerError
 from timer.leader import Delivery, Leader, Now
 from timer.prepare import Prepared
+from timer.room import Room
 from timer.spill import Fetch
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 from timer.window import Ahead
@@ -60,8 +61,8 @@ class Log(Protocol):
     def lease_held(self) -> bool:
         """Whether this node's leadership is certain at this moment."""
 
-    def drop_before(self, index: LogIndex) -> None:
-        """This node's restart does not need entries below `index`."""
+    def drop_before(self, index: LogIndex, *, keep: bool) -> None:
+        """This node's restart does not need entries below `index`; keep some for the others."""
 
 
 def _fatal_errors(work: Callable[Concatenate["Host", _P], None]) -> Callable[..., None]:
@@ -354,13 +355,13 @@ class Host:
 
     def _too_much_is_fired(self) -> bool:
         """Whether messages that no file holds yet take so much memory that folding must wait."""
+        stuck = self.engine.flushing or not self.engine.flush_fits
         unspilled = self.engine.machine.pages.unspilled_size
-        return self.engine.flushing and unspilled >= UNSPILLED_FACTOR * self._memtable_bytes_flush
+        return stuck and unspilled >= UNSPILLED_FACTOR * self._memtable_bytes_flush
 
     def _flush_rate(self) -> float:
-        machine = self.engine.machine
-        since = machine.store.memtable_bytes + machine.pages.unspilled_size
-        return math.inf if since >= self._memtable_bytes_flush else self._ingest.writing()
+        hurry = self.engine.unflushed_bytes >= self._memtable_bytes_flush
+        return math.inf if hurry else self._ingest.writing()
 
     async def flush(self) -> None:
         """Write a manifest at the applied index; nothing if one is being written.
@@ -376,17 +377,32 @@ class Host:
         self.engine.end_flush(flush)
         if not self._stopped:
             self._fold()  # it may have waited for this
-        self._log.drop_before(LogIndex(flush.index + 1))
+        self._drop_log()
         logger.info("manifest at %d: %d runs", flush.index, len(self.engine.machine.store.runs))
         if not self._merging and not self._stopped:
             self._merging = True
             self.spawn(self._merge())
 
+    def _drop_log(self) -> None:
+        before = LogIndex(self.engine.manifest_index + 1)
+        self._log.drop_before(before, keep=not self.engine.room.low)
+
+    def use_room(self, room: Room) -> None:
+        """Hear how much room the disk has; when it becomes low, let go what can go."""
+        became_low = room.low and not self.engine.room.low
+        waited = self._too_much_is_fired()
+        self.engine.room = room
+        if became_low and not self._stopped:
+            self._drop_log()
+            self.spawn(self.flush())
+        if waited and not self._too_much_is_fired():
+            self._fold()
+
     async def _merge(self) -> None:
         """Merge runs until there is nothing to gain."""
         store = self.engine.machine.store
         try:
-            while (merge := store.begin_merge()) is not None:
+            while (merge := self.engine.begin_merge()) is not None:
                 work = functools.partial(store.write_merge, merge, self._merge_pacer)
                 store.install_merge(merge, await self._in_thread(work))
         except Abandoned:

@@ -15,9 +15,10 @@ import asyncio
 import functools
 import logging
 import secrets
+import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -34,8 +35,10 @@ from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
 from cluster.peers import digests_at, judge, majority_of
+from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
 from cluster.repair import check_state, dials
+from cluster.space import Space
 from cluster.status import reason_of
 from cluster.storage import open_storage
 from cluster.telemetry import Telemetry
@@ -48,7 +51,7 @@ from replication.refetch import Refetch
 from replication.replica import Replica
 from replication.snapshots import Snapshots
 from timer.clock import ClusterClock, Sample
-from timer.disk import RealDisk
+from timer.disk import RealDisk, is_full
 from timer.entry import Entry
 from timer.errors import ConfigError, TimerError
 from timer.leader import Delivery
@@ -149,6 +152,7 @@ class Node:
         self.host.start()
         await self.control.start()
         self._spawn(self._publish_checkpoints())
+        self._spawn(self._space.run())
         logger.info("started: grpc %s, http %s", self.config.grpc, self.config.http)
 
     # ---- assembly
@@ -196,20 +200,7 @@ class Node:
             handed_out=self._handed_out,
             fatal=self._fatal,
         )
-        self.control = ControlPlane(
-            name=config.name,
-            replica_id=identity.replica_id,
-            peers=others,
-            directory=config.data,
-            founding=config.name in identity.founding_voters
-            and identity.founding_voters[config.name] == identity.replica_id,
-            cluster_id=config.cluster_id,
-            voters=identity.founding_voters,
-            channel_for=lambda name: grpc.aio.insecure_channel(
-                config.peers[name], options=CHANNEL_OPTIONS
-            ),
-            clock=mono_ms,
-        )
+        self.control = self._control_plane(others)
         self.control.on_state(self._control_changed)
         self.control.set_report_source(self._report)
         self._snapshots = Snapshots(
@@ -227,8 +218,35 @@ class Node:
         self.host.on_leading = self._leading_changed
         self.telemetry = Telemetry(node=config.name, version=VERSION, read_levels=self.view.levels)
         self.replica.on_fsync = self.telemetry.fsync_seconds.observe
+        self._space = Space(
+            self._disk,
+            config,
+            self.replica,
+            self.host,
+            peers=self.view.peers,
+            transfer=self.control.request_transfer,
+            mono_ms=mono_ms,
+        )
         self._loop_watch = LoopWatch(
             asyncio.get_running_loop(), self.telemetry.loop_held_seconds.observe
+        )
+
+    def _control_plane(self, others: Mapping[str, str]) -> ControlPlane:
+        config, identity = self.config, self._identity
+        return ControlPlane(
+            name=config.name,
+            replica_id=identity.replica_id,
+            peers=others,
+            directory=config.data,
+            founding=config.name in identity.founding_voters
+            and identity.founding_voters[config.name] == identity.replica_id,
+            cluster_id=config.cluster_id,
+            voters=identity.founding_voters,
+            channel_for=lambda name: grpc.aio.insecure_channel(
+                config.peers[name], options=CHANNEL_OPTIONS
+            ),
+            clock=mono_ms,
+            fail=self._control_failed,
         )
 
     async def _serve(self) -> None:
@@ -503,6 +521,13 @@ class Node:
             self._fatal(error)
 
     # ---- the way out
+
+    def _control_failed(self, code: Exit, why: str) -> NoReturn:
+        error = sys.exception()
+        if is_full(error):
+            assert error is not None
+            self._fatal(error)
+        exit_process(code, why)
 
     async def stop(self) -> None:
         """Drain and stop: nothing new, a checkpoint, leadership handed over, a manifest."""

@@ -26,6 +26,7 @@ command calls `flush` first. Compaction and replacement write a new file and ren
 Term and vote are durable before `setCurrentTerm` returns.
 """
 
+import errno
 import os
 import struct
 import zlib
@@ -122,7 +123,7 @@ class Journal:
             else:
                 os.fdatasync(self._fd)
         except OSError as error:
-            raise DiskFailed(f"{self._path}: {error}") from error
+            raise DiskFailed(f"{self._path}: {error}", errno=error.errno) from error
         self._dirty = False
 
     def replace(self, records: list[Record]) -> None:
@@ -153,7 +154,8 @@ class Journal:
         try:
             _write_meta(self._directory / "meta", self._term, self._vote, may_vote=self._may_vote)
         except OSError as error:
-            raise DiskFailed(f"{self._directory / 'meta'}: {error}") from error
+            path = self._directory / "meta"
+            raise DiskFailed(f"{path}: {error}", errno=error.errno) from error
 
     # What follows is the interface that pysyncobj calls.
 
@@ -172,9 +174,10 @@ class Journal:
         try:
             written = os.write(self._fd, data)
         except OSError as error:
-            raise DiskFailed(f"{self._path}: {error}") from error
+            raise DiskFailed(f"{self._path}: {error}", errno=error.errno) from error
         if written != len(data):
-            raise DiskFailed(f"{self._path}: wrote {written} of {len(data)} bytes")
+            why = f"{self._path}: wrote {written} of {len(data)} bytes"
+            raise DiskFailed(why, errno=errno.ENOSPC)  # a regular file takes all that fits
         self._ends.append(self._end + len(data))
 
     def clear(self) -> None:

@@ -1,21 +1,19 @@
 """A node that does nothing but get its state back from the others.
 
-It takes no part in the cluster meanwhile: nothing that it has on disk can be trusted. Its HTTP port
-answers, healthy and not ready, and says what it waits for.
+It takes no part in the cluster meanwhile: nothing that it has on disk can be trusted. Its ports say
+what it waits for (cluster/standby.py).
 """
 
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from cluster.config import NodeConfig
-from cluster.http import HttpServer, LocalState
+from cluster.standby import Standby
 from cluster.storage import Damaged, leader_config
 from replication.refetch import Refetch
 from replication.transport import Dial
@@ -27,29 +25,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 SAY_EVERY_S: Final = 10.0
-
-
-class _View:
-    """What the HTTP port shows."""
-
-    def __init__(self, config: NodeConfig, damaged: Damaged, refetch: Refetch) -> None:
-        self._config, self._damaged, self._refetch = config, damaged, refetch
-
-    def local(self) -> LocalState:
-        """See NodeView."""
-        role = f"being healed ({self._damaged}): {self._refetch.status}"
-        return LocalState(role=role, serving=False, leader="", silent_ms=0, silent_ms_max=0)
-
-    async def status(self, *, cluster: bool) -> Mapping[str, object]:
-        """See NodeView."""
-        del cluster
-        node = {"name": self._config.name, "role": "healing", "waits_for": self._refetch.status}
-        return {"cluster_id": self._config.cluster_id, "nodes": [node]}
-
-    async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
-        """See NodeView."""
-        del cluster
-        return {"nodes": [], "shared": None}
 
 
 def dials(config: NodeConfig, options: list[tuple[str, int]]) -> dict[str, Dial]:
@@ -86,8 +61,8 @@ async def repair(
         check=functools.partial(check_state, config, disk),
     )
     logger.warning("%s; fetching state and log from the leader", damaged)
-    http = HttpServer(config.http, _View(config, damaged, refetch), CollectorRegistry())
-    await http.start()
+    standby = Standby(config, "being healed", lambda: f"{damaged}: {refetch.status}")
+    await standby.start()
     loop = asyncio.get_running_loop()
     said_s = loop.time()
     work = loop.create_task(refetch.run())
@@ -104,5 +79,5 @@ async def repair(
     finally:
         work.cancel()
         await asyncio.wait({work})
-        await http.stop()
+        await standby.stop()
         directory.close()

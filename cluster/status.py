@@ -39,6 +39,7 @@ STATUSES: Final[dict[type[errors.TimerError], Status]] = {
     errors.NotReady: Status(_C.UNAVAILABLE, timer_pb2.NOT_READY),
     errors.Fenced: Status(_C.ABORTED, timer_pb2.FENCED),
     errors.Overloaded: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.OVERLOADED),
+    errors.DiskFull: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.DISK_FULL),
     errors.CommitTimeout: Status(_C.DEADLINE_EXCEEDED, timer_pb2.COMMIT_TIMEOUT),
     errors.LeadershipLost: Status(_C.ABORTED, timer_pb2.LEADERSHIP_LOST),
     errors.SequenceGap: Status(_C.OUT_OF_RANGE, timer_pb2.SEQUENCE_GAP),
@@ -85,7 +86,7 @@ def to_wire(error: errors.TimerError) -> timer_pb2.Error:
     match error:
         case errors.NotLeader():
             wire.leader = error.leader or ""
-        case errors.Overloaded():
+        case errors.Overloaded() | errors.DiskFull():
             wire.retry_after_ms = min(max(error.retry_after_ms, 0), _UINT32_MAX)
         case errors.InvalidRequest():
             wire.field = _text(error.field)

@@ -110,6 +110,12 @@ class Levels:
     """How long the earliest pending timer is overdue on the cluster's clock; 0: none is."""
     clock_spread_ms: int = 0
     """By how much the voters' clocks differ at most, as the leader sees it."""
+    disk_free_bytes: int = 0
+    disk_reserve_bytes: int = 0
+    disk_low: bool = False
+    """Less is free than the reserve."""
+    refusing: bool = False
+    """It leads, and takes nothing new for want of room."""
 
 
 _GAUGES: Final = {
@@ -124,6 +130,10 @@ _GAUGES: Final = {
     "consumers": "Open consumer streams",
     "inflight_bytes": "Bytes that the leader holds and no majority has yet",
     "memtable_bytes": "Bytes of timers since the last flush",
+    "disk_free_bytes": "Left on the disk of this node's data",
+    "disk_reserve_bytes": "Kept free for what must go on: storage.reserve_bytes",
+    "disk_low": "1: less is free than the reserve",
+    "refusing": "1: this node leads and takes nothing new, for want of room on disks",
 }
 _COUNTERS: Final = {
     "scheduled": "Timers scheduled",

@@ -30,13 +30,15 @@ from cluster.config import NodeConfig, add_flags, flags_of, load_config, print_c
 from cluster.logs import setup_logs
 from cluster.node import PEER_OPTIONS, Diverged, Node
 from cluster.repair import repair
+from cluster.space import wait_for_room
 from cluster.storage import Damaged, note_damage
 from replication.promise import PromiseFile
 from timer.directory import format_directory, founding_replica_id
-from timer.disk import RealDisk
+from timer.disk import Disk, RealDisk, is_full
 from timer.errors import (
     ConfigError,
     CorruptFile,
+    DiskFailed,
     StorageError,
     TimerError,
     UnknownVersion,
@@ -145,7 +147,13 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(print_config(config))
         return 0
     setup_logs(level=config.log_level, node=config.name)
-    status = uvloop.run(_run(config))
+    try:
+        status = uvloop.run(_run(config))
+    except DiskFailed as error:
+        if not is_full(error):
+            raise
+        logger.exception("no room, to be waited for")
+        status = RESTART
     if status == RESTART:
         start_again()
     return status
@@ -166,13 +174,27 @@ def _curable(config: NodeConfig, error: BaseException) -> bool:
     )
 
 
+def _begin_anew(disk: Disk, config: NodeConfig, error: BaseException) -> BaseException:
+    """Start again if that helps against `error`; else return what ends the process."""
+    if _curable(config, error):
+        logger.error("fatal, to be healed: %s", error, exc_info=error)
+        try:
+            note_damage(disk, config, error)
+            start_again()
+        except DiskFailed as failed:  # the damage will be met again
+            error = failed
+    if is_full(error):
+        logger.error("no room, to be waited for: %s", error, exc_info=error)
+        start_again()
+    return error
+
+
 async def _run(config: NodeConfig) -> int:
+    disk = RealDisk()
+
     def fatal(error: BaseException) -> None:
         """What is in memory can't be trusted: end at once, or begin anew."""
-        if _curable(config, error):
-            logger.error("fatal, to be healed: %s", error, exc_info=error)
-            note_damage(RealDisk(), config, error)
-            start_again()
+        error = _begin_anew(disk, config, error)
         logger.critical("fatal: %s", error, exc_info=error)
         for handler in logging.getLogger().handlers:
             handler.flush()
@@ -198,26 +220,34 @@ async def _run(config: NodeConfig) -> int:
         restarts.append(True)
         stop.set()
 
+    waiting = loop.create_task(wait_for_room(disk, config))
+    if not await _unless_stopped(waiting, stop):
+        return 0
     node = Node(config, fatal, restart)
     try:
         await node.start()
     except Damaged as damaged:
         if len(config.peers) == 1:
             raise damaged.why from None
-        healing = loop.create_task(repair(RealDisk(), config, damaged, [*PEER_OPTIONS]))
-        stopped = loop.create_task(stop.wait())
-        await asyncio.wait({healing, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not healing.done():
-            healing.cancel()
-            await asyncio.wait({healing})
-            return 0
-        stopped.cancel()
-        healing.result()
-        return RESTART
+        healing = loop.create_task(repair(disk, config, damaged, [*PEER_OPTIONS]))
+        return RESTART if await _unless_stopped(healing, stop) else 0
     await stop.wait()
     logger.info("starting again" if restarts else "stopping")
     await node.stop()
     return RESTART if restarts else 0
+
+
+async def _unless_stopped(work: asyncio.Task[None], stop: asyncio.Event) -> bool:
+    """Wait for `work`, and return True; or cancel it when the process is told to stop."""
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})
+        return False
+    stopped.cancel()
+    work.result()
+    return True
 
 
 if __name__ == "__main__":

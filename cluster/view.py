@@ -189,6 +189,10 @@ class NodeState:
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable_bytes,
             clock_spread_ms=self._host.clock_spread_ms,
+            disk_free_bytes=engine.room.free,
+            disk_reserve_bytes=engine.room.reserve,
+            disk_low=engine.room.low,
+            refusing=leader is not None and leader.full is not None,
             read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
         )
 
@@ -222,6 +226,9 @@ class NodeState:
             unsure=replica.unsure,
             rss_bytes=rss_bytes(),
             disk_bytes=self._disk_bytes(),
+            disk_free_bytes=self._host.engine.room.free,
+            disk_reserve_bytes=self._config.storage.reserve_bytes,
+            disk_low=self._host.engine.room.low,
         )
 
     def _disk_bytes(self) -> int:

@@ -78,6 +78,8 @@ class NodeState:
     serving: bool
     epoch: int
     controller: str = ""
+    disk_low: bool = False
+    """Less room is left on its disk than it keeps in reserve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,9 @@ class LocalCluster:
         if not answer.nodes:
             return None
         status = answer.nodes[0]
-        return NodeState(status.role, status.serving, status.epoch, answer.controller)
+        return NodeState(
+            status.role, status.serving, status.epoch, answer.controller, status.disk_low
+        )
 
     def leader(self, above_epoch: int = 0) -> str | None:
         """Return the name of the node that leads and serves, by its own word; None: nobody.

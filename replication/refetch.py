@@ -19,7 +19,7 @@ from replication.proto import snapshot_pb2 as pb
 from replication.snapshots import FETCH, OPEN, VERSION
 from replication.transport import Dial
 from timer.disk import Disk
-from timer.errors import CorruptFile, UnknownVersion
+from timer.errors import CorruptFile, NotReady, UnknownVersion
 from timer.snapshot import Incoming, Leadership, Part, Snapshot, is_part_path
 from timer.units import Epoch, LogIndex, Nonce, ReplicaId
 
@@ -128,7 +128,10 @@ class Refetch:
         )
         if snapshot.index <= self._known():
             return snapshot  # for `run` to forget
-        await asyncio.to_thread(self._incoming.begin, snapshot, under)
+        try:
+            await asyncio.to_thread(self._incoming.begin, snapshot, under)
+        except NotReady as error:
+            raise Unfit(str(error)) from error
         while (wanted := await asyncio.to_thread(self._incoming.wanted)) is not None:
             self._from = f"{wanted[0].path} of the snapshot at {snapshot.index} comes from {name}"
             await self._fetch(channel, *wanted)

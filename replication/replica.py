@@ -167,10 +167,14 @@ class Replica:
         assert found, f"entry {first} is not in the log any more"
         return [entry for frame in found[: last - first + 1] for entry in frames(memoryview(frame))]
 
-    def drop_before(self, index: LogIndex) -> None:
-        """This node's restart does not need entries below `index`."""
+    def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
+        """This node's restart does not need entries below `index`.
+
+        `keep`: those who lack them do, up to a limit; else they get a snapshot.
+        """
         index = min(index, self.needed_from() or index)
-        self._driver.drop_before(index, self._log.first_within(self._config.log_kept_bytes))
+        size = self._config.log_kept_bytes if keep else 0
+        self._driver.drop_before(index, self._log.first_within(size))
 
     def leads_under(self) -> Promise | None:
         """Return the promise that this replica leads under, if its lease holds."""

@@ -183,6 +183,11 @@ def disk_failed(path: Path, action: str, number: int | None) -> DiskFailed:
     return DiskFailed(f"{path}: {action} failed: {name} ({meaning})", errno=number)
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Return whether a disk, or a quota, has no room for what was to be written."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+
+
 class Refusal:
     """Remembers that a file, or the log of many, failed: from then on it refuses.
 

@@ -30,7 +30,9 @@ from timer.machine import (
     ScheduleApplied,
 )
 from timer.manifest import State
+from timer.merge import Merge
 from timer.prepare import Prepared
+from timer.room import Room
 from timer.run import RunMeta
 from timer.run_writer import Pace, unpaced
 from timer.spill import Fetch, Spill, write_spill
@@ -46,6 +48,11 @@ FETCH_SIZE: Final = 8 << 20
 """Bytes of them that are read back at a time."""
 CHECKPOINTS_KEPT: Final = 64
 """Three minutes of them, by default."""
+
+LOW_LOG_SHARE: Final = 8
+"""While the disk is low a flush follows on so much of the reserve in log."""
+FLUSH_ROOM: Final = 64 << 10
+"""What a flush writes besides rows and manifest, at most about."""
 
 # What an entry counts for besides its payload, measured as the time that it takes to apply.
 _ENTRY_BYTES: Final = 4096
@@ -71,6 +78,8 @@ class Flush:
     """Runs that this manifest does not name any more."""
     windows: list[Window] = field(default_factory=list)
     """Of the runs that were written."""
+    manifest_size: int = 0
+    """In bytes, once it is written."""
 
     def write(self, pace: Pace = unpaced) -> None:
         """Write runs, spill file and manifest, durably; then remove what no manifest needs now.
@@ -87,7 +96,7 @@ class Flush:
             write_spill(self.disk, path, self.fresh)
             manifest.add_spills(self.state, self.fresh)
         self.state["runs"] += [window.run.meta.pack() for window in self.windows]
-        manifest.write(self.disk, self.directory, self.state)
+        self.manifest_size = manifest.write(self.disk, self.directory, self.state)
         self.store.remove(self.retired)
         drop_spills(self.disk, self.directory, manifest.spill_files(self.state))
 
@@ -164,6 +173,9 @@ class Engine:
         """Of the last checkpoints, by index: what other replicas are compared with."""
         self.flushing = False
         """A manifest is being written."""
+        self.room = Room.plenty()
+        """On the disk, as the shell has last seen it."""
+        self._manifest_size = disk.size(directory / manifest.NAME) if state is not None else 0
         self.applied_bytes = 0
         """Of the log, since the start."""
         self._flushed_bytes = 0
@@ -282,14 +294,28 @@ class Engine:
 
     def wants_flush(self, *, memtable_bytes: int, log_bytes: int) -> bool:
         """Return whether enough has gathered for a flush, and none is under way."""
-        size = self.machine.store.memtable_bytes + self.machine.pages.unspilled_size
-        full = size >= memtable_bytes
-        return not self.flushing and (full or self.log_bytes_since_flush >= log_bytes)
+        if self.room.low:  # to let the log go that lies before it
+            log_bytes = min(log_bytes, self.room.reserve // LOW_LOG_SHARE)
+        wanted = self.unflushed_bytes >= memtable_bytes or self.log_bytes_since_flush >= log_bytes
+        return wanted and not self.flushing and self.flush_fits
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """Bytes of memory that a flush would write out."""
+        return self.machine.store.memtable_bytes + self.machine.pages.unspilled_size
+
+    @property
+    def flush_fits(self) -> bool:
+        """Whether there is room for a flush; it fails without harm, but the process with it."""
+        return self.unflushed_bytes + self._manifest_size + FLUSH_ROOM <= self.room.free
 
     def begin_flush(self) -> Flush | None:
-        """Take a consistent cut at the applied index. None: one is under way, or nothing is new."""
+        """Take a consistent cut at the applied index.
+
+        None: one is under way, nothing is new, or there is no room for it.
+        """
         index = self.machine.applied_index
-        if self.flushing or index == self.manifest_index:
+        if self.flushing or index == self.manifest_index or not self.flush_fits:
             return None
         self.flushing = True
         self._flushed_bytes = self.applied_bytes
@@ -307,4 +333,11 @@ class Engine:
             spill.install()
         self.machine.pages.evict(PAGES_SIZE_MAX)
         self.manifest_index = flush.index
+        self._manifest_size = flush.manifest_size
         self.flushing = False
+
+    def begin_merge(self) -> Merge | None:
+        """Return what to merge now; None: nothing, one is under way, or it would take half of what
+        is free.
+        """
+        return self.machine.store.begin_merge(self.room.free // 2)

@@ -8,6 +8,7 @@ TimerError
 +-- NotReady             this node can't serve yet (starting, no majority, no leader known)
 +-- Fenced               a newer epoch exists; stop leading at once
 +-- Overloaded           back off `retry_after_ms`, then send it again
++-- DiskFull             a majority's disks have too little room; send it again when there is more
 +-- CommitTimeout        OUTCOME UNKNOWN; retry only as the same producer sequence
 +-- LeadershipLost       OUTCOME UNKNOWN; the leader was deposed with the entry in flight
 +-- SequenceGap          a producer's sequence is not the one after its last
@@ -23,6 +24,7 @@ TimerError
 +-- ConfigError          a setting is unknown or out of range; names it
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from timer.units import Epoch
@@ -96,6 +98,21 @@ class Overloaded(TimerError):
 
     def __init__(self, what: str, *, retry_after_ms: int) -> None:
         super().__init__(f"{what} is full; retry after {retry_after_ms} ms")
+        self.retry_after_ms = retry_after_ms
+
+
+class DiskFull(TimerError):
+    """What is free is kept for what must go on: nothing new is taken until there is more room."""
+
+    retryable = True
+
+    def __init__(self, disks: Sequence[tuple[str, int, int]], *, retry_after_ms: int) -> None:
+        """`disks`: (node, free bytes, reserve in bytes) of those with too little."""
+        low = "; ".join(
+            f"{node} has {free} bytes free, below its storage.reserve_bytes = {reserve}"
+            for node, free, reserve in disks
+        )
+        super().__init__(f"disks are nearly full: {low}: nothing new is taken until there is room")
         self.retry_after_ms = retry_after_ms
 
 

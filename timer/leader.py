@@ -240,6 +240,8 @@ class Leader:
         self.closed: TimerError | None = None
         """Why the epoch is over. None: it is not."""
         self._refusing: TimerError | None = None
+        self.full: TimerError | None = None
+        """Why nothing is taken that stays on the disk (timer/room.py). None: there is room."""
 
     # ---- requests
 
@@ -259,6 +261,7 @@ class Leader:
         Raises:
             InvalidRequest: it has no row, or more than fits into one entry.
             Overloaded: too much is waiting already; nothing was taken.
+            DiskFull: it is new, and there is no room for it.
             UnknownProducer: the id was never issued, or has expired.
             SequenceGap: a request of this producer is missing before this one.
         """
@@ -277,6 +280,8 @@ class Leader:
             raise Overloaded("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
         if part.producer_id:
             self._admit(part.producer_id, part.sequence)
+        else:
+            self._check_room()
         self._parts.append((part, done))
         self._parts_bytes += size
         self.bytes_in_flight += size
@@ -290,6 +295,8 @@ class Leader:
             raise UnknownProducer(producer_id)
         if sequence > last + 1:
             raise SequenceGap(expected=last + 1, got=sequence)
+        if sequence > last:  # "no effect" of a repeated one would be a lie
+            self._check_room()
         self._admitted[producer_id] = max(last, sequence)
 
     def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
@@ -326,7 +333,9 @@ class Leader:
         Raises:
             InvalidRequest: it has no timer, or more than fit into one entry.
             Overloaded: too much is in flight already; nothing was taken.
+            DiskFull: there is no room for what would be written again.
         """
+        self._check_room()
         field = "keys" if isinstance(targets, Keys) else "timer_ids"
         self._check_changes(len(targets), field, RESCHEDULE_ROWS_MAX)
         order = Reschedule(targets, self.effective_due(requested_ms, now), requested_ms)
@@ -353,6 +362,7 @@ class Leader:
     def register(self, token: bytes, now: Now, done: Done) -> None:
         """Register a producer; `done` gets its ProducerId."""
         self._check_open()
+        self._check_room()
         self._propose(Kind.PRODUCER, [payloads.encode_producer(token)], now, done)
 
     def topic(self, name: str, now: Now, done: Done) -> None:
@@ -364,6 +374,7 @@ class Leader:
         elif name in self._topics_in_flight:
             self._topics_in_flight[name].append(done)
         else:
+            self._check_room()
             waiters = self._topics_in_flight[name] = [done]
 
             def answer(applied: object) -> None:
@@ -546,6 +557,10 @@ class Leader:
         refused = self.closed or self._refusing
         if refused is not None:
             raise refused.with_traceback(None)  # one error raised often: it would keep every frame
+
+    def _check_room(self) -> None:
+        if self.full is not None:
+            raise self.full.with_traceback(None)
 
     def _propose(
         self,

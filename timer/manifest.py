@@ -181,11 +181,12 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
         raise CorruptFile(directory / NAME, 0, why)
 
 
-def write(disk: Disk, directory: Path, state: State) -> None:
-    """Replace the manifest, durably."""
+def write(disk: Disk, directory: Path, state: State) -> int:
+    """Replace the manifest, durably; return its size in bytes."""
     body: bytes = msgpack.packb(state, default=_pack)
     header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body))
     disk.write_atomic(directory / NAME, header + body)
+    return len(header) + len(body)
 
 
 def read(disk: Disk, directory: Path) -> State | None:

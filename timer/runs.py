@@ -39,6 +39,8 @@ AGAIN_MS: Final = 1_000
 WARM_MS: Final = 5_000
 """How far beyond the fire position a new run is loaded before it is used: firing may lag that."""
 WARM_SIZE_MAX: Final = 4 << 20
+NO_LIMIT: Final = 1 << 62
+"""Bytes of a merge, where nobody counts."""
 
 
 class Candidates(Protocol):
@@ -314,8 +316,8 @@ class Runs:
 
     # ---- merging
 
-    def begin_merge(self, position: Position) -> Merge | None:
-        """Return what to merge now; None: nothing, or a merge is under way.
+    def begin_merge(self, position: Position, size_max: int = NO_LIMIT) -> Merge | None:
+        """Return what to merge now; None: nothing, it has too many bytes, or one is under way.
 
         What lies at or before `position`, the fire position, is left out.
         """
@@ -326,6 +328,8 @@ class Runs:
         if not chosen:
             return None
         size = sum(run.size_after(position) for run in chosen)
+        if size > size_max:
+            return None
         self._merge = Merge(chosen, self.new_numbers(size), part_size(size), position)
         return self._merge
 

@@ -201,7 +201,11 @@ class Incoming:
         self._waiting: list[Part] = []
 
     def begin(self, snapshot: Snapshot, under: Leadership) -> None:
-        """Receive this one; keep what is here already of its parts."""
+        """Receive this one; keep what is here already of its parts.
+
+        Raises:
+            NotReady: there is no room for it.
+        """
         disk, directory = self._disk, self._directory
         for name in ("", *manifest.DIRECTORIES):
             disk.make_dir(directory / name)
@@ -214,15 +218,22 @@ class Incoming:
         disk.write_atomic(directory / _PLAN, _encode(snapshot, under))
         # What is whole here may have been so only in the memory of an earlier process.
         self._waiting = [part for part in snapshot.parts if not self._is_whole(part)]
+        missing = sum(part.size - self._size(part) for part in self._waiting)
+        free = disk.free_bytes(directory)
+        if missing > free:
+            raise NotReady(f"{missing} bytes are to be fetched, the disk has {free} free")
 
     def wanted(self) -> tuple[Part, int] | None:
         """Return the part to fetch, and from which byte on. None: all is here."""
         if not self._waiting:
             return None
         part = self._waiting[0]
+        return part, self._size(part)
+
+    def _size(self, part: Part) -> int:
+        """Return how many bytes of a part are here."""
         path = self._directory / part.path
-        size = self._disk.size(path) if self._disk.exists(path) else 0
-        return part, size
+        return self._disk.size(path) if self._disk.exists(path) else 0
 
     def put(self, part: Part, offset: int, data: Bytes) -> bool:
         """Keep what was fetched of the wanted part; with its last bytes it is durable.

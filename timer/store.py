@@ -55,7 +55,7 @@ from timer.payloads import Ids, Targets
 from timer.prepare import Asked, Prepared
 from timer.run import RunMeta, is_tombstone
 from timer.run_writer import TOMBSTONE_SIZE, Pace, row_sizes, unpaced
-from timer.runs import Runs
+from timer.runs import NO_LIMIT, Runs
 from timer.timer_id import SEQ_MAX
 from timer.units import UnixMs
 from timer.window import Ahead, Window
@@ -437,9 +437,12 @@ class Store:
 
     # ---- merging
 
-    def begin_merge(self) -> Merge | None:
-        """Return which runs to merge now, None if there is nothing to gain. One at a time."""
-        return self._runs.begin_merge(self._position)
+    def begin_merge(self, size_max: int = NO_LIMIT) -> Merge | None:
+        """Return which runs to merge now: one merge at a time, of at most `size_max` bytes.
+
+        None: there is nothing to gain, or no room.
+        """
+        return self._runs.begin_merge(self._position, size_max)
 
     def write_merge(self, merge: Merge, pace: Pace = unpaced) -> list[Window]:
         """Write what is left of the runs to durable parts, and open them. For a thread.

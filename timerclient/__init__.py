@@ -17,6 +17,7 @@ are in `timerclient.errors`, as one tree.
 from timerclient.aio import AsyncConsumer, AsyncTimerClient
 from timerclient.errors import (
     AlreadyExists,
+    DiskFull,
     InvalidRequest,
     LeaseLost,
     NotFound,
@@ -51,6 +52,7 @@ __all__ = [
     "CancelResult",
     "Changed",
     "Consumer",
+    "DiskFull",
     "InvalidRequest",
     "LeaseLost",
     "Message",

@@ -20,7 +20,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -284,13 +284,15 @@ def _status(args: argparse.Namespace) -> int:
         status = client.status()
     headings = (
         *("NODE", "ADDRESS", "ROLE", "SERVING", "EPOCH", "LOG END", "COMMIT", "APPLIED"),
-        *("PENDING", "READY", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED", "NOTE"),
+        *("PENDING", "READY", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED"),
+        *("FREE MIB", "NOTE"),
     )
     rows = [
         (
             *(n.name, n.address, n.role, n.serving, n.epoch, n.log_end, n.commit_index),
             *(n.applied_index, n.pending, n.ready, n.scheduled, n.fired, n.cancelled, n.dropped),
-            ("unsure" if n.unsure else "") if n.reachable else n.error or "unreachable",
+            n.disk_free_bytes >> 20,
+            ", ".join(_notes(n)) if n.reachable else n.error or "unreachable",
         )
         for n in status.nodes
     ]
@@ -300,6 +302,13 @@ def _status(args: argparse.Namespace) -> int:
     )
     _print(args, show.as_dict(status), f"{head}\n\n{show.table(headings, rows)}")
     return OK if status.leader else UNREACHABLE
+
+
+def _notes(node: pb.NodeStatus) -> Iterator[str]:
+    if node.unsure:
+        yield "unsure"
+    if node.disk_low:
+        yield f"disk low: below the reserve of {node.disk_reserve_bytes >> 20} MiB"
 
 
 def _checkpoint(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ TimerError
 |   +-- ShuttingDown       the node drains
 |   +-- Unreachable        no node answers, or none leads
 +-- Overloaded             the cluster asked for a pause; the client's own patience ended first
++-- DiskFull               the cluster's disks have too little room; likewise
 +-- OutcomeUnknown         IT MAY HAVE HAPPENED: the answer did not come
 |   +-- CommitTimeout      no majority in time
 |   +-- LeadershipLost     the leader was deposed, or stopped answering, with it in flight
@@ -140,6 +141,13 @@ class Overloaded(TimerError):
     """A bounded queue of the cluster is full."""
 
     reason = Reason.OVERLOADED
+    retryable = True
+
+
+class DiskFull(TimerError):
+    """The cluster's disks are nearly full: it takes nothing new until there is room."""
+
+    reason = Reason.DISK_FULL
     retryable = True
 
 

@@ -317,8 +317,8 @@ def out_of_time(within_s: float, last: TimerError | None, *, sent: bool) -> Time
     why = f"; the last trouble: {last}" if last is not None else ""
     if sent:
         error: TimerError = OutcomeUnknown(f"no answer within {within_s:g} s{why}")
-    elif isinstance(last, errors.Overloaded):
-        error = errors.Overloaded(f"not taken within {within_s:g} s{why}")
+    elif isinstance(last, errors.Overloaded | errors.DiskFull):
+        error = type(last)(f"not taken within {within_s:g} s{why}")
     else:
         error = Unreachable(f"not taken within {within_s:g} s{why}")
     error.__cause__ = last

@@ -24,6 +24,7 @@ class Reason(IntEnum):
     STORAGE_FAILED = 14
     FENCED = 15
     CONFIG = 16
+    DISK_FULL = 17
 
     @classmethod
     def _missing_(cls, value: object) -> "Reason":

@@ -5,13 +5,11 @@
     isolate, split       nobody, or one peer, both ways             flap        again and again
     one_way              deaf or mute, to everybody or to one       lossy       all links
     clock, drift         wall clocks jump, or run fast or slow      slow_disk   fsyncs take long
-    sync_fails           a failed fsync: the process stops          full_disk   so does ENOSPC
+    sync_fails           a failed fsync: the process stops          full_disk   somebody fills it
     lying_disk           what was synced is lost in a power cut     flip, shorten, wipe: damage.py
     newborn, ambush      wait for a leader's birth, for an appointment, and strike then
 
-Every fault but damage ends by itself, or when the world is healed. Still to come, with the storage
-that outlives them: repair of damaged files, room kept for a full disk, snapshots while writing,
-and replacement of members.
+Every fault but damage ends by itself, or when the world is healed.
 """
 
 import random
@@ -205,11 +203,12 @@ class Faults:
         """The process stops at the first write that does not fit, and restarts in vain until
         there is room again.
         """
-        disk = self._node().disk
+        node = self._node()
+        disk = node.disk
         disk.capacity_bytes = disk.used_bytes() + self._rng.choice((0, 1, 100, 5_000))
 
         def undo() -> None:
-            disk.capacity_bytes = None
+            disk.capacity_bytes = node.capacity_bytes
 
         self._for_a_while(undo)
 

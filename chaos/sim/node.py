@@ -28,7 +28,7 @@ from replication.recovery import recover
 from replication.steps import Appointed, Durable, Event, Handover, Persist, Read, Reconnected, Role
 from replication.writer import Order, write_batch
 from timer.directory import format_directory, open_directory
-from timer.disk import Bytes
+from timer.disk import Bytes, is_full
 from timer.entry import Entry, frames
 from timer.errors import CorruptFile, DiskFailed, StorageError
 from timer.log import Log
@@ -61,6 +61,8 @@ class SimNode:
         self.world = world
         self.replica = replica
         self.disk = SimDisk()
+        self.capacity_bytes: int | None = None
+        """Of its disk, when nobody else fills that; None: it has no end."""
         self.founding = world.voters
         self.alive = False
         self.leading = False
@@ -125,9 +127,8 @@ class SimNode:
         self.nonce = world.next_nonce()
         try:
             self._open()
-        except DiskFailed:
-            self.stop()
-            world.timeline.after(RESTART_MS * 1000, self.start)
+        except DiskFailed as error:
+            self.fail(error)
             return
         except StorageError as error:
             self._damage_found(error)
@@ -230,6 +231,8 @@ class SimNode:
     def fail(self, error: DiskFailed) -> None:
         """End the process, as a failed disk does; start another soon."""
         self.world.timeline.note(f"node {self.replica}", error)
+        if is_full(error) and self.disk.capacity_bytes == self.capacity_bytes:
+            self.world.ran_out(self)
         self.stop()
         self.world.timeline.after(RESTART_MS * 1000, self.start)
 
@@ -320,12 +323,13 @@ class SimNode:
             self.world.timeline.note(f"node {self.replica}", event)
         self.driver.handle(event)
 
-    def drop_before(self, index: LogIndex) -> None:
-        """Drop the log's prefix, as a manifest allows."""
+    def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
+        """Drop the log's prefix, as a manifest allows; keep some of it for those who lack it."""
         self.outgoing.expire(self.mono_ms())
         if self.outgoing.pinned is not None:
             index = min(index, LogIndex(self.outgoing.pinned.index + 1))
-        self.driver.drop_before(index, self.log.first_within(self.world.options.log_kept_bytes))
+        size = self.world.options.log_kept_bytes if keep else 0
+        self.driver.drop_before(index, self.log.first_within(size))
 
     # ---------------------------------------------------------------- Io
 

@@ -23,6 +23,8 @@ MISCHIEF: Final = ("slow", "leaderless", "double", "forget", "dead", "twice", "s
 FAULTS_MIN: Final = 3
 NODES: Final = (3, 5)
 NEVER: Final = 1 << 30
+TIGHT: Final = 0.15
+"""How many worlds have small disks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +64,14 @@ class Options:
     mischief: tuple[str, ...]
     poll_ms: int
     """How often the control plane looks."""
+    tight: bool = False
+    """Disks of most voters are small, and timers large (chaos/sim/timers.py)."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
         """Return one kind of world."""
+        # Drawn aside: all else is as it was before there were such worlds.
+        tight = random.Random(rng.getstate()[1][0]).random() < TIGHT
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
@@ -83,7 +89,7 @@ class Options:
             payload_bytes=rng.choice((16, 100, 3_000)),
             cache_bytes=rng.choice((1_000, 20_000, 1 << 20)),
             drift_ppm=rng.choice((0, 1_000, 40_000)),
-            segment_bytes=rng.choice((2_000, 20_000, 1 << 20)),
+            segment_bytes=rng.choice((2_000, 20_000, 20_000 if tight else 1 << 20)),
             manifest_every=rng.choice((20, 200, NEVER)),
             log_kept_bytes=rng.choice((0, 5_000, 1 << 30)),
             faults=tuple(faults),
@@ -91,6 +97,7 @@ class Options:
             member_changes=rng.choice((0.0, 0.0, 0.01, 0.05)),
             mischief=tuple(rng.sample(MISCHIEF, rng.choice((0, 1, 2, 4, len(MISCHIEF))))),
             poll_ms=rng.choice((100, 200)),
+            tight=tight,
         )
 
     def aim(

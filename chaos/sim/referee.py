@@ -31,6 +31,7 @@ CHECKERS: Final = {
     "liveness": "a healed cluster makes progress, and comes to rest, within a bound",
     "frames": "a message holds the entries that it says",
     "storage": "what was durable can be read after a restart; damage is refused, by its place",
+    "space": "what is kept in reserve lasts: no disk is filled to its end by what clients ask",
     # The state plane.
     "phantom": "what is delivered is what somebody scheduled, byte for byte",
     "twice": "P2: one timer fires once; a retried request is one timer, with one answer",

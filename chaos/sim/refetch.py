@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from chaos.sim.node import SimNode
 
 CHUNK: Final = 300
+LARGE_CHUNK: Final = 10_000
+"""Where timers are large."""
 ANSWER_MS: Final = 300
 TRIES: Final = 4
 
@@ -48,7 +50,8 @@ def read(
     node: "SimNode", part: Part, position: int, answer: Callable[[bytes | None], None]
 ) -> None:
     """Answer with the next bytes of a part; None: it is not pinned here any more."""
-    answer(node.outgoing.read(node.mono_ms(), part, position, CHUNK))
+    chunk = LARGE_CHUNK if node.world.options.tight else CHUNK
+    answer(node.outgoing.read(node.mono_ms(), part, position, chunk))
 
 
 # ---- the receiver
@@ -83,7 +86,11 @@ class Refetch:
             return
         self._offer = found
         self._tries = 0
-        self._incoming.begin(*found)
+        try:
+            self._incoming.begin(*found)
+        except NotReady:
+            self._node.world.timeline.after(50_000, self._run, self._ask)
+            return
         self._fetch()
 
     def _fetch(self) -> None:

@@ -21,6 +21,7 @@ from timer.memtable import Left, Peek
 from timer.order import START, Position
 from timer.payloads import Fire
 from timer.producers import Answer, Producers
+from timer.room import Rooms
 from timer.runs import Runs
 from timer.store import Store
 from timer.window import Window
@@ -194,6 +195,30 @@ def _no_mark(self: Group, queue_end: Any) -> None:
     del self, queue_end
 
 
+# ---- room
+
+
+def _takes_everything(self: Rooms, voters: Any, now_ms: Any) -> None:
+    """Whatever the disks have left, what comes is taken."""
+
+
+_refusal = Rooms.refusal
+
+
+def _own_disk_alone(self: Rooms, voters: Any, now_ms: Any) -> Any:
+    """A leader looks at nobody's disk but its own."""
+    return _refusal(self, [self._me], now_ms)
+
+
+_TIGHT: Final = {
+    "faults": ("handover",),
+    "mischief": (),
+    "tight": True,
+    "proposals_per_s": 16,
+    "nodes": 3,
+    "segment_bytes": 20_000,
+}
+
 _RESTARTS: Final = {
     "faults": ("kill", "power", "pause"),
     "mischief": (),
@@ -361,6 +386,24 @@ TIMER_MUTATIONS: Final = (
         30,
         "a failover with messages handed out",
         _patch(Group, "begin_epoch", _no_mark),
+    ),
+    _mutation(
+        "takes_what_fills_the_disk",
+        "a leader takes timers whatever room there is",
+        {"space"},
+        10,
+        "small disks",
+        _patch(Rooms, "refusal", _takes_everything),
+        **_TIGHT,
+    ),
+    _mutation(
+        "own_disk_alone",
+        "a leader with room takes timers while a majority has none",
+        {"space"},
+        20,
+        "small disks, of the followers alone",
+        _patch(Rooms, "refusal", _own_disk_alone),
+        **_TIGHT,
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -13,8 +13,9 @@ import numpy as np
 from chaos.sim.book import Row
 from chaos.sim.keybook import TimerName, Told
 from chaos.sim.node import WALL_START_MS
-from chaos.sim.options import Options
+from chaos.sim.options import NEVER, Options
 from chaos.sim.paths import STATE_PATH
+from chaos.sim.referee import Broken
 from chaos.sim.town import LEASE_MS, Request, SimConsumer, Town
 from chaos.sim.world import World
 from timer.clock import ClusterClock, Sample
@@ -25,7 +26,7 @@ from timer.engine import Engine, Flush
 from timer.entry import Entry
 from timer.errors import NotLeader, TimerError
 from timer.groups import Group
-from timer.leader import Delivery, LeaderConfig, Now
+from timer.leader import Delivery, Leader, LeaderConfig, Now
 from timer.leases import Consumer
 from timer.machine import (
     CANCELLED,
@@ -38,6 +39,7 @@ from timer.machine import (
 from timer.merge import Merge
 from timer.payloads import CreateGroup, Ids, Keys, Start
 from timer.producers import Answer
+from timer.room import Rooms
 from timer.units import Epoch, LeaseId, LogIndex, ProducerId, ReplicaId, UnixMs
 from timer.window import Ahead
 
@@ -47,6 +49,10 @@ if TYPE_CHECKING:
     from chaos.sim.node import SimNode
 
 CONFIG: Final = LeaderConfig(checkpoint_interval_ms=1_000)
+RESERVE: Final = 300_000
+ROOM: Final = 100_000
+"""Bytes of a small disk: kept for what must go on, and beside that."""
+ROOM_LOOK_US: Final = 200_000
 
 
 class TimerApp:
@@ -66,6 +72,9 @@ class TimerApp:
         self._joined: dict[tuple[SimConsumer, int], tuple[Group, Consumer]] = {}
         self._rng = random.Random(node.world.rng.getrandbits(64))
         self._flush_every = node.world.options.manifest_every
+        self._rooms: tuple[Leader, Rooms] | None = None
+        if node.world.options.tight:
+            node.later(0, self._look_at_room)
 
     @property
     def applied_index(self) -> LogIndex:
@@ -84,7 +93,8 @@ class TimerApp:
         while done < len(entries):
             done += self.engine.fold(entries[done:])
         since = self.applied_index - self.engine.manifest_index
-        if since >= self._flush_every:
+        low = self.engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER)
+        if since >= self._flush_every or low:
             self.flush()
         self._kick()
 
@@ -96,10 +106,13 @@ class TimerApp:
     def _write(self, flush: Flush) -> None:
         flush.write()
         self.engine.end_flush(flush)
-        self.node.drop_before(LogIndex(flush.index + 1))
-        store = self.engine.machine.store
-        if (merge := store.begin_merge()) is not None:
+        self._drop_log()
+        if (merge := self.engine.begin_merge()) is not None:
             self.node.later(self._rng.randrange(100_000), self._merge, merge)
+
+    def _drop_log(self) -> None:
+        before = LogIndex(self.engine.manifest_index + 1)
+        self.node.drop_before(before, keep=not self.engine.room.low)
 
     def _merge(self, merge: Merge) -> None:
         store = self.engine.machine.store
@@ -224,6 +237,28 @@ class TimerApp:
         if self._wake_us == wake_us:
             self._wake_us = None
         self._kick()
+
+    # ---- room: what cluster/space.py does
+
+    def _look_at_room(self) -> None:
+        node, before = self.node, self.engine.room
+        node.later(ROOM_LOOK_US, self._look_at_room)
+        room = self.engine.room = before.after(node.disk.free_bytes(STATE_PATH), RESERVE)
+        if room.low and not before.low:
+            self._drop_log()
+            self.flush()
+        leader, now_ms = self.engine.leader, node.mono_ms()
+        if leader is None:
+            return
+        if self._rooms is None or self._rooms[0] is not leader:
+            self._rooms = leader, Rooms(node.replica, now_ms)
+        rooms = self._rooms[1]
+        rooms.heard(node.replica, str(node.replica), room, now_ms)
+        for other in node.world.nodes:
+            if other is not node and other.alive:
+                link, back = (node.replica, other.replica), (other.replica, node.replica)
+                node.world.network.carry(link, other.call, _tell_room, other, rooms, back)
+        leader.full = rooms.refusal(node.core.voters, now_ms)
 
     # ---- what clients ask; each answers through `reply`
 
@@ -417,6 +452,20 @@ class TimerApp:
         self._kick()
 
 
+def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:
+    """Let the leader hear of this node's disk."""
+    app = node.app
+    assert isinstance(app, TimerApp)
+    room, world = app.engine.room, node.world
+
+    def heard() -> None:
+        asker = next(each for each in world.nodes if each.replica == back[1])
+        if asker.alive:
+            rooms.heard(node.replica, str(node.replica), room, asker.mono_ms())
+
+    world.network.carry(back, heard)
+
+
 def _rows(delivery: Delivery) -> list[Row]:
     """Return the messages of a lease."""
     out: list[Row] = []
@@ -468,6 +517,8 @@ class TimerWorld(World):
         self.town = Town(self, random.Random(self.rng.getrandbits(64)))
         holder.append(self.town)
         self.workload = self.town.act
+        if self.options.tight:
+            self._make_tight(random.Random(f"tight {seed}"))
 
     def run(self, seconds: int) -> None:
         """Play as a World does, then wait until everything has fired and was acked.
@@ -478,6 +529,22 @@ class TimerWorld(World):
         super().run(seconds)
         if not self.stranded:
             self.town.settle()
+
+    def _make_tight(self, rng: random.Random) -> None:
+        """Give small disks to all voters, or so many that the others are no majority."""
+        voters = [node for node in self.nodes if node.replica in self.voters]
+        fewest = (len(voters) + 1) // 2
+        for node in rng.sample(voters, rng.choice((fewest, len(voters)))):
+            node.capacity_bytes = node.disk.capacity_bytes = RESERVE + ROOM
+
+    def ran_out(self, node: "SimNode") -> None:
+        """See World: as too few others have room, the leader should have known.
+
+        Raises:
+            Broken: it had the time to.
+        """
+        used = node.disk.used_bytes()
+        raise Broken("space", f"{node} filled its disk: {used} bytes, {RESERVE} in reserve")
 
     def rows(self) -> int:
         """See World."""

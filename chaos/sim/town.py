@@ -29,6 +29,8 @@ GROUPS: Final = ("g", "h")
 KEYS: Final = (b"k", b"l", b"m")
 KEYED: Final = 0.4
 """So many of the requests have keys."""
+TIGHT_PAYLOAD: Final = 3_000
+"""Bytes of a payload where disks are small."""
 RESEND_MS: Final = 1_500
 LEASE_MS: Final = 2_000
 SETTLE_MS_MAX: Final = 200_000
@@ -49,6 +51,8 @@ class Request:
     keys: list[bytes]
     """Empty: none."""
     mode: OnConflict
+    padding: bytes
+    """At the end of each payload."""
     sent_us: int = -1
     names: "list[Told] | None" = None
     """As it was first answered."""
@@ -56,7 +60,8 @@ class Request:
     def payloads(self, producer_id: int) -> list[bytes]:
         """Return one payload per timer, like no other's in the world."""
         count = len(self.delays_ms)
-        return [b"%d/%d/%d" % (producer_id, self.sequence, row) for row in range(count)]
+        names = [b"%d/%d/%d" % (producer_id, self.sequence, row) for row in range(count)]
+        return [name + self.padding for name in names]
 
 
 class Line:
@@ -139,7 +144,8 @@ class SimProducer:
             delays = [-delay - 1 for delay in delays]
         keys = [rng.choice(KEYS) for _ in delays] if rng.random() < KEYED else []
         mode = rng.choice((OnConflict.REJECT, OnConflict.REPLACE, OnConflict.KEEP))
-        request = Request(self._next, rng.choice(TOPICS), delays, absolute, keys, mode)
+        topic, padding = rng.choice(TOPICS), self._town.padding
+        request = Request(self._next, topic, delays, absolute, keys, mode, padding)
         if absolute:
             wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
             request.delays_ms = [wall_ms + delay for delay in delays]
@@ -311,6 +317,7 @@ class Town:
         self.book = Book()
         self.line = Line(world, rng)
         self.closing = False
+        self.padding = bytes(TIGHT_PAYLOAD if world.options.tight else 0)
         self._rng = rng
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))

@@ -92,6 +92,9 @@ class World:
         self.network.add(node)
         return node
 
+    def ran_out(self, node: SimNode) -> None:
+        """A node's disk is full, and only the cluster has filled it."""
+
     def voters_now(self) -> frozenset[ReplicaId]:
         """Return the replicas that anybody still counts as voters: a change takes its time."""
         assert self.control is not None
@@ -129,7 +132,7 @@ class World:
         self.control.deaf.clear()
         for node in self.nodes:
             node.slow_disk = 1
-            node.disk.capacity_bytes = None
+            node.disk.capacity_bytes = node.capacity_bytes = None
             node.resume()
             node.start()
         target = LogIndex(len(self.referee.committed) + 1)

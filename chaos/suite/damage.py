@@ -2,7 +2,8 @@
 
 A node that finds a damaged file, or none, fetches what it lacks from the leader. Until it has it, a
 majority may not stand another loss, so it is waited for. What its log held before is another life
-in the archive. A node whose disk is full exits (67) and the others go on.
+in the archive. A node whose disk is full waits for room, and the others go on; while a majority has
+too little, nothing new is taken.
 """
 
 import random
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from chaos.suite.nemesis import DISKS, NOTHING, Undo, back, chosen, nothing
+from chaos.suite.nemesis import DISKS, NOTHING, Undo, back, chosen, nothing, said
 from chaos.suite.stage import Stage
+from cluster.space import WAITING
 from deploy.local import LaunchError
 from timer import segment
 
-EXIT_S: Final = 20.0
-"""A node whose disk is full has to end within this: it writes all the time."""
+NOTICE_S: Final = 20.0
+"""A node whose disk is full has to notice within this: it writes all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +74,47 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A node's disk is full."""
+    """Disks are full, or so nearly that nothing new is taken any more."""
 
     needs: ClassVar = DISKS
     who: str = "follower"
+    """A role, or "all"."""
+    leave: int = 0
+    """Bytes. 0: whoever writes finds no room, ends and waits for it."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Fill it, and wait until the node has noticed."""
-        name = chosen(stage, self.who, chance)
-        stage.say(f"the disk of {name} is full")
-        stage.away.add(name)
-        stage.disks[name].fill()
-        deadline = time.monotonic() + EXIT_S
-        while stage.cluster.is_running(name) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        status = stage.cluster.exit_status(name)
-        stage.record("full", node=name, status=status)
-        ended = "still runs" if status is None else f"ended with exit status {status}"
-        stage.say(f"{name} {ended}")
+        """Fill them, and wait until their nodes have noticed."""
+        names = stage.names if self.who == "all" else [chosen(stage, self.who, chance)]
+        for name in names:
+            left = f"{self.leave:,} bytes of room" if self.leave else "no room"
+            stage.say(f"the disk of {said(stage, name, self.who)} has {left}")
+            stage.disks[name].fill(self.leave)
+        for name in names:
+            noticed = _notices(stage, name, waits=not self.leave)
+            stage.record("full", node=name, leave=self.leave, noticed=noticed)
+            stage.say(f"{name} is {noticed}")
 
         def undo() -> None:
-            stage.disks[name].drain()
-            back(stage, name)
+            for name in names:
+                stage.disks[name].drain()
+            stage.await_ready(*names)
+            stage.leader()
+            has = "has" if len(names) == 1 else "have"
+            stage.say(f"{' and '.join(names)} {has} room again")
 
         return undo
+
+
+def _notices(stage: Stage, name: str, *, waits: bool) -> str:
+    """Return what a node whose disk was filled says of itself, at the latest after NOTICE_S."""
+    deadline = time.monotonic() + NOTICE_S
+    while True:
+        state = stage.cluster.state(name)
+        if state and state.disk_low and (not waits or state.role == WAITING):
+            return state.role if waits else f"low, as {state.role}"
+        if time.monotonic() > deadline:
+            return f"not impressed: {state}"
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,15 +112,15 @@ class Disk:
         finally:
             os.close(fd)
 
-    def fill(self) -> None:
-        """Leave no room for anybody."""
+    def fill(self, leave: int = 0) -> None:
+        """Leave so many bytes of room for anybody, about."""
         with (self.path / _BALLAST).open("wb") as file:
             free = os.statvfs(self.path)
-            size = free.f_bavail * free.f_frsize
+            size = free.f_bavail * free.f_frsize - leave
             while size > 0:
                 try:
                     os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
-                    file.seek(0, os.SEEK_END)
+                    size = 0 if leave else size
                 except OSError:
                     size //= 2
 

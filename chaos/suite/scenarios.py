@@ -112,6 +112,9 @@ def _of(line: str, *cards: Card, every_s: float = 9.0, mixed: bool = True) -> Sc
     return Scenario(line=line, cards=cards, every_s=every_s, mixed=mixed, draw=_one_after_the_other)
 
 
+NEARLY: Final = 64 << 20
+"""Bytes left of a disk: half of what the suite's nodes keep in reserve."""
+
 _SINGLE: Final = {
     "kill-leader": _of("kill -9 of the leader, mid-delay", card("kill", who="leader")),
     "kill-controller": _of("kill -9 of the controller", card("kill", who="controller")),
@@ -159,8 +162,11 @@ _SINGLE: Final = {
                      card("truncate", (0, 0)), every_s=20),
     "flipped": _of("one byte of a follower's log has changed",
                    card("flip", (0, 0)), every_s=20),
-    "full-disk": _of("a follower's disk is full for a while", card("fill"),
-                     every_s=20, mixed=False),
+    "full-disk": _of("disks are full, or nearly: one, or all",
+                     card("fill", who="follower"), card("fill", who="leader"),
+                     card("fill", (4, 6), who="leader", leave=NEARLY),
+                     card("fill", (4, 6), who="all", leave=NEARLY),
+                     every_s=14, mixed=False),
     "wiped": _of("a follower comes back with an empty disk", card("wipe"),
                  every_s=20),
 }  # fmt: skip

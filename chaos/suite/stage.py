@@ -33,6 +33,7 @@ MANY_SETTINGS: Final = (
     "storage.memtable_bytes_flush = 16_777_216",  # the least: manifests and runs in minutes
     "storage.log_bytes_flush = 16_777_216",
     "storage.flush_interval_ms = 20_000",
+    "storage.reserve_bytes = 134_217_728",
     "limits.inflight_bytes_max = 33_619_968",  # the least, in MiB: a flood is soon one
     "limits.request_bytes_max = 8_388_608",
     "limits.request_rows_max = 16_384",
@@ -234,6 +235,14 @@ class Stage:
                     said = f"{one.role}, {one.lag_entries} entries behind, unsure = {one.unsure}"
                 time.sleep(WHOLE_POLL_S)
         raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
+
+    def await_ready(self, *names: str) -> None:
+        """Wait until nodes that run are ready.
+
+        Raises:
+            LaunchError: one is not, in time.
+        """
+        self.cluster.start(*names, timeout_s=READY_S)
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""

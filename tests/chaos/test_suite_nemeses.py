@@ -16,6 +16,7 @@ import pytest
 
 from chaos.history import Run, read
 from chaos.replay.nodelog import Piece, between
+from chaos.suite import scenarios
 from chaos.suite.clocks import ClockDrift, ClockJump
 from chaos.suite.crowd import Flood, KillConsumer
 from chaos.suite.damage import Fill, Flip, Truncate, Wipe
@@ -23,9 +24,10 @@ from chaos.suite.links import Bridge, Flap, Isolate, OneWay, Slow
 from chaos.suite.nemesis import Nemesis
 from chaos.suite.processes import Kill, KillMany, Pause, PowerCut, RollingRestart, TransferStorm
 from chaos.suite.stage import MANY_SETTINGS, Stage, capabilities
+from cluster.space import WAITING
 from timer.units import LogIndex
-from timerclient import TimerClient
-from timerclient.errors import TimerError
+from timerclient import CancelResult, TimerClient
+from timerclient.errors import DiskFull, TimerError
 
 WAIT_S = 60.0
 OVERLOADED = r"timer_grpc_errors_total\{[^}]*OVERLOADED[^}]*\}"
@@ -258,7 +260,7 @@ def test_flood_is_more_than_the_cluster_takes(stage: Stage, chance: random.Rando
     schedules(stage)
 
 
-def test_full_disk_ends_the_node_and_room_brings_it_back(
+def test_full_disk_stops_the_node_and_room_brings_it_back(
     stage: Stage, chance: random.Random
 ) -> None:
     needs(stage, Fill)
@@ -277,8 +279,28 @@ def test_full_disk_ends_the_node_and_room_brings_it_back(
     undo = Fill("follower").strike(stage, chance)
     stop.set()
     writer.join()
-    assert recorded(stage, "full")["status"] == 67
+    assert recorded(stage, "full")["noticed"] == WAITING
     undo()
+    assert not stage.died()
+    schedules(stage)
+
+
+def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
+    stage: Stage, chance: random.Random
+) -> None:
+    needs(stage, Fill)
+    with TimerClient(stage.cluster.endpoints, timeout=2) as client:
+        timer = client.schedule("t", b"payload", delay=timedelta(hours=1))
+        soon = client.schedule("nearly", b"payload", delay=timedelta(seconds=3))
+        undo = Fill("all", leave=scenarios.NEARLY).strike(stage, chance)
+        with pytest.raises(DiskFull, match=r"free, below its storage.reserve_bytes = 134217728"):
+            client.schedule("t", b"payload", delay=timedelta(hours=1))
+        assert client.cancel(timer) is CancelResult.CANCELLED
+        with client.consumer("nearly", group="g") as consumer:
+            (message,) = consumer.receive(1, timeout=timedelta(seconds=WAIT_S))
+            assert message.id == soon.id
+            _ = message.ack()
+        undo()
     schedules(stage)
 
 

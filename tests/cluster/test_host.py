@@ -40,7 +40,8 @@ class Follower:
     def lease_held(self) -> bool:
         return False
 
-    def drop_before(self, index: LogIndex) -> None:
+    def drop_before(self, index: LogIndex, *, keep: bool) -> None:
+        assert keep, "there is room"
         self.dropped_before = index
 
 

@@ -33,6 +33,7 @@ INSTANCES: list[errors.TimerError] = [
     errors.NotReady("no leader is known"),
     errors.Fenced(ours=Epoch(3), seen=Epoch(4)),
     errors.Overloaded("the log", retry_after_ms=250),
+    errors.DiskFull([("n1", 5, 10)], retry_after_ms=1000),
     errors.CommitTimeout("no majority within 5000 ms"),
     errors.LeadershipLost("deposed by epoch 4"),
     errors.SequenceGap(expected=7, got=9),
@@ -81,6 +82,7 @@ def test_details_of_an_error_reach_their_own_fields() -> None:
     refused = to_wire(errors.InvalidRequest("due_ms", -1, "at least 0"))
     assert (refused.field, refused.limit) == ("due_ms", "at least 0")
     assert to_wire(errors.NotLeader("node2:7100")).leader == "node2:7100"
+    assert to_wire(errors.DiskFull([], retry_after_ms=9)).retry_after_ms == 9
     assert to_wire(errors.NotLeader(None)).leader == ""
     assert to_wire(errors.Overloaded("x", retry_after_ms=250)).retry_after_ms == 250
     assert to_wire(errors.Overloaded("x", retry_after_ms=1 << 40)).retry_after_ms == (1 << 32) - 1

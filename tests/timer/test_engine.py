@@ -6,12 +6,13 @@ import pytest
 from chaos.simdisk import SimDisk
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
 from timer import engine as engine_module
-from timer.engine import CHECKPOINTS_KEPT, FOLD_BYTES, Engine
+from timer.engine import CHECKPOINTS_KEPT, FLUSH_ROOM, FOLD_BYTES, Engine
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader, ShuttingDown
 from timer.leader import LeaderConfig, Now
 from timer.payloads import Ids, Keys
 from timer.prepare import Prepared
+from timer.room import Room
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 
 
@@ -163,6 +164,51 @@ def test_memtable_that_is_full_wants_a_flush_and_is_empty_after_it() -> None:
     engine.end_flush(flush)
     assert not engine.wants_flush(memtable_bytes=1000, log_bytes=1 << 40)
     assert engine.machine.store.pending == 10
+
+
+def test_flush_that_does_not_fit_waits_for_room() -> None:
+    engine, log = begun()
+    log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))] * 10))
+    catch_up(engine, log)
+    needed = engine.unflushed_bytes + FLUSH_ROOM
+    engine.room = Room(needed - 1, 0, low=True)
+    assert not engine.wants_flush(memtable_bytes=1, log_bytes=1)
+    assert engine.begin_flush() is None
+    engine.room = Room(needed, 0, low=True)
+    assert engine.wants_flush(memtable_bytes=1, log_bytes=1)
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    engine.end_flush(flush)
+    engine.room = Room(FLUSH_ROOM, 0, low=True)
+    assert not engine.flush_fits, "there is a manifest to be written again"
+
+
+def test_low_disk_is_flushed_sooner_to_let_the_log_go() -> None:
+    engine, log = begun()
+    log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))]))
+    catch_up(engine, log)
+    never = 1 << 40
+    assert not engine.wants_flush(memtable_bytes=never, log_bytes=never)
+    engine.room = Room(10**6, 80_000, low=True)
+    assert engine.wants_flush(memtable_bytes=never, log_bytes=never)
+    engine.room = Room(10**6, 160_000, low=True)
+    assert not engine.wants_flush(memtable_bytes=never, log_bytes=never)
+
+
+def test_merge_takes_at_most_half_of_what_is_free() -> None:
+    engine, log = begun()
+    for number in range(8):
+        log.schedule(part_of([(1, START_MS + 10**6 + number, bytes(1_000))]))
+        catch_up(engine, log)
+        flush = engine.begin_flush()
+        assert flush is not None
+        flush.write()
+        engine.end_flush(flush)
+    engine.room = Room(10_000, 0, low=True)
+    assert engine.begin_merge() is None
+    engine.room = Room(100_000, 0, low=True)
+    assert engine.begin_merge() is not None
 
 
 def test_last_checkpoints_are_kept() -> None:

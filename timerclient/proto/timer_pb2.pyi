@@ -65,6 +65,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """ABORTED: between nodes only"""
     CONFIG: _Reason.ValueType  # 16
     """INVALID_ARGUMENT: between operator and node only"""
+    DISK_FULL: _Reason.ValueType  # 17
+    """RESOURCE_EXHAUSTED: as OVERLOADED, until there is room on the disks"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """---- errors
@@ -105,6 +107,8 @@ FENCED: Reason.ValueType  # 15
 """ABORTED: between nodes only"""
 CONFIG: Reason.ValueType  # 16
 """INVALID_ARGUMENT: between operator and node only"""
+DISK_FULL: Reason.ValueType  # 17
+"""RESOURCE_EXHAUSTED: as OVERLOADED, until there is room on the disks"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _OnConflict:
@@ -1285,6 +1289,9 @@ class NodeStatus(_message.Message):
     UNSURE_FIELD_NUMBER: _builtins.int
     RSS_BYTES_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_RESERVE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_LOW_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     reachable: _builtins.bool
@@ -1311,6 +1318,13 @@ class NodeStatus(_message.Message):
     unsure: _builtins.bool
     rss_bytes: _builtins.int
     disk_bytes: _builtins.int
+    """in the node's data directory"""
+    disk_free_bytes: _builtins.int
+    """left on that disk"""
+    disk_reserve_bytes: _builtins.int
+    """kept for what must go on: storage.reserve_bytes"""
+    disk_low: _builtins.bool
+    """less is free than that"""
     def __init__(
         self,
         *,
@@ -1337,10 +1351,13 @@ class NodeStatus(_message.Message):
         unsure: _builtins.bool = ...,
         rss_bytes: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
+        disk_free_bytes: _builtins.int = ...,
+        disk_reserve_bytes: _builtins.int = ...,
+        disk_low: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "disk_bytes", b"disk_bytes", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,103 @@
+"""The ports of a node that takes no part in the cluster for now, and say what it waits for.
+
+It is healthy and not ready. Its status is its own alone: role, and what it waits for. Nothing else
+is served, so that others take it for absent.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import grpc
+from prometheus_client import CollectorRegistry, Gauge
+
+from cluster.config import NodeConfig
+from cluster.http import HttpServer, LocalState
+from timer.errors import ConfigError
+from timerclient.proto import timer_pb2 as pb
+
+ADMIN: Final = "timer.v1.AdminService"
+GRACE_S: Final = 0.5
+"""How long open RPCs may still take: those of probes."""
+
+
+class Standby:
+    """Answers from `start` to `stop`."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        role: str,
+        waits_for: Callable[[], str],
+        free_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        """`waits_for` says why in words; `free_bytes`, what its disk has left, if that matters."""
+        self._config, self._role, self._waits_for = config, role, waits_for
+        self._free_bytes = free_bytes
+        registry = CollectorRegistry()
+        Gauge("timer_standby", "1: takes no part for now", ["role"], registry=registry).labels(
+            role
+        ).set(1)
+        if free_bytes is not None:
+            free = Gauge("timer_disk_free_bytes", "Left on the disk", registry=registry)
+            free.set_function(free_bytes)
+        self._http = HttpServer(config.http, self, registry)
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        status = grpc.unary_unary_rpc_method_handler(
+            self._status,
+            request_deserializer=pb.GetStatusRequest.FromString,
+            response_serializer=pb.GetStatusResponse.SerializeToString,
+        )
+        admin = grpc.method_handlers_generic_handler(ADMIN, {"GetStatus": status})
+        self._server.add_generic_rpc_handlers((admin,))
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: an address is in use, or not this machine's.
+        """
+        try:
+            self._server.add_insecure_port(self._config.grpc)
+        except RuntimeError:
+            limit = "can't listen: in use, or not ours"
+            raise ConfigError("grpc", self._config.grpc, limit) from None
+        await self._server.start()
+        await self._http.start()
+
+    async def stop(self) -> None:
+        """Close both ports."""
+        await self._server.stop(GRACE_S)
+        await self._http.stop()
+
+    async def _status(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
+        """Tell of this node alone; who leads is not known."""
+        del request, context
+        return pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
+
+    def _node(self) -> pb.NodeStatus:
+        name = self._config.name
+        return pb.NodeStatus(
+            name=name,
+            address=self._config.peers[name],
+            role=self._role,
+            error=self._waits_for(),
+            disk_free_bytes=self._free_bytes() if self._free_bytes is not None else 0,
+            disk_reserve_bytes=self._config.storage.reserve_bytes,
+            disk_low=self._free_bytes is not None,
+        )
+
+    def local(self) -> LocalState:
+        """See NodeView."""
+        role = f"{self._role}: {self._waits_for()}"
+        return LocalState(role=role, serving=False, leader="", silent_ms=0, silent_ms_max=0)
+
+    async def status(self, *, cluster: bool) -> Mapping[str, object]:
+        """See NodeView."""
+        del cluster
+        node = {"name": self._config.name, "role": self._role, "waits_for": self._waits_for()}
+        return {"cluster_id": self._config.cluster_id, "nodes": [node]}
+
+    async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
+        """See NodeView."""
+        del cluster
+        return {"nodes": [], "shared": None}

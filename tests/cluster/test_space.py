@@ -1,0 +1,142 @@
+"""Room on the disks: a cluster that has too little, and a node that waits for it.
+
+The disk of this machine is what the nodes see. Their reserve ends a little below what is free, so
+that a file of a few GB, made without writing it, is too much. Disks that are really full: the chaos
+suite (chaos/suite/damage.py).
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cluster.config import build_config
+from cluster.space import START_BYTES, WAITING, wait_for_room
+from deploy.local import free_ports
+from tests.cluster.running import Running, code_of, columns, error_of, schedule, take, until
+from timer.disk import RealDisk
+from timerclient import CancelResult, DiskFull
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+
+GIB = 1 << 30
+MARGIN = 4 * GIB
+"""What other processes of this machine may write or free meanwhile."""
+
+
+class Nearly:
+    """A cluster whose disks can be made nearly full."""
+
+    def __init__(self, cluster: Running, ballast: Path, reserve: int) -> None:
+        self.cluster, self._ballast, self.reserve = cluster, ballast, reserve
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Every node knows that its disk has too little room, and the leader of all."""
+        with self._ballast.open("wb") as file:
+            free = shutil.disk_usage(self._ballast.parent).free
+            os.posix_fallocate(file.fileno(), 0, free - self.reserve + MARGIN)
+        try:
+            until(lambda: self.low() == 3)
+            until(lambda: sum(self.refusing()) == 1)
+            yield
+        finally:
+            self._ballast.unlink()
+
+    def low(self) -> int:
+        status = self.cluster.admin().GetStatus(pb.GetStatusRequest())
+        return sum(node.disk_low for node in status.nodes)
+
+    def refusing(self) -> list[float]:
+        return [self.cluster.metric(name, "timer_refusing") for name in self.cluster.nodes]
+
+
+@pytest.fixture(scope="module")
+def nearly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nearly]:
+    folder = tmp_path_factory.mktemp("space")
+    free = shutil.disk_usage(folder).free
+    if free < 4 * MARGIN:
+        pytest.skip(
+            f"FULL DISKS WERE NOT TESTED: {free >> 30} GiB are free, not {4 * MARGIN >> 30}"
+        )
+    reserve = (free - MARGIN) * 8 // 9  # an eighth more, and there is room again
+    with Running(folder, [f"storage.reserve_bytes = {reserve}"]).cleaned() as cluster:
+        yield Nearly(cluster, folder / "ballast", reserve)
+
+
+def test_refused_schedule_says_what_is_free_and_what_is_kept(nearly: Nearly) -> None:
+    cluster = nearly.cluster
+    with cluster.client(timeout=20) as client, client.consumer("soon", group="g") as consumer:
+        pending = client.schedule_batch("far", [b"x"] * 3, delay=3600)
+        client.schedule_batch("soon", [b"y"] * 10, delay=1)
+        with nearly.full():
+            with pytest.raises(grpc.RpcError) as refused:
+                cluster.timers().Schedule(schedule(columns("far", [b"z"])))
+            assert code_of(refused.value) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            error = error_of(refused.value)
+            assert error.reason == pb.DISK_FULL
+            assert (error.retryable, error.outcome_known) == (True, True)
+            assert f"free, below its storage.reserve_bytes = {nearly.reserve}" in error.message
+            with pytest.raises(DiskFull):
+                client.schedule("far", b"z", delay=3600, timeout=1)
+            with pytest.raises(DiskFull):
+                client.reschedule(pending[1].id, delay=7200, timeout=1)
+
+            assert client.cancel(pending[0].id) is CancelResult.CANCELLED
+            assert len(take(consumer, 10)) == 10
+            client.transfer()
+            until(lambda: sum(nearly.refusing()) == 1)
+            assert client.cancel(pending[1].id) is CancelResult.CANCELLED
+            cluster.digests_agree()
+        # The client sends it again and again: it is taken as soon as there is room.
+        client.schedule("far", b"z", delay=3600)
+        assert client.reschedule(pending[2].id, delay=7200).id
+        until(lambda: not nearly.low())
+    cluster.counts_add_up()
+    assert cluster.json("n1", "/v1/status")["nodes"][0]["disk_reserve_bytes"] == nearly.reserve
+
+
+class _SmallDisk(RealDisk):
+    """One whose room is what the test says."""
+
+    free = 0
+
+    def free_bytes(self, path: Path) -> int:
+        del path
+        return self.free
+
+
+def test_node_without_room_waits_for_it_and_says_so(tmp_path: Path) -> None:
+    grpc_port, http_port = free_ports(2)
+    address = f"127.0.0.1:{grpc_port}"
+    config = build_config(
+        {
+            "name": "n1",
+            "cluster_id": "test",
+            "data": str(tmp_path),
+            "peers.n1": address,
+            "http": f"127.0.0.1:{http_port}",
+        }
+    )
+    disk = _SmallDisk()
+    disk.free = START_BYTES - 1
+
+    async def run() -> pb.NodeStatus:
+        waiting = asyncio.ensure_future(wait_for_room(disk, config))
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = rpc.AdminServiceStub(channel)
+            answer = await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True, timeout=10)
+        assert not waiting.done()
+        disk.free = START_BYTES
+        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(wait_for_room(disk, config), 10)  # at once
+        return answer.nodes[0]
+
+    status = asyncio.run(run())
+    assert (status.role, status.disk_low, status.reachable) == (WAITING, True, False)
+    assert f"{START_BYTES - 1} bytes free, {START_BYTES} are needed" in status.error

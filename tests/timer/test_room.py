@@ -1,0 +1,128 @@
+"""Room on the disks: who counts, and what is refused when."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.timer.machines import START_MS, u64
+from tests.timer.test_leader import Play
+from timer.errors import DiskFull
+from timer.leases import ACCEPT
+from timer.machine import CANCELLED
+from timer.payloads import Ids
+from timer.room import SILENT_MS, Room, Rooms
+from timer.units import MonoMs, ReplicaId
+
+ME, TWO, THREE = (ReplicaId(number) for number in (1, 2, 3))
+VOTERS = (ME, TWO, THREE)
+NOW = MonoMs(100_000)
+ROOMY, LOW = Room(900, 800, low=False), Room(700, 800, low=True)
+
+
+def rooms(*found: Room | None, now_ms: MonoMs = NOW) -> Rooms:
+    known = Rooms(ME, now_ms)
+    for voter, room in zip(VOTERS, found, strict=True):
+        if room is not None:
+            known.heard(voter, f"n{voter}", room, now_ms)
+    return known
+
+
+@pytest.mark.parametrize("free", [0, 799, 800, 801])
+def test_disk_is_low_below_its_reserve(free: int) -> None:
+    assert Room.plenty().after(free, 800).low == (free < 800)
+
+
+@pytest.mark.parametrize("free", [799, 800, 899, 900])
+def test_low_disk_has_room_again_only_an_eighth_above_its_reserve(free: int) -> None:
+    assert LOW.after(free, 800).low == (free < 900)
+
+
+def test_no_reserve_is_never_low() -> None:
+    assert not Room.plenty().after(0, 0).low
+
+
+@pytest.mark.parametrize(
+    ("found", "refused"),
+    [
+        ((ROOMY, ROOMY, ROOMY), ""),
+        ((ROOMY, LOW, ROOMY), ""),
+        ((ROOMY, LOW, None), ""),
+        ((ROOMY, LOW, LOW), "n2 n3"),
+        ((LOW, ROOMY, ROOMY), "n1"),
+        ((LOW, LOW, LOW), "n1 n2 n3"),
+    ],
+)
+def test_what_is_new_needs_room_on_a_majority_and_here(
+    found: tuple[Room | None, ...], refused: str
+) -> None:
+    refusal = rooms(*found).refusal(VOTERS, NOW)
+    assert (refusal is not None) == bool(refused)
+    for name in refused.split():
+        told = f"{name} has 700 bytes free, below its storage.reserve_bytes = 800"
+        assert told in str(refusal)
+
+
+def test_silent_voter_counts_as_low_but_alone_is_no_reason() -> None:
+    later = MonoMs(NOW + SILENT_MS)
+    known = rooms(ROOMY, LOW, ROOMY)
+    assert known.refusal(VOTERS, MonoMs(later - 1)) is None
+    assert isinstance(known.refusal(VOTERS, later), DiskFull)
+    assert rooms(ROOMY, ROOMY, ROOMY).refusal(VOTERS, later) is None
+    assert rooms(ROOMY, None, None).refusal(VOTERS, later) is None
+
+
+def test_learner_counts_for_nothing() -> None:
+    assert rooms(ROOMY, LOW, LOW).refusal((ME,), NOW) is None
+
+
+def test_leader_without_room_hands_over_to_who_has_most_if_a_majority_has_any() -> None:
+    more = Room(1_000, 800, low=False)
+    assert rooms(LOW, ROOMY, more).better(VOTERS, NOW) == THREE
+    assert rooms(ROOMY, ROOMY, more).better(VOTERS, NOW) is None
+    assert rooms(LOW, LOW, more).better(VOTERS, NOW) is None
+    assert rooms(LOW, None, more).better(VOTERS, NOW) is None
+    assert rooms(LOW, ROOMY, more).better(VOTERS, MonoMs(NOW + SILENT_MS)) is None
+
+
+def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
+    play = Play()
+    play.leader.register(b"token", play.now, play.done("producer"))
+    play.commit()
+    producer = play.answers.pop("producer")
+    play.schedule("first", 1_000, producer=producer, sequence=1)
+    play.settle()
+    (answer, _) = play.answers.pop("first")
+    timer = (int(answer.due_ms[0]), int(answer.first_seq))
+    play.schedule("on its way", 0, producer=producer, sequence=2)
+
+    full = play.leader.full = DiskFull([("n1", 5, 10)], retry_after_ms=1)
+    ids = Ids(np.array([timer[0]]), u64([timer[1]]))
+    refused: list[Callable[[], None]] = [
+        lambda: play.schedule("new", 0, producer=producer, sequence=3),
+        lambda: play.schedule("unnumbered", 0),
+        lambda: play.leader.reschedule(ids, np.array([START_MS]), play.now, play.done("moved")),
+        lambda: play.leader.register(b"another", play.now, play.done("another")),
+        lambda: play.leader.topic("b", play.now, play.done("topic")),
+    ]
+    for ask in refused:
+        with pytest.raises(DiskFull) as error:
+            ask()
+        assert error.value is full
+    play.schedule("again", 0, producer=producer, sequence=1)  # it has an effect already
+    play.leader.topic("a", play.now, play.done("known"))
+    group = play.make_group()
+    play.join(group)
+    play.cancel("cancel", timer)
+    play.settle()
+    assert play.answers.pop("cancel").tolist() == [CANCELLED]
+    assert play.answers.pop("again")[1] is True
+    play.ack("ack", play.deliveries[0])
+    play.settle()
+    assert play.verdict("ack") == [ACCEPT]
+    assert play.answers.keys() == {"on its way", "known", "ack"}
+
+    play.leader.full = None
+    play.schedule("new", 0, producer=producer, sequence=3)
+    play.settle()
+    assert play.answers["new"][1] is False
