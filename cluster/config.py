@@ -202,6 +202,10 @@ class Storage(_Part):
     reserve_bytes: int = _int(1024 * MIB, 0, 1 << 50)
     """Kept free for what must go on: below it nothing new is taken (timer/room.py). A flush, what
     is in flight, and messages that fire while nobody reads them have to fit. 0: none is kept."""
+    scrub_bytes_per_s: int = _int(4 * MIB, 0, 65_536 * MIB)
+    """How fast all files are read again, to find damage before it is met. 0: they are not."""
+    scrub_interval_ms: int = _int(3_600_000, 100, 2_592_000_000)
+    """From the start of one such pass to the next, or longer if it takes longer."""
     snapshot_bytes_per_s: int = _int(64 * MIB, 64 * KIB, 65_536 * MIB)
     """How fast a leader sends snapshots, all of them together."""
     refetch_timeout_ms: int = _int(300_000, 1_000, 86_400_000)

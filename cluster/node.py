@@ -34,10 +34,11 @@ from cluster.controller import Report, Role
 from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
-from cluster.peers import digests_at, judge, majority_of
+from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
 from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
 from cluster.repair import check_state, dials
+from cluster.scrub import Scrubber
 from cluster.space import Space
 from cluster.status import reason_of
 from cluster.storage import open_storage
@@ -51,7 +52,7 @@ from replication.refetch import Refetch
 from replication.replica import Replica
 from replication.snapshots import Snapshots
 from timer.clock import ClusterClock, Sample
-from timer.disk import RealDisk, is_full
+from timer.disk import FreshDisk, RealDisk, is_full
 from timer.entry import Entry
 from timer.errors import ConfigError, TimerError
 from timer.leader import Delivery
@@ -65,6 +66,7 @@ from timer.machine import (
 )
 from timer.payloads import GroupOp, Op
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, ReplicaId, UnixMs
+from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
 logger = logging.getLogger(__name__)
@@ -153,6 +155,7 @@ class Node:
         await self.control.start()
         self._spawn(self._publish_checkpoints())
         self._spawn(self._space.run())
+        self._spawn(self._scrubber.run())
         logger.info("started: grpc %s, http %s", self.config.grpc, self.config.http)
 
     # ---- assembly
@@ -213,7 +216,19 @@ class Node:
             fatal=self._fatal,
         )
         self.replica.needed_from = lambda: self._snapshots.kept_from
-        self.view = NodeState(config, self.replica, self.host, self.control, stubs, mono_ms)
+        self._scrubber = Scrubber(
+            FreshDisk(),
+            config,
+            self._directory,
+            self.replica,
+            others=self._others,
+            hand_over=self._hand_over,
+            wall_ms=self._wall_ms,
+            fatal=self._fatal,
+        )
+        self.view = NodeState(
+            config, self.replica, self.host, self.control, stubs, mono_ms, self._scrubber
+        )
         self.host.leader_address = self.view.leader_address
         self.host.on_leading = self._leading_changed
         self.telemetry = Telemetry(node=config.name, version=VERSION, read_levels=self.view.levels)
@@ -522,6 +537,13 @@ class Node:
 
     # ---- the way out
 
+    async def _others(self) -> list[pb.NodeStatus]:
+        return await ask_all(self.view.peers(), status_of)
+
+    async def _hand_over(self) -> None:
+        if self.host.leader is not None:
+            await self.view.transfer("")
+
     def _control_failed(self, code: Exit, why: str) -> NoReturn:
         error = sys.exception()
         if is_full(error):
@@ -541,6 +563,7 @@ class Node:
         self._consumers.end_streams()
         for task in list(self._tasks):
             task.cancel()
+        self._scrubber.stop()
         await self.host.stop()
         await self.control.stop()
         await self._server.stop(GRPC_GRACE_S)

@@ -24,6 +24,7 @@ them when a crash interrupted a compaction or the installation of a leader's sna
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,8 @@ from cluster.raft_journal import (
     Journal,
     Record,
     fsync_directory,
+    read_meta,
+    scan,
     seal,
     unseal,
     write_atomic,
@@ -100,6 +103,23 @@ def open_files(
     files = RaftFiles(directory, Journal(directory))
     _fit(files)
     return files
+
+
+def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
+    """Return what reads and checks each of the files that are there; for a stopped node.
+
+    They raise CorruptFile or UnknownVersion.
+    """
+    directory = data_directory / "raft"
+    marker, journal = data_directory / "raft-member", directory / "journal"
+    meta, snapshot = directory / "meta", directory / "snapshot"
+    found: dict[Path, Callable[[], object]] = {
+        marker: lambda: unseal(marker),
+        journal: lambda: scan(journal, journal.read_bytes()),
+        meta: lambda: read_meta(meta),
+        snapshot: lambda: read_snapshot(snapshot),
+    }
+    return {path: check for path, check in found.items() if path.exists()}
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:

@@ -69,12 +69,12 @@ class Journal:
         """
         self._directory = directory
         self._path = directory / "journal"
-        self._term, self._vote, self._may_vote = _read_meta(directory / "meta")
+        self._term, self._vote, self._may_vote = read_meta(directory / "meta")
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
             raise CorruptFile(self._path, 0, "the journal is missing") from None
-        self._records, self._ends = _scan(self._path, data)
+        self._records, self._ends = scan(self._path, data)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._dirty = False
         self._replaced = False
@@ -278,7 +278,12 @@ def _write_meta(path: Path, term: int, vote: str | None, *, may_vote: bool) -> N
     write_atomic(path, seal(msgpack.packb([VERSION, term, vote, may_vote])))
 
 
-def _read_meta(path: Path) -> tuple[int, str | None, bool]:
+def read_meta(path: Path) -> tuple[int, str | None, bool]:
+    """Return term, vote, and whether this node may vote.
+
+    Raises:
+        CorruptFile, UnknownVersion: they can't be read.
+    """
     try:
         version, *fields = msgpack.unpackb(unseal(path))
     except FileNotFoundError:
@@ -299,7 +304,7 @@ def _encode(command: bytes, index: int, term: int) -> bytes:
     return _U32.pack(zlib.crc32(head)) + head + command
 
 
-def _scan(path: Path, data: bytes) -> tuple[list[Record], list[int]]:
+def scan(path: Path, data: bytes) -> tuple[list[Record], list[int]]:
     """Return the records and where each ends; what follows the last end is torn."""
     # The header was written with the file, before its rename: it can't be torn.
     magic, version = _FILE_HEAD.unpack_from(data) if len(data) >= HEADER_SIZE else (b"", 0)

@@ -116,6 +116,10 @@ class Levels:
     """Less is free than the reserve."""
     refusing: bool = False
     """It leads, and takes nothing new for want of room."""
+    scrubbed_bytes: int = 0
+    scrub_passes: int = 0
+    damaged: bool = False
+    """The scrub has found a damaged file."""
 
 
 _GAUGES: Final = {
@@ -133,6 +137,7 @@ _GAUGES: Final = {
     "disk_free_bytes": "Left on the disk of this node's data",
     "disk_reserve_bytes": "Kept free for what must go on: storage.reserve_bytes",
     "disk_low": "1: less is free than the reserve",
+    "damaged": "1: the scrub has found a damaged file",
     "refusing": "1: this node leads and takes nothing new, for want of room on disks",
 }
 _COUNTERS: Final = {
@@ -140,6 +145,8 @@ _COUNTERS: Final = {
     "fired": "Timers fired",
     "cancelled": "Timers cancelled",
     "dropped": "Timers dropped by a policy",
+    "scrubbed_bytes": "Bytes that the scrub has read since the start",
+    "scrub_passes": "Whole passes of the scrub since the start",
 }
 
 

@@ -14,6 +14,7 @@ from cluster.host import Host
 from cluster.http import LocalState
 from cluster.membership import Change
 from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
+from cluster.scrub import Scrubber
 from cluster.telemetry import Levels, rss_bytes
 from replication.replica import Replica
 from timer.errors import CommitTimeout, InvalidRequest, NotReady
@@ -31,7 +32,7 @@ CHANGE_POLL_S: Final = 0.05
 class NodeState:
     """A node's view of itself and of the cluster."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it tells of
         self,
         config: NodeConfig,
         replica: Replica,
@@ -39,6 +40,7 @@ class NodeState:
         control: ControlPlane,
         stubs: Mapping[str, Stub],
         mono_ms: Callable[[], MonoMs],
+        scrubber: Scrubber,
     ) -> None:
         self.name = config.name
         self.cluster_id = config.cluster_id
@@ -48,6 +50,7 @@ class NodeState:
         self._control = control
         self._stubs = stubs
         self._mono_ms = mono_ms
+        self._scrubber = scrubber
         self._started_at_ms = mono_ms()
         self._disk = (mono_ms() - DISK_LOOK_MS, 0)
         """(when it was looked at, bytes): a walk over the directory, and status is asked often."""
@@ -193,6 +196,9 @@ class NodeState:
             disk_reserve_bytes=engine.room.reserve,
             disk_low=engine.room.low,
             refusing=leader is not None and leader.full is not None,
+            scrubbed_bytes=self._scrubber.bytes_read,
+            scrub_passes=self._scrubber.passes,
+            damaged=bool(self._scrubber.damage),
             read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
         )
 
@@ -229,6 +235,9 @@ class NodeState:
             disk_free_bytes=self._host.engine.room.free,
             disk_reserve_bytes=self._config.storage.reserve_bytes,
             disk_low=self._host.engine.room.low,
+            damage=self._scrubber.damage,
+            scrubbed_bytes=self._scrubber.bytes_read,
+            scrubbed_at_ms=self._scrubber.ended_ms,
         )
 
     def _disk_bytes(self) -> int:
@@ -348,7 +357,9 @@ def _as_dict(message: Any) -> dict[str, Any]:
     return fields
 
 
-_TEXTS: Final = frozenset({"address", "digest", "error", "name", "node", "role", "version"})
+_TEXTS: Final = frozenset(
+    {"address", "damage", "digest", "error", "name", "node", "role", "version"}
+)
 """Fields that stay text, also when they look like a number."""
 
 

@@ -328,6 +328,27 @@ class RealDisk:
         return _RealLock(fd)
 
 
+class FreshDisk(RealDisk):
+    """Reads what is on the disk, not what the page cache remembers of it. For immutable files."""
+
+    def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
+        """See Disk."""
+        with failing(path, "read"):
+            _forget_cached(path, start, size)
+            data = super().read(path, start, size)
+            _forget_cached(path, start, size)
+        return data
+
+
+def _forget_cached(path: Path, start: int, size: int | None) -> None:
+    """Drop clean pages: a length of 0 reaches to the end of the file."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(fd, start, size or 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
 class _RealAppendFile:
     """See AppendFile."""
 

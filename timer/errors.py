@@ -173,7 +173,7 @@ class CorruptFile(StorageError):
 
     def __init__(self, path: object, position: int, why: str) -> None:
         super().__init__(f"{path}: corrupt at byte {position}: {why}")
-        self.position = position
+        self.path, self.position, self.why = path, position, why
 
 
 class UnknownVersion(StorageError):

@@ -20,7 +20,7 @@ A hash is a candidate, no more: see timer/keys.py. The key itself lies in the ru
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -143,6 +143,19 @@ class KeyFile:
         self._filter = np.frombuffer(body, np.uint8, blocks * _BLOCK_SIZE)
         self._fences = np.frombuffer(body, "<u8", pages, blocks * _BLOCK_SIZE)
         self._pages_at = _HEAD_SIZE + size
+
+    def check(self, pace: Callable[[int], None]) -> None:
+        """Read all pages; `pace` hears of their bytes.
+
+        Raises:
+            CorruptFile: one is damaged.
+        """
+        pace(self._pages_at)
+        for number in range(len(self._fences)):
+            self._page(number)
+            if (number + 1) % _PAGES_AT_ONCE == 0:
+                pace(_PAGES_AT_ONCE * _PAGE_SIZE)
+        pace(len(self._fences) % _PAGES_AT_ONCE * _PAGE_SIZE)
 
     def may_have(self, hashes: U64) -> npt.NDArray[np.bool_]:
         """Return which hashes are perhaps in here (n, bool); the others are certainly not."""

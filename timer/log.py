@@ -140,7 +140,7 @@ class Log:
         """
         disk.make_dir(directory)
         mark_path = directory / MARK_NAME
-        marked = _read_mark(disk, mark_path)
+        marked = read_mark(disk, mark_path)
         floor = LogIndex(max(committed_floor, marked.durable))
         paths = [
             segment.path_of(directory, first)
@@ -495,7 +495,7 @@ def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> No
     file.close()
 
 
-class _Mark(NamedTuple):
+class Mark(NamedTuple):
     """What the mark says. The zero mark if there is none or, `damaged`, if it can't be read."""
 
     durable: LogIndex = LogIndex(0)
@@ -508,7 +508,7 @@ def _encode_mark(durable: LogIndex, *, was_cut: bool) -> bytes:
     return head + _CRC.pack(zlib.crc32(head))
 
 
-def _read_mark(disk: Disk, path: Path) -> _Mark:
+def read_mark(disk: Disk, path: Path) -> Mark:
     """Return what the mark says.
 
     A damaged one is no reason to stop: without it the replica is unsure, which is safe.
@@ -518,14 +518,14 @@ def _read_mark(disk: Disk, path: Path) -> _Mark:
     """
     data = disk.read(path) if disk.exists(path) else b""
     if not data:
-        return _Mark()
+        return Mark()
     # Every version ends in its checksum, so that another version is told from damage.
     if data[:8] != _MARK_MAGIC or data[-4:] != _CRC.pack(zlib.crc32(data[:-4])):
-        return _Mark(damaged=True)
+        return Mark(damaged=True)
     _, version, was_cut, durable = _MARK.unpack_from(data)
     if version != MARK_VERSION:
         raise UnknownVersion(path, version, MARK_VERSION)
-    return _Mark(LogIndex(durable), bool(was_cut))
+    return Mark(LogIndex(durable), bool(was_cut))
 
 
 def _create(disk: Disk, directory: Path, header: Header) -> tuple[_Segment, AppendFile]:

@@ -196,6 +196,19 @@ def read(disk: Disk, directory: Path) -> State | None:
         CorruptFile: it is damaged.
         UnknownVersion: it was written by another version.
     """
+    body = check(disk, directory)
+    if body is None:
+        return None
+    state: State = msgpack.unpackb(body, strict_map_key=False)
+    return state
+
+
+def check(disk: Disk, directory: Path) -> bytes | None:
+    """Return the newest manifest's body, verified; None: there was never one.
+
+    Raises:
+        CorruptFile, UnknownVersion: see `read`.
+    """
     path = directory / NAME
     if not disk.exists(path):
         return None
@@ -210,8 +223,7 @@ def read(disk: Disk, directory: Path) -> State | None:
     body = data[_HEADER.size :]
     if len(body) != length or zlib.crc32(body) != crc32:
         raise CorruptFile(path, _HEADER.size, "checksum mismatch")
-    state: State = msgpack.unpackb(body, strict_map_key=False)
-    return state
+    return body
 
 
 def _counts_state(counts: Counts) -> list[int]:

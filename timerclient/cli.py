@@ -307,6 +307,8 @@ def _status(args: argparse.Namespace) -> int:
 def _notes(node: pb.NodeStatus) -> Iterator[str]:
     if node.unsure:
         yield "unsure"
+    if node.damage:
+        yield f"damaged: {node.damage}"
     if node.disk_low:
         yield f"disk low: below the reserve of {node.disk_reserve_bytes >> 20} MiB"
 

@@ -30,7 +30,8 @@ def state_with(outcome: Outcome) -> NodeState:
     def mono_ms() -> MonoMs:
         return MonoMs(next(passing) * view.CHANGE_TIMEOUT_MS)
 
-    return NodeState(config, cast("Any", None), cast("Any", None), control, {}, mono_ms)
+    none = cast("Any", None)
+    return NodeState(config, none, none, control, {}, mono_ms, none)
 
 
 @pytest.mark.parametrize(

@@ -1292,6 +1292,9 @@ class NodeStatus(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_RESERVE_BYTES_FIELD_NUMBER: _builtins.int
     DISK_LOW_FIELD_NUMBER: _builtins.int
+    DAMAGE_FIELD_NUMBER: _builtins.int
+    SCRUBBED_BYTES_FIELD_NUMBER: _builtins.int
+    SCRUBBED_AT_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     reachable: _builtins.bool
@@ -1325,6 +1328,12 @@ class NodeStatus(_message.Message):
     """kept for what must go on: storage.reserve_bytes"""
     disk_low: _builtins.bool
     """less is free than that"""
+    damage: _builtins.str
+    """a file that its scrub found damaged: which, where, what"""
+    scrubbed_bytes: _builtins.int
+    """read by it since the start"""
+    scrubbed_at_ms: _builtins.int
+    """when its last whole pass ended; 0: none has"""
     def __init__(
         self,
         *,
@@ -1354,10 +1363,13 @@ class NodeStatus(_message.Message):
         disk_free_bytes: _builtins.int = ...,
         disk_reserve_bytes: _builtins.int = ...,
         disk_low: _builtins.bool = ...,
+        damage: _builtins.str = ...,
+        scrubbed_bytes: _builtins.int = ...,
+        scrubbed_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "fired", b"fired", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,166 @@
+"""`timerctl verify`, and the scrub of running nodes: damage is named, and healed by itself."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.config import NodeConfig, build_config
+from cluster.scrub import Scrubber
+from cluster.verify import DAMAGED, register
+from tests.cluster.running import Running, until
+from tests.cluster.test_healing import Rotting, flip, installs
+from timer.directory import open_directory
+from timer.disk import FreshDisk, RealDisk
+from timer.errors import CorruptFile
+from timer.units import UnixMs
+from timerclient.proto import timer_pb2 as pb
+
+MIB = 1 << 20
+SETTINGS = (
+    f"storage.memtable_bytes_flush = {MIB}",
+    f"storage.log_bytes_flush = {MIB}",
+    "storage.flush_interval_ms = 1000",
+    "storage.scrub_interval_ms = 300",
+    "limits.payload_bytes_max = 65536",
+    "limits.request_bytes_max = 524288",
+)
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Rotting(tmp_path_factory.mktemp("scrub"), SETTINGS).cleaned() as cluster:
+        yield cluster
+
+
+def timerctl(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    register(parser.add_subparsers())
+    args = parser.parse_args(["verify", *words])
+    status: int = args.run(args)
+    return status
+
+
+@pytest.mark.slow
+def test_damage_that_nobody_reads_is_found_and_healed_under_the_same_pid(cluster: Running) -> None:
+    leader = cluster.up()
+    data = cluster.directory / leader
+    pid = cluster.node(leader).pid
+    with cluster.client() as client:
+        client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
+        (path, *_) = until(lambda: [*(data / "state" / "runs").glob("*.arrow")], WAIT_S)
+        until(lambda: cluster.metric(leader, "timer_scrubbed_bytes_total") > 200_000, WAIT_S)
+        assert cluster.metric(leader, "timer_scrub_passes_total") > 0
+        before = installs(cluster, leader)
+        flip(path, path.stat().st_size // 2)
+        until(lambda: installs(cluster, leader) > before, WAIT_S)
+        assert f"found damage, to be healed: {path}: corrupt at byte" in cluster.log(leader)
+        assert cluster.node(leader).pid == pid
+        cluster.start(timeout_s=WAIT_S)  # waits until it is ready
+        client.schedule("far", b"after", delay=3600)
+    cluster.digests_agree()
+    until(lambda: cluster.metric(leader, "timer_scrub_passes_total") >= 1, WAIT_S)
+    assert cluster.metric(leader, "timer_damaged") == 0
+
+
+@pytest.mark.slow
+def test_verify_reads_a_stopped_node_and_names_file_and_byte(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Running(tmp_path, SETTINGS).cleaned() as cluster:
+        with cluster.client() as client:
+            client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
+        data = cluster.directory / "n1"
+        until((data / "state" / "manifest").exists, WAIT_S)
+        assert timerctl("--data", str(data)) == DAMAGED
+        assert "is in use by process" in capsys.readouterr().err
+        cluster.kill("n1")
+
+        assert timerctl("--data", str(data)) == 0
+        assert "none damaged" in capsys.readouterr().out
+        (run, *_) = (data / "state" / "runs").glob("*.arrow")
+        names = ["promise", "identity.json", "raft/meta", "raft/journal", "raft-member"]
+        paths = [data / "state" / "manifest", run, *(data / name for name in names)]
+        whole = {path: path.read_bytes() for path in paths}
+        for path in paths:
+            at = 5 if path.name == "journal" else len(whole[path]) // 2
+            flip(path, at)
+            assert timerctl("--data", str(data), "-o", "json") == DAMAGED
+            told = json.loads(capsys.readouterr().out)["damaged"]
+            assert [each["file"] for each in told] == [str(path)]
+            path.write_bytes(whole[path])
+        assert timerctl("--data", str(data)) == 0
+        assert timerctl("--data", str(tmp_path)) == DAMAGED
+        assert "it is no timerd's data directory" in capsys.readouterr().err
+
+
+# ---- when it may heal
+
+
+def scrubber(
+    config: NodeConfig, others: list[pb.NodeStatus], ended: list[BaseException]
+) -> Scrubber:
+    class Replica:
+        voters = frozenset({1, 2, 3})
+
+    async def asked() -> list[pb.NodeStatus]:
+        return others
+
+    async def nothing() -> None:
+        return None
+
+    directory = open_directory(RealDisk(), config.data, cluster_id="test", name="n2")
+    return Scrubber(
+        FreshDisk(),
+        config,
+        directory,
+        Replica(),  # type: ignore[arg-type]
+        others=asked,
+        hand_over=nothing,
+        wall_ms=lambda: UnixMs(1),
+        fatal=ended.append,
+    )
+
+
+def status(number: int, **more: object) -> pb.NodeStatus:
+    fields: dict[str, object] = {"reachable": True, **more}
+    return pb.NodeStatus(name=f"n{number}", replica_id=number, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("others", "waits"),
+    [
+        ([status(1), status(3)], ""),
+        ([status(1), status(3, reachable=False)], "1 of 3 voters would be left"),
+        ([status(1), status(3, unsure=True)], "1 of 3 voters would be left"),
+        ([status(1), status(4)], "1 of 3 voters would be left"),
+        ([status(1, damage="x"), status(3)], "n1 is healed first"),
+        ([status(1), status(3, damage="x")], ""),
+    ],
+)
+def test_damaged_node_leaves_only_if_the_others_can_go_on(
+    tmp_path: Path, others: list[pb.NodeStatus], waits: str
+) -> None:
+    from timer.directory import format_directory, founding_replica_id
+
+    replica = founding_replica_id("test", "n2")
+    format_directory(
+        RealDisk(), tmp_path / "data", cluster_id="test", name="n2", replica_id=replica,
+        founding_voters={"n2": replica},
+    )  # fmt: skip
+    addresses = {f"peers.n{number}": f"127.0.0.1:{7400 + number}" for number in (1, 2, 3)}
+    config = build_config(
+        {"name": "n2", "cluster_id": "test", "data": str(tmp_path / "data"), **addresses}
+    )
+    ended: list[BaseException] = []
+    damaged = scrubber(config, others, ended)
+    assert damaged._why_wait(others) == waits
+    if not waits:
+        error = CorruptFile("a", 0, "b")
+        asyncio.run(damaged._heal(error))
+        assert ended == [error]
+    damaged.stop()

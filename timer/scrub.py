@@ -1,0 +1,225 @@
+"""Reads all that a node keeps of state and log, and checks every checksum: unread files rot, too.
+
+    what is read                      how it is checked
+    manifest                          its own checksum
+    run, key file                     batch by batch, page by page; the whole against the manifest
+    spill file                        block by block, those that the manifest needs
+    segment                           frame by frame; each ends where the next begins
+    `durable`                         its own checksum
+
+Nothing is written, so that it may run beside a node's work, in a thread: `pace` is called after
+each step with the bytes that it read, and may sleep, or raise to end it. A node's work replaces and
+removes files meanwhile. So damage counts only if it is still there when its file is looked up and
+read once more.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from timer import manifest, segment
+from timer.disk import Disk
+from timer.entry import Damage
+from timer.errors import CorruptFile, UnknownVersion
+from timer.key_file import KeyFile
+from timer.log import MARK_NAME, read_mark
+from timer.pages import SpillRef
+from timer.run import Run, RunMeta
+from timer.run_writer import Pace, unpaced
+from timer.segment import Header
+from timer.spill import check_spill, read_page
+from timer.units import Epoch, LogIndex
+
+READ_SIZE: Final = 1 << 20
+FRAME_COST: Final = 512
+"""A frame's bytes count as so many at least: small ones cost time, not bytes."""
+
+Check = Callable[[Pace], int]
+"""Reads one file and returns its size. Raises CorruptFile or UnknownVersion."""
+
+
+class Checked(NamedTuple):
+    """What came of one file."""
+
+    path: Path
+    size: int
+    """In bytes; 0: it can't be told."""
+    damage: CorruptFile | UnknownVersion | None
+
+
+def scrub(disk: Disk, *, state: Path, log: Path, pace: Pace = unpaced) -> Iterator[Checked]:
+    """Yield every file of a running node's state, and the sealed segments of its log.
+
+    Damage is confirmed; what has gone meanwhile is passed over.
+    """
+    for path, check in _checks(disk, state, log, sealed_only=True).items():
+        found = _checked(path, check, pace)
+        if found.damage is not None:
+            again = _checks(disk, state, log, sealed_only=True)
+            if path not in again:
+                continue
+            found = _checked(path, again[path], pace)
+        yield found
+
+
+def verify(disk: Disk, *, state: Path, log: Path) -> Iterator[Checked]:
+    """Yield every file of a stopped node's state and log."""
+    for path, check in _checks(disk, state, log, sealed_only=False).items():
+        yield _checked(path, check, unpaced)
+
+
+def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
+    """Return how to check each file that is wanted now."""
+    try:
+        checks = _state_checks(disk, state)
+    except (CorruptFile, UnknownVersion):
+        checks = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
+    return {**checks, **_log_checks(disk, log, sealed_only=sealed_only)}
+
+
+def _checked(path: Path, check: Check, pace: Pace) -> Checked:
+    try:
+        return Checked(path, check(pace), None)
+    except FileNotFoundError:
+        return Checked(path, 0, CorruptFile(path, 0, "it is missing"))
+    except (CorruptFile, UnknownVersion) as error:
+        return Checked(path, 0, error)
+
+
+# ---- state
+
+
+def _state_checks(disk: Disk, state: Path) -> dict[Path, Check]:
+    """Return how to check each file that the newest manifest needs, itself included.
+
+    Raises:
+        CorruptFile, UnknownVersion: it can't be read.
+    """
+    said = manifest.read(disk, state)
+    if said is None:
+        return {}
+    checks: dict[Path, Check] = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
+    for fields in said["runs"]:
+        checks |= _run_checks(disk, state / manifest.RUN_DIRECTORY, RunMeta.unpack(fields))
+    blocks = [block for topic in said["topics"] for block in topic["blocks"]]
+    refs: dict[str, list[SpillRef]] = {}
+    for block in blocks:
+        refs.setdefault(block[0], []).append(SpillRef(*block[:3]))
+    for name, mine in refs.items():
+        checks |= _spill_check(disk, state / manifest.SPILL_DIRECTORY / name, mine)
+    return checks
+
+
+def _check_manifest(disk: Disk, state: Path) -> int:
+    manifest.check(disk, state)
+    return disk.size(state / manifest.NAME)
+
+
+def _run_checks(disk: Disk, directory: Path, meta: RunMeta) -> dict[Path, Check]:
+    def check_run(pace: Pace) -> int:
+        Run(disk, directory, meta).check(pace)
+        return meta.size
+
+    def check_keys(pace: Pace) -> int:
+        KeyFile(disk, directory / meta.keys_name).check(pace)
+        return meta.keys_size
+
+    checks: dict[Path, Check] = {directory / meta.name: check_run}
+    if meta.keys_size:
+        checks[directory / meta.keys_name] = check_keys
+    return checks
+
+
+def _spill_check(disk: Disk, path: Path, refs: list[SpillRef]) -> dict[Path, Check]:
+    def check(pace: Pace) -> int:
+        check_spill(disk, path, refs)
+        for ref in refs:
+            read_page(disk, path.parent, ref)
+            pace(ref.size)
+        return disk.size(path)
+
+    return {path: check}
+
+
+# ---- log
+
+
+def _log_checks(disk: Disk, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
+    """Return how to check each segment: those that are sealed, or all, and the mark beside them."""
+    firsts = [first for name in disk.list_dir(log) if (first := segment.first_of(name))]
+    paths = [segment.path_of(log, first) for first in firsts]
+    checks: dict[Path, Check] = {}
+    for path, following in itertools.pairwise(paths):
+        checks[path] = _sealed_check(disk, path, following)
+    if sealed_only:
+        return checks
+    if paths:
+        checks[paths[-1]] = _active_check(disk, paths[-1])
+    mark = log / MARK_NAME
+    if disk.exists(mark):
+        checks[mark] = lambda _: _check_mark(disk, mark)
+    return checks
+
+
+def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
+    def check(pace: Pace) -> int:
+        after = _header(disk, following)
+        end, damage, last = _walk(disk, path, pace)
+        if damage is not None:
+            raise CorruptFile(path, damage.position, damage.why)
+        wanted = (after.epoch_before, LogIndex(after.first - 1))
+        if last != wanted:
+            raise CorruptFile(path, end, f"ends at (epoch, index) {last}, not {wanted}")
+        return end
+
+    return check
+
+
+def _active_check(disk: Disk, path: Path) -> Check:
+    """Beyond what was durable damage is a torn tail, which the next start cuts."""
+
+    def check(pace: Pace) -> int:
+        mark = read_mark(disk, path.with_name(MARK_NAME))
+        end, damage, (_, last) = _walk(disk, path, pace)
+        if last < mark.durable:
+            why = damage.why if damage is not None else "the log ends here"
+            raise CorruptFile(path, end, f"{why}; entry {mark.durable} was durable")
+        return end
+
+    return check
+
+
+def _check_mark(disk: Disk, path: Path) -> int:
+    if read_mark(disk, path).damaged:
+        raise CorruptFile(path, 0, "checksum mismatch")
+    return disk.size(path)
+
+
+def _header(disk: Disk, path: Path) -> Header:
+    return segment.decode_header(path, disk.read(path, 0, segment.HEADER_SIZE))
+
+
+def _walk(disk: Disk, path: Path, pace: Pace) -> tuple[int, Damage | None, tuple[Epoch, LogIndex]]:
+    """Return where a segment's frames end, why, and (epoch, index) of the last one.
+
+    Raises:
+        CorruptFile: a whole frame is not the one that follows.
+    """
+    header = _header(disk, path)
+    epoch, index, end = header.epoch_before, LogIndex(header.first - 1), segment.HEADER_SIZE
+    cost = 0
+    for found in segment.walk(disk, path, segment.HEADER_SIZE, READ_SIZE):
+        if isinstance(found, Damage):
+            return end, found, (epoch, index)
+        position, frame_epoch, frame_index, frame = found
+        if frame_index != index + 1 or frame_epoch < epoch:
+            why = f"entry {frame_epoch}:{frame_index} follows {epoch}:{index}"
+            raise CorruptFile(path, position, why)
+        epoch, index, end = frame_epoch, frame_index, position + len(frame)
+        cost += max(len(frame), FRAME_COST)
+        if cost >= READ_SIZE:
+            pace(cost)
+            cost = 0
+    pace(cost)
+    return end, None, (epoch, index)
