@@ -31,11 +31,12 @@ from timer.machine import (
 )
 from timer.manifest import State
 from timer.merge import Merge
+from timer.pages import SpillRef
 from timer.prepare import Prepared
 from timer.room import Room
 from timer.run import RunMeta
 from timer.run_writer import Pace, unpaced
-from timer.spill import Fetch, Spill, write_spill
+from timer.spill import Fetch, Spill, sparse, write_spill
 from timer.store import Frozen, Store
 from timer.units import Epoch, LogIndex
 from timer.window import Window
@@ -80,6 +81,8 @@ class Flush:
     """Of the runs that were written."""
     manifest_size: int = 0
     """In bytes, once it is written."""
+    moved: dict[SpillRef, SpillRef] = field(default_factory=dict)
+    """Blocks that were copied: where they were, and are."""
 
     def write(self, pace: Pace = unpaced) -> None:
         """Write runs, spill file and manifest, durably; then remove what no manifest needs now.
@@ -90,15 +93,19 @@ class Flush:
             DiskFailed: the old manifest and its files are still whole.
         """
         self.windows = self.store.write_run(self.frozen, pace)
-        if self.fresh:
-            name = f"{self.index:016x}.spill"
-            path = self.directory / manifest.SPILL_DIRECTORY / name
-            write_spill(self.disk, path, self.fresh)
+        spills = self.directory / manifest.SPILL_DIRECTORY
+        thin = sparse(self.disk, spills, manifest.spill_refs(self.state))
+        if self.fresh or thin:
+            path = spills / f"{self.index:016x}.spill"
+            self.moved = write_spill(self.disk, path, self.fresh, thin)
+            manifest.move_spills(self.state, self.moved)
             manifest.add_spills(self.state, self.fresh)
         self.state["runs"] += [window.run.meta.pack() for window in self.windows]
         self.manifest_size = manifest.write(self.disk, self.directory, self.state)
         self.store.remove(self.retired)
-        drop_spills(self.disk, self.directory, manifest.spill_files(self.state))
+        # Where blocks were until now they may still be read, until `end_flush`.
+        still = {ref.file for ref in self.moved}
+        drop_spills(self.disk, self.directory, manifest.spill_files(self.state) | still)
 
 
 def drop_spills(disk: Disk, directory: Path, named: set[str]) -> None:
@@ -331,6 +338,9 @@ class Engine:
         self.machine.store.forget(flush.retired)
         for spill in flush.fresh:
             spill.install()
+        if flush.moved:
+            for topic in self.machine.topics.values():
+                topic.queue.moved(flush.moved)
         self.machine.pages.evict(PAGES_SIZE_MAX)
         self.manifest_index = flush.index
         self._manifest_size = flush.manifest_size

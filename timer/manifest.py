@@ -14,6 +14,7 @@ atomically; files that the newest one does not name are garbage.
 import struct
 import zlib
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,6 +99,20 @@ def add_spills(state: State, fresh: list[Spill]) -> None:
         by_topic[spill.topic]["blocks"] += [_block_state(block) for block in spill.new]
 
 
+def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> None:
+    """Name in `state` where blocks lie that were copied."""
+    for topic in state["topics"]:
+        for fields in topic["blocks"]:
+            ref = places.get(SpillRef(*fields[:3]))
+            if ref is not None:
+                fields[:3] = [ref.file, ref.position, ref.size]
+
+
+def spill_refs(state: State) -> list[SpillRef]:
+    """Return where the blocks lie that the manifest needs."""
+    return [SpillRef(*block[:3]) for topic in state["topics"] for block in topic["blocks"]]
+
+
 def recover_store(state: State | None, disk: Disk, directory: Path) -> Store:
     """Return the store that a manifest describes; an empty one without a manifest.
 
@@ -113,7 +128,7 @@ def recover_store(state: State | None, disk: Disk, directory: Path) -> Store:
 
 def spill_files(state: State) -> set[str]:
     """Return the names of the spill files that the manifest needs."""
-    return {block[0] for topic in state["topics"] for block in topic["blocks"]}
+    return {ref.file for ref in spill_refs(state)}
 
 
 def files(state: State) -> list[tuple[str, int, int | None]]:
@@ -140,9 +155,8 @@ def check_spills(state: State, disk: Disk, directory: Path) -> None:
     Raises:
         CorruptFile: a file is cut or damaged.
     """
-    for topic in state["topics"]:
-        for block in topic["blocks"]:
-            read_page(disk, directory / SPILL_DIRECTORY, SpillRef(*block[:3]))
+    for ref in spill_refs(state):
+        read_page(disk, directory / SPILL_DIRECTORY, ref)
 
 
 def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None:
@@ -161,7 +175,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.next_topic_id = TopicId(next_topic_id)
     machine.next_group_id = GroupId(next_group_id)
     machine.counts = Counts(*state["counts"])
-    refs = [SpillRef(*block[:3]) for topic in state["topics"] for block in topic["blocks"]]
+    refs = spill_refs(state)
     for name in spill_files(state):
         mine = [ref for ref in refs if ref.file == name]
         check_spill(disk, directory / SPILL_DIRECTORY / name, mine)

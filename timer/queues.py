@@ -11,14 +11,14 @@ in is each replica's own affair; blocks below `begin` are gone: every group has 
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from timer.columns import U64, Buffers, RowArray, compact, row_bytes
-from timer.pages import Block, Page, Pages, constant_ms
+from timer.pages import Block, Page, Pages, SpillRef, constant_ms
 from timer.timer_id import mix
 from timer.units import QueueOffset, UnixMs
 
@@ -94,6 +94,12 @@ class Queue:
             self.pages.add(block)
         self.blocks[max(start - 1, 0) : stop] = left
         self._firsts[max(start - 1, 0) : stop] = [block.first for block in left]
+
+    def moved(self, places: Mapping[SpillRef, SpillRef]) -> None:
+        """Blocks were copied to other files."""
+        for block in self.blocks:
+            if block.spill is not None:
+                block.spill = places.get(block.spill, block.spill)
 
     def slices(self, offsets: U64) -> Iterator[tuple[Page, U64]]:
         """Yield (page, positions in it) that together cover `offsets` (ascending), in order.

@@ -1,6 +1,7 @@
 """Spill files: fired rows that some group has not acked, written with a manifest. Format 2.
 
-Immutable, one per manifest that found blocks which no file held yet. Little-endian:
+Immutable, one per manifest that found blocks which no file held yet, or files that are needed for
+little: what is left of these moves to the new one. Little-endian:
 
     header      8s magic b"TIMERSPL", u32 version, u32 reserved
     per block   u32 crc32 of the rest of the block, u32 length of the body,
@@ -33,6 +34,11 @@ VERSION: Final = 2
 BLOCK_ROWS_MAX: Final = 4_096
 BLOCK_SIZE_MAX: Final = 1 << 20
 WRITE_SIZE: Final = 1 << 20
+SPARSE: Final = 4
+"""A file of which less than one part in so many is needed is given up: that part is copied."""
+SMALL_SIZE: Final = 256 << 10
+SMALL_FILES_MAX: Final = 8
+"""More files below SMALL_SIZE than this become one."""
 
 _HEADER: Final = struct.Struct("<8sII")
 _CRC: Final = struct.Struct("<I")
@@ -54,9 +60,18 @@ class Spill:
         self.queue.spilled(self.old, self.new)
 
 
-def write_spill(disk: Disk, path: Path, spills: Sequence[Spill]) -> None:
-    """Write the blocks to a new file, durably, and fill in what they become. For a thread."""
+def write_spill(
+    disk: Disk, path: Path, spills: Sequence[Spill], moved: Sequence[SpillRef] = ()
+) -> dict[SpillRef, SpillRef]:
+    """Write the blocks to a new file, durably, and fill in what they become. For a thread.
+
+    Copies those at `moved` from other files, and returns where they lie now.
+
+    Raises:
+        CorruptFile: one of these is damaged.
+    """
     file = disk.open_append(path)
+    places: dict[SpillRef, SpillRef] = {}
     try:
         pieces, waiting = [_HEADER.pack(MAGIC, VERSION, 0)], _HEADER.size
         for spill in spills:
@@ -75,10 +90,33 @@ def write_spill(disk: Disk, path: Path, spills: Sequence[Spill]) -> None:
                     pieces, waiting = [], 0
             assert first == spill.old[-1].end, (first, spill.old[-1].end)
         file.write(pieces)
+        for ref in moved:
+            data = disk.read(path.parent / ref.file, ref.position, ref.size)
+            _decode(memoryview(data), path.parent / ref.file, ref)
+            places[ref] = SpillRef(path.name, file.size, ref.size)
+            file.write([data])
+            file.sync()
         file.sync()
     finally:
         file.close()
     disk.sync_dir(path.parent)
+    return places
+
+
+def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef]) -> list[SpillRef]:
+    """Return those of all `refs` that should move to another file. For a thread.
+
+    Their files hold little that is needed, or are many and small.
+    """
+    needed: dict[str, int] = {}
+    for ref in refs:
+        needed[ref.file] = needed.get(ref.file, 0) + ref.size
+    sizes = {name: disk.size(directory / name) for name in needed}
+    given_up = {name for name, size in sizes.items() if SPARSE * needed[name] < size}
+    small = {name for name, size in sizes.items() if size < SMALL_SIZE}
+    if len(small - given_up) > SMALL_FILES_MAX:
+        given_up |= small
+    return [ref for ref in refs if ref.file in given_up]
 
 
 def _cut(pages: Sequence[Page]) -> Iterator[list[Page]]:
@@ -175,13 +213,13 @@ def _decode(data: memoryview, path: Path, ref: SpillRef) -> Page:
 
 
 class Fetch:
-    """Pages that are wanted, to be read by a thread."""
+    """Pages that are wanted, to be read by a thread. A block may move to another file meanwhile."""
 
     def __init__(self, disk: Disk, directory: Path, blocks: Sequence[Block]) -> None:
         self._disk = disk
         self._directory = directory
-        self._blocks = blocks
-        self._pages: list[tuple[Block, Page | None]] = []
+        self._blocks = [(block, block.spill) for block in blocks]
+        self._pages: list[tuple[Block, SpillRef, Page | None]] = []
 
     def read(self) -> None:
         """Read them.
@@ -189,13 +227,13 @@ class Fetch:
         Raises:
             CorruptFile: a block is cut or damaged.
         """
-        for block in self._blocks:
-            assert block.spill is not None
+        for block, ref in self._blocks:
+            assert ref is not None
             try:
-                page = read_page(self._disk, self._directory, block.spill)
+                page = read_page(self._disk, self._directory, ref)
             except FileNotFoundError:
                 page = None
-            self._pages.append((block, page))
+            self._pages.append((block, ref, page))
 
     def install(self, pages: Pages) -> None:
         """Put the pages where they are still wanted.
@@ -203,9 +241,8 @@ class Fetch:
         Raises:
             CorruptFile: the file of such a block is missing.
         """
-        for block, page in self._pages:
+        for block, ref, page in self._pages:
             if page is not None:
                 pages.fetched(block, page)
-            elif pages.wants(block):  # else all have acked it meanwhile
-                assert block.spill is not None
-                raise CorruptFile(self._directory / block.spill.file, 0, "the file is missing")
+            elif pages.wants(block) and block.spill == ref:  # else all have acked it meanwhile
+                raise CorruptFile(self._directory / ref.file, 0, "the file is missing")

@@ -179,8 +179,8 @@ _install = spill_module.Fetch.install
 
 def _install_mixed_up(self: spill_module.Fetch, pages: Pages) -> None:
     """Pages that were fetched together come to each other's blocks."""
-    found = [page for _, page in self._pages]
-    self._pages = [(b, page) for (b, _), page in zip(self._pages, found[::-1], strict=True)]
+    found = [page for _, _, page in self._pages]
+    self._pages = [(b, ref, p) for (b, ref, _), p in zip(self._pages, found[::-1], strict=True)]
     _install(self, pages)
 
 

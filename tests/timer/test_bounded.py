@@ -1,0 +1,155 @@
+"""What a node keeps on its disk is bounded by what is pending and unread, whatever has passed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import (
+    STATE,
+    Log,
+    catch_up,
+    engine_on,
+    fetch_all,
+    part_of,
+    state_of,
+)
+from tests.timer.test_manifest import SPILLS, flush
+from timer import scrub
+from timer.engine import Engine
+from timer.payloads import Op
+from timer.spill import SMALL_FILES_MAX
+from timer.units import TopicId
+
+PAYLOAD = 2_000
+ROWS = 50
+WAVES = 40
+SMALL, BUSY = TopicId(1), TopicId(2)
+
+
+def begun() -> tuple[SimDisk, Engine, Log]:
+    """Return an engine with two topics, each with a group."""
+    disk, log = SimDisk(), Log()
+    engine = engine_on(disk)
+    log.begin_epoch()
+    for number, name in enumerate(("small", "busy"), start=1):
+        log.topic(name)
+        log.create_group(number, "g")
+    catch_up(engine, log)
+    return disk, engine, log
+
+
+def wave(engine: Engine, log: Log) -> None:
+    """Schedule into both topics and fire; what came to the busy one is acked."""
+    fire(engine, log)
+    ack(engine, log)
+
+
+def fire(engine: Engine, log: Log) -> None:
+    due = log.now_ms + 1_000
+    log.schedule(part_of([(SMALL, due, b"kept")]))
+    log.schedule(part_of([(BUSY, due, bytes(PAYLOAD))] * ROWS))
+    catch_up(engine, log)
+    flush(engine)
+    log.fire(due)
+    catch_up(engine, log)
+    flush(engine)
+
+
+def ack(engine: Engine, log: Log) -> None:
+    end = engine.machine.topics[BUSY].queue.end
+    log.op(Op.RESERVE, BUSY, 2, [end])
+    log.op(Op.ACK, BUSY, 2, range(end - ROWS, end))
+    log.now_ms += 2_000
+    log.checkpoint()
+    catch_up(engine, log)
+    flush(engine)
+
+
+def test_disk_use_does_not_grow_with_what_has_fired_and_was_acked() -> None:
+    disk, engine, log = begun()
+    used = []
+    for _ in range(WAVES):
+        wave(engine, log)
+        used.append(disk.used_bytes())
+    one = ROWS * PAYLOAD
+    assert WAVES * one > 20 * max(used)
+    assert max(used[WAVES // 2 :]) < 2 * one
+    # A message of each wave is unread: it keeps itself, and not the file that it came with.
+    queue = engine.machine.topics[SMALL].queue
+    assert queue.end - queue.begin == WAVES
+    assert len(disk.list_dir(SPILLS)) <= 2 * (SMALL_FILES_MAX + 1)
+
+
+def test_message_that_moved_is_read_where_it_is_now() -> None:
+    disk, engine, log = begun()
+    for _ in range(3):
+        wave(engine, log)
+    assert not [c for c in scrub.scrub(disk, state=STATE, log=_empty(disk)) if c.damage]
+    disk.die()
+    again = engine_on(disk)
+    for each in (engine, again):
+        each.machine.pages.evict(0)
+        fetch_all(each.machine)
+    assert state_of(again.machine) == state_of(engine.machine)
+    queue = again.machine.topics[SMALL].queue
+    offsets = np.arange(queue.begin, queue.end, dtype=np.uint64)
+    payloads = [
+        bytes(page.bufs[0])[start : start + 4]
+        for page, at in queue.slices(offsets)
+        for start in page.rows["payload_start"][at.astype(np.int64)].tolist()
+    ]
+    assert payloads == [b"kept"] * 3
+
+
+def _empty(disk: SimDisk) -> Path:
+    disk.make_dir(Path("/log"))
+    return Path("/log")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_page_that_is_fetched_while_its_block_moves_is_found(late: bool) -> None:
+    _, engine, log = begun()
+    fire(engine, log)
+    machine = engine.machine
+    queue = machine.topics[SMALL].queue
+    machine.pages.evict(0)
+    assert queue.at_hand(np.arange(queue.begin, queue.end, dtype=np.uint64)) == 0
+    fetch = engine.begin_fetch()
+    assert fetch is not None
+    refs = {block.spill for block in queue.blocks}
+    if not late:
+        fetch.read()
+    ack(engine, log)  # it moves
+    wave(engine, log)  # and the file is gone
+    assert not refs & {block.spill for block in queue.blocks}
+    if late:
+        fetch.read()
+    engine.end_fetch(fetch)
+    again = engine.begin_fetch()
+    assert (again is not None) == late
+    if again is not None:
+        again.read()
+        engine.end_fetch(again)
+    assert queue.at_hand(np.arange(queue.begin, queue.begin + 1, dtype=np.uint64)) == 1
+
+
+def test_restart_between_the_manifest_and_the_move_finds_the_blocks() -> None:
+    disk, engine, log = begun()
+    fire(engine, log)
+    log.op(Op.RESERVE, BUSY, 2, [ROWS])
+    log.op(Op.ACK, BUSY, 2, range(ROWS))
+    catch_up(engine, log)
+    expected = engine.machine.digest()
+    begun_ = engine.begin_flush()
+    assert begun_ is not None
+    names = disk.list_dir(SPILLS)
+    begun_.write()
+    assert begun_.moved
+    assert {*names} < {*disk.list_dir(SPILLS)}, "who reads a block finds it until it has moved"
+    disk.die()
+    again = engine_on(disk)
+    fetch_all(again.machine)
+    assert again.machine.digest() == expected
+    assert not {*names} & {*disk.list_dir(SPILLS)}
