@@ -81,12 +81,15 @@ def open_files(
 
     Raises:
         WrongDirectory: the marker is another node's, or stands beside an empty directory.
+        UnknownVersion: another program wrote a file.
         CorruptFile: a file doesn't verify, or journal and snapshot contradict each other.
     """
     directory = data_directory / "raft"
     marker = data_directory / "raft-member"
     owner = msgpack.packb([SNAPSHOT_VERSION, cluster_id, name])
     is_member = marker.exists()
+    if is_member:
+        _check_version(marker, unseal(marker))
     if is_member and unseal(marker) != owner:
         raise WrongDirectory(f"{marker}: not written by node {name!r} of cluster {cluster_id!r}")
     is_empty = not directory.exists() or not any(directory.iterdir())
@@ -114,7 +117,7 @@ def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
     marker, journal = data_directory / "raft-member", directory / "journal"
     meta, snapshot = directory / "meta", directory / "snapshot"
     found: dict[Path, Callable[[], object]] = {
-        marker: lambda: unseal(marker),
+        marker: lambda: _check_version(marker, unseal(marker)),
         journal: lambda: scan(journal, journal.read_bytes()),
         meta: lambda: read_meta(meta),
         snapshot: lambda: read_snapshot(snapshot),
@@ -135,11 +138,16 @@ def read_snapshot(path: Path) -> Snapshot:
         CorruptFile: it doesn't verify.
         FileNotFoundError: there is none.
     """
-    version, *fields = msgpack.unpackb(unseal(path), use_list=False)
+    body = unseal(path)
+    _check_version(path, body)
+    _, state, last, previous = msgpack.unpackb(body, use_list=False)
+    return Snapshot(state=state, last=last, previous=previous)
+
+
+def _check_version(path: Path, body: bytes) -> None:
+    version = msgpack.unpackb(body, use_list=False)[0]
     if version != SNAPSHOT_VERSION:
         raise UnknownVersion(path, version, SNAPSHOT_VERSION)
-    state, last, previous = fields
-    return Snapshot(state=state, last=last, previous=previous)
 
 
 def fitted(path: Path, records: list[Record], snapshot: Snapshot | None) -> list[Record]:

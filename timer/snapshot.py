@@ -33,7 +33,7 @@ import msgpack
 
 from timer import manifest
 from timer.disk import Bytes, Disk
-from timer.errors import CorruptFile, NotReady
+from timer.errors import CorruptFile, NotReady, UnknownVersion
 from timer.log import begin_anew
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
 
@@ -289,9 +289,13 @@ def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, Leadership] | None:
 
     Raises:
         CorruptFile: that can't be read.
+        UnknownVersion: another program has ordered it.
     """
     if not disk.exists(incoming / _READY):
         return None
+    version = _version(disk.read(incoming / _READY))
+    if version not in (None, VERSION):
+        raise UnknownVersion(incoming / _READY, version, VERSION)
     found = _read(disk, incoming / _READY)
     if found is None:
         raise CorruptFile(incoming / _READY, 0, "damaged")
@@ -374,12 +378,9 @@ def _encode(snapshot: Snapshot, under: Leadership) -> bytes:
 def _read(disk: Disk, path: Path) -> tuple[Snapshot, Leadership] | None:
     """Return what a plan says; None: there is none, or it is damaged or another version's."""
     data = disk.read(path) if disk.exists(path) else b""
-    body = data[:-4]
-    if not body or zlib.crc32(body).to_bytes(4, "little") != data[-4:]:
+    if _version(data) != VERSION:
         return None
-    version, *fields = msgpack.unpackb(body)
-    if version != VERSION:
-        return None
+    _, *fields = msgpack.unpackb(data[:-4])
     index, epoch, voters, parts, under = fields
     snapshot = Snapshot(
         index=LogIndex(index),
@@ -388,3 +389,12 @@ def _read(disk: Disk, path: Path) -> tuple[Snapshot, Leadership] | None:
         parts=tuple(Part(*part) for part in parts),
     )
     return snapshot, Leadership(*under)
+
+
+def _version(data: bytes) -> int | None:
+    """Return the version of a plan; None: it is damaged."""
+    body = data[:-4]
+    if not body or zlib.crc32(body).to_bytes(4, "little") != data[-4:]:
+        return None
+    version: int = msgpack.unpackb(body)[0]
+    return version
