@@ -86,17 +86,15 @@ class LookingIn:
             async with self._turn():
                 await self._in_thread(prepared.read)
         store = self._host.require_lease().machine.store
-        store.end_lookup(prepared)
         try:
-            if isinstance(target, Keys):
-                rows = store.find_keys(target.topic, target.key)
-                target = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
-            return target, store.read(target.due_ms, target.seq, 0)[0]
+            with store.looked_up(prepared):
+                if isinstance(target, Keys):
+                    rows = store.find_keys(target.topic, target.key)
+                    target = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+                return target, store.read(target.due_ms, target.seq, 0)[0]
         except StorageError as error:
             self._host.fatal(error)
             raise
-        finally:
-            store.end_lookup(None)
 
     def _target(self, leader: Leader, request: pb.GetTimerRequest) -> Targets:
         if bool(request.timer_id) == bool(request.topic and request.key):

@@ -22,6 +22,7 @@ one moment, the freeze; so a merge may leave out whatever has fired when it begi
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -226,6 +227,16 @@ class Store:
         """Use what was asked, until the next time; None: nothing any more."""
         self._prepared = prepared
         self._runs.end_lookup(None if prepared is None else prepared.timers)
+
+    @contextmanager
+    def looked_up(self, prepared: Prepared | None) -> Iterator[None]:
+        """Use what was asked in here alone: entries may be half folded, with what they asked."""
+        before = self._prepared
+        self.end_lookup(prepared)
+        try:
+            yield
+        finally:
+            self.end_lookup(before)
 
     def find(self, due_ms: UnixMs, seq: int) -> RowArray | None:
         """Return the row of one timer, an array of one as from `cancel`; None if not pending.

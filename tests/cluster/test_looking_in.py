@@ -12,7 +12,7 @@ import pytest
 
 from chaos.simdisk import SimDisk
 from cluster.looking_in import LOOKS_MAX, LookingIn
-from tests.timer.machines import STATE
+from tests.timer.machines import STATE, ids_of
 from tests.timer.test_lookup import FAR, PLACES, filled, flip
 from timer import timer_id
 from timer.cut import Cut
@@ -109,6 +109,18 @@ async def test_batch_is_verified_in_a_thread(
     monkeypatch.setattr(Run, "verify", noted)
     await ask(look)
     assert verified == [False]
+
+
+async def test_look_leaves_what_was_asked_for_entries_that_are_half_folded() -> None:
+    _, _, engine = filled("run")
+    look, _ = looking(engine)
+    store = engine.machine.store
+    asked = store.begin_look(ids_of([(FAR, 1)]))
+    assert asked is not None
+    asked.read()
+    store.end_lookup(asked)
+    await look.get(by_id(2))
+    assert (store._prepared, store._runs._lookup) == (asked, asked.timers)
 
 
 @pytest.fixture
