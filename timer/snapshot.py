@@ -103,6 +103,11 @@ def take(disk: Disk, state: Path, into: Path) -> Snapshot:
             return _take(disk, state, into)
         except FileNotFoundError:
             continue  # a newer manifest has come, and what the old one named is gone
+        except CorruptFile as found:
+            path = Path(str(found.path))
+            if path.is_relative_to(into):  # a link to the same bytes
+                path = state / path.relative_to(into)
+            raise CorruptFile(path, found.position, found.why) from None
     raise NotReady("manifests replaced each other too fast")
 
 

@@ -110,7 +110,7 @@ class Faults:
         nodes = {node.replica: node for node in self._world.nodes}
         present = [node for node in self._world.nodes if node.leading]
         soon_us = self._rng.choice((0, 5_000, 30_000))
-        match self._rng.choice(("restart", "cut", "slow")):
+        match self._rng.choice(("restart", "cut", "slow", "parts")):
             case "restart":
                 node = self._rng.choice(self._world.nodes)
                 self._strike("ambush", node.stop_hard, soon_us)
@@ -120,6 +120,8 @@ class Faults:
             case "cut" if present and present[0].replica != leader:
                 pair = [(present[0], nodes[leader]), (nodes[leader], present[0])]
                 self._strike("ambush", lambda: self._for_a_while(self._cut(pair)), 0)
+            case "parts":
+                self._strike("ambush", self._parts, soon_us)
             case _:
                 self._strike("ambush", self._slow_disk, soon_us)
 
@@ -184,6 +186,13 @@ class Faults:
     def _split(self) -> None:
         one, other = self._rng.sample(self._world.nodes, 2)
         self._for_a_while(self._cut([(one, other), (other, one)]))
+
+    def _parts(self) -> None:
+        """Let the nodes be two groups that don't hear each other."""
+        nodes = self._world.nodes
+        some = self._rng.sample(nodes, self._rng.randint(1, len(nodes) - 1))
+        pairs = [(one, other) for one in some for other in nodes if other not in some]
+        self._for_a_while(self._cut(pairs + [(other, one) for one, other in pairs]))
 
     def _flap(self) -> None:
         one, other = self._rng.sample(self._world.nodes, 2)

@@ -11,6 +11,8 @@ from unittest import mock
 
 from chaos.sim.planted import Mutation, Plant
 from replication.core import Core
+from replication.knowledge import Bid
+from replication.messages import Start
 from replication.quorum import Voters
 from replication.steps import Event
 from timer import log as timer_log
@@ -19,11 +21,6 @@ from timer.disk import Disk
 from timer.units import Epoch, LogIndex, MonoMs
 
 DAMAGE: Final[dict[str, Any]] = {"faults": ("flip", "shorten", "power", "isolate"), "mischief": ()}
-CHANGES: Final[dict[str, Any]] = {
-    "faults": ("wipe", "newborn", "isolate", "power"),
-    "mischief": ("spurious",),
-    "member_changes": 0.03,
-}
 
 
 def _patch(target: object, name: str, new: object) -> Plant:
@@ -45,18 +42,25 @@ def _keep_the_log(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) ->
         _begin_anew(disk, directory, after, epoch)
 
 
-class _OneSetAtOnce(Core):
-    """A new set counts alone from the moment its EPOCH entry is appended."""
+class _ManyChanges(Core):
+    """Whatever is proposed is written, and counts alone from the moment it is appended."""
 
     def _sets_in_force(self) -> tuple[Voters, ...]:
         return (self.shape.voters,)
 
-
-class _ManyChanges(_OneSetAtOnce):
-    """Whatever is proposed is written, and counts alone."""
-
     def _next_voters(self, proposed: Voters | None) -> Voters:
         return proposed or self.shape.voters
+
+
+def _newest_alone(_: Bid, own: tuple[Start, ...]) -> tuple[Voters, ...]:
+    """A candidate asks for a majority of the newest set in its log."""
+    return (own[-1].voters,)
+
+
+@contextlib.contextmanager
+def _newest_counts_alone() -> Iterator[None]:
+    with _plant_core(_ManyChanges), mock.patch.object(Bid, "sets", _newest_alone):
+        yield
 
 
 class _DropsTooMuch(Core):
@@ -113,8 +117,15 @@ SNAPSHOT_MUTATIONS: Final = (
         frozenset({"agreement", "lost", "lease", "epoch", "liveness"}),
         200,
         "a change of members that not everybody has heard of",
-        lambda: _plant_core(_ManyChanges),
-        aim=CHANGES,
+        _newest_counts_alone,
+        aim={
+            "faults": ("ambush", "newborn", "split"),
+            "mischief": (),
+            "member_changes": 0.15,
+            "nodes": 3,
+            "fault_gap_ms": 1_500,
+            "delay_us": 10_000,
+        },
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -152,6 +152,21 @@ def test_take_refuses_a_run_of_another_size() -> None:
         snapshot.take(disk, STATE, PINNED)
 
 
+def test_take_names_the_damaged_file_of_the_state_not_its_link(tmp_path: Path) -> None:
+    # By its path it is told who can heal it.
+    disk, log, state = RealDisk(), busy_log(), tmp_path / "state"
+    source = engine_on(disk, state)
+    catch_up(source, log)
+    flush(source)
+    [spill] = (state / manifest.SPILL_DIRECTORY).iterdir()
+    data = bytearray(spill.read_bytes())
+    data[len(data) // 2] ^= 1
+    spill.write_bytes(data)
+    with pytest.raises(CorruptFile) as caught:
+        snapshot.take(disk, state, tmp_path / "pinned")
+    assert caught.value.path == spill
+
+
 def test_real_disk_takes_and_installs(tmp_path: Path) -> None:
     disk = RealDisk()
     log = busy_log()
