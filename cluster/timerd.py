@@ -5,13 +5,13 @@
     timerd --config n1.toml --print-config                              show the settings in force
 
 Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
-files; 67 the disk failed; 68 the state diverged from the leader's; 70-75 the control plane (see
-cluster/raft.py); 1 anything else.
+files; 67 the disk failed; 68 the replicas' states differ, and no majority agrees on one; 70-75 the
+control plane (see cluster/raft.py); 1 anything else.
 
 A node whose state or log is damaged, or whose state differs from that of a majority, does not end:
 it fetches both anew from the leader (cluster/repair.py). To install what was fetched is to start
 again: the process replaces itself by a new one with the same pid, so that nothing of what it had in
-memory stays. It ends with 66 or 68 if no leader offers a snapshot in time, or there are no others.
+memory stays. It ends with 66 if no leader offers a snapshot in time, or there are no others.
 """
 
 import argparse
