@@ -96,7 +96,7 @@ def fetch_from(
 
 def installed(incoming: Path, directory: Path) -> Engine:
     places = {name: directory / name for name in ("state", "log", "damaged")}
-    snapshot.install(DISK, incoming, **places)
+    snapshot.install(DISK, incoming, **places, keep_log=False)
     return engine_on(DISK, directory / "state")
 
 
@@ -251,6 +251,39 @@ async def test_only_a_snapshot_beyond_what_is_known_is_fetched(tmp_path: Path) -
         fetch = fetch_from(source, tmp_path / "in2", known=lambda: found.index)
         assert await fetch.run() is None
     assert not (tmp_path / "in2" / "manifest").exists()
+
+
+async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Path) -> None:
+    silent: list[object] = []
+
+    async def fall_silent() -> None:
+        silent.append(snapshot.ready(DISK, tmp_path / "in"))
+
+    async with Source(tmp_path / "a").served() as source:
+        refetch = fetch_from(source, tmp_path / "in")
+        refetch._fall_silent = fall_silent
+        found = await refetch.run()
+    assert silent == [None]
+    assert found is not None
+    assert snapshot.ready(DISK, tmp_path / "in") == (found, _fields(UNDER))
+
+
+async def test_what_the_log_has_brought_until_the_receiver_is_silent_is_not_installed(
+    tmp_path: Path,
+) -> None:
+    known = LogIndex(0)
+
+    async def fall_silent() -> None:
+        nonlocal known
+        known = source.engine.manifest_index
+
+    async with Source(tmp_path / "a").served() as source:
+        refetch = fetch_from(source, tmp_path / "in", known=lambda: known)
+        refetch._fall_silent = fall_silent
+        assert await refetch.run() is None
+    assert known
+    assert snapshot.ready(DISK, tmp_path / "in") is None
+    assert not (tmp_path / "in" / "manifest").exists()
 
 
 async def test_every_byte_that_is_sent_is_paced(tmp_path: Path) -> None:
