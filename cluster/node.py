@@ -358,8 +358,10 @@ class Node:
             dials=self._dials,
             check=functools.partial(check_state, config, disk),
             known=lambda: self.replica.commit_index,
+            fall_silent=self.replica.fall_silent,
         )
-        if await refetch.run() is not None:
+        await refetch.run()
+        if self.replica.silent:  # the next process takes part again, with the snapshot or without
             self._stopping = True
             self._restart()
         self._refetching = False

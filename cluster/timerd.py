@@ -5,13 +5,13 @@
     timerd --config n1.toml --print-config                              show the settings in force
 
 Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
-files; 67 the disk failed; 68 the state diverged from the leader's; 70-75 the control plane (see
-cluster/raft.py); 1 anything else.
+files; 67 the disk failed; 68 the replicas' states differ, and no majority agrees on one; 70-75 the
+control plane (see cluster/raft.py); 1 anything else.
 
 A node whose state or log is damaged, or whose state differs from that of a majority, does not end:
 it fetches both anew from the leader (cluster/repair.py). To install what was fetched is to start
 again: the process replaces itself by a new one with the same pid, so that nothing of what it had in
-memory stays. It ends with 66 or 68 if no leader offers a snapshot in time, or there are no others.
+memory stays. It ends with 66 if no leader offers a snapshot in time, or there are no others.
 """
 
 import argparse
@@ -54,8 +54,31 @@ EXIT_DIRECTORY: Final = 65
 EXIT_CORRUPT: Final = 66
 EXIT_DISK: Final = 67
 EXIT_DIVERGED: Final = 68
-RESTART: Final = -1
-"""Not an exit code: start again, there is a snapshot to install."""
+
+
+class Ending:
+    """Why a node ends. Who asks it to end for good is heard whatever else it is ending for."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.asked = False
+        """By SIGTERM or SIGINT."""
+        self._again = False
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a new process takes its place."""
+        return self._again and not self.asked
+
+    def ask(self) -> None:
+        """End for good."""
+        self.asked = True
+        self.begun.set()
+
+    def start_again(self) -> None:
+        """End, and start again: there is a snapshot to install."""
+        self._again = True
+        self.begun.set()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -147,16 +170,17 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(print_config(config))
         return 0
     setup_logs(level=config.log_level, node=config.name)
+    ending = Ending()
     try:
-        status = uvloop.run(_run(config))
+        uvloop.run(_run(config, ending))
     except DiskFailed as error:
-        if not is_full(error):
+        if not is_full(error) or ending.asked:
             raise
         logger.exception("no room, to be waited for")
-        status = RESTART
-    if status == RESTART:
         start_again()
-    return status
+    if ending.restarts:  # asked only now: a signal may have come while the loop ended
+        start_again()
+    return 0
 
 
 def start_again() -> NoReturn:
@@ -174,37 +198,38 @@ def _curable(config: NodeConfig, error: BaseException) -> bool:
     )
 
 
-def _begin_anew(disk: Disk, config: NodeConfig, error: BaseException) -> BaseException:
+def _begin_anew(
+    disk: Disk, config: NodeConfig, ending: Ending, error: BaseException
+) -> BaseException:
     """Start again if that helps against `error`; else return what ends the process."""
     if _curable(config, error):
         logger.error("fatal, to be healed: %s", error, exc_info=error)
         try:
             note_damage(disk, config, error)
-            start_again()
+            if not ending.asked:
+                start_again()
         except DiskFailed as failed:  # the damage will be met again
             error = failed
-    if is_full(error):
+    if is_full(error) and not ending.asked:
         logger.error("no room, to be waited for: %s", error, exc_info=error)
         start_again()
     return error
 
 
-async def _run(config: NodeConfig) -> int:
+async def _run(config: NodeConfig, ending: Ending) -> None:
     disk = RealDisk()
 
     def fatal(error: BaseException) -> None:
         """What is in memory can't be trusted: end at once, or begin anew."""
-        error = _begin_anew(disk, config, error)
+        error = _begin_anew(disk, config, ending, error)
         logger.critical("fatal: %s", error, exc_info=error)
         for handler in logging.getLogger().handlers:
             handler.flush()
         os._exit(exit_code(error))
 
-    stop = asyncio.Event()
-    restarts: list[bool] = []
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, ending.ask)
 
     def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         del loop
@@ -216,30 +241,27 @@ async def _run(config: NodeConfig) -> int:
 
     loop.set_exception_handler(on_exception)
 
-    def restart() -> None:
-        restarts.append(True)
-        stop.set()
-
     waiting = loop.create_task(wait_for_room(disk, config))
-    if not await _unless_stopped(waiting, stop):
-        return 0
-    node = Node(config, fatal, restart)
+    if not await _unless_ended(waiting, ending):
+        return
+    node = Node(config, fatal, ending.start_again)
     try:
         await node.start()
     except Damaged as damaged:
         if len(config.peers) == 1:
             raise damaged.why from None
         healing = loop.create_task(repair(disk, config, damaged, [*PEER_OPTIONS]))
-        return RESTART if await _unless_stopped(healing, stop) else 0
-    await stop.wait()
-    logger.info("starting again" if restarts else "stopping")
+        if await _unless_ended(healing, ending):
+            ending.start_again()
+        return
+    await ending.begun.wait()
+    logger.info("starting again" if ending.restarts else "stopping")
     await node.stop()
-    return RESTART if restarts else 0
 
 
-async def _unless_stopped(work: asyncio.Task[None], stop: asyncio.Event) -> bool:
-    """Wait for `work`, and return True; or cancel it when the process is told to stop."""
-    stopped = asyncio.create_task(stop.wait())
+async def _unless_ended(work: asyncio.Task[None], ending: Ending) -> bool:
+    """Wait for `work`, and return True; or cancel it when the process is told to end."""
+    stopped = asyncio.create_task(ending.begun.wait())
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if not work.done():
         work.cancel()

@@ -1,8 +1,10 @@
 """Installing a snapshot without forgetting a promise.
 
-The replica's log is replaced, so entries that it once acknowledged are gone: it is *unsure* from
-before the first of its files goes until a leader has matched it. Its promise is kept; it rises to
-the leadership that the snapshot came from, as an append of that epoch would have raised it.
+A log that is whole and holds the snapshot's entry is kept: equal in that entry, it is equal in all
+before it, and what follows was acknowledged and may have been counted. Any other is replaced, and
+entries that the replica once acknowledged may be gone: it is *unsure* from before the first file of
+the log goes until a leader has matched it. Its promise is kept; it rises to the leadership that the
+snapshot came from, as an append of that epoch would have raised it.
 """
 
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from replication.promise import Promise, PromiseFile
 from timer import snapshot
 from timer.disk import Disk
+from timer.log import holds
 from timer.snapshot import Snapshot
 
 
@@ -26,10 +29,14 @@ def install_if_ready(
     if found is None:
         snapshot.drop_leftovers(disk, incoming)
         return None
+    there, leadership = found
     kept = PromiseFile.load(disk, promise)
-    kept.set_unsure(unsure=True)
-    under = Promise(*found[1])
+    # An earlier attempt that died with half a log gone has left it unsure: that stays.
+    keep_log = holds(disk, log, there.index, there.epoch)
+    if not keep_log:
+        kept.set_unsure(unsure=True)
+    under = Promise(*leadership)
     if under.epoch > kept.promise.epoch:
         kept.give(under)
-    snapshot.install(disk, incoming, state=state, log=log, damaged=damaged)
-    return found[0]
+    snapshot.install(disk, incoming, state=state, log=log, damaged=damaged, keep_log=keep_log)
+    return there

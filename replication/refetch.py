@@ -8,7 +8,7 @@ end the state is opened as a start would open it, digest and all, before it may 
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,10 @@ class Unfit(Exception):
     """What a peer sent is of no use."""
 
 
+async def _is_silent() -> None:
+    """Do nothing: who is being healed has no replica that could acknowledge anything."""
+
+
 class Refetch:
     """One node's way to a snapshot. For the event loop; `run` once."""
 
@@ -50,6 +54,7 @@ class Refetch:
         dials: Mapping[str, Dial],
         check: Callable[[Path], None],
         known: Callable[[], LogIndex] = lambda: LogIndex(0),
+        fall_silent: Callable[[], Awaitable[None]] = _is_silent,
     ) -> None:
         """Args:
         directory: Where it gathers.
@@ -57,12 +62,14 @@ class Refetch:
         dials: The way to the others.
         check: Raises CorruptFile if no process could start from the state in a directory.
         known: Up to where this node has what is committed; what a snapshot must be beyond.
+        fall_silent: Makes sure that this process acknowledges nothing more: called when all has
+            arrived, for an install may give up what comes after it.
         """
         assert dials, "there is nobody to ask"
         self._directory = directory
         self._incoming = Incoming(disk, directory)
         self._cluster_id, self._name, self._dials = cluster_id, name, dials
-        self._check, self._known = check, known
+        self._check, self._known, self._fall_silent = check, known, fall_silent
         self._suspect = ""
         self._refusals: dict[str, str] = {}
         self._from = ""
@@ -90,11 +97,13 @@ class Refetch:
                 finally:
                     self._from = ""
                     await channel.close()
-                if snapshot.index <= self._known():
-                    await asyncio.to_thread(self._incoming.forget)
-                    return None
-                await asyncio.to_thread(self._incoming.finish)
-                return snapshot
+                if snapshot.index > self._known():
+                    await self._fall_silent()
+                if snapshot.index > self._known():  # still: it followed until now
+                    await asyncio.to_thread(self._incoming.finish)
+                    return snapshot
+                await asyncio.to_thread(self._incoming.forget)
+                return None
             await asyncio.sleep(AGAIN_S)
 
     def _refused(self, name: str, error: BaseException) -> None:

@@ -121,12 +121,16 @@ class Replica:
         self._transport.start()
         self._tick()
 
-    async def stop(self) -> None:
-        """Finish what the disk is doing, close streams and log."""
+    async def fall_silent(self) -> None:
+        """Take no part any more: nothing is heard, so nothing is acknowledged from here on."""
         self._stopped = True
         if self._alarm is not None:
             self._alarm.cancel()
         await self._transport.stop()
+
+    async def stop(self) -> None:
+        """Finish what the disk is doing, close streams and log."""
+        await self.fall_silent()
         await self._loop.run_in_executor(self._writer, self._log.close)
         self._writer.shutdown()
 
@@ -186,6 +190,11 @@ class Replica:
         return self._core.lease_held(self._mono_ms())
 
     # ---- what it knows
+
+    @property
+    def silent(self) -> bool:
+        """Whether it takes no part any more."""
+        return self._stopped
 
     @property
     def role(self) -> Role:

@@ -16,6 +16,7 @@ log after it is kept.
 """
 
 import asyncio
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, NoReturn, TypeVar
@@ -180,17 +181,24 @@ class Snapshots:
 class Pace:
     """Lets so many bytes a second pass, whoever sends them."""
 
-    def __init__(self, bytes_per_s: int) -> None:
+    def __init__(
+        self,
+        bytes_per_s: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._bytes_per_s = bytes_per_s
+        self._clock, self._sleep = clock, sleep
         self._free_s = 0.0
 
     async def spend(self, size: int) -> None:
         """Wait until `size` more bytes may pass."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._clock()
         start_s = max(self._free_s, now_s)
         self._free_s = start_s + size / self._bytes_per_s
         if start_s > now_s:
-            await asyncio.sleep(start_s - now_s)
+            await self._sleep(start_s - now_s)
 
 
 def encode_offer(snapshot: Snapshot, under: Promise) -> pb.SnapshotOffer:

@@ -86,13 +86,13 @@ class ClusterClock:
         assert floor_at_ms <= boot_ms, (floor_at_ms, boot_ms)
         self._voters = frozenset(voters)
         self._estimates: dict[ReplicaId, _Estimate] = {}
-        self._floor = 2 * floor_ms
         self._boot_ms = boot_ms
         for sample in samples:
             self.observe(sample)
         # Where the old leader's clock would be, moved into the median: here alone it may jump.
-        run_on = self._floor + 2 * (boot_ms - floor_at_ms)
-        self._now = max(self._floor, run_on + self._error(run_on, boot_ms))
+        floor = 2 * floor_ms
+        run_on = floor + 2 * (boot_ms - floor_at_ms)
+        self._now = max(floor, run_on + self._error(run_on, boot_ms))
 
     # ---- what is known
 
@@ -109,17 +109,6 @@ class ClusterClock:
                 return
         offset = 2 * sample.wall_ms - (sent_ms + sample.received_ms)
         self._estimates[sample.voter] = _Estimate(offset, error_ms, sample.received_ms)
-
-    def set_voters(self, voters: Collection[ReplicaId]) -> None:
-        """From now on only these count."""
-        self._voters = frozenset(voters)
-        for gone in self._estimates.keys() - self._voters:
-            del self._estimates[gone]
-
-    def raise_floor(self, floor_ms: UnixMs) -> None:
-        """Never read less than `floor_ms` again: a header or `last_read_time_ms` carries it."""
-        self._floor = max(self._floor, 2 * floor_ms)
-        self._now = max(self._now, self._floor)
 
     def known(self, boot_ms: MonoMs) -> int:
         """Return how many voters' clocks count at `boot_ms`."""

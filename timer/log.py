@@ -479,6 +479,23 @@ class Log:
             self._mark.close()
 
 
+def holds(disk: Disk, directory: Path, index: LogIndex, epoch: Epoch) -> bool:
+    """Return whether the log there is whole, and says that entry `index` is of `epoch`.
+
+    All of it is read. A torn tail is cut, and the mark remembers that.
+
+    Raises:
+        UnknownVersion, DiskFailed: as `Log.open`.
+    """
+    try:
+        log = Log.open(disk, directory)
+    except CorruptFile:
+        return False
+    held = log.epoch_at(index) == epoch
+    log.close()
+    return held
+
+
 def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
     """Replace whatever is there by an empty log that goes on after entry `after`, of `epoch`.
 

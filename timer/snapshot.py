@@ -13,11 +13,12 @@ entries alone, so it is right for every replica of the log, whoever made it.
 the same size and checksum, and begins a half one where it ended. A file that is whole is synced and
 compared with its checksum.
 
-**Installing** replaces state and log. It begins with the file `ready`, written when all parts are
+**Installing** replaces the state. It begins with the file `ready`, written when all parts are
 durable and verified, and is done when that is gone. Whoever finds it at start carries the install
-out again from its beginning: nothing in it depends on what an earlier attempt got done. The log
-begins anew after the snapshot's index. What this replica had acknowledged beyond that is gone, so
-before the first old file goes the caller marks its promise as unsure (replication/install.py).
+out again from its beginning: nothing in it depends on what an earlier attempt got done. A log that
+is whole and holds the snapshot's entry stays: it goes on from there. Any other begins anew after
+it, and what this replica had acknowledged may be gone, so before its first file goes the caller
+marks its promise as unsure (replication/install.py).
 
     plan, ready     msgpack [version 1, index, epoch, [voters], [[path, size, crc32], ...],
                              [leader's epoch, replica id, nonce]], then its CRC-32
@@ -307,10 +308,13 @@ def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, Leadership] | None:
     return found
 
 
-def install(disk: Disk, incoming: Path, *, state: Path, log: Path, damaged: Path) -> None:
-    """Replace state and log by the snapshot that is `ready`, durably; the note of damage goes, too.
+def install(
+    disk: Disk, incoming: Path, *, state: Path, log: Path, damaged: Path, keep_log: bool
+) -> None:
+    """Replace the state by the snapshot that is `ready`, durably; the note of damage goes, too.
 
-    Begins from the beginning if a crash, or an error, cut it short.
+    Begins from the beginning if a crash, or an error, cut it short. `keep_log`: the log holds the
+    snapshot's entry; else it begins anew after that.
 
     Raises:
         CorruptFile, DiskFailed: it is to be repeated.
@@ -322,7 +326,8 @@ def install(disk: Disk, incoming: Path, *, state: Path, log: Path, damaged: Path
         disk.make_dir(state / name)
     for path in _files(disk, state):
         disk.remove(path)
-    begin_anew(disk, log, snapshot.index, snapshot.epoch)
+    if not keep_log:
+        begin_anew(disk, log, snapshot.index, snapshot.epoch)
     for part in snapshot.parts:
         disk.link(incoming / part.path, state / part.path)
     if disk.exists(damaged):

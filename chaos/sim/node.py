@@ -27,6 +27,7 @@ from replication.promise import PromiseFile
 from replication.recovery import recover
 from replication.steps import Appointed, Durable, Event, Handover, Persist, Read, Reconnected, Role
 from replication.writer import Order, write_batch
+from timer import snapshot
 from timer.directory import format_directory, open_directory
 from timer.disk import Bytes, is_full
 from timer.entry import Entry, frames
@@ -145,6 +146,7 @@ class SimNode:
     def _open(self) -> None:
         world = self.world
         open_directory(self.disk, ROOT, cluster_id=CLUSTER_ID, name=str(self.replica))
+        kept_to = self._kept_by_install()
         installed = install_if_ready(
             self.disk,
             INCOMING_PATH,
@@ -155,9 +157,9 @@ class SimNode:
         )
         if installed is not None:
             self.snapshots += 1
-            self.lied = True  # until a leader has matched it
             self.damage = [each for each in self.damage if not _is_curable(each)]
-        PromiseFile.load(self.disk, PROMISE_PATH)
+        unsure = PromiseFile.load(self.disk, PROMISE_PATH).unsure
+        self.lied |= installed is not None and unsure  # until a leader has matched it
         if self.disk.exists(DAMAGED_PATH):
             raise CorruptFile(DAMAGED_PATH, 0, self.disk.read(DAMAGED_PATH).decode())
         self.outgoing = Outgoing(self.disk, STATE_PATH, OUTGOING_PATH)
@@ -169,6 +171,10 @@ class SimNode:
             committed_floor=floor,
             segment_size=world.options.segment_bytes,
         )
+        if self.log.last_index < kept_to:
+            raise Broken(
+                "storage", f"{self}: an install threw {self.log.last_index}..{kept_to} away"
+            )
         self._promise = PromiseFile.load(self.disk, PROMISE_PATH, last_epoch=self.log.last_epoch)
         if self.log.tail_was_cut:
             self._promise.set_unsure(unsure=True)
@@ -185,6 +191,16 @@ class SimNode:
             now_ms=self.mono_ms(),
         )
         self.driver = Driver(self.core, self, self, time_ms)
+
+    def _kept_by_install(self) -> LogIndex:
+        """Return up to where the log has to go on if a snapshot is installed now."""
+        found = snapshot.ready(self.disk, INCOMING_PATH)
+        hurt = self.lied or any(LOG_PATH in (path, *path.parents) for path in self.damage)
+        if found is None or hurt or ROOT in self.damage or not hasattr(self, "log"):
+            return LogIndex(0)
+        there, _ = found
+        held = self.log.epoch_at(there.index) == there.epoch  # as an earlier process saw it
+        return self.log.durable_index if held else LogIndex(0)
 
     def _damage_found(self, error: StorageError) -> None:
         """Fetch everything anew; stay down if nobody else has what is damaged."""

@@ -2,7 +2,9 @@
 
 A node fetches for one of two reasons: its leader says that it is `behind`, and it goes on following
 meanwhile; or its disk is damaged, and it does nothing else until it is healed. What is fetched
-survives the process. Requests and answers travel over the world's network and get lost.
+survives the process. Requests and answers travel over the world's network and get lost. Between the
+last part's arrival and the order to install it the log may bring more, and the order may wait long
+for the process that carries it out.
 """
 
 from collections.abc import Callable
@@ -21,6 +23,10 @@ LARGE_CHUNK: Final = 10_000
 """Where timers are large."""
 ANSWER_MS: Final = 300
 TRIES: Final = 4
+SETTLE_MS_MAX: Final = 3_000
+"""How long it goes on following when all has arrived."""
+DRAIN_MS_MAX: Final = 3_000
+"""How long the process takes to end after that."""
 
 Offer = tuple[Snapshot, Leadership]
 
@@ -122,11 +128,8 @@ class Refetch:
         self._fetch()
 
     def _finish(self) -> None:
-        node, offered = self._node, self._offer
-        assert offered is not None
-        if node.alive and node.core.commit_index >= offered[0].index:
-            self._incoming.forget()
-            node.refetch = None  # the log has brought it further meanwhile
+        node = self._node
+        if self._is_needless():
             return
         try:
             node.app_check(node.disk, INCOMING_PATH)
@@ -135,10 +138,29 @@ class Refetch:
             self._incoming.forget()
             self._ask()
             return
+        settle_us = node.world.rng.randrange(SETTLE_MS_MAX * 1_000)
+        node.world.timeline.after(settle_us, self._run, self._order)
+
+    def _order(self) -> None:
+        """Order the install, and take no part any more until a process carries it out."""
+        node, offered = self._node, self._offer
+        assert offered is not None
+        if self._is_needless():
+            return
         self._incoming.finish()
         node.world.timeline.note(f"node {node.replica}", f"has fetched {offered[0].index}")
         node.stop()
-        node.start()
+        node.world.timeline.after(node.world.rng.randrange(DRAIN_MS_MAX * 1_000), node.start)
+
+    def _is_needless(self) -> bool:
+        """Return whether the log has brought it that far by now; if so it is all forgotten."""
+        node, offered = self._node, self._offer
+        assert offered is not None
+        if not node.alive or node.core.commit_index < offered[0].index:
+            return False
+        self._incoming.forget()
+        node.refetch = None
+        return True
 
     # ---- over the network
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from unittest import mock
 
 from chaos.sim.planted import Mutation, Plant
+from replication import install
 from replication.core import Core
 from replication.knowledge import Bid
 from replication.messages import Start
@@ -100,6 +101,15 @@ SNAPSHOT_MUTATIONS: Final = (
         30,
         "a damaged replica",
         _patch(snapshot, "begin_anew", _keep_the_log),
+        aim=DAMAGE,
+    ),
+    Mutation(
+        "log_never_stays",
+        "an install throws a log away that holds the snapshot's entry, and what it acknowledged",
+        frozenset({"storage"}),
+        30,
+        "a damaged replica",
+        _patch(install, "holds", lambda *_: False),
         aim=DAMAGE,
     ),
     Mutation(

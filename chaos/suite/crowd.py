@@ -1,6 +1,7 @@
 """Nemeses of clients: consumers that die with messages in hand, floods of requests."""
 
 import random
+import select
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ FLOOD: Final = "flood"
 FLOOD_DUE_MS: Final = 3_600_000
 FLOOD_MARKS: Final = 1 << 62
 """Marks of floods begin here: no workload counts so far."""
+TAKE_S: Final = 5.0
+"""Time for a doomed consumer to start and to get something: its group may have nothing for it."""
 _SIZE: Final = 4096
 _ROWS: Final = 1000
 _UNDER_WAY: Final = 4
@@ -53,12 +56,15 @@ class KillConsumer:
         )
         assert doomed.stdout is not None
         with doomed.stdout:
-            doomed.stdout.readline()  # it has messages, or it has ended
+            # A line: it has messages; an end: it died; neither: there is nothing for its group.
+            select.select([doomed.stdout], [], [], TAKE_S)
             time.sleep(self.life_s)
             doomed.kill()
+            took = bool(doomed.stdout.readline())
             doomed.wait()
         stage.record("kill-consumer", topic=topic, group=group, client=name)
-        stage.say(f"a consumer of {topic}, group {group}, died with messages in hand")
+        hands = "messages in hand" if took else "nothing in hand"
+        stage.say(f"a consumer of {topic}, group {group}, died with {hands}")
         return nothing
 
 

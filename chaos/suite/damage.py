@@ -6,9 +6,11 @@ in the archive. A node whose disk is full waits for room, and the others go on; 
 too little, nothing new is taken.
 """
 
+import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -34,17 +36,14 @@ class Truncate:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill it, truncate, start it."""
-        name = chosen(stage, self.who, chance)
-        stage.kill(name)
-        stage.archive.seal(name)
-        path = _last_segment(stage, name)
-        whole = path.stat().st_size
-        size = max(segment.HEADER_SIZE, int(whole * (1 - self.share)))
-        stage.say(f"{name}'s log ends {whole - size:,} bytes too early")
-        with path.open("r+b") as file:
-            file.truncate(size)
-        _start_damaged(stage, name)
-        return nothing
+
+        def truncate(name: str, path: Path) -> None:
+            whole = path.stat().st_size
+            size = max(segment.HEADER_SIZE, int(whole * (1 - self.share)))
+            stage.say(f"{name}'s log ends {whole - size:,} bytes too early")
+            os.truncate(path, size)
+
+        return _damage(stage, chosen(stage, self.who, chance), truncate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +55,18 @@ class Flip:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill it, flip a byte of the last segment, start it."""
-        name = chosen(stage, self.who, chance)
-        stage.kill(name)
-        stage.archive.seal(name)
-        path = _last_segment(stage, name)
-        size = path.stat().st_size
-        at = chance.randrange(size // 4, size * 3 // 4)
-        stage.say(f"byte {at} of {name}'s {path.name} is another")
-        with path.open("r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ (1 << chance.randrange(8))]))
-        _start_damaged(stage, name)
-        return nothing
+
+        def flip(name: str, path: Path) -> None:
+            size = path.stat().st_size
+            at = chance.randrange(size // 4, size * 3 // 4)
+            stage.say(f"byte {at} of {name}'s {path.name} is another")
+            with path.open("r+b") as file:
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ (1 << chance.randrange(8))]))
+
+        return _damage(stage, chosen(stage, self.who, chance), flip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +136,15 @@ class Wipe:
         return undo
 
 
-def _last_segment(stage: Stage, name: str) -> Path:
+def _damage(stage: Stage, name: str, mutate: Callable[[str, Path], None]) -> Undo:
+    """Kill a node, have the last segment of its log mutated, start it: it heals by itself.
+
+    If it does not it is lost for this run.
+    """
+    stage.kill(name)
+    stage.archive.seal(name)
     log = stage.data(name) / "log"
-    return max(path for path in log.iterdir() if segment.first_of(path.name) is not None)
-
-
-def _start_damaged(stage: Stage, name: str) -> None:
-    """Start a damaged node; it heals by itself. If it does not it is lost for this run."""
+    mutate(name, max(path for path in log.iterdir() if segment.first_of(path.name) is not None))
     stage.damaged.add(name)
     try:
         stage.restart(name)
@@ -155,3 +154,4 @@ def _start_damaged(stage: Stage, name: str) -> None:
         stage.wait_until_whole(name)
         stage.damaged.discard(name)
         stage.say(f"{name} is back and whole")
+    return nothing

@@ -32,9 +32,9 @@ from chaos.suite import plan
 from chaos.suite.nemeses import needs_of, nemesis_of
 from chaos.suite.network import NetworkError
 from chaos.suite.plan import Lane, Need, Options, Strike
-from chaos.suite.stage import MANY_SETTINGS, Stage, end_run
+from chaos.suite.stage import MANY_SETTINGS, OWNER, Stage, end_run
 from chaos.workloads import Workload
-from deploy.local import LaunchError
+from deploy.local import LaunchError, LocalCluster
 from timerclient.errors import TimerError
 
 DRAIN_S: Final = 90.0
@@ -304,12 +304,19 @@ def fresh(folder: Path) -> Run:
     """Return the folder as a run's, emptied of an earlier run.
 
     Raises:
-        LaunchError: it holds something else, or a run that is being played.
+        LaunchError: it holds something else, or a run that is being played, or nodes run there.
     """
     run = Run(folder.resolve())
     if folder.exists() and any(folder.iterdir()):
-        if not (folder / "cluster.json").exists() and not run.about.exists():
+        # A cluster.json alone is somebody's own cluster.
+        if not (run.about.exists() or (run.root / OWNER).exists()):
             raise LaunchError(f"{folder} is not an earlier run's: name another folder")
+        cluster = LocalCluster(run.root)
+        if running := [name for name in cluster.nodes if cluster.is_running(name)]:
+            raise LaunchError(
+                f"{folder}: {', '.join(running)} still run: a run is being played there, or was "
+                f"left; `timerctl chaos clean --dir {folder.parent}` ends what nobody owns"
+            )
         end_run(run)
         shutil.rmtree(folder)
     return run

@@ -86,9 +86,9 @@ class Stage:
         self.away: set[str] = set()
         """Nodes that a nemesis has taken away and not given back: their death is no surprise."""
         self.lost: set[str] = set()
-        """Nodes that can't come back in this run: what was done to them has no repair yet."""
+        """Nodes that were damaged and ended, for no leader offered them a snapshot in time."""
         self.damaged: set[str] = set()
-        """Nodes that may find damage, and end, at any time."""
+        """Nodes that may find damage, and heal or end, at any time."""
         self.cluster = LocalCluster(
             run.root, nodes, settings=settings, host=self._host, id_prefix=TEST_ID
         )

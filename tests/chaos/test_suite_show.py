@@ -273,6 +273,26 @@ def test_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
+def test_somebodys_own_cluster_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text('{"nodes": []}')
+    (tmp_path / "n1").mkdir()
+    with pytest.raises(LaunchError, match=r"is not an earlier run's: name another folder"):
+        fresh(tmp_path)
+    assert (tmp_path / "n1").exists()
+
+
+def test_folder_where_nodes_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Run(tmp_path).about.write_text("{}")
+    node = {"name": "n1", "pid": 1, "grpc": "", "http": "", "data": "n1"}
+    (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [node]}))
+    with monkeypatch.context() as running:
+        running.setattr(LocalCluster, "is_running", lambda *_: True)
+        with pytest.raises(LaunchError, match="n1 still run: a run is being played there, or was"):
+            fresh(tmp_path)
+    assert fresh(tmp_path).root == tmp_path
+    assert not tmp_path.exists()
+
+
 # ---- the real thing
 
 
@@ -328,10 +348,12 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path) -> None:
         harness.send_signal(signal.SIGKILL)
         harness.wait()
     assert all(map(cluster.is_running, cluster.nodes))
-    with owning(Run(folder)), pytest.raises(LaunchError, match="a run is being played there"):
+    with pytest.raises(LaunchError, match="n1, n2, n3 still run"):
         fresh(folder)
     assert commands.clean(tmp_path) == 0
     assert not any(map(cluster.is_running, cluster.nodes))
+    with owning(Run(folder)), pytest.raises(LaunchError, match="a run is being played there"):
+        fresh(folder)
     assert not [*folder.glob("nodes/*.img")]
     assert all([*log.iterdir()] for log in Run(folder).nodes().values())
     if os.geteuid() == 0:

@@ -13,7 +13,7 @@ from replication import refetch as receiving
 from replication.promise import Promise
 from replication.proto import snapshot_pb2 as pb
 from replication.refetch import Refetch, Unfit, decode_offer
-from replication.snapshots import Snapshots, encode_offer
+from replication.snapshots import Pace, Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
 from timer import snapshot
@@ -59,11 +59,11 @@ class Source:
         flush(self.engine)
 
     @asynccontextmanager
-    async def served(self, bytes_per_s: int = 1 << 40) -> AsyncIterator["Source"]:
+    async def served(self) -> AsyncIterator["Source"]:
         self.snapshots = Snapshots(
             self.outgoing,
             cluster_id="c",
-            bytes_per_s=bytes_per_s,
+            bytes_per_s=1 << 40,
             leads=lambda: UNDER if self.leads else None,
             flush=self._flush,
             mono_ms=lambda: MonoMs(self.now_ms),
@@ -96,7 +96,7 @@ def fetch_from(
 
 def installed(incoming: Path, directory: Path) -> Engine:
     places = {name: directory / name for name in ("state", "log", "damaged")}
-    snapshot.install(DISK, incoming, **places)
+    snapshot.install(DISK, incoming, **places, keep_log=False)
     return engine_on(DISK, directory / "state")
 
 
@@ -253,14 +253,68 @@ async def test_only_a_snapshot_beyond_what_is_known_is_fetched(tmp_path: Path) -
     assert not (tmp_path / "in2" / "manifest").exists()
 
 
-async def test_sending_is_paced(tmp_path: Path) -> None:
-    async with Source(tmp_path / "a").served(bytes_per_s=1 << 20) as source:
-        size = source.outgoing.offer(MonoMs(0)).size
-        begun_s = asyncio.get_running_loop().time()
-        await fetch_from(source, tmp_path / "in").run()
-        took_s = asyncio.get_running_loop().time() - begun_s
-    largest = max(part.size for part in source.outgoing.offer(MonoMs(0)).parts)
-    assert took_s >= (size - largest) / (1 << 20)  # the last chunk is not waited for
+async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Path) -> None:
+    silent: list[object] = []
+
+    async def fall_silent() -> None:
+        silent.append(snapshot.ready(DISK, tmp_path / "in"))
+
+    async with Source(tmp_path / "a").served() as source:
+        refetch = fetch_from(source, tmp_path / "in")
+        refetch._fall_silent = fall_silent
+        found = await refetch.run()
+    assert silent == [None]
+    assert found is not None
+    assert snapshot.ready(DISK, tmp_path / "in") == (found, _fields(UNDER))
+
+
+async def test_what_the_log_has_brought_until_the_receiver_is_silent_is_not_installed(
+    tmp_path: Path,
+) -> None:
+    known = LogIndex(0)
+
+    async def fall_silent() -> None:
+        nonlocal known
+        known = source.engine.manifest_index
+
+    async with Source(tmp_path / "a").served() as source:
+        refetch = fetch_from(source, tmp_path / "in", known=lambda: known)
+        refetch._fall_silent = fall_silent
+        assert await refetch.run() is None
+    assert known
+    assert snapshot.ready(DISK, tmp_path / "in") is None
+    assert not (tmp_path / "in" / "manifest").exists()
+
+
+async def test_every_byte_that_is_sent_is_paced(tmp_path: Path) -> None:
+    spent: list[int] = []
+
+    async def spend(size: int) -> None:
+        spent.append(size)
+
+    async with Source(tmp_path / "a").served() as source:
+        source.snapshots._pace.spend = spend  # type: ignore[method-assign]
+        found = await fetch_from(source, tmp_path / "in").run()
+    assert found is not None
+    assert sum(spent) == found.size
+
+
+async def test_bytes_pass_at_the_rate_and_a_pause_is_not_made_up_for() -> None:
+    now_s = 100.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    pace = Pace(1000, clock=lambda: now_s, sleep=sleep)
+    for passed in range(5):  # each waits for the one before it
+        await pace.spend(500)
+        assert now_s == pytest.approx(100 + passed / 2)
+    now_s += 3600
+    await pace.spend(500)
+    assert now_s == pytest.approx(100 + 2 + 3600)
+    await pace.spend(1)
+    assert now_s == pytest.approx(100 + 2 + 3600 + 0.5)
 
 
 @pytest.mark.parametrize(

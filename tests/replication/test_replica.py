@@ -232,6 +232,20 @@ async def test_appointment_above_makes_a_healthy_leader_hand_over(cluster: Clust
     assert time.monotonic() - begun < CONF.lease_ms / 1000
 
 
+async def test_replica_that_fell_silent_acknowledges_nothing(cluster: Cluster) -> None:
+    one, two, three = cluster.nodes.values()
+    cluster.appoint(1, one)
+    await until(lambda: one.leads == [1])
+    await until(one.replica.lease_held)
+    await two.stop()
+    await three.replica.fall_silent()
+    ended = three.replica.last_index
+    index = propose(one, b"alone")
+    await until(lambda: not one.replica.lease_held())
+    assert one.committed < index
+    assert three.replica.last_index == ended
+
+
 async def test_other_cluster_is_refused(cluster: Cluster) -> None:
     one, _, _ = cluster.nodes.values()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:

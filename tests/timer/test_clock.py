@@ -141,10 +141,7 @@ def test_nonsense_from_a_voter_is_ignored(wall_ms: int) -> None:
 def test_only_voters_count() -> None:
     clock = clock_of({A: 0, B: 0, D: HOUR_MS})
     assert clock.known(MonoMs(BOOT_MS)) == 2
-    clock.set_voters([A, B, C, D])
     clock.observe(sample(D, HOUR_MS, BOOT_MS))
-    assert clock.spread_ms(MonoMs(BOOT_MS)) == HOUR_MS
-    clock.set_voters([A, B, C])
     assert clock.spread_ms(MonoMs(BOOT_MS)) == 0
 
 
@@ -179,14 +176,6 @@ def test_late_reading_of_an_earlier_instant_does_not_go_back() -> None:
     clock = clock_of({A: 0, B: 0, C: 0})
     now = clock.now(MonoMs(BOOT_MS + 100))
     assert clock.now(MonoMs(BOOT_MS + 40)) == now
-
-
-def test_floor_raised_above_the_clock_moves_it() -> None:
-    clock = clock_of({A: 0, B: 0, C: 0})
-    clock.raise_floor(UnixMs(true_at(BOOT_MS) + 70))
-    assert error_at(clock, BOOT_MS) == 70
-    clock.raise_floor(UnixMs(0))
-    assert error_at(clock, BOOT_MS) == 70
 
 
 # ---- properties
@@ -258,7 +247,7 @@ def test_clock_never_goes_back_whatever_the_voters_say(
     chance = random.Random(seed)
     ids = [ReplicaId(each) for each in range(1, voters + 1)]
     clock = clock_of({}, voters=ids, floor_ms=chance.choice([0, TRUE_MS]))
-    boot_ms, floor, last = BOOT_MS, 0, clock.now(MonoMs(BOOT_MS))
+    boot_ms, last = BOOT_MS, clock.now(MonoMs(BOOT_MS))
     for _ in range(answers):
         elapsed_ms = chance.choice([0, 1, 2, 99, 5_000, FORGET_MS, FORGET_MS + 1])
         boot_ms += elapsed_ms
@@ -269,12 +258,8 @@ def test_clock_never_goes_back_whatever_the_voters_say(
             received_ms=MonoMs(boot_ms),
         )
         clock.observe(wild)
-        floor = max(floor, last + chance.choice([-10, 0, 3]))
-        clock.raise_floor(UnixMs(floor))
         now = clock.now(MonoMs(boot_ms))
-        assert now >= max(last, floor)
-        assert now - max(last, floor) <= (3 * elapsed_ms + 1) // 2
-        assert now - last >= elapsed_ms // 2
+        assert elapsed_ms // 2 <= now - last <= (3 * elapsed_ms + 1) // 2
         last = now
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,7 @@ def test_real_disk_takes_and_installs(tmp_path: Path) -> None:
         state=tmp_path / "b",
         log=tmp_path / "log",
         damaged=tmp_path / "damaged",
+        keep_log=False,
     )
     engine = engine_on(disk, tmp_path / "b")
     assert state_of(engine.machine) == state_of(source.machine)
@@ -358,6 +360,89 @@ def test_install_lowers_no_promise_and_ends_no_doubt() -> None:
     assert install(disk) is None
     kept = PromiseFile.load(disk, PROMISE)
     assert (kept.promise, kept.unsure) == (higher, True)
+
+
+def follower(log: Log) -> Dying:
+    """Return the disk of one that has `log` in its own, synced and promised, and no state."""
+    disk = Dying()
+    kept = timer_log.Log.open(disk, LOG, segment_size=300)
+    kept.append([frame_of(log, at) for at in range(len(log.entries))])
+    kept.close()
+    PromiseFile.load(disk, PROMISE).give(OLD)
+    disk.write_atomic(DAMAGED, b"a run")
+    return disk
+
+
+def with_more() -> tuple[SimDisk, Snapshot, Log]:
+    """Return a source, its snapshot, and a log that goes on after that."""
+    source, there, log = taken()
+    for number in range(3):
+        log.schedule(part_of([(1, START_MS + 10**7 + number, b"more")]))
+    assert log.entries[-1].index > there.index
+    return source, there, log
+
+
+def test_log_that_holds_the_snapshots_entry_is_kept_whole_and_nothing_is_in_doubt() -> None:
+    source, there, log = with_more()
+    disk = follower(log)
+    receive(source, there, disk).finish()
+    assert install(disk) == there
+    opened = timer_log.Log.open(disk, LOG, committed_floor=there.index)
+    assert (opened.first_index, opened.last_index) == (1, log.entries[-1].index)
+    assert engine_on(disk).manifest_index == there.index
+    assert not disk.exists(DAMAGED)
+    kept = PromiseFile.load(disk, PROMISE, last_epoch=opened.last_epoch)
+    assert (kept.promise, kept.unsure) == (Promise(*UNDER), False)
+
+
+def test_install_cut_short_anywhere_keeps_the_log_that_holds_its_entry() -> None:
+    source, there, log = with_more()
+
+    def prepared() -> Dying:
+        disk = follower(log)
+        receive(source, there, disk, size=1 << 20).finish()
+        return disk
+
+    for at in range(deaths_of(lambda disk: [install(disk)].clear(), prepared)):
+        disk = prepared()
+        disk.left = at
+        with pytest.raises(KeyboardInterrupt):
+            install(disk)
+        disk.left = None
+        disk.crash(random.Random(at))
+        install(disk)
+        assert not PromiseFile.load(disk, PROMISE).unsure
+        assert timer_log.Log.open(disk, LOG).last_index == log.entries[-1].index
+        assert engine_on(disk).manifest_index == there.index
+
+
+def test_log_that_ends_with_the_snapshots_entry_is_kept() -> None:
+    source, there, log = with_more()
+    del log.entries[there.index :]
+    disk = follower(log)
+    receive(source, there, disk).finish()
+    install(disk)
+    assert not PromiseFile.load(disk, PROMISE).unsure
+    assert timer_log.Log.open(disk, LOG).last_index == there.index
+
+
+@pytest.mark.parametrize("what", ["too short", "another epoch", "damaged"])
+def test_log_that_does_not_hold_the_snapshots_entry_begins_anew_and_is_in_doubt(what: str) -> None:
+    source, there, log = with_more()
+    its = Log(entries=[*log.entries])
+    if what == "too short":
+        del its.entries[there.index - 1 :]
+    if what == "another epoch":
+        its.entries[there.index - 1 :] = [
+            replace(entry, epoch=Epoch(entry.epoch + 1)) for entry in its.entries[there.index - 1 :]
+        ]
+    disk = follower(its)
+    if what == "damaged":  # below the snapshot, where a start alone would not look
+        disk.flip(LOG / disk.list_dir(LOG)[0], 100)
+    receive(source, there, disk).finish()
+    install(disk)
+    check_installed(disk, log, there)
+    assert PromiseFile.load(disk, PROMISE).unsure
 
 
 def test_damaged_order_to_install_is_corrupt() -> None:

@@ -1,0 +1,114 @@
+"""Whoever asks `timerd` to end is heard, whatever the process is ending for already."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cluster import timerd
+from timer.errors import CorruptFile
+
+Act = Callable[["FakeNode"], Awaitable[None]]
+Run = Callable[[Act, Act], int]
+
+
+class FakeNode:
+    """A node whose start and stop do what the test says."""
+
+    at_start: Act
+    at_stop: Act
+
+    def __init__(
+        self, _: object, fatal: Callable[[BaseException], None], restart: Callable[[], None]
+    ) -> None:
+        self.fatal, self.restart = fatal, restart
+
+    async def start(self) -> None:
+        await type(self).at_start(self)
+
+    async def stop(self) -> None:
+        await type(self).at_stop(self)
+
+
+async def nothing(_: FakeNode) -> None:
+    pass
+
+
+async def sigterm(_: FakeNode) -> None:
+    """Send it; return when the loop has heard it: signals are heard in their order."""
+    heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, heard.set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await heard.wait()
+
+
+async def restart(node: FakeNode) -> None:
+    node.restart()
+
+
+async def damage(node: FakeNode) -> None:
+    node.fatal(CorruptFile(Path("run"), 7, "planted"))
+
+
+class Replaced(Exception):
+    """The process would be a new one now."""
+
+
+class Exited(Exception):
+    """The process would be gone now."""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    def start_again() -> None:
+        raise Replaced
+
+    def exited(status: int) -> None:
+        raise Exited(status)
+
+    def run(at_start: Act, at_stop: Act) -> int:
+        monkeypatch.setattr(FakeNode, "at_start", staticmethod(at_start), raising=False)
+        monkeypatch.setattr(FakeNode, "at_stop", staticmethod(at_stop), raising=False)
+        return timerd.run(["--config", str(config)])
+
+    monkeypatch.setattr(timerd, "Node", FakeNode)
+    monkeypatch.setattr(timerd, "start_again", start_again)
+    monkeypatch.setattr(timerd, "setup_logs", lambda **_: None)
+    monkeypatch.setattr(os, "_exit", exited)
+    config = tmp_path / "n1.toml"
+    (tmp_path / "data").mkdir()
+    config.write_text(
+        'name = "n1"\ncluster_id = "c"\ngrpc = "127.0.0.1:1"\nhttp = "127.0.0.1:2"\n'
+        f'data = "{tmp_path / "data"}"\n[peers]\nn1 = "127.0.0.1:1"\nn2 = "127.0.0.1:3"\n'
+    )
+    return run
+
+
+def test_node_with_a_snapshot_to_install_starts_again(run: Run) -> None:
+    with pytest.raises(Replaced):
+        run(restart, nothing)
+
+
+def test_snapshot_that_arrives_while_the_node_stops_waits_for_the_next_start(run: Run) -> None:
+    assert run(sigterm, restart) == 0
+
+
+def test_signal_while_a_restart_drains_ends_the_node(run: Run) -> None:
+    assert run(restart, sigterm) == 0
+
+
+def test_damage_is_healed_by_a_new_process(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(Replaced):
+        run(damage, nothing)
+    assert "planted" in (tmp_path / "data" / "damaged").read_text()
+
+
+def test_damage_met_while_the_node_stops_is_noted_and_ends_it(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(Exited, match="66"):
+        run(sigterm, damage)
+    assert "planted" in (tmp_path / "data" / "damaged").read_text()
