@@ -21,6 +21,8 @@ from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 DEADLINE_S = 20.0
 CONF = ReplicationConfig(lease_ms=300, heartbeat_ms=50)
+PATIENT = ReplicationConfig(lease_ms=60_000, heartbeat_ms=50)
+"""Who waits for a lease here waits longer than the test."""
 
 
 class Node:
@@ -58,9 +60,9 @@ class Node:
             log=log,
             promise=promise,
             commit_index=LogIndex(0),
-            config=CONF,
+            config=self.cluster.conf,
             listener=self,
-            mono_ms=lambda: MonoMs(time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000),
+            mono_ms=self.cluster.mono_ms,
             wall_ms=lambda: UnixMs(time.time_ns() // 1_000_000),
             fatal=self.fatal.append,
         )
@@ -99,11 +101,18 @@ class Node:
 
 
 class Cluster:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, conf: ReplicationConfig = CONF) -> None:
+        self.conf = conf
+        self.ahead_ms = 0
+        """Of the machine's clock."""
         ids = [ReplicaId(number) for number in (1, 2, 3)]
         self.nodes: dict[ReplicaId, Node] = {}
         for replica in ids:
             self.nodes[replica] = Node(self, replica, directory / str(replica))
+
+    def mono_ms(self) -> MonoMs:
+        now_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+        return MonoMs(now_ms + self.ahead_ms)
 
     def dials_of(self, node: Node) -> dict[str, Callable[[], grpc.aio.Channel]]:
         def dialer(other: Node) -> Callable[[], grpc.aio.Channel]:
@@ -133,6 +142,15 @@ class Cluster:
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     cluster = Cluster(tmp_path)
     await cluster.start()
+    yield cluster
+    await cluster.stop()
+
+
+@pytest.fixture
+async def patient(tmp_path: Path) -> AsyncIterator[Cluster]:
+    cluster = Cluster(tmp_path, PATIENT)
+    await cluster.start()
+    cluster.ahead_ms = PATIENT.guard_ms  # what a lease from before the start would take
     yield cluster
     await cluster.stop()
 
@@ -203,33 +221,28 @@ async def test_follower_that_was_away_catches_up_from_disk(cluster: Cluster) -> 
     assert await payloads(three, 2, 4) == [bytes([number]) * 1_000_000 for number in range(3)]
 
 
-async def test_released_leadership_moves_without_waiting_for_the_lease(cluster: Cluster) -> None:
-    one, two, _ = cluster.nodes.values()
-    cluster.appoint(1, one)
+async def test_released_leadership_moves_without_waiting_for_the_lease(patient: Cluster) -> None:
+    one, two, _ = patient.nodes.values()
+    patient.appoint(1, one)
     await until(lambda: one.leads == [1])
     await until(one.replica.lease_held)
     last = propose(one, b"the last word")
-    begun = time.monotonic()
     await one.replica.release()
     assert one.stepdowns == [1]
     assert one.committed >= last
     assert not one.replica.lease_held()
-    cluster.appoint(2, two)
+    patient.appoint(2, two)
     await until(lambda: two.leads == [2])
-    took_s = time.monotonic() - begun
-    assert took_s < CONF.lease_ms / 1000, took_s
 
 
-async def test_appointment_above_makes_a_healthy_leader_hand_over(cluster: Cluster) -> None:
-    one, two, _ = cluster.nodes.values()
-    cluster.appoint(1, one)
+async def test_appointment_above_makes_a_healthy_leader_hand_over(patient: Cluster) -> None:
+    one, two, _ = patient.nodes.values()
+    patient.appoint(1, one)
     await until(lambda: one.leads == [1])
     await until(one.replica.lease_held)
-    begun = time.monotonic()
-    cluster.appoint(2, two)
+    patient.appoint(2, two)
     await until(lambda: two.leads == [2])
     assert one.stepdowns == [1]
-    assert time.monotonic() - begun < CONF.lease_ms / 1000
 
 
 async def test_replica_that_fell_silent_acknowledges_nothing(cluster: Cluster) -> None:

