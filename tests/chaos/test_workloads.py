@@ -7,11 +7,11 @@ the whole run audited.
 import asyncio
 import itertools
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +19,7 @@ import pytest
 from chaos import workloads
 from chaos.history import Outcome, Run, payload_of, read
 from chaos.history_check import check
+from chaos.workloads import clients as clients_module
 from chaos.workloads import kinds
 from chaos.workloads.agenda import Agenda
 from chaos.workloads.books import GROUP, Books
@@ -399,14 +400,18 @@ def test_workload_closed_before_its_end_leaves_no_thread(fake: Threaded, run: Ru
     assert [t.name for t in threading.enumerate() if t.name.startswith("w")] == []
 
 
-def test_beats_keep_the_rate_and_make_up_for_no_outage(fake: Threaded, run: Run) -> None:
+def test_beats_keep_the_rate_and_make_up_for_no_outage(
+    fake: Threaded, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(clients_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     clients = workload(fake, run, KINDS["uniform"])
-    beats = clients.beats(0.02)
+    beats = clients.beats(0.25)
     counts = [next(beats)]
-    began_s = time.monotonic()
-    until(lambda: time.monotonic() - began_s > 0.2)
-    counts.append(next(beats))
-    assert counts == [2, 4]
+    for passed_s in (0.25, 0.375, 4.0):  # a beat, a late one, an outage
+        now_s += passed_s
+        counts.append(next(beats))
+    assert counts == [25, 25, 37, 50]
     clients.stop_producing()
     assert [*beats] == []
 
@@ -448,8 +453,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
         try:
             for work in works:
                 work.start()
-            end_s = time.monotonic() + SECONDS
-            until(lambda: time.monotonic() > end_s)
+            each = 0.9 * SECONDS * RATE_PER_S / len(works)
+            books = [work.books for work in works if isinstance(work, Clients)]
+            assert len(books) == len(works)
+            until(lambda: all(book.asked >= each for book in books), timeout_s=40)
             for work in works:
                 work.stop_producing()
             for work in works:
