@@ -1,6 +1,7 @@
 """Whoever asks `timerd` to end is heard, whatever the process is ending for already."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import timerd
-from timer.errors import CorruptFile
+from timer.errors import CorruptFile, DiskFailed
 
 Act = Callable[["FakeNode"], Awaitable[None]]
 Run = Callable[[Act, Act], int]
@@ -53,6 +54,10 @@ async def restart(node: FakeNode) -> None:
 
 async def damage(node: FakeNode) -> None:
     node.fatal(CorruptFile(Path("run"), 7, "planted"))
+
+
+async def fill(node: FakeNode) -> None:
+    node.fatal(DiskFailed("planted", errno=errno.ENOSPC))
 
 
 class Replaced(Exception):
@@ -100,6 +105,13 @@ def test_snapshot_that_arrives_while_the_node_stops_waits_for_the_next_start(run
 
 def test_signal_while_a_restart_drains_ends_the_node(run: Run) -> None:
     assert run(restart, sigterm) == 0
+
+
+def test_full_disk_is_waited_for_unless_the_node_stops(run: Run) -> None:
+    with pytest.raises(Replaced):
+        run(fill, nothing)
+    with pytest.raises(Exited, match="67"):
+        run(sigterm, fill)
 
 
 def test_damage_is_healed_by_a_new_process(run: Run, tmp_path: Path) -> None:
