@@ -23,7 +23,7 @@ from timer.errors import CorruptFile
 from timer.leader import LeaderConfig
 from timer.log import SEGMENT_SIZE, Log
 from timer.machine import Applied
-from timer.snapshot import Outgoing
+from timer.outgoing import Outgoing
 
 SEGMENT_SIZE_MIN: Final = 1 << 20
 

@@ -10,8 +10,8 @@ snapshot came from, as an append of that epoch would have raised it.
 from pathlib import Path
 
 from replication.promise import Promise, PromiseFile
-from timer import snapshot
 from timer.disk import Disk
+from timer.incoming import drop_leftovers, install, ready
 from timer.log import holds
 from timer.snapshot import Snapshot
 
@@ -25,9 +25,9 @@ def install_if_ready(
         CorruptFile: the promise, or the snapshot that was to be installed, is damaged.
         DiskFailed: the next start repeats it.
     """
-    found = snapshot.ready(disk, incoming)
+    found = ready(disk, incoming)
     if found is None:
-        snapshot.drop_leftovers(disk, incoming)
+        drop_leftovers(disk, incoming)
         return None
     there, leadership = found
     kept = PromiseFile.load(disk, promise)
@@ -38,5 +38,5 @@ def install_if_ready(
     under = Promise(*leadership)
     if under.epoch > kept.promise.epoch:
         kept.give(under)
-    snapshot.install(disk, incoming, state=state, log=log, damaged=damaged, keep_log=keep_log)
+    install(disk, incoming, state=state, log=log, damaged=damaged, keep_log=keep_log)
     return there

@@ -20,7 +20,8 @@ from replication.snapshots import FETCH, OPEN, VERSION
 from replication.transport import Dial
 from timer.disk import Disk
 from timer.errors import CorruptFile, NotReady, UnknownVersion
-from timer.snapshot import Incoming, Leadership, Part, Snapshot, is_part_path
+from timer.incoming import Incoming
+from timer.snapshot import Leadership, Part, Snapshot, is_part_path
 from timer.units import Epoch, LogIndex, Nonce, ReplicaId
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from google.protobuf.message import DecodeError
 from replication.promise import Promise
 from replication.proto import snapshot_pb2 as pb
 from timer.errors import NotReady
-from timer.snapshot import Outgoing, Part, Snapshot
+from timer.outgoing import Outgoing
+from timer.snapshot import Part, Snapshot
 from timer.units import LogIndex, MonoMs
 
 VERSION: Final = 1

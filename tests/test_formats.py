@@ -18,7 +18,7 @@ from replication.promise import Promise, PromiseFile
 from tests.timer.machines import STATE, engine_on
 from tests.timer.test_scrub import LOG, stored
 from tests.timer.test_snapshot import INCOMING, receive, taken
-from timer import directory, entry, key_file, log, manifest, run, segment, snapshot, spill
+from timer import directory, entry, incoming, key_file, log, manifest, run, segment, spill
 from timer.disk import Disk, RealDisk
 from timer.errors import UnknownVersion
 from timer.log import Log
@@ -37,7 +37,7 @@ VERSIONS = {
     "`state/queues/*.spill`": spill.VERSION,
     "`promise`": promise.VERSION,
     "`identity.json`": directory.FORMAT,
-    "`incoming/plan`, `incoming/ready`": snapshot.VERSION,
+    "`incoming/plan`, `incoming/ready`": incoming.VERSION,
     "`raft/journal`": raft_journal.VERSION,
     "`raft/meta`": raft_journal.VERSION,
     "`raft/snapshot`, `raft-member`": raft_files.SNAPSHOT_VERSION,
@@ -150,7 +150,7 @@ def an_install() -> None:
         return body + crc_of(body)
 
     patched(disk, INCOMING / "ready", change)
-    snapshot.ready(disk, INCOMING)
+    incoming.ready(disk, INCOMING)
 
 
 def in_raft(name: str, change: Callable[[Path], bytes]) -> Callable[[Path], None]:

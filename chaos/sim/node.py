@@ -27,13 +27,13 @@ from replication.promise import PromiseFile
 from replication.recovery import recover
 from replication.steps import Appointed, Durable, Event, Handover, Persist, Read, Reconnected, Role
 from replication.writer import Order, write_batch
-from timer import snapshot
+from timer import incoming
 from timer.directory import format_directory, open_directory
 from timer.disk import Bytes, is_full
 from timer.entry import Entry, frames
 from timer.errors import CorruptFile, DiskFailed, StorageError
 from timer.log import Log
-from timer.snapshot import Outgoing
+from timer.outgoing import Outgoing
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class SimNode:
 
     def _kept_by_install(self) -> LogIndex:
         """Return up to where the log has to go on if a snapshot is installed now."""
-        found = snapshot.ready(self.disk, INCOMING_PATH)
+        found = incoming.ready(self.disk, INCOMING_PATH)
         hurt = self.lied or any(LOG_PATH in (path, *path.parents) for path in self.damage)
         if found is None or hurt or ROOT in self.damage or not hasattr(self, "log"):
             return LogIndex(0)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from chaos.sim.paths import INCOMING_PATH
 from replication.steps import Role
 from timer.errors import CorruptFile, DiskFailed, NotReady
-from timer.snapshot import Incoming, Leadership, Part, Snapshot
+from timer.incoming import Incoming
+from timer.snapshot import Leadership, Part, Snapshot
 
 if TYPE_CHECKING:
     from chaos.sim.node import SimNode

@@ -16,8 +16,8 @@ from replication.knowledge import Bid
 from replication.messages import Start
 from replication.quorum import Voters
 from replication.steps import Event
+from timer import incoming
 from timer import log as timer_log
-from timer import snapshot
 from timer.disk import Disk
 from timer.units import Epoch, LogIndex, MonoMs
 
@@ -91,7 +91,7 @@ SNAPSHOT_MUTATIONS: Final = (
         frozenset({"agreement", "digest", "storage", "lost", "liveness"}),
         30,
         "a damaged replica",
-        _patch(snapshot, "begin_anew", _one_too_early),
+        _patch(incoming, "begin_anew", _one_too_early),
         aim=DAMAGE,
     ),
     Mutation(
@@ -100,7 +100,7 @@ SNAPSHOT_MUTATIONS: Final = (
         frozenset({"agreement", "storage", "lost", "liveness"}),
         30,
         "a damaged replica",
-        _patch(snapshot, "begin_anew", _keep_the_log),
+        _patch(incoming, "begin_anew", _keep_the_log),
         aim=DAMAGE,
     ),
     Mutation(

@@ -16,11 +16,12 @@ from replication.refetch import Refetch, Unfit, decode_offer
 from replication.snapshots import Pace, Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
-from timer import snapshot
+from timer import incoming, outgoing
 from timer.disk import Disk, RealDisk
 from timer.engine import Engine
 from timer.errors import CorruptFile
-from timer.snapshot import Outgoing, Part, Snapshot
+from timer.outgoing import Outgoing
+from timer.snapshot import Leadership, Part, Snapshot
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
 
 UNDER = Promise(Epoch(9), ReplicaId(3), Nonce(77))
@@ -94,9 +95,9 @@ def fetch_from(
     )
 
 
-def installed(incoming: Path, directory: Path) -> Engine:
+def installed(arrived: Path, directory: Path) -> Engine:
     places = {name: directory / name for name in ("state", "log", "damaged")}
-    snapshot.install(DISK, incoming, **places, keep_log=False)
+    incoming.install(DISK, arrived, **places, keep_log=False)
     return engine_on(DISK, directory / "state")
 
 
@@ -145,12 +146,12 @@ async def test_other_cluster_is_refused(tmp_path: Path) -> None:
 async def test_fetch_goes_on_after_the_source_forgot_and_flushed(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
         there = source.outgoing.offer(MonoMs(0))
-        incoming = snapshot.Incoming(DISK, tmp_path / "in")
-        incoming.begin(there, snapshot.Leadership(*_fields(UNDER)))
-        part, _ = incoming.wanted() or pytest.fail("nothing wanted")
-        while (wanted := incoming.wanted()) is not None and wanted[0].path.startswith("manifest"):
+        arriving = incoming.Incoming(DISK, tmp_path / "in")
+        arriving.begin(there, Leadership(*_fields(UNDER)))
+        part, _ = arriving.wanted() or pytest.fail("nothing wanted")
+        while (wanted := arriving.wanted()) is not None and wanted[0].path.startswith("manifest"):
             data = DISK.read(source.directory / "outgoing" / part.path)
-            incoming.put(*wanted, data)
+            arriving.put(*wanted, data)
         source.now_ms = 10**9
         await source.snapshots.expire()
         assert source.snapshots.kept_from is None
@@ -195,7 +196,7 @@ async def test_damaged_snapshot_is_thrown_away(
         await soon(lambda: "of no use" in refetch.status)
         work.cancel()
         await asyncio.wait({work})
-    assert snapshot.ready(DISK, tmp_path / "in") is None
+    assert incoming.ready(DISK, tmp_path / "in") is None
 
 
 async def test_work_that_an_asker_began_goes_on_without_it(
@@ -204,7 +205,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
     # Threads can't be cancelled: another's work in the same directory must wait for them.
     took: list[Path] = []
     going, may_go = threading.Event(), threading.Event()
-    take = snapshot.take
+    take = outgoing.take
 
     def slow_take(disk: Disk, state: Path, into: Path) -> Snapshot:
         if not took:
@@ -213,7 +214,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
         took.append(into)
         return take(disk, state, into)
 
-    monkeypatch.setattr(snapshot, "take", slow_take)
+    monkeypatch.setattr(outgoing, "take", slow_take)
     async with Source(tmp_path / "a").served() as source:
         first = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
         await soon(going.is_set)
@@ -257,7 +258,7 @@ async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Pat
     silent: list[object] = []
 
     async def fall_silent() -> None:
-        silent.append(snapshot.ready(DISK, tmp_path / "in"))
+        silent.append(incoming.ready(DISK, tmp_path / "in"))
 
     async with Source(tmp_path / "a").served() as source:
         refetch = fetch_from(source, tmp_path / "in")
@@ -265,7 +266,7 @@ async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Pat
         found = await refetch.run()
     assert silent == [None]
     assert found is not None
-    assert snapshot.ready(DISK, tmp_path / "in") == (found, _fields(UNDER))
+    assert incoming.ready(DISK, tmp_path / "in") == (found, _fields(UNDER))
 
 
 async def test_what_the_log_has_brought_until_the_receiver_is_silent_is_not_installed(
@@ -282,7 +283,7 @@ async def test_what_the_log_has_brought_until_the_receiver_is_silent_is_not_inst
         refetch._fall_silent = fall_silent
         assert await refetch.run() is None
     assert known
-    assert snapshot.ready(DISK, tmp_path / "in") is None
+    assert incoming.ready(DISK, tmp_path / "in") is None
     assert not (tmp_path / "in" / "manifest").exists()
 
 

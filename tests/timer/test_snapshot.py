@@ -13,12 +13,15 @@ from replication.promise import Promise, PromiseFile
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush, flushed
 from timer import log as timer_log
-from timer import manifest, snapshot
+from timer import manifest
 from timer.disk import RealDisk
 from timer.entry import encode
 from timer.errors import CorruptFile, NotReady
+from timer.incoming import Incoming, ready
+from timer.incoming import install as install_now
+from timer.outgoing import take
 from timer.payloads import Op
-from timer.snapshot import Incoming, Leadership, Snapshot
+from timer.snapshot import Leadership, Snapshot, remove_files
 from timer.units import Epoch, LogIndex, Nonce, ReplicaId
 
 PINNED = Path("/outgoing")
@@ -33,7 +36,7 @@ OLD = Promise(Epoch(4), ReplicaId(1), Nonce(5))
 def taken() -> tuple[SimDisk, Snapshot, Log]:
     log = busy_log()
     disk, _ = flushed(log)
-    return disk, snapshot.take(disk, STATE, PINNED), log
+    return disk, take(disk, STATE, PINNED), log
 
 
 def receive(
@@ -128,7 +131,7 @@ def test_take_begins_again_when_what_it_pins_is_gone() -> None:
     catch_up(engine, log)
     flush(engine)
     before = {*disk.list_dir(STATE / manifest.SPILL_DIRECTORY)}
-    there = snapshot.take(disk, STATE, PINNED)
+    there = take(disk, STATE, PINNED)
     assert disk.raced
     assert before - {*disk.list_dir(STATE / manifest.SPILL_DIRECTORY)}
     assert there.index == engine.manifest_index
@@ -141,7 +144,7 @@ def test_take_without_a_manifest_is_not_ready() -> None:
     disk = SimDisk()
     engine_on(disk)
     with pytest.raises(NotReady):
-        snapshot.take(disk, STATE, PINNED)
+        take(disk, STATE, PINNED)
 
 
 def test_take_refuses_a_run_of_another_size() -> None:
@@ -150,7 +153,7 @@ def test_take_refuses_a_run_of_another_size() -> None:
     file = disk.open_append(STATE / run.path)
     file.truncate(run.size - 1)
     with pytest.raises(CorruptFile, match="the manifest needs"):
-        snapshot.take(disk, STATE, PINNED)
+        take(disk, STATE, PINNED)
 
 
 def test_take_names_the_damaged_file_of_the_state_not_its_link(tmp_path: Path) -> None:
@@ -164,7 +167,7 @@ def test_take_names_the_damaged_file_of_the_state_not_its_link(tmp_path: Path) -
     data[len(data) // 2] ^= 1
     spill.write_bytes(data)
     with pytest.raises(CorruptFile) as caught:
-        snapshot.take(disk, state, tmp_path / "pinned")
+        take(disk, state, tmp_path / "pinned")
     assert caught.value.path == spill
 
 
@@ -174,14 +177,14 @@ def test_real_disk_takes_and_installs(tmp_path: Path) -> None:
     source = engine_on(disk, tmp_path / "a")
     catch_up(source, log)
     flush(source)
-    there = snapshot.take(disk, tmp_path / "a", tmp_path / "pinned")
+    there = take(disk, tmp_path / "a", tmp_path / "pinned")
     incoming = Incoming(disk, tmp_path / "incoming")
     incoming.begin(there, UNDER)
     while (wanted := incoming.wanted()) is not None:
         part, offset = wanted
         incoming.put(part, offset, disk.read(tmp_path / "pinned" / part.path, offset, 1000))
     incoming.finish()
-    snapshot.install(
+    install_now(
         disk,
         tmp_path / "incoming",
         state=tmp_path / "b",
@@ -191,7 +194,7 @@ def test_real_disk_takes_and_installs(tmp_path: Path) -> None:
     )
     engine = engine_on(disk, tmp_path / "b")
     assert state_of(engine.machine) == state_of(source.machine)
-    snapshot.drop(disk, tmp_path / "pinned")
+    remove_files(disk, tmp_path / "pinned")
     assert state_of(engine_on(disk, tmp_path / "b").machine) == state_of(source.machine)
 
 
@@ -218,7 +221,7 @@ def test_reception_of_another_offer_keeps_only_equal_parts() -> None:
     engine = engine_on(source)
     catch_up(engine, log)
     flush(engine)
-    later = snapshot.take(source, STATE, PINNED)
+    later = take(source, STATE, PINNED)
     incoming = Incoming(disk, INCOMING)
     incoming.begin(later, UNDER)
     left = {part for part in later.parts if disk.exists(INCOMING / part.path)}
@@ -342,7 +345,7 @@ def test_reception_cut_short_anywhere_installs_nothing_or_all() -> None:
             work(disk)
         disk.left = None
         disk.crash(rng)
-        if snapshot.ready(disk, INCOMING) is None:
+        if ready(disk, INCOMING) is None:
             assert engine_is_old(disk)
             work(disk)
         install(disk)

@@ -1,0 +1,215 @@
+"""The receiver of a snapshot: gathers its parts, and installs it at the next start.
+
+**Receiving** can stop anywhere and go on: `Incoming` keeps each file that the next offer names with
+the same size and checksum, and begins a half one where it ended. A file that is whole is synced and
+compared with its checksum.
+
+**Installing** replaces the state. It begins with the file `ready`, written when all parts are
+durable and verified, and is done when that is gone. Whoever finds it at start carries the install
+out again from its beginning: nothing in it depends on what an earlier attempt got done. A log that
+is whole and holds the snapshot's entry stays: it goes on from there. Any other begins anew after
+it, and what this replica had acknowledged may be gone, so before its first file goes the caller
+marks its promise as unsure (replication/install.py).
+
+    plan, ready     msgpack [version 1, index, epoch, [voters], [[path, size, crc32], ...],
+                             [leader's epoch, replica id, nonce]], then its CRC-32
+"""
+
+import zlib
+from pathlib import Path
+from typing import Final
+
+import msgpack
+
+from timer import manifest
+from timer.disk import Bytes, Disk
+from timer.errors import CorruptFile, NotReady, UnknownVersion
+from timer.log import begin_anew
+from timer.snapshot import Leadership, Part, Snapshot, crc32_of, files, remove_files
+from timer.units import Epoch, LogIndex, ReplicaId
+
+VERSION: Final = 1
+
+_PLAN: Final = "plan"
+_READY: Final = "ready"
+
+
+class Incoming:
+    """A snapshot on its way here. Belongs to one task or thread at a time."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._waiting: list[Part] = []
+
+    def begin(self, snapshot: Snapshot, under: Leadership) -> None:
+        """Receive this one; keep what is here already of its parts.
+
+        Raises:
+            NotReady: there is no room for it.
+        """
+        disk, directory = self._disk, self._directory
+        for name in ("", *manifest.DIRECTORIES):
+            disk.make_dir(directory / name)
+        before = _read(disk, directory / _PLAN)
+        kept = {*before[0].parts} & {*snapshot.parts} if before is not None else set[Part]()
+        places = {directory / part.path for part in kept}
+        for path in files(disk, directory):
+            if path not in places and path.name != _PLAN:
+                disk.remove(path)
+        disk.write_atomic(directory / _PLAN, _encode(snapshot, under))
+        # What is whole here may have been so only in the memory of an earlier process.
+        self._waiting = [part for part in snapshot.parts if not self._is_whole(part)]
+        missing = sum(part.size - self._size(part) for part in self._waiting)
+        free = disk.free_bytes(directory)
+        if missing > free:
+            raise NotReady(f"{missing} bytes are to be fetched, the disk has {free} free")
+
+    def wanted(self) -> tuple[Part, int] | None:
+        """Return the part to fetch, and from which byte on. None: all is here."""
+        if not self._waiting:
+            return None
+        part = self._waiting[0]
+        return part, self._size(part)
+
+    def _size(self, part: Part) -> int:
+        """Return how many bytes of a part are here."""
+        path = self._directory / part.path
+        return self._disk.size(path) if self._disk.exists(path) else 0
+
+    def put(self, part: Part, offset: int, data: Bytes) -> bool:
+        """Keep what was fetched of the wanted part; with its last bytes it is durable.
+
+        Returns:
+            False: it is all here and its checksum is wrong. It begins anew.
+        """
+        assert (part, offset) == self.wanted(), (part, offset, self.wanted())
+        assert 0 < len(data) <= part.size - offset, (part, offset, len(data))
+        path = self._directory / part.path
+        file = self._disk.open_append(path)
+        try:
+            file.write([data])
+            if file.size == part.size:
+                file.sync()
+        finally:
+            file.close()
+        if offset + len(data) == part.size:
+            if not self._is_whole(part):
+                return False
+            self._waiting.pop(0)
+        return True
+
+    def _is_whole(self, part: Part) -> bool:
+        """Return whether the file has its size and checksum; a wrong one is removed."""
+        path = self._directory / part.path
+        size = self._disk.size(path) if self._disk.exists(path) else -1
+        if size == part.size and crc32_of(self._disk, path) == part.crc32:
+            file = self._disk.open_append(path)
+            file.sync()
+            file.close()
+            return True
+        if size >= part.size:
+            self._disk.remove(path)
+        return False
+
+    def forget(self) -> None:
+        """Begin from nothing next time."""
+        remove_files(self._disk, self._directory)
+
+    def finish(self) -> None:
+        """Let the next start install it: everything is here and was found good."""
+        assert self.wanted() is None, self.wanted()
+        disk, directory = self._disk, self._directory
+        for name in ("", *manifest.DIRECTORIES):
+            disk.sync_dir(directory / name)
+        disk.write_atomic(directory / _READY, disk.read(directory / _PLAN))
+
+
+def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, Leadership] | None:
+    """Return the snapshot that has to be installed before anything else is done. None: none.
+
+    Raises:
+        CorruptFile: that can't be read.
+        UnknownVersion: another program has ordered it.
+    """
+    if not disk.exists(incoming / _READY):
+        return None
+    version = _version(disk.read(incoming / _READY))
+    if version not in (None, VERSION):
+        raise UnknownVersion(incoming / _READY, version, VERSION)
+    found = _read(disk, incoming / _READY)
+    if found is None:
+        raise CorruptFile(incoming / _READY, 0, "damaged")
+    return found
+
+
+def install(
+    disk: Disk, incoming: Path, *, state: Path, log: Path, damaged: Path, keep_log: bool
+) -> None:
+    """Replace the state by the snapshot that is `ready`, durably; the note of damage goes, too.
+
+    Begins from the beginning if a crash, or an error, cut it short. `keep_log`: the log holds the
+    snapshot's entry; else it begins anew after that.
+
+    Raises:
+        CorruptFile, DiskFailed: it is to be repeated.
+    """
+    found = ready(disk, incoming)
+    assert found is not None, incoming
+    snapshot, _ = found
+    for name in ("", *manifest.DIRECTORIES):
+        disk.make_dir(state / name)
+    remove_files(disk, state)
+    if not keep_log:
+        begin_anew(disk, log, snapshot.index, snapshot.epoch)
+    for part in snapshot.parts:
+        disk.link(incoming / part.path, state / part.path)
+    if disk.exists(damaged):
+        disk.remove(damaged)
+        disk.sync_dir(damaged.parent)
+    for name in (*manifest.DIRECTORIES, ""):
+        disk.sync_dir(state / name)
+    if disk.exists(incoming / _PLAN):
+        disk.remove(incoming / _PLAN)
+        disk.sync_dir(incoming)
+    # From here on there is no way back: the parts may go only when this is certain.
+    disk.remove(incoming / _READY)
+    disk.sync_dir(incoming)
+    remove_files(disk, incoming)
+
+
+def drop_leftovers(disk: Disk, incoming: Path) -> None:
+    """Remove parts that no plan speaks of: their snapshot was installed."""
+    if not disk.exists(incoming / _PLAN):
+        remove_files(disk, incoming)
+
+
+def _encode(snapshot: Snapshot, under: Leadership) -> bytes:
+    fields = [snapshot.index, snapshot.epoch, snapshot.voters, snapshot.parts, under]
+    body: bytes = msgpack.packb([VERSION, *fields])
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def _read(disk: Disk, path: Path) -> tuple[Snapshot, Leadership] | None:
+    """Return what a plan says; None: there is none, or it is damaged or another version's."""
+    data = disk.read(path) if disk.exists(path) else b""
+    if _version(data) != VERSION:
+        return None
+    _, *fields = msgpack.unpackb(data[:-4])
+    index, epoch, voters, parts, under = fields
+    snapshot = Snapshot(
+        index=LogIndex(index),
+        epoch=Epoch(epoch),
+        voters=tuple(ReplicaId(voter) for voter in voters),
+        parts=tuple(Part(*part) for part in parts),
+    )
+    return snapshot, Leadership(*under)
+
+
+def _version(data: bytes) -> int | None:
+    """Return the version of a plan; None: it is damaged."""
+    body = data[:-4]
+    if not body or zlib.crc32(body).to_bytes(4, "little") != data[-4:]:
+        return None
+    version: int = msgpack.unpackb(body)[0]
+    return version
