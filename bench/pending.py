@@ -204,7 +204,7 @@ S7_S8_S10: Final = Measure(
         cost("  runs written meanwhile", "runs_written", "runs"),
         cost("a cancel, awaited: p50", "cancel_p50", "ms"),
         cost("a cancel, awaited: p99", "cancel_p99", "ms"),
-        cost("  of that, the leader's CPU", "cancel_cpu", "ms", 1),
+        cost("  of that, the leader's CPU", "cancel_cpu", "ms", 1, 0.5),
         cost("S8 restart of a follower", "restart_follower", "s", 5, 1),
         cost("S8 restart of the old leader", "restart_leader", "s", 5, 1),
         cost("  all three killed at once", "restart_all", "s"),

@@ -341,10 +341,11 @@ class ControlPlane:
     async def _asked_for(self, asked: Asked) -> TransferAnswer:
         effects = self._controller.step(self._clock(), asked)
         self._log(effects)
-        if effects.propose is None:
-            assert effects.refusal is not None, asked
+        if effects.refusal is not None:
             outcome = Outcome.NOT_NOW if effects.refusal.later else Outcome.REFUSED
             return TransferAnswer(outcome, effects.refusal.why)
+        if effects.propose is None:
+            return TransferAnswer(Outcome.OK, effects.reason)
         outcome = await self._propose(effects.propose)
         why = effects.reason if outcome is Outcome.OK else f"{effects.reason}: {outcome}"
         return TransferAnswer(outcome, why)

@@ -548,7 +548,7 @@ class Controller:
         if successor is None:
             return _refused("no such voter reports")
         if successor is leader and self._served:
-            return _refused(f"{successor.name} leads already")
+            return Effects(reason=f"{successor.name} leads already")
         assert successor.report is not None
         if successor.report.unsure:
             return _refused(f"{successor.name} is not matched with the leader's log yet")
