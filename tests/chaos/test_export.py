@@ -44,6 +44,25 @@ def parsed(log: world.Log) -> list[Entry]:
     return [item for item in found if isinstance(item, Entry)]
 
 
+@pytest.mark.parametrize("what", ["a timer with a key", "a cancel by key", "a reschedule"])
+def test_what_depends_on_keys_is_refused_by_its_entry(what: str) -> None:
+    log, story = machines.Log(), Story()
+    log.begin_epoch()
+    log.topic("t")
+    part = machines.part_of([(1, machines.START_MS + 9, b"x")], keys=[b"k"])
+    match what:
+        case "a timer with a key":
+            last = log.schedule(part)
+        case "a cancel by key":
+            last = log.cancel_keys([(1, b"k")])
+        case _:
+            last = log.reschedule(machines.ids_of([(machines.START_MS + 9, 1)]), [5])
+    for item in log.entries[:-1]:
+        story.apply(item)
+    with pytest.raises(ValueError, match=f"entry {last.index}: {what}; the live audit"):
+        story.apply(last)
+
+
 def exported(into: Path) -> list[dict[str, Any]]:
     """Return all events, in the order of the files."""
     return [
