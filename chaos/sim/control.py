@@ -138,9 +138,16 @@ class Control:
         if "forget" in self.mischief and rng.random() < 0.3:
             highest = Epoch(0)
         self.epoch = Epoch(max(self.epoch, highest) + 1)
+        # Who was voted out, which is not known here yet, may be among them. It never bids.
         order = sorted(
             reports.values(),
-            key=lambda r: (not r.unsure, r.last_epoch, r.last_index, rng.random()),
+            key=lambda r: (
+                r.role is not Role.LEARNER,
+                not r.unsure,
+                r.last_epoch,
+                r.last_index,
+                rng.random(),
+            ),
         )
         self.leader = order[-1].replica
         if "dead" in self.mischief and rng.random() < 0.2:

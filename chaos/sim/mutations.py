@@ -232,6 +232,7 @@ MUTATIONS: Final = (
         30,
         "a leader that is deposed and does not know it",
         _core(_IgnoreEpoch),
+        aim={"faults": ("handover", "isolate", "one_way", "pause"), "member_changes": 0.0},
     ),
     Mutation(
         "promise_not_synced",

@@ -157,7 +157,7 @@ class SimNode:
         )
         if installed is not None:
             self.snapshots += 1
-            self.damage = [each for each in self.damage if not _is_curable(each)]
+            self.damage = [_installed(each) for each in self.damage if not _is_curable(each)]
         unsure = PromiseFile.load(self.disk, PROMISE_PATH).unsure
         self.lied |= installed is not None and unsure  # until a leader has matched it
         if self.disk.exists(DAMAGED_PATH):
@@ -482,6 +482,12 @@ class SimNode:
     def on_stepdown(self, epoch: Epoch) -> None:
         """See Listener."""
         self.app.on_stepdown(epoch)
+
+
+def _installed(path: Path) -> Path:
+    """Return where a file lies after an install: what had arrived may be damaged since."""
+    inside = path.is_relative_to(INCOMING_PATH)
+    return STATE_PATH / path.relative_to(INCOMING_PATH) if inside else path
 
 
 def _is_curable(path: Path) -> bool:

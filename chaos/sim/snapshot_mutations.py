@@ -1,4 +1,4 @@
-"""Planted bugs in snapshots and in the change of members: proof that they would be found.
+"""Planted bugs in snapshots: proof that they would be found.
 
 As chaos/sim/mutations.py. Worlds are aimed at snapshots where the usual mix has few of them.
 """
@@ -12,9 +12,6 @@ from unittest import mock
 from chaos.sim.planted import Mutation, Plant
 from replication import install
 from replication.core import Core
-from replication.knowledge import Bid
-from replication.messages import Start
-from replication.quorum import Voters
 from replication.steps import Event
 from timer import incoming
 from timer import log as timer_log
@@ -41,27 +38,6 @@ def _keep_the_log(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) ->
     disk.make_dir(directory)
     if not disk.list_dir(directory):
         _begin_anew(disk, directory, after, epoch)
-
-
-class _ManyChanges(Core):
-    """Whatever is proposed is written, and counts alone from the moment it is appended."""
-
-    def _sets_in_force(self) -> tuple[Voters, ...]:
-        return (self.shape.voters,)
-
-    def _next_voters(self, proposed: Voters | None) -> Voters:
-        return proposed or self.shape.voters
-
-
-def _newest_alone(_: Bid, own: tuple[Start, ...]) -> tuple[Voters, ...]:
-    """A candidate asks for a majority of the newest set in its log."""
-    return (own[-1].voters,)
-
-
-@contextlib.contextmanager
-def _newest_counts_alone() -> Iterator[None]:
-    with _plant_core(_ManyChanges), mock.patch.object(Bid, "sets", _newest_alone):
-        yield
 
 
 class _DropsTooMuch(Core):
@@ -120,22 +96,6 @@ SNAPSHOT_MUTATIONS: Final = (
         "a replica that lags by a manifest",
         lambda: _plant_core(_DropsTooMuch),
         aim={"faults": ("isolate", "kill"), "mischief": (), "manifest_every": 20},
-    ),
-    Mutation(
-        "new_voters_count_alone",
-        "any set may be proposed, and counts without the one before it",
-        frozenset({"agreement", "lost", "lease", "epoch", "liveness"}),
-        200,
-        "a change of members that not everybody has heard of",
-        _newest_counts_alone,
-        aim={
-            "faults": ("ambush", "newborn", "split"),
-            "mischief": (),
-            "member_changes": 0.15,
-            "nodes": 3,
-            "fault_gap_ms": 1_500,
-            "delay_us": 10_000,
-        },
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -144,7 +144,11 @@ class World:
         )
 
     def _caught_up(self, target: LogIndex) -> bool:
-        return all(node.alive and node.core.commit_index >= target for node in self.kept_up())
+        """Return whether all have committed that, and a leader has matched whoever was unsure."""
+        return all(
+            node.alive and node.core.commit_index >= target and not node.core.unsure
+            for node in self.kept_up()
+        )
 
     def kept_up(self) -> list[SimNode]:
         """Return the nodes that must be up to date in the end: all that can run."""

@@ -83,9 +83,9 @@ def test_refused_schedule_says_what_is_free_and_what_is_kept(nearly: Nearly) -> 
             assert (error.retryable, error.outcome_known) == (True, True)
             assert f"free, below its storage.reserve_bytes = {nearly.reserve}" in error.message
             with pytest.raises(DiskFull):
-                client.schedule("far", b"z", delay=3600, timeout=1)
+                client.schedule("far", b"z", delay=3600, timeout=4)
             with pytest.raises(DiskFull):
-                client.reschedule(pending[1].id, delay=7200, timeout=1)
+                client.reschedule(pending[1].id, delay=7200, timeout=4)
 
             assert client.cancel(pending[0].id) is CancelResult.CANCELLED
             assert len(take(consumer, 10)) == 10
