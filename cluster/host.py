@@ -260,12 +260,12 @@ class Host:
             entries = self._log.cached(first, last)
             if entries is None:
                 self._folding = True
-                self.spawn(self._fold_from_disk(first, last))
+                self.spawn(self._fold_from_disk(first))
                 return
             lookup = self.engine.begin_lookup(entries)
             if lookup is not None:
                 self._folding = True
-                self.spawn(self._fold_looked_up(entries, lookup))
+                self.spawn(self._fold_all(entries, lookup))
                 return
             self.engine.fold(entries)
         if self._too_much_is_fired():
@@ -276,16 +276,24 @@ class Host:
             self._serve(self._promoting)
         self.kick()
 
-    async def _fold_from_disk(self, first: LogIndex, last: LogIndex) -> None:
-        entries = await self._log.entries(first, last)
-        await self._fold_looked_up(entries, self.engine.begin_lookup(entries))
+    async def _fold_from_disk(self, first: LogIndex) -> None:
+        # As much as is read at once: to read it again for each portion takes longer than to fold.
+        entries = await self._log.entries(first, self.engine.commit_index)
+        await self._fold_all(entries, self.engine.begin_lookup(entries))
 
-    async def _fold_looked_up(self, entries: Sequence[Entry], lookup: Prepared | None) -> None:
-        if lookup is not None:
-            await self._in_thread(lookup.read)
-            self.engine.end_lookup(lookup)
+    async def _fold_all(self, entries: Sequence[Entry], lookup: Prepared | None) -> None:
+        """Fold the next entries, in portions between which the loop does other things."""
+        while True:
+            if lookup is not None:
+                await self._in_thread(lookup.read)
+                self.engine.end_lookup(lookup)
+            entries = entries[self.engine.fold(entries) :]
+            if not entries or self._stopped or self._too_much_is_fired():
+                break
+            self.kick()
+            await asyncio.sleep(0)
+            lookup = self.engine.begin_lookup(entries)
         self._folding = False
-        self.engine.fold(entries)
         self._fold()
 
     def _serve(self, epoch: Epoch) -> None:

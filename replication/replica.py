@@ -167,7 +167,10 @@ class Replica:
         cached = self._driver.cached(first, last)
         if cached is not None:
             return cached
-        found = await asyncio.to_thread(self._log.read, first, READ_BYTES)
+        return await asyncio.to_thread(self._read, first, last)
+
+    def _read(self, first: LogIndex, last: LogIndex) -> list[Entry]:
+        found = self._log.read(first, READ_BYTES)
         assert found, f"entry {first} is not in the log any more"
         return [entry for frame in found[: last - first + 1] for entry in frames(memoryview(frame))]
 

@@ -23,6 +23,8 @@ class Follower:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.dropped_before = LogIndex(0)
+        self.cached_from = 1
+        self.reads: list[tuple[int, int]] = []
 
     @property
     def last_time_ms(self) -> UnixMs:
@@ -32,9 +34,10 @@ class Follower:
         raise AssertionError("a follower proposes nothing")
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
-        return self.log.entries[first - 1 : last]
+        return self.log.entries[first - 1 : last] if first >= self.cached_from else None
 
     async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        self.reads.append((first, last))
         return self.log.entries[first - 1 : last]
 
     def lease_held(self) -> bool:
@@ -47,6 +50,44 @@ class Follower:
 
 def make_clock(now_ms: UnixMs) -> ClusterClock:
     raise AssertionError("a follower needs none")
+
+
+def host_on(directory: Path, follower: Follower, errors: list[BaseException]) -> Host:
+    return Host(
+        engine_on(RealDisk(), directory),
+        follower,
+        make_clock=make_clock,
+        samples=list,
+        mono_ms=lambda: MonoMs(0),
+        wall_ms=lambda: UnixMs(START_MS),
+        fold_interval_ms=1,
+        memtable_bytes_flush=1 << 30,
+        log_bytes_flush=1 << 30,
+        flush_interval_ms=1 << 30,
+        handed_out=lambda delivery: None,
+        fatal=errors.append,
+    )
+
+
+async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_in(
+    tmp_path: Path,
+) -> None:
+    log, errors = Log(), list[BaseException]()
+    log.begin_epoch()
+    log.topic("a")
+    for _ in range(1_500):  # a portion is some 500
+        log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    follower = Follower(log)
+    follower.cached_from = len(log.entries) + 1
+    host = host_on(tmp_path, follower, errors)
+    host.on_commit(LogIndex(len(log.entries)))
+    async with asyncio.timeout(30):
+        while host.engine.behind:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    await host.stop()
+    assert follower.reads == [(1, len(log.entries))]
+    assert host.engine.machine.store.pending == 1_500
+    assert errors == []
 
 
 async def test_flush_ends_though_whoever_asked_gave_up(
@@ -65,20 +106,7 @@ async def test_flush_ends_though_whoever_asked_gave_up(
         write(self, pace)
 
     monkeypatch.setattr(Flush, "write", slow)
-    host = Host(
-        engine_on(RealDisk(), tmp_path),
-        follower,
-        make_clock=make_clock,
-        samples=list,
-        mono_ms=lambda: MonoMs(0),
-        wall_ms=lambda: UnixMs(START_MS),
-        fold_interval_ms=1,
-        memtable_bytes_flush=1 << 30,
-        log_bytes_flush=1 << 30,
-        flush_interval_ms=1 << 30,
-        handed_out=lambda delivery: None,
-        fatal=errors.append,
-    )
+    host = host_on(tmp_path, follower, errors)
     host.on_commit(LogIndex(len(log.entries)))
     async with asyncio.timeout(30):
         while host.engine.behind:  # noqa: ASYNC110
