@@ -218,7 +218,7 @@ def _sweep(clients: Clients, now: int, *, cancels: bool) -> None:
     """Cancel or reschedule all that is due in a range, with keys that begin alike or with any."""
     chance = clients.chance
     start = now + chance.randint(0, 1500)
-    where: Where = {"due_from": start, "due_to": start + chance.choice((50, 300))}
+    where: Where = {"due_from": start, "due_to": start + chance.choice((50, 300, 2000))}
     if chance.random() < 0.7:
         where["key_prefix"] = f"{chance.randrange(4)}/"
     if cancels:

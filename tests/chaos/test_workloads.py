@@ -1,18 +1,13 @@
-"""The workloads: their books, their clients against a fake cluster, all of them against a real one.
-
-The last part plays every kind for some seconds, checks that each did what its line says, and has
-the whole run audited.
-"""
+"""The workloads: their books, and their clients against a fake cluster."""
 
 import asyncio
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,7 +15,6 @@ from chaos import workloads
 from chaos.history import Outcome, Run, payload_of, read
 from chaos.history_check import check
 from chaos.workloads import clients as clients_module
-from chaos.workloads import kinds
 from chaos.workloads.agenda import Agenda
 from chaos.workloads.books import GROUP, Books
 from chaos.workloads.changer import Changer
@@ -28,7 +22,7 @@ from chaos.workloads.clients import Clients, Kind, Setting
 from chaos.workloads.consumer import Consumer, Habit, Source, prompt
 from chaos.workloads.kinds import KINDS
 from chaos.workloads.producer import Producer, outcome_of
-from tests.cluster.running import Running, until
+from tests.cluster.running import until
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS, wire_error
 from timerclient import TimerClient, errors
@@ -36,12 +30,6 @@ from timerclient.pending import Rescheduled
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult, RescheduleResult
 from timerclient.timers import Timer
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-SECONDS = 7.0
-RATE_PER_S = 400
 
 
 def lines(run: Run, name: str, op: str) -> list[dict[str, Any]]:
@@ -436,107 +424,3 @@ def test_workloads_that_make_no_sense_are_refused(
 def test_names_are_those_of_the_kinds_with_a_line_each() -> None:
     assert {*workloads.NAMES} == {*KINDS}
     assert all(workloads.NAMES.values())
-
-
-# ---- all of them against a real cluster
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The folder of a run of all workloads; its nodes are stopped."""
-    run = Run(tmp_path_factory.mktemp("workloads"))
-    with Running(run.root).cleaned() as cluster:
-        works = workloads.make(
-            [*workloads.NAMES], run=run, endpoints=lambda: cluster.endpoints, seed=1,
-            rate_per_s=RATE_PER_S, horizon_s=SECONDS,
-        )  # fmt: skip
-        try:
-            for work in works:
-                work.start()
-            each = 0.9 * SECONDS * RATE_PER_S / len(works)
-            books = [work.books for work in works if isinstance(work, Clients)]
-            assert len(books) == len(works)
-            until(lambda: all(book.asked >= each for book in books), timeout_s=40)
-            for work in works:
-                work.stop_producing()
-            for work in works:
-                until(work.drained, timeout_s=40)
-        finally:
-            for work in works:
-                work.close()
-    return run
-
-
-@pytest.mark.slow
-def test_histories_of_all_workloads_are_right(played: Run) -> None:
-    problems = [str(p) for path in played.histories.iterdir() for p in check(path)]
-    assert problems == []
-    marks = flat(lines(played, "", "schedule"), "marks")
-    assert len({*marks}) == len(marks) > 0.5 * SECONDS * RATE_PER_S
-    assert {line["topic"] for line in lines(played, "", "schedule")} == {*workloads.NAMES}
-
-
-@pytest.mark.slow
-def test_each_workload_did_what_its_line_says(played: Run) -> None:
-    def asked(name: str) -> list[dict[str, Any]]:
-        return [line for line in lines(played, f"{name}-", "schedule") if line["due_ms"]]
-
-    def results(name: str, op: str) -> set[str]:
-        return {*flat(lines(played, f"{name}-", op), "results")}
-
-    def at_once(name: str) -> bool:
-        """Whether a request began before the one before it had ended."""
-        found = sorted(asked(name), key=lambda line: line["start_ms"])
-        return any(after["start_ms"] < before["end_ms"] for before, after in pairwise(found))
-
-    herd = Counter(due // 1000 for due in flat(asked("herd"), "due_ms"))
-    assert max(herd.values()) >= len(flat(asked("herd"), "due_ms")) / 3
-    end_ms = max(line["received_ms"] for line in lines(played, "", "deliver"))
-    beyond = [due > end_ms + kinds.DAY_MS / 2 for due in flat(asked("longtail"), "due_ms")]
-    assert 0 < sum(beyond) < len(beyond) / 2
-    assert {"CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED"} <= results("cancels", "cancel")
-    assert {len(line["ids"]) == 1 for line in lines(played, "cancels", "cancel")} == {True, False}
-    scheduled = lines(played, "keyed-", "schedule")
-    assert {"SCHEDULED", "REPLACED", "KEPT", "REJECTED"} == results("keyed", "schedule")
-    assert {line.get("on_conflict") for line in scheduled} == {None, "reject", "replace", "keep"}
-    for op in ("cancel", "reschedule"):
-        assert all(line["keys"] for line in lines(played, "keyed-", op))
-        assert {"NOT_FOUND"} < results("keyed", op)
-    assert {"RESCHEDULED", "ALREADY_CANCELLED"} <= results("moved", "reschedule")
-    ways = Counter(
-        (op, "ids" if line.get("ids") else ("keys" if line.get("keys") else "filter"))
-        for op in ("cancel", "reschedule")
-        for line in lines(played, "moved-", op)
-    )
-    assert {*ways} == {
-        ("cancel", "ids"), ("cancel", "filter"),
-        ("reschedule", "ids"), ("reschedule", "keys"), ("reschedule", "filter"),
-    }  # fmt: skip
-    changed = [
-        line["changed"] for line in lines(played, "moved-", "reschedule") if "changed" in line
-    ]
-    assert sum(changed) > 0
-    past = [due < line["start_ms"] for line in asked("pastdue") for due in line["due_ms"]]
-    assert sum(past) > len(past) / 2
-    groups = Counter(line["group"] for line in lines(played, "groups", "deliver"))
-    assert {*groups} == {"first", "second", "late"}
-    assert {len(line["marks"]) == 1 for line in asked("singles")} == {True, False}
-    assert at_once("singles")
-    for name in ("slow", "dying"):
-        assert max(flat(lines(played, name, "deliver"), "attempts")) > 1
-    assert "unknown" in {line["outcome"] for line in asked("impatient")}
-    assert at_once("overload")
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.timeout(300)  # Spark starts and compiles slowly on a busy machine
-def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: Run) -> None:
-    from chaos import audit
-
-    report = audit.audit(spark, played)
-    assert report.ok, [*audit.describe(report)]
-    verdicts = report.summary["verdicts"]
-    assert {"ok", "cancelled", "pending", "unknown_fired_once"} <= {*verdicts}
-    assert {"replaced", "rescheduled", "rejected", "kept"} <= {*verdicts}
-    assert report.summary["redelivered"] > 0

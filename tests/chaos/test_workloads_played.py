@@ -1,0 +1,195 @@
+"""All workloads against a real cluster: each does what its line says, and the audit agrees."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from chaos import workloads
+from chaos.history import Run, read
+from chaos.history_check import check
+from chaos.workloads import kinds
+from chaos.workloads.clients import Clients
+from tests.cluster.running import Running, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECONDS: Final = 7.0
+RATE_PER_S: Final = 400
+DEEDS_S: Final = 120.0
+"""For the rarest of what the workloads do by chance, on a machine that has little time for it."""
+
+Line = dict[str, Any]
+
+
+class Deeds:
+    """What the histories of a run say that the workloads did, up to now."""
+
+    def __init__(self, run: Run) -> None:
+        self._lines: dict[str, list[Line]] = {}
+        for path in sorted(run.histories.iterdir()):
+            self._lines[path.stem] = [*read(path)]
+
+    def of(self, name: str, op: str) -> list[Line]:
+        """Return the lines of one operation from all histories whose names begin with `name`."""
+        found = chain.from_iterable(
+            lines for stem, lines in self._lines.items() if stem.startswith(name)
+        )
+        return [line for line in found if line["op"] == op]
+
+    def results(self, name: str, op: str) -> set[str]:
+        return {*flat(self.of(name, op), "results")}
+
+    def asked(self, name: str) -> list[Line]:
+        """Return its requests for timers that name due times."""
+        return [line for line in self.of(f"{name}-", "schedule") if line["due_ms"]]
+
+    def at_once(self, name: str) -> bool:
+        """Whether a request began before the one before it had ended."""
+        found = sorted(self.asked(name), key=lambda line: line["start_ms"])
+        return any(after["start_ms"] < before["end_ms"] for before, after in pairwise(found))
+
+    def ways(self, name: str) -> set[tuple[str, str]]:
+        """Return the (operation, how it named its timers) of all changes."""
+        return {
+            (op, "ids" if line.get("ids") else ("keys" if line.get("keys") else "filter"))
+            for op in ("cancel", "reschedule")
+            for line in self.of(name, op)
+        }
+
+
+def flat(found: list[Line], field: str) -> list[Any]:
+    """Return the elements of a list of all lines, one after the other."""
+    return [*chain.from_iterable(line.get(field) or () for line in found)]
+
+
+WAYS: Final = {
+    ("cancel", "ids"), ("cancel", "filter"),
+    ("reschedule", "ids"), ("reschedule", "keys"), ("reschedule", "filter"),
+}  # fmt: skip
+
+DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
+    "a cancel was in time, repeated, and too late": lambda did: (
+        {"CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED"} <= did.results("cancels", "cancel")
+    ),
+    "cancels went alone and by lists": lambda did: (
+        {len(line["ids"]) == 1 for line in did.of("cancels", "cancel")} == {True, False}
+    ),
+    "every end of an upsert": lambda did: (
+        {"SCHEDULED", "REPLACED", "KEPT", "REJECTED"} == did.results("keyed", "schedule")
+    ),
+    "every way of an upsert": lambda did: (
+        {"reject", "replace", "keep"}
+        <= {line.get("on_conflict") for line in did.of("keyed-", "schedule")}
+    ),
+    "keys were there and not there": lambda did: all(
+        {"NOT_FOUND"} < did.results("keyed", op) for op in ("cancel", "reschedule")
+    ),
+    "a timer was moved, and one that was gone was not": lambda did: (
+        {"RESCHEDULED", "ALREADY_CANCELLED"} <= did.results("moved", "reschedule")
+    ),
+    "changes by id, key and filter": lambda did: did.ways("moved-") == WAYS,
+    "a filter picked something": lambda did: any(
+        line.get("changed") for line in did.of("moved-", "reschedule")
+    ),
+    "a group came late": lambda did: (
+        {line["group"] for line in did.of("groups", "deliver")} == {"first", "second", "late"}
+    ),
+    "singles and batches, some at once": lambda did: (
+        {len(line["marks"]) == 1 for line in did.asked("singles")} == {True, False}
+        and did.at_once("singles")
+    ),
+    "messages came again": lambda did: all(
+        max(flat(did.of(name, "deliver"), "attempts"), default=0) > 1 for name in ("slow", "dying")
+    ),
+    "somebody gave up a timer that came": lambda did: any(
+        {*line["marks"]} & {*flat(did.of("impatient", "deliver"), "marks")}
+        for line in did.asked("impatient")
+        if line["outcome"] == "unknown"
+    ),
+    "bursts were under way at once": lambda did: did.at_once("overload"),
+}
+"""What has to happen sooner or later -> whether it has."""
+
+
+def undone(run: Run) -> list[str]:
+    did = Deeds(run)
+    return [deed for deed, happened in DONE.items() if not happened(did)]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The folder of a run of all workloads; its nodes are stopped."""
+    run = Run(tmp_path_factory.mktemp("workloads"))
+    with Running(run.root).cleaned() as cluster:
+        works = workloads.make(
+            [*workloads.NAMES], run=run, endpoints=lambda: cluster.endpoints, seed=1,
+            rate_per_s=RATE_PER_S, horizon_s=SECONDS,
+        )  # fmt: skip
+        try:
+            for work in works:
+                work.start()
+            each = 0.9 * SECONDS * RATE_PER_S / len(works)
+            books = [work.books for work in works if isinstance(work, Clients)]
+            assert len(books) == len(works)
+            until(lambda: all(book.asked >= each for book in books), timeout_s=DEEDS_S)
+            until(lambda: not undone(run), timeout_s=DEEDS_S)
+            for work in works:
+                work.stop_producing()
+            for work in works:
+                until(work.drained, timeout_s=DEEDS_S)
+        finally:
+            for work in works:
+                work.close()
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # of which a quiet machine needs 20 s
+def test_histories_of_all_workloads_are_right(played: Run) -> None:
+    problems = [str(p) for path in played.histories.iterdir() for p in check(path)]
+    assert problems == []
+    did = Deeds(played)
+    marks = flat(did.of("", "schedule"), "marks")
+    assert len({*marks}) == len(marks) > 0.5 * SECONDS * RATE_PER_S
+    assert {line["topic"] for line in did.of("", "schedule")} == {*workloads.NAMES}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_each_workload_did_what_its_line_says(played: Run) -> None:
+    assert undone(played) == []
+    did = Deeds(played)
+    end_ms = max(line["received_ms"] for line in did.of("", "deliver"))
+    beyond = [due > end_ms + kinds.DAY_MS / 2 for due in flat(did.asked("longtail"), "due_ms")]
+    assert 0 < sum(beyond) < len(beyond) / 2
+    past = [due < line["start_ms"] for line in did.asked("pastdue") for due in line["due_ms"]]
+    assert sum(past) > len(past) / 2
+    assert all(line["keys"] for op in ("cancel", "reschedule") for line in did.of("keyed-", op))
+    # What is asked for after the horizon is due within a second: no herd.
+    asked = did.asked("herd")
+    start_ms = min(line["start_ms"] for line in asked)
+    herds = Counter(
+        due // 1000
+        for line in asked
+        for due in line["due_ms"]
+        if line["start_ms"] < start_ms + 1000 * (SECONDS - 1)
+    )
+    assert max(herds.values()) >= herds.total() / 3
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(400)  # Spark starts and compiles slowly on a busy machine
+def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: Run) -> None:
+    from chaos import audit
+
+    report = audit.audit(spark, played)
+    assert report.ok, [*audit.describe(report)]
+    verdicts = report.summary["verdicts"]
+    assert {"ok", "cancelled", "pending", "unknown_fired_once"} <= {*verdicts}
+    assert {"replaced", "rescheduled", "rejected", "kept"} <= {*verdicts}
+    assert report.summary["redelivered"] > 0
