@@ -84,8 +84,8 @@ class Book:
     # ---- the log
 
     def on_commit(self, entry: Entry, true_ms: int | None) -> None:
-        """Look at an entry that is committed somewhere. `true_ms`: the time, if most clocks are
-        right.
+        """Look at an entry that is committed somewhere. `true_ms`: the time, if no two clocks
+        were wrong.
         """
         if entry.index <= self.committed:
             return

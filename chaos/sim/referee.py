@@ -36,7 +36,7 @@ CHECKERS: Final = {
     "phantom": "what is delivered is what somebody scheduled, byte for byte",
     "twice": "P2: one timer fires once; a retried request is one timer, with one answer",
     "early": "P3: nothing fires before it is due, by the log's clock",
-    "clock": "P3: nor does a minority of wrong clocks put the log's clock ahead",
+    "clock": "P3: nor does one wrong clock put the log's clock ahead",
     "cancel": "P4: a cancel answers the truth, and a cancelled timer never fires",
     "key": "a key is unique among a topic's pending timers; what a change said of one is so",
     "list": "what is listed as pending is what is counted as such",

@@ -173,12 +173,13 @@ class TimerApp:
     def _true_ms(self) -> int | None:
         """Return what a right clock shows.
 
-        None: of voters that led together at some time most clocks were wrong, then or since.
+        None: of voters that led together at some time two clocks or more were wrong, then or
+        since. Five have a right one in the middle then, the three that answer first may not.
         """
         world = self.node.world
         world.sets_seen.update(node.core.voters for node in world.nodes if node.alive)
         wrong = {node.replica for node in world.nodes if node.clock_was_wrong}
-        if any(2 * len(wrong & voters) >= len(voters) for voters in world.sets_seen):
+        if any(len(wrong & voters) > 1 for voters in world.sets_seen):
             return None
         return WALL_START_MS + world.timeline.now_us // 1000
 
