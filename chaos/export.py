@@ -6,8 +6,10 @@
 
 It tells what the log promises, not what became of it: which timers there are, which of them were
 cancelled, how far the log has fired. Nothing of it is computed by applying FIREs: whether a timer
-really came is for the witness (chaos/witness.py) to say. So its state is a few numbers, whatever
-the number of pending timers, and it may begin at any node's manifest.
+really came is for the witness (chaos/witness.py) to say. So its state is a few numbers and who has
+which key (chaos/holders.py), whatever the number of timers without one, and it may begin at any
+node's manifest. A timer that is rescheduled by its id, and has no key, is excused: that it was
+pending, and of which topic, only a table of all pending timers could say.
 
 Its files are `log-<first>-<last>`, by the entries' indexes in 16 hex digits. `export.json` is its
 state as of some entry, never after the last file: at a restart the entries between are read
@@ -15,24 +17,28 @@ again and not told again. So every event is exported exactly once.
 """
 
 import argparse
+import dataclasses
 import http.client
 import json
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from chaos import events
 from chaos.events import Event, Outbox, Told
 from chaos.follow import Divergence, Follower, LogGone
 from chaos.history import Run
+from chaos.holders import Ended, Holders, Timer
+from chaos.replay.story import MOVED_BYTES_MAX, hashed
 from timer import manifest, payloads
-from timer.columns import decode_schedule
+from timer.columns import I64, U32, RowArray, decode_schedule, gather
 from timer.disk import Disk, RealDisk
 from timer.entry import Entry, Kind
 from timer.errors import StorageError
@@ -41,6 +47,8 @@ from timer.units import LogIndex
 FLUSH_S: Final = 0.5
 HEARTBEAT_S: Final = 1.0
 STATE_S: Final = 5.0
+SAVING_MAX: Final = 20
+"""One part in so many of its time goes into saving the state, which grows with pending keys."""
 STATE_NAME: Final = "export.json"
 PREFIX: Final = "log-"
 STATUS_TIMEOUT_S: Final = 2.0
@@ -64,6 +72,7 @@ class Story:
     topics: dict[int, str] = field(default_factory=dict)
     sequences: dict[int, int] = field(default_factory=dict)
     """Producer -> its last sequence."""
+    holders: Holders = field(default_factory=lambda: Holders(whole=True))
 
     @classmethod
     def at_manifest(cls, folder: Path, disk: Disk) -> "Story":
@@ -85,6 +94,7 @@ class Story:
             next_seq=state["next"][0],
             topics={topic["id"]: topic["name"] for topic in state["topics"]},
             sequences={producer: past[2] for producer, *past in state["producers"]},
+            holders=Holders(whole=state["next"][0] == 1, read_ms=state["last_read_time_ms"]),
         )
 
     @classmethod
@@ -93,18 +103,17 @@ class Story:
         fields = json.loads(text)
         for name in ("topics", "sequences"):
             fields[name] = {int(key): value for key, value in fields[name].items()}
-        return cls(**fields)
+        holders = Holders(whole=fields["first_seq"] == 1, read_ms=fields["read_ms"])
+        holders.loads(fields.pop("holders"))
+        return cls(**fields, holders=holders)
 
     def dumps(self) -> str:
         """Return the story as JSON."""
-        return json.dumps(asdict(self))
+        plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return json.dumps(plain | {"holders": self.holders.dumps()})
 
     def apply(self, item: Entry) -> list[Told]:
-        """Take in the next entry; return its events.
-
-        Raises:
-            ValueError: it says what depends on who has which key, which this export does not know.
-        """
+        """Take in the next entry; return its events."""
         assert item.index == self.index + 1, (item.index, self.index)
         self.index, self.time_ms = item.index, max(self.time_ms, item.time_ms)
         match item.kind:
@@ -116,12 +125,13 @@ class Story:
                     self.topics[max(self.topics, default=0) + 1] = name
             case Kind.FIRE:
                 self.read_ms = max(self.read_ms, payloads.decode_fire(item.payload).read_time_ms)
+                self.holders.read_ms = self.read_ms
             case Kind.SCHEDULE:
                 return self._schedule(item)
             case Kind.RESCHEDULE:
-                raise _unknown(item, "a reschedule")
+                return self._reschedule(item)
             case Kind.CANCEL:
-                return [*self._cancel(item)]
+                return self._cancel(item)
             case Kind.GROUP | Kind.PRODUCER | Kind.CHECKPOINT:
                 pass
         return []
@@ -134,18 +144,37 @@ class Story:
         new = schedule.rows[np.repeat(taken, parts["rows"])]
         if not len(new):
             return []
-        if new["key_size"].any():
-            raise _unknown(item, "a timer with a key")
         first, self.next_seq = self.next_seq, self.next_seq + len(new)
-        used = np.unique(new["topic"]).tolist()
-        names = np.full(max(used) + 1, "", object)
+        seqs = np.arange(first, self.next_seq)
+        ended = Ended()
+        if new["key_size"].any():
+            modes = np.repeat(parts["on_conflict"], parts["rows"])[np.repeat(taken, parts["rows"])]
+            timers = self._decided(item, new, seqs, modes, ended)
+            new, seqs = new[timers], seqs[timers]
+        scheduled = self._scheduled(item, new["topic"], seqs, new["due_ms"])
+        return [scheduled, *_told(item, ended)]
+
+    def _decided(
+        self, item: Entry, new: RowArray, seqs: I64, modes: U32, ended: Ended
+    ) -> npt.NDArray[np.bool_]:
+        """Return which rows may become timers; those without a key do."""
+        timers = np.ones(len(new), np.bool_)
+        keyed = np.flatnonzero(new["key_size"])
+        column = gather(new[keyed], {0: item.payload}, "key")
+        keys = hashed(new["topic"][keyed], column).tolist()
+        for at, key in zip(keyed.tolist(), keys, strict=True):
+            row = new[at]
+            due_ms, topic, size = map(int, (row["due_ms"], row["topic"], row["payload_size"]))
+            timer = Timer(due_ms, int(seqs[at]), topic, size, sure=True)
+            timers[at] = self.holders.scheduled(key, timer, int(modes[at]), ended)
+        return timers
+
+    def _scheduled(self, item: Entry, topics: U32, seqs: I64, due_ms: I64) -> Told:
+        used = np.unique(topics).tolist()
+        names = np.full(max(used, default=0) + 1, "", object)
         names[used] = [self.topics.get(topic, "") for topic in used]
-        columns = {
-            "seq": np.arange(first, self.next_seq),
-            "due_ms": new["due_ms"],
-            "topic": names[new["topic"]],
-        }
-        return [Told(Event.SCHEDULED, len(new), columns | _at(item))]
+        columns = {"seq": seqs, "due_ms": due_ms, "topic": names[topics]}
+        return Told(Event.SCHEDULED, len(seqs), columns | _at(item))
 
     def _accepts(self, producer: int, sequence: int) -> bool:
         """Return whether a part gives timers: it has no producer, or is its producer's next."""
@@ -157,17 +186,70 @@ class Story:
 
     def _cancel(self, item: Entry) -> list[Told]:
         targets = payloads.decode_cancel(item.payload)
+        ended = Ended()
         if not isinstance(targets, payloads.Ids):
-            raise _unknown(item, "a cancel by key")
-        due_ms, seq = targets.due_ms, targets.seq
-        found = []
-        for kind, mine in (
-            (Event.CANCELLED, due_ms > self.read_ms),
-            (Event.RACED, due_ms <= self.read_ms),
-        ):
-            columns = {"seq": seq[mine].astype(np.int64), "due_ms": due_ms[mine]}
-            found.append(Told(kind, int(mine.sum()), columns | _at(item)))
-        return found
+            for key in hashed(targets.topic, targets.key).tolist():
+                self.holders.cancelled(key, ended)
+            return _told(item, ended)
+        for due_ms, seq in zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True):
+            if due_ms > self.read_ms:
+                self.holders.gone(due_ms, seq)
+                ended.cancelled.append((due_ms, seq))
+            else:
+                ended.raced.append((due_ms, seq))
+        return _told(item, ended)
+
+    def _reschedule(self, item: Entry) -> list[Told]:
+        order = payloads.decode_reschedule(item.payload)
+        targets = order.targets
+        count = len(targets)
+        first, self.next_seq = self.next_seq, self.next_seq + count
+        keys: list[int | None] = [None] * count
+        olds: list[tuple[int, int] | None] = [None] * count
+        if isinstance(targets, payloads.Ids):
+            olds = [*zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True)]
+            keys = [self.holders.key_of(seq) for seq in targets.seq.tolist()]
+        else:
+            keys = [*hashed(targets.topic, targets.key).tolist()]
+        ended, moved = Ended(), list[Timer]()
+        by_key = not isinstance(targets, payloads.Ids)
+        for at, (key, new_due_ms) in enumerate(zip(keys, order.due_ms.tolist(), strict=True)):
+            if not (by_key and key in keys[:at]):  # a key counts once
+                self._move(key, olds[at], (new_due_ms, first + at), moved, ended)
+        topics = np.array([timer.topic for timer in moved], np.uint32)
+        due_ms, seqs = (
+            np.array([timer[column] for timer in moved], np.int64) for column in range(2)
+        )
+        return [self._scheduled(item, topics, seqs, due_ms), *_told(item, ended)]
+
+    def _move(
+        self,
+        key: int | None,
+        old: tuple[int, int] | None,
+        new: tuple[int, int],
+        moved: list[Timer],
+        ended: Ended,
+    ) -> None:
+        """One target of a reschedule goes on as `new`; `moved` are those before it.
+
+        It was named by its id, `old`, or by its key. All of them: (due_ms, seq).
+        """
+        holders = self.holders
+        if key is None:  # no key, or ended
+            assert old is not None
+            ended.raced += [old, new]
+            moved.append(Timer(*new, topic=0, size=0, sure=False))
+            return
+        holder = holders.holder(key)
+        if holders.is_sure(key) and (holder is None or old not in (None, holder[:2])):
+            return  # nobody has it, or it ended
+        topic, size = (holder.topic, holder.size) if holder is not None else (0, 0)
+        timer = Timer(*new, topic=topic, size=size, sure=True)
+        before = sum(each.size for each in moved)
+        fits = not moved or (all(each.sure for each in moved) and before + size <= MOVED_BYTES_MAX)
+        sure = fits and holders.is_sure(key)
+        holders.moved(key, timer, sure=sure, ended=ended)
+        moved.append(timer._replace(sure=sure))
 
     def clock(self) -> Told:
         """Return the CLOCK event of now."""
@@ -183,11 +265,13 @@ class Story:
         return Told(Event.CLOCK, 1, columns)
 
 
-def _unknown(item: Entry, what: str) -> ValueError:
-    return ValueError(
-        f"entry {item.index}: {what}; the live audit knows timers without keys only"
-        " (`timerctl audit` judges all of it, after the run)"
-    )
+def _told(item: Entry, ended: Ended) -> list[Told]:
+    """Return the events of timers that ended, or may have."""
+    found = []
+    for kind, timers in ((Event.CANCELLED, ended.cancelled), (Event.RACED, ended.raced)):
+        due_ms, seq = np.array(timers, np.int64).reshape(-1, 2).T
+        found.append(Told(kind, len(seq), {"seq": seq, "due_ms": due_ms} | _at(item)))
+    return found
 
 
 def _at(item: Entry) -> dict[str, Any]:
@@ -209,6 +293,7 @@ class Exporter:
         self._beats = int(names[-1].split("-")[3], 16) if names else 0
         self._waiting: list[Told] = []
         self._flushed_s = self._saved_s = self._pruned_s = float("-inf")
+        self._saving_s = 0.0
 
     def step(self, now_s: float) -> bool:
         """Look once; write a file if it is time to. Return whether there was anything new.
@@ -244,9 +329,11 @@ class Exporter:
         self._waiting.clear()
         self._told = story.index
         self._first = story.index + 1
-        if now_s - self._saved_s >= STATE_S:
+        if now_s - self._saved_s >= max(STATE_S, SAVING_MAX * self._saving_s):
             self._saved_s = now_s
+            began_s = time.perf_counter()
             events.write_whole(self._state, story.dumps())
+            self._saving_s = time.perf_counter() - began_s
         if now_s - self._pruned_s >= PRUNE_S:
             self._pruned_s = now_s
             self._outbox.prune(PREFIX, time.time())

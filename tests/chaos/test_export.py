@@ -1,6 +1,7 @@
 """The exporter: what it tells is what the log says, once, whatever it is stopped in."""
 
 import itertools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from chaos import events, export
+from chaos import events, export, holders
 from chaos.events import Event
 from chaos.export import Story
+from chaos.holders import Holders
+from chaos.replay import story as replay
 from chaos.simdisk import SimDisk
-from tests.chaos import world
+from tests.chaos import test_replay, world
 from tests.timer import machines
 from timer import entry
+from timer.columns import OnConflict
 from timer.entry import Entry, Kind
 
 
@@ -42,25 +46,6 @@ def a_log() -> world.Log:
 def parsed(log: world.Log) -> list[Entry]:
     found = [entry.frame_at(memoryview(frame), 0) for frame in log.frames]
     return [item for item in found if isinstance(item, Entry)]
-
-
-@pytest.mark.parametrize("what", ["a timer with a key", "a cancel by key", "a reschedule"])
-def test_what_depends_on_keys_is_refused_by_its_entry(what: str) -> None:
-    log, story = machines.Log(), Story()
-    log.begin_epoch()
-    log.topic("t")
-    part = machines.part_of([(1, machines.START_MS + 9, b"x")], keys=[b"k"])
-    match what:
-        case "a timer with a key":
-            last = log.schedule(part)
-        case "a cancel by key":
-            last = log.cancel_keys([(1, b"k")])
-        case _:
-            last = log.reschedule(machines.ids_of([(machines.START_MS + 9, 1)]), [5])
-    for item in log.entries[:-1]:
-        story.apply(item)
-    with pytest.raises(ValueError, match=f"entry {last.index}: {what}; the live audit"):
-        story.apply(last)
 
 
 def exported(into: Path) -> list[dict[str, Any]]:
@@ -212,3 +197,113 @@ def test_rows_are_columns_of_one_schema() -> None:
     assert table.schema == events.ARROW
     first = {"kind": 1, "seq": 1, "topic": "t", "at_ms": 5, "detail": ""}
     assert table.to_pylist()[0].items() >= first.items()
+
+
+# ---- keys
+
+
+class Facts:
+    """What a story told, entry by entry."""
+
+    def __init__(self) -> None:
+        self.scheduled: dict[int, tuple[int, str]] = {}
+        self.cancelled: set[tuple[int, int]] = set()
+        self.raced: set[tuple[int, int]] = set()
+
+    def take(self, found: list[events.Told]) -> None:
+        for row in events.table(found).to_pylist():
+            timer = row["due_ms"], row["seq"]
+            match row["kind"]:
+                case Event.SCHEDULED:
+                    assert row["seq"] not in self.scheduled
+                    self.scheduled[row["seq"]] = row["due_ms"], row["topic"]
+                case Event.CANCELLED:
+                    self.cancelled.add(timer)
+                case Event.RACED:
+                    self.raced.add(timer)
+                case _:
+                    raise AssertionError(row)
+
+
+def truth(log: world.Log, folder: Path) -> dict[int, tuple[int, int]]:
+    """Return seq -> (due_ms, end) of all timers, as a story with all pending rows tells."""
+    told, notes = test_replay.read(log, folder)
+    assert told.last_index == len(log.frames)
+    table = notes.table
+    columns = (table[name].tolist() for name in ("seq", "due_ms", "end"))
+    return {seq: (due, end) for seq, due, end in zip(*columns, strict=True)}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "begun in the middle"])
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_told_of_keys_is_true_or_excused(seed: int, whole: bool, tmp_path: Path) -> None:
+    log = test_replay.random_log(random.Random(seed))
+    ends = truth(log, tmp_path)
+    story, facts = Story(), Facts()
+    entries = parsed(log)
+    begin = 0 if whole else len(entries) // 3
+    for item in entries:
+        if item.index == begin:  # who had which key before is not known
+            story.holders = Holders(whole=False, read_ms=story.read_ms)
+            facts = Facts()
+        told = story.apply(item)
+        story = Story.loads(story.dumps()) if item.index % 7 == 0 and whole else story
+        facts.take(told)
+        if item.index == begin:
+            story.first_seq = story.next_seq
+    for seq in range(story.first_seq, story.next_seq):
+        due_ms, end = ends.get(seq, (0, replay.KEPT))
+        match end:
+            case replay.FIRED | replay.PENDING:
+                assert facts.scheduled[seq][0] == due_ms
+                assert (due_ms, seq) not in facts.cancelled
+            case replay.REJECTED | replay.KEPT:
+                told_ms, _ = facts.scheduled.get(seq, (0, ""))
+                assert seq not in facts.scheduled or (told_ms, seq) in facts.raced
+            case _:
+                assert facts.scheduled[seq][0] == due_ms
+                assert (due_ms, seq) in facts.cancelled | facts.raced
+
+
+def test_keys_without_a_race_are_told_exactly() -> None:
+    log, story, facts = world.Log(), Story(), Facts()
+    log.epoch(1)
+    topic = log.topic("t")
+    log.schedule(topic, [(1000, 1)], keys=[b"k"])  # 1
+    log.schedule(topic, [(2000, 2)], keys=[b"k"])  # 2: rejected
+    log.schedule(topic, [(2000, 3)], keys=[b"k"], on_conflict=OnConflict.REPLACE)  # 3
+    log.fire(10)
+    log.reschedule(world.by_key([(topic, b"k")]), [3000])  # 4
+    log.reschedule(world.by_id([(3000, 4)]), [4000])  # 5
+    log.schedule(topic, [(9000, 4)], keys=[b"k"], on_conflict=OnConflict.KEEP)  # 6: 5 is kept
+    log.cancel_keys([(topic, b"k"), (topic, b"nobody's")])
+    log.schedule(topic, [(5000, 5)], keys=[b"k"])  # 7
+    log.cancel([(5000, 7)])
+    log.schedule(topic, [(6000, 6)], keys=[b"k"])  # 8
+    log.fire(6000)
+    log.schedule(topic, [(70_000, 7)], keys=[b"k"])  # 9: perhaps 8 has not fired
+    log.fire(70_000)
+    log.fire(200_000)
+    log.schedule(topic, [(300_000, 8)], keys=[b"k"])  # 10: both have, for long
+    for item in parsed(log):
+        facts.take(story.apply(item))
+    dues = {1: 1000, 3: 2000, 4: 3000, 5: 4000, 7: 5000, 8: 6000, 9: 70_000, 10: 300_000}
+    assert facts.scheduled == {seq: (due_ms, "t") for seq, due_ms in dues.items()}
+    assert facts.cancelled == {(1000, 1), (2000, 3), (3000, 4), (4000, 5), (5000, 7)}
+    assert facts.raced == {(70_000, 9)}
+
+
+def test_keys_of_what_has_fired_are_forgotten() -> None:
+    log, story = world.Log(), Story()
+    log.epoch(1)
+    topic = log.topic("t")
+    for number in range(5):
+        rows = [(1000 * number + 500, mark) for mark in range(1000)]
+        log.schedule(topic, rows, keys=[f"{number}/{mark}".encode() for mark in range(1000)])
+        log.fire(1000 * number + 1000)
+        log.fire(1000 * number + 1000 + holders.RACE_MS)
+    sizes = []
+    for item in parsed(log):
+        story.apply(item)
+        sizes.append(len(story.holders.dumps()))
+    assert max(sizes) <= holders.SWEEP_MIN + 1
