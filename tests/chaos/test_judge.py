@@ -18,7 +18,8 @@ HORIZON_MS = 60_000
 class Court:
     """A judge with a shelf in memory; every step goes through the bytes that Spark would keep."""
 
-    def __init__(self) -> None:
+    def __init__(self, overdue_ms: int = OVERDUE_MS) -> None:
+        self.overdue_ms = overdue_ms
         self.chunks: dict[int, bytes] = {}
         self.head = Head().dumps()
         self.told: list[Any] = []
@@ -39,7 +40,7 @@ class Court:
         self.told.clear()
         columns = {n: table[n].to_numpy(zero_copy_only=False) for n in table.column_names}
         judge = Judge(
-            Head.loads(self.head), self, overdue_ms=OVERDUE_MS, horizon_ms=HORIZON_MS
+            Head.loads(self.head), self, overdue_ms=self.overdue_ms, horizon_ms=HORIZON_MS
         )  # fmt: skip
         alerts = judge.step(columns)
         self.head = judge.head.dumps()

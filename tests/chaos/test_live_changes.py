@@ -1,0 +1,158 @@
+"""Cancels, keys and reschedules on a real cluster, as the live audit is told of them."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from chaos import events, export, judge, workloads
+from chaos.events import Event
+from chaos.history import Run
+from chaos.witness import witness
+from tests.chaos.test_judge import Court
+from tests.cluster.running import Running, until
+
+TOPICS = ["cancels", "keyed", "moved"]
+SECONDS = 5.0
+RATE_PER_S = 120
+OVERDUE_MS = 30_000
+"""More than any pause of a busy machine; the clock is moved on by the test."""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
+    """The events of a run of some seconds, one table a file, in the order in which they came."""
+    run = Run(tmp_path_factory.mktemp("changes"))
+    into = run.root / "events"
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def guarded(work: Any) -> threading.Thread:
+        def body() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        return thread
+
+    with Running(run.root).cleaned() as cluster:
+        with cluster.client() as client:
+            for topic in TOPICS:
+                client.create_topic(topic)
+        exporter = export.open_exporter(export.data_of(run.root), into)
+
+        def follow() -> None:
+            while not over.is_set():
+                exporter.step(time.monotonic())
+                over.wait(0.05)
+
+        threads = [
+            guarded(follow),
+            guarded(lambda: witness(cluster.endpoints, TOPICS, into, stopped=over.is_set)),
+        ]
+        works = workloads.make(
+            TOPICS, run=run, endpoints=lambda: cluster.endpoints, seed=2,
+            rate_per_s=RATE_PER_S, horizon_s=SECONDS,
+        )  # fmt: skip
+        try:
+            until(lambda: failures or len({*_topics(into)}) == len(TOPICS), timeout_s=60)
+            for work in works:
+                work.start()
+            time_up_ms = events.now_ms() + int(1000 * SECONDS)
+            until(lambda: failures or events.now_ms() > time_up_ms, timeout_s=60)
+            for work in works:
+                work.stop_producing()
+            for work in works:
+                until(work.drained, timeout_s=60)
+            end_ms = events.now_ms()
+            until(lambda: failures or _told_all(into, end_ms), timeout_s=60)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(60)
+            for work in works:
+                work.close()
+        assert not failures, failures
+    paths = sorted(into.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    return [pq.read_table(path, schema=events.ARROW) for path in paths]
+
+
+def _rows(into: Path, kind: Event) -> Iterator[dict[str, Any]]:
+    for path in into.glob("*.parquet"):
+        table = pq.read_table(path, schema=events.ARROW, filters=[("kind", "=", int(kind))])
+        yield from table.to_pylist()
+
+
+def _topics(into: Path) -> Iterator[str]:
+    return (row["topic"] for row in _rows(into, Event.REACH))
+
+
+def _seqs(into: Path, *kinds: Event) -> set[int]:
+    return {row["seq"] for kind in kinds for row in _rows(into, kind)}
+
+
+def _told_all(into: Path, upto_ms: int) -> bool:
+    """Whether all that was scheduled by then is told, and all of it that has to come came."""
+    if not any(row["at_ms"] > upto_ms for row in _rows(into, Event.CLOCK)):
+        return False
+    expected = _seqs(into, Event.SCHEDULED) - _seqs(into, Event.CANCELLED, Event.RACED)
+    return expected <= _seqs(into, Event.GIVEN)
+
+
+def judged(tables: list[pa.Table]) -> list[judge.Alert]:
+    """Return the alerts of a judge that is given the tables one after the other, and then time."""
+    court = Court(OVERDUE_MS)
+    alerts: list[judge.Alert] = []
+    for table in tables:
+        court.told.append(table)
+        alerts += court.step()
+    clocks = [table.filter(pc.equal(table["kind"], int(Event.CLOCK))) for table in tables]
+    last = pa.concat_tables(clocks).to_pylist()[-1]
+    moved = {name: value for name, value in last.items() if name not in ("kind", *events.TEXTS)}
+    for later_ms in (last["at_ms"] + 2 * OVERDUE_MS, last["at_ms"] + 4 * OVERDUE_MS):
+        for topic in TOPICS:
+            court.tell(Event.REACH, topic=topic, read_ms=later_ms, at_ms=later_ms)
+        court.tell(Event.CLOCK, **moved | {"at_ms": later_ms, "read_ms": later_ms})
+        alerts += court.step()
+    return alerts
+
+
+@pytest.mark.slow
+def test_changes_under_way_raise_no_alert(told: list[pa.Table]) -> None:
+    assert judged(told) == []
+    kinds = np.concatenate([table["kind"].to_numpy() for table in told])
+    for kind in (Event.SCHEDULED, Event.CANCELLED, Event.RACED, Event.GIVEN):
+        assert np.count_nonzero(kinds == kind) > 10, kind
+
+
+@pytest.mark.slow
+def test_loss_of_what_was_moved_by_its_key_is_raised(told: list[pa.Table]) -> None:
+    tables = [table.to_pandas() for table in told]
+    given = {seq for table in tables for seq in table[table["kind"] == Event.GIVEN]["seq"]}
+    excused = {seq for table in tables for seq in table[table["kind"] == Event.RACED]["seq"]}
+    keyed = [
+        int(seq)
+        for table in tables
+        for seq in table[(table["kind"] == Event.SCHEDULED) & (table["topic"] == "keyed")]["seq"]
+        if seq in given - excused
+    ]
+    lost = keyed[len(keyed) // 2]
+    without = [
+        pa.Table.from_pandas(
+            table[(table["kind"] != Event.GIVEN) | (table["seq"] != lost)],
+            schema=events.ARROW, preserve_index=False,
+        )
+        for table in tables
+    ]  # fmt: skip
+    alerts = judged(without)
+    assert [(alert.kind, alert.seq, alert.topic) for alert in alerts] == [("lost", lost, "keyed")]
