@@ -1,8 +1,8 @@
 """The scenarios: what befalls a cluster, by name.
 
-A scenario of one fault strikes again and again, in all its variants. `mix` deals all faults that
-the product stands, like cards: each kind comes before any comes twice. Its leader is killed at
-least every 15 seconds, whatever else happens in between.
+A scenario of one fault strikes again and again, in all its variants. `mix` deals all of them,
+like cards: each kind comes before any comes twice. Its leader is killed at least every 15 seconds,
+whatever else happens in between.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,8 +56,6 @@ class Scenario:
     cards: Sequence[Card]
     every_s: float = 9.0
     draw: Callable[["Scenario", Draw], None]
-    mixed: bool = True
-    """Whether `mix` has its cards: the product stands them and needs no repair."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -108,8 +106,8 @@ def _mixed(scenario: Scenario, draw: Draw) -> None:
         at_s += KILLS_S
 
 
-def _of(line: str, *cards: Card, every_s: float = 9.0, mixed: bool = True) -> Scenario:
-    return Scenario(line=line, cards=cards, every_s=every_s, mixed=mixed, draw=_one_after_the_other)
+def _of(line: str, *cards: Card, every_s: float = 9.0) -> Scenario:
+    return Scenario(line=line, cards=cards, every_s=every_s, draw=_one_after_the_other)
 
 
 NEARLY: Final = 64 << 20
@@ -166,17 +164,17 @@ _SINGLE: Final = {
                      card("fill", who="follower"), card("fill", who="leader"),
                      card("fill", (4, 6), who="leader", leave=NEARLY),
                      card("fill", (4, 6), who="all", leave=NEARLY),
-                     every_s=14, mixed=False),
+                     every_s=14),
     "wiped": _of("a follower comes back with an empty disk", card("wipe"),
                  every_s=20),
 }  # fmt: skip
-_ALL: Final = [each for one in _SINGLE.values() if one.mixed for each in one.cards]
+_ALL: Final = [each for one in _SINGLE.values() for each in one.cards]
 _OTHERS: Final = [each for each in _ALL if each not in _SINGLE["kill-leader"].cards]
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     _SINGLE
     | {
         "mix": Scenario(
-            line="all that the product stands, and the leader killed at least every 15 s",
+            line="all of these, and the leader killed at least every 15 s",
             cards=_OTHERS,
             draw=_mixed,
         ),
@@ -197,7 +195,4 @@ def left_out(name: str, options: Options) -> list[str]:
         scenario.cards, options)}  # fmt: skip
     if missing:
         lines.append(f"not allowed here: {', '.join(sorted(missing))}")
-    if scenario.draw is _mixed:
-        later = sorted(name for name, each in _SINGLE.items() if not each.mixed)
-        lines.append(f"not in a mix, each has a scenario: {', '.join(later)}")
     return lines
