@@ -116,6 +116,7 @@ class ControlPlane:
         allow_empty: An operator says that this node's Raft files are lost.
         identify: See RaftLink.
         """
+        config = config or ControllerConfig()
         assert name not in peers, name
         assert voters.get(name, replica_id) == replica_id, f"{name} is {voters[name]} in voters"
         self.name, self.replica_id = name, replica_id
@@ -126,7 +127,7 @@ class ControlPlane:
             name=name,
             cluster_id=cluster_id,
             founders=dict(voters),
-            config=config or ControllerConfig(),
+            config=config,
         )
         self._link = RaftLink(
             name=name,
@@ -137,6 +138,7 @@ class ControlPlane:
             on_up=self._on_link,
             on_frame=self._on_frame,
             identify=identify,
+            silence_s=2 * config.report_timeout_ms / 1000,
         )
         self._register = _Register(self._wake_loop)
         self._raft: Raft | None = None

@@ -22,7 +22,7 @@ Time arrives as `now_ms`; no clock, socket or random source is read here.
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final, TypeAlias, assert_never
+from typing import Final, Self, TypeAlias, assert_never
 
 from cluster.control import Appoint, ControlState, Init
 from cluster.membership import Change, Learner, Refusal, planned
@@ -72,6 +72,21 @@ class ControllerConfig:
     def __post_init__(self) -> None:
         assert self.link_grace_ms < self.report_timeout_ms <= self.stall_timeout_ms
         assert self.idle_grace_ms <= self.stall_timeout_ms
+
+    @classmethod
+    def of_lease(cls, lease_ms: int) -> Self:
+        """Return times that bear whatever hiccup the lease bears.
+
+        They are the defaults up to a lease of half a second. A leader that nobody hears keeps its
+        lease so long, and a successor waits for the end of it before it can serve.
+        """
+        least = cls()
+        return cls(
+            report_timeout_ms=max(least.report_timeout_ms, 2 * lease_ms),
+            lease_grace_ms=max(least.lease_grace_ms, 2 * lease_ms),
+            idle_grace_ms=max(least.idle_grace_ms, 2 * lease_ms),
+            stall_timeout_ms=max(least.stall_timeout_ms, 6 * lease_ms),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from cluster.config import NodeConfig
 from cluster.consume_service import ConsumeService
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
-from cluster.controller import Report, Role
+from cluster.controller import ControllerConfig, Report, Role
 from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
@@ -261,6 +261,7 @@ class Node:
                 config.peers[name], options=CHANNEL_OPTIONS
             ),
             clock=mono_ms,
+            config=ControllerConfig.of_lease(config.leadership.lease_ms),
             fail=self._control_failed,
         )
 

@@ -13,7 +13,7 @@ message is lost with its stream, which Raft and the reports can live with. Order
 stream, and the older of two streams from a peer is broken off.
 
 *Up* is said of the stream to a peer. It breaks at once when the peer's process dies (its kernel
-resets the connection), and after SILENCE_S without a word from it when the network is cut. It
+resets the connection), and after `silence_s` without a word from it when the network is cut. It
 is rebuilt with a new channel each time: gRPC's own reconnecting waits longer and longer. That
 it can't be rebuilt at once tells a dead node from a hiccup.
 
@@ -41,6 +41,7 @@ QUEUE_FRAMES_MAX: Final = 4_096
 """Frames waiting for a peer; beyond it the stream is broken and both start clean."""
 KEEPALIVE_S: Final = 0.5
 SILENCE_S: Final = 2.0
+"""Unless told otherwise."""
 HELLO_S: Final = 1.0
 RETRY_S: Final = 0.1
 RETRY_LATER_S: Final = 0.5
@@ -107,10 +108,12 @@ class RaftLink(grpc.GenericRpcHandler):
         on_up: Callable[[str, bool], None],
         on_frame: Callable[[str, Kind, object], None],
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """Args:
         channel_for: Returns a new channel to the peer, made with CHANNEL_OPTIONS; the link
             closes it.
+        silence_s: A peer that says nothing for so long is cut off.
         identify: Returns the node name in the caller's certificate. None: without TLS a peer
             is who it says.
         """
@@ -118,6 +121,7 @@ class RaftLink(grpc.GenericRpcHandler):
         self._channel_for = channel_for
         self._on_raft, self._on_up, self._on_frame = on_raft, on_up, on_frame
         self._identify = identify
+        self._silence_s = silence_s
         self._peers = {peer: _Peer(peer) for peer in peers}
         self._inbound: dict[str, asyncio.Task[Any]] = {}
         self._dialling: list[asyncio.Task[None]] = []
@@ -240,7 +244,7 @@ class RaftLink(grpc.GenericRpcHandler):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KEEPALIVE_S):
                     await peer.wake.wait()
-            if loop.time() - peer.heard_at_s > SILENCE_S:
+            if loop.time() - peer.heard_at_s > self._silence_s:
                 raise _Broken("silence")
             if len(peer.frames) > QUEUE_FRAMES_MAX:
                 raise _Broken("the peer does not read")

@@ -37,14 +37,15 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
 
 PROGRAM: Final = (sys.executable, "-m", "cluster.timerd")
-READY_TIMEOUT_S: Final = 30.0
-STOP_TIMEOUT_S: Final = 20.0
-"""Twice what a node takes to hand over and finish what it has in flight."""
+READY_TIMEOUT_S: Final = 120.0
+"""Only nodes that hang take so long: one that ends is reported at once."""
+STOP_TIMEOUT_S: Final = 60.0
+"""Far more than a node takes to hand over and finish what it has in flight."""
 LOOPBACK: Final = "127.0.0.1"
 POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
 LOG_TAIL_LINES: Final = 15
-_PORTS_FROM: Final = 10_000
+_PORTS: Final = range(10_000, 32_768)
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -430,10 +431,11 @@ def free_ports(count: int) -> list[int]:
     They lie below those that the system gives to outgoing connections: a node that is down must
     not find its port taken by a client when it comes back.
     """
-    end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
+    end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else _PORTS.stop
+    below = [port for port in _PORTS if port < end]
     with contextlib.ExitStack() as held:
         ports: list[int] = []
-        for port in random.sample(range(_PORTS_FROM, end), 100 + count):
+        for port in random.sample(below, min(len(below), 100 + count)):
             taken = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 taken.bind(("127.0.0.1", port))

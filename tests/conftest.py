@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,6 +20,19 @@ JAVA_MIN = 17
 # child before its exec, when calls are under way in this process (grpc/grpc#43055). Nothing here
 # forks without an exec. gRPC reads this when it is imported: before any test's module.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
+
+# How long an example takes says something of the machine alone.
+settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any")
+
+
+def pytest_configure() -> None:
+    """Each worker has ports of its own: what one has chosen and not bound, no other takes."""
+    from deploy import local
+
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    local._PORTS = local._PORTS[worker::workers]  # type: ignore[misc]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

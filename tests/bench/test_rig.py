@@ -52,7 +52,7 @@ def test_a_failure_leaves_the_files_and_names_them(tmp_path: Path, loop: asyncio
 
 def test_work_that_takes_too_long_is_ended(tmp_path: Path, loop: asyncio.Runner) -> None:
     with new_rig(tmp_path / "data", loop) as made:
-        assert made.within(5, asyncio.sleep(0, "done")) == "done"
+        assert made.within(60, asyncio.sleep(0, "done")) == "done"
         with pytest.raises(BenchError, match=r"within 0\.01 s"):
             made.within(0.01, asyncio.Event().wait())
-        assert made.within(5, asyncio.sleep(0, "done")) == "done", "the loop still works"
+        assert made.within(60, asyncio.sleep(0, "done")) == "done", "the loop still works"

@@ -24,7 +24,6 @@ from timer.units import LogIndex
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(300),
     # Of pyspark's own making.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

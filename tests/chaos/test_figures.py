@@ -12,7 +12,6 @@ from chaos.audit.faults import Fault, Phase, windows
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(300),
     # Of pyspark's own making.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -27,7 +27,6 @@ class FakeClient:
         pass
 
 
-@pytest.mark.timeout(20)
 def test_consumer_that_gets_nothing_is_killed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

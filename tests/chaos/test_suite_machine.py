@@ -51,7 +51,7 @@ class Servers:
             assert server.stdout.readline() == b"up\n"
             self._servers.append(server)
 
-    def reaches(self, a: str, b: str, timeout_s: float = 0.7) -> bool:
+    def reaches(self, a: str, b: str, timeout_s: float = 30) -> bool:
         inside = () if a == CLIENTS else self.net.host(a).inside
         command = [*inside, sys.executable, "-c", CALL, self.net.address(b), str(timeout_s)]
         return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
@@ -75,8 +75,8 @@ def test_cut_link_carries_nothing_and_the_others_do(servers: Servers) -> None:
     assert servers.reaches(CLIENTS, "n1")
     assert servers.reaches("n2", "n1")
     heal = servers.net.cut([("n1", "n2")])
-    assert not servers.reaches("n1", "n2")
-    assert not servers.reaches("n2", "n1")  # the answer is lost
+    assert not servers.reaches("n1", "n2", 0.7)
+    assert not servers.reaches("n2", "n1", 0.7)  # the answer is lost
     assert servers.reaches("n3", "n2")
     assert servers.reaches(CLIENTS, "n1")
     heal()
@@ -87,12 +87,12 @@ def test_slow_link_takes_its_time_and_a_cut_goes_before(servers: Servers) -> Non
     net = servers.net
     fast = net.slow([("n1", "n2"), ("n2", "n1")], delay_ms=400)
     assert not servers.reaches("n1", "n2", 0.5)  # there and back: 0.8 s
-    assert servers.reaches("n1", "n2", 30)
+    assert servers.reaches("n1", "n2")
     heal = net.cut([("n1", "n2")])
     assert not servers.reaches("n1", "n2", 2)
     heal()
     fast()
-    assert servers.reaches("n1", "n2", 30)
+    assert servers.reaches("n1", "n2")
 
 
 def test_network_is_gone_afterwards(machine: None) -> None:
@@ -129,7 +129,7 @@ def test_what_a_crashed_harness_left_is_removed_and_no_more(net: Network) -> Non
             assert {*network.remove_stale()} == {
                 space.rpartition("-")[0] + part for part in ("-n1", "-router")
             }
-            assert node.wait(10) == -9
+            assert node.wait(60) == -9
     assert tag not in run("ip", "netns")
     assert net.host("n1").inside[1].partition("/run/netns/")[2] in run("ip", "netns")
 

@@ -298,7 +298,6 @@ def test_folder_where_nodes_run_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_short_run_without_root_is_ok(
@@ -332,7 +331,6 @@ def test_short_run_without_root_is_ok(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["run", "kill-follower", "--minutes", "5", "--workloads", "uniform"]

@@ -24,7 +24,7 @@ from tests.chaos.world import id_of
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     # Of pyspark's own making.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

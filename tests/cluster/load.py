@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from tests.cluster.running import Running, until
+from tests.cluster.running import WAIT_S, Running, until
 from timerclient import Batch, CancelResult, LeaseLost, OutcomeUnknown, TimerClient, TimerError
 
 TOPIC = "load"
@@ -66,7 +66,7 @@ class Load:
     ) -> None:
         self.stop()
         with contextlib.suppress(OutcomeUnknown) if kind else contextlib.nullcontext():
-            self._consumer.close(2)
+            self._consumer.close(2 if kind else WAIT_S)
         for thread in self._threads:
             thread.join()
         self._stack.close()

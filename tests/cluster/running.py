@@ -21,10 +21,16 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.sync import Consumer
 
-WAIT_S: Final = 20.0
+WAIT_S: Final = 60.0
 """For what takes a second or two on an idle machine."""
+RPC_S: Final = 30.0
+CALL_S: Final = 120.0
+"""A client goes on trying for so long, unless a test says otherwise."""
 POLL_S: Final = 0.02
-QUICK: Final = ("timing.checkpoint_interval_ms = 300",)
+USUAL: Final = ("timing.checkpoint_interval_ms = 300", "leadership.lease_ms = 3000")
+"""Checkpoints come soon, and no hiccup of the machine costs the leadership."""
+AS_SHIPPED: Final = "leadership.lease_ms = 500"
+"""For tests of failovers; in them the leader may change at any time."""
 
 _BAD_LINE: Final = re.compile(
     r"level=(error|critical)|exc=|Traceback|never retrieved|was never awaited|was destroyed"
@@ -36,7 +42,8 @@ class Running(LocalCluster):
     """Three nodes; `cleaned` ends them whatever happened to them."""
 
     def __init__(self, directory: Path, settings: Iterable[str] = (), nodes: int = 3) -> None:
-        super().__init__(directory, nodes, settings=[*QUICK, *settings])
+        by_key = {line.partition(" =")[0]: line for line in (*USUAL, *settings)}
+        super().__init__(directory, nodes, settings=[*by_key.values()])
         self._channels: dict[str, grpc.Channel] = {}
 
     @contextlib.contextmanager
@@ -73,7 +80,7 @@ class Running(LocalCluster):
 
     @contextlib.contextmanager
     def client(self, **options: Any) -> Iterator[TimerClient]:
-        with TimerClient(self.endpoints, **options) as client:
+        with TimerClient(self.endpoints, **{"timeout": CALL_S} | options) as client:
             yield client
 
     def channel(self, name: str) -> grpc.Channel:
@@ -97,7 +104,7 @@ class Running(LocalCluster):
     def admin(self, name: str | None = None) -> rpc.AdminServiceStub:
         return rpc.AdminServiceStub(self.channel(name or self.wait_for_leader()))
 
-    def get(self, name: str, path: str, timeout_s: float = 10.0) -> tuple[int, str]:
+    def get(self, name: str, path: str, timeout_s: float = RPC_S) -> tuple[int, str]:
         """Return status and body of a page of a node's HTTP port."""
         url = f"http://{self._node(name).http}{path}"
         try:
@@ -126,11 +133,11 @@ class Running(LocalCluster):
         All nodes held the same state there (P6). Returns their checkpoints as they are by then.
         """
         leader = self.admin()
-        status = leader.GetStatus(pb.GetStatusRequest(local=True), timeout=5).nodes[0]
+        status = leader.GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0]
         local = pb.GetCheckpointRequest(local=True)
 
         def last() -> int:
-            return leader.GetCheckpoint(local, timeout=5).nodes[0].checkpoint_index
+            return leader.GetCheckpoint(local, timeout=RPC_S).nodes[0].checkpoint_index
 
         until(lambda: last() > status.log_end)
         index = last()
@@ -138,7 +145,7 @@ class Running(LocalCluster):
         assert len({*digests.values()}) == 1, (index, digests)
 
         def shared() -> pb.GetCheckpointResponse | None:
-            answer = leader.GetCheckpoint(pb.GetCheckpointRequest(), timeout=5)
+            answer = leader.GetCheckpoint(pb.GetCheckpointRequest(), timeout=RPC_S)
             return answer if answer.shared.index >= index else None
 
         return until(shared)
@@ -153,7 +160,7 @@ class Running(LocalCluster):
 
     def counts_add_up(self) -> pb.NodeStatus:
         """Return the leader's status: every timer scheduled is pending or has one end (P7)."""
-        status = self.admin().GetStatus(pb.GetStatusRequest(local=True)).nodes[0]
+        status = self.admin().GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0]
         ended = status.fired + status.cancelled + status.dropped
         assert status.scheduled == status.pending + ended, status
         return status
@@ -182,6 +189,20 @@ def until(condition: Callable[[], T | None], timeout_s: float = WAIT_S) -> T:
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def in_time(work: Callable[[int], T], lead_ms: int = 1_000) -> T:
+    """Return what `work` gives for a time ahead, as far ahead as it takes to be done before it.
+
+    For timers that all have to be there before the first of them is due.
+    """
+    while lead_ms < 1000 * CALL_S:
+        begin_ms = now_ms() + lead_ms
+        done = work(begin_ms)
+        if now_ms() < begin_ms:
+            return done
+        lead_ms *= 4
+    raise AssertionError(f"not done within {lead_ms} ms: {work}")
 
 
 def take(consumer: Consumer, count: int, timeout_s: float = WAIT_S) -> list[Message]:

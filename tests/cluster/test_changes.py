@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from tests.cluster.running import (
+    RPC_S,
     Running,
     code_of,
     columns,
@@ -59,11 +60,14 @@ def keys_of(client: TimerClient, topic: str, **where: Any) -> list[str | None]:
 def flushed(cluster: Running) -> None:
     """Wait until every node has written a manifest after all that was asked so far."""
     local = pb.GetCheckpointRequest(local=True)
-    index = cluster.admin().GetStatus(pb.GetStatusRequest(local=True)).nodes[0].log_end
+    index = (
+        cluster.admin().GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0].log_end
+    )
 
     def written() -> bool:
         nodes = [
-            cluster.admin(name).GetCheckpoint(local, timeout=5).nodes[0] for name in cluster.nodes
+            cluster.admin(name).GetCheckpoint(local, timeout=RPC_S).nodes[0]
+            for name in cluster.nodes
         ]
         return all(node.manifest_index >= index and node.runs for node in nodes)
 
@@ -207,12 +211,14 @@ def test_change_says_which_field_breaks_which_limit(cluster: Running, client: Ti
     ]
     for method, request, field in asked:
         with pytest.raises(grpc.RpcError) as refused:
-            method(request, timeout=5)
+            method(request, timeout=RPC_S)
         assert code_of(refused.value) is grpc.StatusCode.INVALID_ARGUMENT
         assert error_of(refused.value).field == field
     with pytest.raises(NotFound):
         client.count_timers("nobody-knows")
     follower = cluster.timers(cluster.followers()[0])
     with pytest.raises(grpc.RpcError) as refused:
-        follower.ListTimers(pb.ListTimersRequest(filter=pb.TimerFilter(topic="limits")), timeout=5)
+        follower.ListTimers(
+            pb.ListTimersRequest(filter=pb.TimerFilter(topic="limits")), timeout=RPC_S
+        )
     assert error_of(refused.value).reason == pb.NOT_LEADER

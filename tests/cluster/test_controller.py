@@ -58,10 +58,11 @@ class Play:
     state: ControlState = FOUNDED
     commits: bool = True
     """Whether Raft applies what is proposed, at once."""
+    config: ControllerConfig = CONFIG
 
     def __post_init__(self) -> None:
         self.now_ms = MonoMs(1_000_000)
-        self.core = Controller(name="a", cluster_id="test", founders=VOTERS)
+        self.core = Controller(name="a", cluster_id="test", founders=VOTERS, config=self.config)
         self.appointed: list[tuple[Epoch, str]] = []
         self.proposed: list[Init | Appoint] = []
         self.handed_over: list[str] = []
@@ -113,9 +114,9 @@ class Play:
         self.do(LinkChanged(name, up=False))
 
 
-def in_service(leader: str = "b", *, epoch: int = 5) -> Play:
+def in_service(leader: str = "b", *, epoch: int = 5, config: ControllerConfig = CONFIG) -> Play:
     """The appointed leader serves, and everybody follows."""
-    play = Play(reports={name: follower(name, epoch=epoch) for name in VOTERS})
+    play = Play({name: follower(name, epoch=epoch) for name in VOTERS}, config=config)
     play.reports[leader] = serving(leader, epoch=epoch)
     play.state = replace(play.state, epoch=Epoch(epoch), leader=VOTERS[leader])
     play.lead()
@@ -181,6 +182,17 @@ def test_leader_that_reports_nothing_is_replaced() -> None:
     assert play.appointed == []
     play.run(CONFIG.gather_ms + 2 * STEP_MS)
     assert play.appointed == [(6, "c")]
+
+
+def test_leader_that_is_silent_for_its_lease_is_left_alone_however_long_that_is() -> None:
+    assert ControllerConfig.of_lease(500) == CONFIG
+    lease_ms = 3 * CONFIG.report_timeout_ms
+    play = in_service(config=ControllerConfig.of_lease(lease_ms))
+    report = play.reports.pop("b")
+    play.run(lease_ms)
+    play.reports["b"] = report
+    play.run(1_000)
+    assert play.appointed == []
 
 
 def test_leader_without_a_lease_for_a_second_is_replaced_by_another() -> None:

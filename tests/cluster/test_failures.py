@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,20 @@ import pytest
 from deploy import local
 from tests.cluster.load import loaded
 from tests.cluster.running import (
+    AS_SHIPPED,
+    CALL_S,
+    RPC_S,
     Running,
     code_of,
     columns,
+    in_time,
     nothing_comes,
     now_ms,
     schedule,
     take,
     until,
 )
-from timerclient import CancelResult, OutcomeUnknown, TimerError
+from timerclient import CancelResult, OutcomeUnknown, TimerError, Timers
 from timerclient.errors import NotFound
 from timerclient.proto import timer_pb2 as pb
 
@@ -40,14 +44,23 @@ SETTINGS = (
     f"storage.memtable_bytes_flush = {MIB}",
     f"storage.log_bytes_flush = {4 * MIB}",
     "storage.flush_interval_ms = 1000",
+    "timing.drain_timeout_ms = 600000",  # who runs into it does not end in time
 )
-EXIT_S_MAX = 10.0
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A cluster that loses its leader as soon as one in production does."""
+    with Running(tmp_path_factory.mktemp("hasty"), (*SETTINGS, AS_SHIPPED)).cleaned() as running:
+        yield running
 
 
 @pytest.fixture
-def topic(cluster: Running, request: pytest.FixtureRequest) -> str:
+def topic(request: pytest.FixtureRequest) -> str:
     """A topic of the test's own; all nodes are up."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    using = "hasty" if "hasty" in request.fixturenames else "cluster"
+    cluster: Running = request.getfixturevalue(using)
     cluster.up()
     with cluster.client() as client:
         client.create_topic(name)
@@ -92,8 +105,9 @@ def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 def test_leader_killed_under_load_loses_and_repeats_nothing(
-    cluster: Running, topic: str, figures: Callable[[str], None]
+    hasty: Running, topic: str, figures: Callable[[str], None]
 ) -> None:
+    cluster = hasty
     before = cluster.digests_agree().shared.epoch
     with loaded(cluster, topic) as load:
         leader = cluster.wait_for_leader()
@@ -109,25 +123,30 @@ def test_leader_killed_under_load_loses_and_repeats_nothing(
         f"{load.longest_gap_s():.2f} s, no delivery for {load.longest_delivery_gap_s():.2f} s; "
         f"{len(load.scheduled)} timers, {len(load.deliveries) - len(load.acked)} redeliveries"
     )
-    state = cluster.digests_agree()
-    assert state.shared.epoch > before
-    assert {node.epoch for node in state.nodes} == {state.shared.epoch}
+    assert cluster.digests_agree().shared.epoch > before
+
+    def one_epoch() -> bool:
+        state = cluster.admin().GetCheckpoint(pb.GetCheckpointRequest(), timeout=RPC_S)
+        return len(state.nodes) == 3 and {n.epoch for n in state.nodes} == {state.shared.epoch}
+
+    until(one_epoch)
 
 
 def test_leader_stopped_until_another_serves_is_replaced_and_confirms_nothing_late(
-    cluster: Running, topic: str, figures: Callable[[str], None]
+    hasty: Running, topic: str, figures: Callable[[str], None]
 ) -> None:
-    leader = cluster.wait_for_leader()
-    pid = cluster.node(leader).pid
-    stub = cluster.timers(leader)
+    cluster = hasty
     with ThreadPoolExecutor() as threads, loaded(cluster, topic) as load:
+        leader = cluster.wait_for_leader()
+        pid = cluster.node(leader).pid
+        stub = cluster.timers(leader)
         stopped_s = time.monotonic()
         cluster.kill(leader, signal.SIGSTOP)
         late = [
-            threads.submit(stub.Schedule, schedule(columns(topic, [b"late"])), timeout=10)
+            threads.submit(stub.Schedule, schedule(columns(topic, [b"late"])), timeout=RPC_S)
             for _ in range(5)
         ]
-        successor = leader_other_than(cluster, leader)
+        leader_other_than(cluster, leader)
         led_s = time.monotonic()
         load.wait_for_acks(300)
         cluster.kill(leader, signal.SIGCONT)
@@ -137,7 +156,6 @@ def test_leader_stopped_until_another_serves_is_replaced_and_confirms_nothing_la
         load.wait_for_acks(100)
     assert cluster.node(leader).pid == pid, "it went on as a follower"
     assert cluster.is_running(leader)
-    assert cluster.wait_for_leader() == successor
     figures(
         f"SIGSTOP: successor seen after {led_s - stopped_s:.2f} s, no schedule answered for "
         f"{load.longest_gap_s():.2f} s"
@@ -147,12 +165,12 @@ def test_leader_stopped_until_another_serves_is_replaced_and_confirms_nothing_la
 def test_messages_of_a_deposed_leader_are_dropped_by_the_client_and_come_again_marked(
     cluster: Running, topic: str
 ) -> None:
-    leader = cluster.wait_for_leader()
     with cluster.client() as client, client.consumer(topic, group="g") as consumer:
         client.schedule_batch(topic, [b"%d" % at for at in range(100)])
-        until(consumer._arrived.is_set)  # here, and not taken
+        until(lambda: consumer._subscription._credit._buffered == 100)  # here, and not taken
         nodes = consumer._subscription._nodes
         epoch = nodes.epoch
+        leader = cluster.wait_for_leader()
         cluster.kill(leader)
         until(lambda: nodes.epoch > epoch)
         client.schedule(topic, b"last")
@@ -174,7 +192,6 @@ def test_sigterm_of_the_leader_under_load_is_not_seen_by_clients(
         cluster.kill(leader, signal.SIGTERM)
         took_s = time.monotonic() - began_s
         assert child.wait(1) == 0
-        assert took_s < EXIT_S_MAX
         load.wait_for_acks(200)
         cluster.restart(leader)
     figures(
@@ -194,7 +211,6 @@ def test_a_follower_that_ends_or_is_killed_costs_no_pause(
         cluster.kill(first, signal.SIGTERM)
         took_s = time.monotonic() - began_s
         assert child.wait(1) == 0
-        assert took_s < EXIT_S_MAX
         load.wait_for_acks(100)
         cluster.restart(first)
         cluster.digests_agree()
@@ -214,18 +230,28 @@ def test_a_follower_that_ends_or_is_killed_costs_no_pause(
 def test_all_killed_at_once_keep_every_acked_timer_and_fire_the_overdue_in_order(
     cluster: Running, topic: str
 ) -> None:
-    start_ms = now_ms() // 10 * 10  # so that no two are due in one tick
-    with cluster.client() as client:
-        client.schedule_batch(topic, [b"acked"] * 50)
-        with client.consumer(topic, group="g") as consumer:
-            take(consumer, 50)
-        soon = [b"%04d" % at for at in range(300)]
-        dues = [start_ms + 1000 + 10 * at for at in range(300)]
-        timers = client.schedule_batch(topic, soon[::-1], due_ms=dues[::-1])
-        far = client.schedule_batch(topic, [b"far"] * 10, delay=3600)
-        assert client.cancel_batch(timers[:10]) == [CancelResult.CANCELLED] * 10
-    cluster.kill_together(*cluster.nodes)
-    until(lambda: now_ms() > dues[-1])
+    soon = [b"%04d" % at for at in range(300)]
+
+    def scheduled(begin_ms: int) -> tuple[str, int, Timers, Timers, list[CancelResult]]:
+        """Kill all nodes before the first of the timers is due."""
+        name = f"{topic}-{begin_ms}"
+        cluster.up()
+        with cluster.client() as client:
+            client.create_topic(name)
+            client.schedule_batch(name, [b"acked"] * 50)
+            with client.consumer(name, group="g") as consumer:
+                take(consumer, 50)
+            start_ms = begin_ms // 10 * 10 + 10  # so that no two are due in one tick
+            dues = [start_ms + 10 * at for at in range(300)]
+            timers = client.schedule_batch(name, soon[::-1], due_ms=dues[::-1])
+            far = client.schedule_batch(name, [b"far"] * 10, delay=3600)
+            said = client.cancel_batch(timers[:10])
+        cluster.kill_together(*cluster.nodes)
+        return name, dues[-1], timers, far, said
+
+    topic, last_ms, timers, far, said = in_time(scheduled)
+    assert said == [CancelResult.CANCELLED] * 10
+    until(lambda: now_ms() > last_ms)
     cluster.start()
     with cluster.client() as client, client.consumer(topic, group="g") as consumer:
         messages = take(consumer, 290)
@@ -246,7 +272,7 @@ def test_sigterm_of_all_ends_all_with_0_and_a_restart_has_everything(
         timers = client.schedule_batch(topic, [b"x"] * 100, delay=3600)
     children = [process_of(cluster, name) for name in cluster.nodes]
     began_s = time.monotonic()
-    cluster.stop(timeout_s=EXIT_S_MAX)
+    cluster.stop()
     figures(f"SIGTERM of all: ended in {time.monotonic() - began_s:.2f} s")
     assert [child.wait(1) for child in children] == [0, 0, 0]
     cluster.start()
@@ -266,9 +292,9 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
         with pytest.raises(OutcomeUnknown) as caught:  # it was on its way when the lease ended
             client.schedule(topic, b"maybe", timeout=3)
         assert not caught.value.outcome_known
-        until(lambda: cluster.leader() is None)
+        until(lambda: cluster.metric(leader, "timer_serving") == 0)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Schedule(schedule(columns(topic, [b"never"])), timeout=5)
+            stub.Schedule(schedule(columns(topic, [b"never"])), timeout=RPC_S)
         assert code_of(refused.value) in (
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.FAILED_PRECONDITION,
@@ -324,7 +350,7 @@ def test_more_than_the_disks_take_is_refused_as_overloaded_and_the_client_gets_a
     requests = [schedule(columns(topic, block), request_no=at) for at in range(60)]
     for name in followers:  # no disk but the leader's: nothing commits
         cluster.kill(name, signal.SIGSTOP)
-    answers = stub.ScheduleStream(iter(requests), timeout=30)
+    answers = stub.ScheduleStream(iter(requests), timeout=CALL_S)
     with cluster.client() as client:
         futures = [client.submit_batch(topic, block, delay=3600) for _ in range(60)]
         # Answers come in order, and the first has to wait for the followers.
@@ -358,7 +384,7 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
     cluster: Running, topic: str, figures: Callable[[str], None]
 ) -> None:
     def on_all(done: Callable[[pb.NodeCheckpoint], bool]) -> bool:
-        answer = cluster.admin().GetCheckpoint(pb.GetCheckpointRequest(), timeout=5)
+        answer = cluster.admin().GetCheckpoint(pb.GetCheckpointRequest(), timeout=RPC_S)
         return len(answer.nodes) == 3 and all(map(done, answer.nodes))
 
     block = [b"%03d" % at + bytes(60 * KIB) for at in range(8)]
@@ -369,7 +395,12 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
         soon = client.schedule_batch(topic, [b"soon %d" % at for at in range(100)], delay=6)
         ids = [i for future in far for i in future.result().ids]
         assert client.cancel_batch(ids[::100]) == [CancelResult.CANCELLED] * 24
-        index = cluster.admin().GetStatus(pb.GetStatusRequest(local=True)).nodes[0].log_end
+        index = (
+            cluster.admin()
+            .GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S)
+            .nodes[0]
+            .log_end
+        )
         until(lambda: on_all(lambda node: node.manifest_index >= index and node.runs > 0))
         assert client.cancel_batch(ids[1::100]) == [CancelResult.CANCELLED] * 24
     for name in cluster.nodes:

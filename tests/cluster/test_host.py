@@ -81,7 +81,7 @@ async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_i
     follower.cached_from = len(log.entries) + 1
     host = host_on(tmp_path, follower, errors)
     host.on_commit(LogIndex(len(log.entries)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while host.engine.behind:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     await host.stop()
@@ -102,13 +102,13 @@ async def test_flush_ends_though_whoever_asked_gave_up(
 
     def slow(self: Flush, pace: Pace = unpaced) -> None:
         going.set()
-        assert may_go.wait(30)
+        assert may_go.wait(120)
         write(self, pace)
 
     monkeypatch.setattr(Flush, "write", slow)
     host = host_on(tmp_path, follower, errors)
     host.on_commit(LogIndex(len(log.entries)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while host.engine.behind:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         asking = asyncio.ensure_future(host.flush())

@@ -23,7 +23,7 @@ from timer.units import UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 SALT = 5
-DEADLINE_S = 20
+DEADLINE_S = 120
 
 
 class Leading:

@@ -17,7 +17,7 @@ from timerclient.cli import main as timerctl
 
 pytestmark = pytest.mark.slow
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 @pytest.fixture
@@ -100,7 +100,6 @@ def join(cluster: Running, *names: str) -> None:
         cluster.wait_for_leader()
 
 
-@pytest.mark.timeout(240)
 def test_cluster_grows_to_five_and_shrinks_to_three_under_load(
     cluster: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local import free_ports
-from tests.cluster.running import Running, take, until
+from tests.cluster.running import CALL_S, RPC_S, Running, in_time, take, until
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
 
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str], **env: str) -> "subprocess.CompletedProcess[st
         [*TIMERD, *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
         env={**os.environ, **env},
     )
@@ -62,16 +62,24 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             client.schedule_batch("t", [b"%d" % at for at in range(100)])
             for _ in range(4):
                 client.schedule_batch("t", [bytes(60_000)] * 8, delay=3600)
-            client.schedule_batch("soon", [b"soon"] * 10, delay=6)
-        stub = running.admin()
-        end = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=5).nodes[0].log_end
 
-        def flushed() -> bool:
-            (node,) = stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=5).nodes
-            return node.runs > 0 and node.manifest_index >= end
+        def killed(due_ms: int) -> None:
+            """Kill it with timers in its runs that are soon due."""
+            running.up()
+            with running.client() as client:
+                client.schedule_batch("soon", [b"soon"] * 10, due_ms=due_ms)
+            stub = running.admin()
+            end = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0].log_end
 
-        until(flushed)
-        running.kill("n1")
+            def flushed() -> bool:
+                local = pb.GetCheckpointRequest(local=True)
+                (node,) = stub.GetCheckpoint(local, timeout=RPC_S).nodes
+                return node.runs > 0 and node.manifest_index >= end
+
+            until(flushed)
+            running.kill("n1")
+
+        in_time(killed, 6_000)
         shutil.copytree(directory / "n1", directory / "copy")
         running.restart("n1")
         yield running
@@ -216,7 +224,7 @@ def test_a_missing_run_is_named(site: Site) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_torn_tail_is_cut_and_nothing_durable_is_lost(site: Site) -> None:
+def test_a_torn_tail_is_cut_and_nothing_durable_is_lost(site: Site, alone: Running) -> None:
     (log,) = (site.data / "log").glob("*.log")
     with log.open("ab") as file:
         file.write(b"\x5a" * 100)
@@ -229,11 +237,14 @@ def test_a_torn_tail_is_cut_and_nothing_durable_is_lost(site: Site) -> None:
     arguments = ["--config", str(site.config), "--data", str(site.data), "--http", http]
     with subprocess.Popen([*TIMERD, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:
-            with TimerClient(grpc) as client, client.consumer("t", group="g") as consumer:
+            with (
+                TimerClient(grpc, timeout=CALL_S) as client,
+                client.consumer("t", group="g") as consumer,
+            ):
                 assert [m.payload for m in take(consumer, 100)] == [b"%d" % at for at in range(100)]
-                assert client.status().nodes[0].scheduled == 142
+                assert client.status().nodes[0].scheduled == alone.counts_add_up().scheduled
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=CALL_S)
         finally:
             process.kill()
     assert process.returncode == 0

@@ -28,7 +28,7 @@ SETTINGS = (
     "limits.payload_bytes_max = 65536",
     "limits.request_bytes_max = 524288",
 )
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_damage_that_nobody_reads_is_found_and_healed_under_the_same_pid(cluster
         client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
         (path, *_) = until(lambda: [*(data / "state" / "runs").glob("*.arrow")], WAIT_S)
         until(lambda: cluster.metric(leader, "timer_scrubbed_bytes_total") > 200_000, WAIT_S)
-        assert cluster.metric(leader, "timer_scrub_passes_total") > 0
+        until(lambda: cluster.metric(leader, "timer_scrub_passes_total") > 0, WAIT_S)
         before = installs(cluster, leader)
         flip(path, path.stat().st_size // 2)
         until(lambda: installs(cluster, leader) > before, WAIT_S)
@@ -76,6 +76,7 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
             client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
         data = cluster.directory / "n1"
         until((data / "state" / "manifest").exists, WAIT_S)
+        until(lambda: [*(data / "state" / "runs").glob("*.arrow")], WAIT_S)
         assert timerctl("--data", str(data)) == DAMAGED
         assert "is in use by process" in capsys.readouterr().err
         cluster.kill("n1")

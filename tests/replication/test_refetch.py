@@ -102,7 +102,7 @@ def installed(arrived: Path, directory: Path) -> Engine:
 
 
 async def soon(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -210,7 +210,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
     def slow_take(disk: Disk, state: Path, into: Path) -> Snapshot:
         if not took:
             going.set()
-            assert may_go.wait(30)
+            assert may_go.wait(120)
         took.append(into)
         return take(disk, state, into)
 

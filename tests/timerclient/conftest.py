@@ -31,7 +31,7 @@ class Threaded:
         self.run(self.cluster.start())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def stop(self) -> None:
         self.run(self.cluster.stop())

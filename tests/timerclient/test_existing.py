@@ -29,7 +29,7 @@ from timerclient.proto import timer_pb2 as pb
 
 @pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
-    async with AsyncTimerClient(cluster.address, timeout=10, settings=QUICK) as client:
+    async with AsyncTimerClient(cluster.address, timeout=60, settings=QUICK) as client:
         yield client
 
 
