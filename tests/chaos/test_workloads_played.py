@@ -148,7 +148,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow
-
 def test_histories_of_all_workloads_are_right(played: Run) -> None:
     problems = [str(p) for path in played.histories.iterdir() for p in check(path)]
     assert problems == []
@@ -159,7 +158,6 @@ def test_histories_of_all_workloads_are_right(played: Run) -> None:
 
 
 @pytest.mark.slow
-
 def test_each_workload_did_what_its_line_says(played: Run) -> None:
     assert undone(played) == []
     did = Deeds(played)
@@ -183,7 +181,6 @@ def test_each_workload_did_what_its_line_says(played: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-
 def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: Run) -> None:
     from chaos import audit
 
