@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Spark's settings for tables of some rows: compiling a query takes longer than running it."""
 
 # Spark's launcher forks through Python's preexec_fn. Since 1.81 gRPC's fork handlers can end that
 # child before its exec, when calls are under way in this process (grpc/grpc#43055). Nothing here
@@ -77,6 +82,6 @@ def spark() -> Iterator["SparkSession"]:
     """One Spark session for all tests that are marked `spark`."""
     from chaos.audit.session import spark_session
 
-    session = spark_session("tests", quick=True)
+    session = spark_session("tests", quick=True, settings=INTERPRETED)
     yield session
     session.stop()

@@ -7,7 +7,7 @@ whether somebody asked for what befell it. Answers that count more than the log 
 
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.clients import id_parts, or_nulls
@@ -232,39 +232,20 @@ def operations(lines: DataFrame) -> DataFrame:
     Of schedules those with keys. `result`: of answered ones per timer, else the outcome; of a
     filter `changed`, with the number of timers.
     """
-    keyed = lines.where("op = 'schedule' AND keys IS NOT NULL").withColumn("n", F.size("keys"))
-    answered = F.inline(F.arrays_zip(F.col("keys"), or_nulls("results", "string")))
-    parts = [
-        keyed.select(F.coalesce("on_conflict", F.lit("reject")).alias("on_conflict"), "outcome",
-                     answered)
-        .withColumnsRenamed({"keys": "each"})
-        .withColumns({"op": F.lit("schedule"), "by": F.lit("key"),
-                      "results": F.coalesce("results", F.lit("SCHEDULED"))})
-    ]  # fmt: skip
-    for op in ("cancel", "reschedule"):
-        for by in ("ids", "keys"):
-            rows = _each(lines, op, by, "results").withColumnsRenamed({by: "each"})
-            by_what = F.lit(by.removesuffix("s"))
-            parts.append(rows.withColumns({"op": F.lit(op), "by": by_what}))
-    counted = [part.withColumn("n", F.lit(1)) for part in parts]
-    counted.append(
-        lines.where("op IN ('cancel', 'reschedule') AND ids IS NULL AND keys IS NULL").select(
-            "op", "outcome", F.lit("filter").alias("by"), F.lit("changed").alias("results"),
-            F.coalesce("changed", F.lit(1)).alias("n"),
+    keyed, scheduled = F.col("keys").isNotNull(), F.col("op") == "schedule"
+    filtered = F.col("ids").isNull() & ~keyed
+    by = F.when(keyed, "key").when(filtered, "filter").otherwise("id")
+    mode = F.when(scheduled, F.coalesce("on_conflict", F.lit("reject"))).otherwise("")
+    answers = F.when(filtered, F.array(F.lit("changed"))).otherwise(or_nulls("results", "string"))
+    times = F.when(filtered, F.coalesce("changed", F.lit(1))).otherwise(1)
+    rows = (
+        lines.where(F.col("op").isin("cancel", "reschedule") | (scheduled & keyed))
+        .withColumn("n", F.size(F.coalesce("keys", "ids")))
+        .select(
+            *("op", "outcome", by.alias("by"), mode.alias("on_conflict"), times.alias("n")),
+            F.explode(answers).alias("answer"),
         )
-    )  # fmt: skip
-    result: Column = F.when(F.col("outcome") == "ok", F.col("results")).otherwise(F.col("outcome"))
-    tables = [
-        part.withColumn("on_conflict", _mode(part)).select(
-            "op", "by", "on_conflict", result.alias("result"), "n"
-        )
-        for part in counted
-    ]
-    both = tables[0]
-    for table in tables[1:]:
-        both = both.unionByName(table)
-    return both.groupBy("op", "by", "on_conflict", "result").agg(F.sum("n").alias("n"))
-
-
-def _mode(part: DataFrame) -> Column:
-    return F.col("on_conflict") if "on_conflict" in part.columns else F.lit("")
+    )
+    answer = F.coalesce("answer", F.when(F.col("op") == "schedule", "SCHEDULED"))
+    result = F.when(F.col("outcome") == "ok", answer).otherwise(F.col("outcome")).alias("result")
+    return rows.groupBy("op", "by", "on_conflict", result).agg(F.sum("n").alias("n"))

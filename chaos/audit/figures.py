@@ -84,22 +84,35 @@ def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
     return ranked.groupBy(*by).agg(F.sum("n").alias("n"), *reached)
 
 
-def throughput(lines: DataFrame, histogram: DataFrame, bucket_ms: int) -> DataFrame:
-    """Return what worked per stretch of time: bucket, schedule, failed, fire, deliver (rows)."""
+def breakdowns(histogram: DataFrame) -> DataFrame:
+    """Return a histogram of `lateness` by phase, over all phases, and by bucket, in one table.
+
+    what, phase, bucket, late_ms, n: `phase` is also `all`, or null where `bucket` is not.
+    """
+    none = F.lit(None)
+    views = [
+        F.struct(F.col("phase").alias("phase"), none.cast("bigint").alias("bucket")),
+        F.struct(F.lit("all").alias("phase"), none.cast("bigint").alias("bucket")),
+        F.struct(none.cast("string").alias("phase"), F.col("bucket").alias("bucket")),
+    ]
+    return histogram.select("what", "late_ms", "n", F.inline(F.array(*views)))
+
+
+def throughput(lines: DataFrame, bucket_ms: int) -> DataFrame:
+    """Return what clients did per stretch of time: bucket, schedule, failed, deliver (rows)."""
     at = F.coalesce("end_ms", "received_ms")
     bucket = (F.floor(at / bucket_ms) * bucket_ms).alias("bucket")
     answered, given = F.col("outcome") == "ok", F.col("op") == "deliver"
-    client = (
+    counts = {
+        "schedule": F.when(~given & answered, F.size("marks")),
+        "failed": F.when(~given & ~answered, F.size("marks")),
+        "deliver": F.when(given, F.size("offsets")),
+    }
+    return (
         lines.where("op IN ('schedule', 'deliver')")
         .groupBy(bucket)
-        .agg(
-            F.sum(F.when(~given & answered, F.size("marks"))).alias("schedule"),
-            F.sum(F.when(~given & ~answered, F.size("marks"))).alias("failed"),
-            F.sum(F.when(given, F.size("offsets"))).alias("deliver"),
-        )
+        .agg(*(F.coalesce(F.sum(n), F.lit(0)).alias(name) for name, n in counts.items()))
     )
-    fired = histogram.where("what = 'fire'").groupBy("bucket").agg(F.sum("n").alias("fire"))
-    return client.join(fired, "bucket", "full").fillna(0, ["schedule", "failed", "deliver", "fire"])
 
 
 def successes(lines: DataFrame, found: DataFrame) -> DataFrame:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import history
 from chaos.audit import changes, clients, figures, nodes, verdict
@@ -48,20 +49,29 @@ def audit(spark: SparkSession, run: Run) -> Report:
     majority = len(logs) // 2 + 1
     begun = [life[0].first - 1 for lives in logs.values() for life in lives[1:] if life]
     common = _kept(nodes.agreed(entries, majority, max(begun, default=0)), run, "common")
-    disputes = _kept(nodes.conflicts(entries, common), run, "disputes")
-    held = _held(entries, common, disputes)
+    epochs = _epochs(common)
+    end = max(epoch["last"] for epoch in epochs)
+    disputes = _kept(nodes.conflicts(entries, common, end), run, "disputes")
+    held = [
+        row.asDict() for row in nodes.ends(entries, disputes, end).orderBy("node", "life").collect()
+    ]
     replayed = _replayed(spark, run, held)
     story = {
-        name: spark.read.parquet(str(run.audit / "work/replay" / name))
-        for name in ("fates", "acks", "groups", "checkpoints")
+        name: spark.read.schema(from_arrow_schema(schema)).parquet(
+            str(run.audit / "work/replay" / name)
+        )
+        for name, schema in tables.STORY.items()
     }
     end_ms = until_ms(lines, run)
-    found = _judged(run, lines, story, disputes, end_ms)
+    diverged = any(life["diverged"] for life in held)
+    log = nodes.disputed(story["fates"], disputes if diverged else None)
+    found = _judged(run, lines, story, log, end_ms)
     summary = _counts(found, disputes, held)
     summary |= _conserved(story, summary)
     summary |= _changed(lines, story["fates"], summary)
-    summary |= _coverage(common, held, majority)
-    summary |= _epochs(common, _faults(run))
+    thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
+    summary |= {"holes": _holes(held), "thin": [row.asDict() for row in thin]}
+    summary |= _failovers(epochs, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, lines, found, end_ms)}
     return write(run, Report(summary))
 
@@ -93,28 +103,31 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
 
 def _kept(table: DataFrame, run: Run, name: str) -> DataFrame:
     """Write a table into the work folder and return it as it lies there."""
-    path = str(run.audit / "work" / name)
-    table.write.mode("overwrite").parquet(path)
-    return table.sparkSession.read.parquet(path)
+    return _written(table, run.audit / "work" / name)
 
 
-def _held(entries: DataFrame, common: DataFrame, disputes: DataFrame) -> list[dict[str, Any]]:
-    """Return what each life of a node's log holds, as `nodes.ends`, in order.
+def _written(table: DataFrame, path: Path) -> DataFrame:
+    table.write.mode("overwrite").parquet(str(path))
+    reader = table.sparkSession.read.schema(table.schema)  # known: no job has to find it out
+    return reader.parquet(str(path))
+
+
+def _epochs(common: DataFrame) -> list[Row]:
+    """Return what a majority holds of each epoch, as `nodes.epochs`, in order.
 
     Raises:
         ValueError: no entry is on a majority, or some are in no log.
     """
-    rows = nodes.ends(entries, common, disputes).orderBy("node", "life").collect()
-    held = [row.asDict() for row in rows]
-    if not held:
+    rows = nodes.epochs(common).orderBy("epoch").collect()
+    if not rows:
         raise ValueError("no entry is on a majority of the nodes: there is nothing to audit")
-    holes = [f"{row['from']} .. {row['to']}" for row in nodes.missing(common).collect()]
-    if holes:
+    if sum(row["entries"] for row in rows) < max(row["last"] for row in rows):
+        holes = [f"{row['from']} .. {row['to']}" for row in nodes.missing(common).collect()]
         raise ValueError(
             f"entries {', '.join(holes)} are in no node's log, or not in enough: the audit needs"
             " the whole log"
         )
-    return held
+    return rows
 
 
 def _pieces(held: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
@@ -157,10 +170,8 @@ def _replayed(spark: SparkSession, run: Run, held: list[dict[str, Any]]) -> dict
     return {"node": ", ".join(names), **row.asDict()}
 
 
-def _coverage(
-    common: DataFrame, held: list[dict[str, Any]], majority: int
-) -> dict[str, list[dict[str, Any]]]:
-    """Return which entries a node's own log never held, and which fewer than a majority have."""
+def _holes(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return which entries a node's own log never held: node, from, to."""
     holes = []
     for node in dict.fromkeys(life["node"] for life in held):
         mine = sorted((life["first"], life["last"]) for life in held if life["node"] == node)
@@ -169,16 +180,13 @@ def _coverage(
             if first > upto + 1:
                 holes.append({"node": node, "from": upto + 1, "to": first - 1})
             upto = max(upto, last)
-    return {
-        "holes": holes,
-        "thin": [row.asDict() for row in nodes.thin(common, majority).orderBy("from").collect()],
-    }
+    return holes
 
 
 def _judged(
-    run: Run, lines: DataFrame, story: dict[str, DataFrame], disputes: DataFrame, end_ms: int
+    run: Run, lines: DataFrame, story: dict[str, DataFrame], log: DataFrame, end_ms: int
 ) -> DataFrame:
-    """Write the verdict table; return it."""
+    """Write the verdict table; return it. `log`: the fates, with `disagree`."""
     asks = clients.asked(lines)
     topics = F.broadcast(lines.where("op = 'schedule'").select("topic").distinct())
     starts = clients.consumed(lines).join(
@@ -187,7 +195,7 @@ def _judged(
     given = verdict.judged_deliveries(
         clients.deliveries(lines), clients.confirmed_acks(lines), story["acks"]
     )
-    log = nodes.disputed(story["fates"], disputes).join(topics, "topic", "left_semi")
+    log = log.join(topics, "topic", "left_semi")
     found = verdict.verdicts(
         asks,
         log,
@@ -196,9 +204,7 @@ def _judged(
         starts.fillna(0, ["start_offset"]),
         until_ms=end_ms,
     )
-    path = str(run.audit / "verdicts.parquet")
-    found.write.mode("overwrite").parquet(path)
-    return found.sparkSession.read.parquet(path)
+    return _written(found, run.audit / "verdicts.parquet")
 
 
 def until_ms(lines: DataFrame, run: Run) -> int:
@@ -282,7 +288,9 @@ def _changed(lines: DataFrame, fates: DataFrame, summary: dict[str, Any]) -> dic
     """Return what clients did by key and to timers that exist; answers that count too many."""
     order = ("op", "by", "on_conflict", "result")
     operations = changes.operations(lines).orderBy(*order).collect()
-    over = [row.asDict() for row in changes.overcounted(lines, fates).collect()]
+    filtered = any(row["by"] == "filter" for row in operations)
+    told = changes.overcounted(lines, fates).collect() if filtered else []
+    over = [row.asDict() for row in told]
     violations = dict(summary["violations"]) | ({"overcounted": len(over)} if over else {})
     return {
         "verdict": "VIOLATED" if violations else "OK",
@@ -303,65 +311,65 @@ def _figures(run: Run, lines: DataFrame, found: DataFrame, end_ms: int) -> dict[
     begin_ms = begin[0] if begin and begin[0] is not None else end_ms
     bucket_ms = 1000 * max(1, -(-(end_ms - begin_ms) // (1000 * STRETCHES_MAX)))
     histogram = _kept(figures.lateness(found, phases(faults), bucket_ms), run, "lateness")
-    series = _series(lines, histogram, bucket_ms)
+    late = figures.percentiles(figures.breakdowns(histogram), "what", "phase", "bucket").collect()
+    series = _series(figures.throughput(lines, bucket_ms).collect(), late)
     given = clients.deliveries(lines)
     reasons = figures.redeliveries(given, found).orderBy("reason").collect()
     return {
-        "lateness_ms": _lateness(histogram),
+        "lateness_ms": _lateness(late),
         "faults": figures.unavailability(spark, figures.gaps(moments), faults),
         "redeliveries": {row["reason"]: row["n"] for row in reasons},
         "timeline": {"bucket_ms": bucket_ms, "from_ms": begin_ms, "to_ms": end_ms, **series},
     }
 
 
-def _lateness(histogram: DataFrame) -> dict[str, dict[str, dict[str, int]]]:
+def _lateness(late: list[Row]) -> dict[str, dict[str, dict[str, int]]]:
     """Return what -> phase -> percentiles, "all" among the phases."""
     out: dict[str, dict[str, dict[str, int]]] = {"fire": {}, "deliver": {}}
-    by_phase = figures.percentiles(histogram, "what", "phase")
-    overall = figures.percentiles(histogram, "what").withColumn("phase", F.lit("all"))
-    for row in by_phase.unionByName(overall).orderBy("what", "phase").collect():
+    by_phase = [row for row in late if row["phase"] is not None]
+    for row in sorted(by_phase, key=lambda row: (row["what"], row["phase"])):
         out[row["what"]][row["phase"]] = {name: row[name] for name in ("n", *figures.QUANTILES)}
     return out
 
 
-def _series(lines: DataFrame, histogram: DataFrame, bucket_ms: int) -> dict[str, Any]:
+def _series(flow: list[Row], late: list[Row]) -> dict[str, Any]:
     """Return the timeline's columns: parallel lists, one value per stretch that has any."""
-    flow = figures.throughput(lines, histogram, bucket_ms)
-    late = figures.percentiles(histogram.where("what = 'fire'"), "bucket")
-    rows = (
-        flow.join(late.select("bucket", "p50", "p99", "max"), "bucket", "left")
-        .where("bucket IS NOT NULL")
-        .orderBy("bucket")
-        .collect()
-    )
-    names = ("bucket", "schedule", "failed", "fire", "deliver", "p50", "p99", "max")
-    return {name: [row[name] for row in rows] for name in names}
+    client = {row["bucket"]: row for row in flow if row["bucket"] is not None}
+    fired = {row["bucket"]: row for row in late if row["what"] == "fire" and row["phase"] is None}
+    buckets = sorted(client.keys() | fired.keys())
+
+    def column(rows: dict[int, Row], name: str, none: int | None) -> list[int | None]:
+        return [rows[at][name] if at in rows else none for at in buckets]
+
+    return {
+        "bucket": buckets,
+        "schedule": column(client, "schedule", 0),
+        "failed": column(client, "failed", 0),
+        "fire": column(fired, "n", 0),
+        "deliver": column(client, "deliver", 0),
+        **{name: column(fired, name, None) for name in ("p50", "p99", "max")},
+    }
 
 
-def _epochs(common: DataFrame, timeline: list[dict[str, Any]]) -> dict[str, Any]:
+def _failovers(epochs: list[Row], timeline: list[dict[str, Any]]) -> dict[str, Any]:
     """Return how many entries and failovers there were, and the gap of each killed leader.
 
     The gap ends when a later epoch fires for the first time.
     """
-    first = common.groupBy("epoch").agg(
-        F.count("*").alias("entries"),
-        F.min(F.when(F.col("kind") == "FIRE", F.col("time_ms"))).alias("fired_ms"),
-    )
-    rows = first.orderBy("epoch").collect()
-    epochs = [(row["epoch"], row["fired_ms"]) for row in rows]
     gaps = []
     kills = [line for line in timeline if line["event"] == "kill"]
     for kill in (line for line in kills if line.get("role") == "leader"):
         was, at_ms = kill.get("epoch") or 0, kill["at_ms"]
-        later = [(e, ms) for e, ms in epochs if ms is not None and e > was and ms >= at_ms]
+        fired = ((row["epoch"], row["fired_ms"]) for row in epochs if row["fired_ms"] is not None)
+        later = [(epoch, ms) for epoch, ms in fired if epoch > was and ms >= at_ms]
         if later:
             epoch, fired_ms = later[0]
             gap_ms = fired_ms - at_ms
             gaps.append({"node": kill.get("node"), "epoch": epoch, "fired_after_ms": gap_ms})
     return {
-        "entries": sum(row["entries"] for row in rows),
+        "entries": sum(row["entries"] for row in epochs),
         "kills": len(kills),
-        "failovers": max(0, len(rows) - 1),
+        "failovers": len(epochs) - 1,
         "failover_gaps": gaps,
     }
 

@@ -29,6 +29,14 @@ def agreed(entries: DataFrame, majority: int, floor: int = 0) -> DataFrame:
     return best.select("best.*").where((F.col("nodes") >= majority) | (F.col("index") <= floor))
 
 
+def epochs(common: DataFrame) -> DataFrame:
+    """Return what is held of each epoch: epoch, entries, last (its index), fired_ms (its first)."""
+    fired_ms = F.min(F.when(F.col("kind") == "FIRE", F.col("time_ms"))).alias("fired_ms")
+    return common.groupBy("epoch").agg(
+        F.count("*").alias("entries"), F.max("index").alias("last"), fired_ms
+    )
+
+
 def missing(common: DataFrame) -> DataFrame:
     """Return the entries, from the first to the last in `common`, that it lacks: from, to."""
     before = F.lag("index", 1, 0).over(Window.orderBy("index"))
@@ -48,19 +56,18 @@ def thin(common: DataFrame, majority: int) -> DataFrame:
     )
 
 
-def conflicts(entries: DataFrame, common: DataFrame) -> DataFrame:
+def conflicts(entries: DataFrame, common: DataFrame, end: int) -> DataFrame:
     """Return a node's frames that are not the majority's: node, life, index, epoch, `stale`.
 
     A stale one is what a deposed leader had appended and could not commit, on a node that was
     not back since: of an older epoch than the majority's frame. Anything else is a divergence.
-    Frames above the majority's last are not committed, and not judged.
+    Frames above the majority's last, `end`, are not committed, and not judged.
     """
     theirs = common.select(
         "index", F.col("epoch").alias("their_epoch"), F.col("crc32").alias("crc")
     )
-    end = common.agg(F.max("index").alias("end"))
     both = (
-        entries.join(F.broadcast(end), F.col("index") <= F.col("end"))
+        entries.where(F.col("index") <= end)
         .join(theirs, "index", "left")
         .where(
             F.col("crc").isNull()
@@ -72,12 +79,11 @@ def conflicts(entries: DataFrame, common: DataFrame) -> DataFrame:
     return both.select("node", "life", "index", "epoch", stale.alias("stale"))
 
 
-def ends(entries: DataFrame, common: DataFrame, disputes: DataFrame) -> DataFrame:
+def ends(entries: DataFrame, disputes: DataFrame, end: int) -> DataFrame:
     """Return what each life of a node's log holds: node, life, first, last, upto, stale, diverged.
 
-    Up to `upto` it is the majority's.
+    Up to `upto` it is the majority's, whose last entry is `end`.
     """
-    end = common.agg(F.max("index").alias("end"))
     spans = entries.groupBy("node", "life").agg(
         F.min("index").alias("first"), F.max("index").alias("last")
     )
@@ -86,15 +92,20 @@ def ends(entries: DataFrame, common: DataFrame, disputes: DataFrame) -> DataFram
         F.count_if("stale").alias("stale"),
         F.count_if(~F.col("stale")).alias("diverged"),
     )
-    upto = F.least("last", "end", F.col("dispute") - 1).alias("upto")
-    both = spans.join(counts, ["node", "life"], "left").crossJoin(end.where("end IS NOT NULL"))
+    upto = F.least("last", F.lit(end), F.col("dispute") - 1).alias("upto")
+    both = spans.join(counts, ["node", "life"], "left")
     return both.select("node", "life", "first", "last", upto, "stale", "diverged").fillna(
         0, ["stale", "diverged"]
     )
 
 
-def disputed(fates: DataFrame, disputes: DataFrame) -> DataFrame:
-    """Return the fates with `disagree`: a node holds another entry where this timer's lies."""
+def disputed(fates: DataFrame, disputes: DataFrame | None) -> DataFrame:
+    """Return the fates with `disagree`: a node holds another entry where this timer's lies.
+
+    `disputes` as from `conflicts`; None: none of them is a divergence.
+    """
+    if disputes is None:
+        return fates.withColumn("disagree", no())
     index = disputes.where(~F.col("stale")).select("index").distinct()
     starts, finishes = (
         F.broadcast(index.select(F.col("index").alias(name), F.expr("true").alias(flag)))

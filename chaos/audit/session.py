@@ -5,7 +5,9 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -13,11 +15,18 @@ from pyspark.sql import SparkSession
 from chaos import timerlog
 
 
-def spark_session(name: str, *, quick: bool = False, master: str | None = None) -> SparkSession:
+def spark_session(
+    name: str,
+    *,
+    quick: bool = False,
+    master: str | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> SparkSession:
     """Return a quiet session that knows the format "timerlog"; on this machine unless told.
 
     Under spark-submit the master and every setting that it was given are left as they are.
     `quick` is for runs of a few million timers: what starts and compiles soonest wins there.
+    `settings` are Spark's own, and win over those made here.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -25,7 +34,7 @@ def spark_session(name: str, *, quick: bool = False, master: str | None = None) 
     if not _submitted():
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.master(master or "local[*]").config(map=_local(quick=quick))
-    session = builder.getOrCreate()
+    session = builder.config(map={**settings}).getOrCreate()
     timerlog.register(session)
     return session
 
@@ -55,6 +64,7 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
         "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", str(scratch)),
         "spark.log.level": "ERROR",
         "spark.python.authenticate.socketTimeout": "120s",  # a worker starts late on a busy machine
+        "spark.sql.adaptive.enabled": str(not quick).lower(),  # plans anew after every exchange
         "spark.sql.shuffle.partitions": "2" if quick else "128",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.ui.enabled": "false",

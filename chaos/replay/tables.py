@@ -67,6 +67,7 @@ GROUPS: Final = pa.schema(
 CHECKPOINTS: Final = pa.schema(
     [(n, pa.int64()) for n in ("index", "time_ms", "scheduled", "fired")]
 )
+STORY: Final = {"fates": FATES, "acks": ACKS, "groups": GROUPS, "checkpoints": CHECKPOINTS}
 FIGURES: Final = ", ".join(
     f"{name} BIGINT" for name in ("last_index", "last_read_time_ms", "scheduled", *ENDS)
 )
@@ -111,13 +112,7 @@ class ParquetBook:
         self.story: Story | None = None
         """Whose topics and epochs name the rows; set before the first row comes."""
         self._tables = {
-            name: _Table(folder / name / "part-0.parquet", schema)
-            for name, schema in (
-                ("fates", FATES),
-                ("acks", ACKS),
-                ("groups", GROUPS),
-                ("checkpoints", CHECKPOINTS),
-            )
+            name: _Table(folder / name / "part-0.parquet", schema) for name, schema in STORY.items()
         }
 
     def fates(self, rows: Rows, **columns: I64 | int) -> None:

@@ -3,12 +3,13 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.testing import assertDataFrameEqual
 
@@ -131,19 +132,6 @@ class Planted:
         nothing = dict.fromkeys(("end_index", "end_epoch", "ended_at_ms", "queue_offset"))
         self.change(mark, end="pending", due_ms=due_ms, **nothing)
 
-    def verdicts(self, spark: SparkSession) -> DataFrame:
-        lines = spark.createDataFrame(self.lines, history.SCHEMA)
-        log = spark.createDataFrame(self.fates, FATE)
-        slot = "topic STRING, `group` STRING, queue_offset BIGINT"
-        acks = spark.createDataFrame(self.acks, slot + ", ack_epoch BIGINT, attempts BIGINT")
-        given = verdict.judged_deliveries(
-            clients.deliveries(lines), clients.confirmed_acks(lines), acks
-        )
-        groups = clients.consumed(lines).withColumn("start_offset", lit(0).cast("bigint"))
-        asks = clients.asked(lines)
-        told = changes.changes(lines, asks, log)
-        return verdict.verdicts(asks, log, given, told, groups, until_ms=UNTIL_MS)
-
     # ---- keys and reschedules; seqs of timers that reschedules made are 1000 + their marks'
 
     def keyed(self, mark: int, key: str, result: str = "SCHEDULED", **other: Any) -> None:
@@ -199,29 +187,89 @@ class Planted:
         self.lines.append(line | other)
 
 
-def plant(spark: SparkSession, expected: dict[int, str], planted: Planted) -> None:
-    compare(spark, expected, planted, planted.verdicts(spark), {})
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is planted, and what has to be found."""
+
+    planted: Planted
+    expected: dict[int, str]
+    """Mark -> verdict."""
+    old: dict[int, str] = field(default_factory=dict)
+    """Mark -> verdict of a timer that was rescheduled, where it is not "rescheduled"."""
+
+    def wanted(self) -> list[tuple[int, str]]:
+        """Return (mark, verdict) of every timer; one that became two has two verdicts."""
+        moved = {fate["mark"] for fate in self.planted.fates if fate["old_due_ms"] is not None}
+        old = dict.fromkeys(moved, "rescheduled") | self.old
+        twice = ((mark, old.get(mark, self.expected[mark])) for mark in self.planted.doubled)
+        return sorted([*self.expected.items(), *twice])
 
 
-def compare(
-    spark: SparkSession,
-    expected: dict[int, str],
-    planted: Planted,
-    found: DataFrame,
-    old: dict[int, str],
-) -> None:
-    """Check the verdicts; `old`: those of timers that were rescheduled, else "rescheduled"."""
-    found = found.select("mark", "verdict")
-    # A timer that became two has two verdicts.
-    moved = {fate["mark"] for fate in planted.fates if fate["old_due_ms"] is not None}
-    old = dict.fromkeys(moved, "rescheduled") | old
-    twice = ((mark, old.get(mark, expected[mark])) for mark in planted.doubled)
-    rows = [*expected.items(), *twice]
-    wanted = spark.createDataFrame(rows, "mark BIGINT, verdict STRING")
-    assertDataFrameEqual(found, wanted)
+Found = list[tuple[int | None, str, int]]
+"""(mark, verdict, seq) of a case's timers."""
 
 
-def test_every_violation_is_found_and_nothing_else(spark: SparkSession) -> None:
+def told(found: Found) -> list[tuple[int, str]]:
+    """Return the verdicts of the timers that have a mark."""
+    return sorted((mark, each) for mark, each, _ in found if mark is not None)
+
+
+def moved_by(row: dict[str, Any], topic: str, by: int) -> dict[str, Any]:
+    """Return a line, fate or ack in another topic, with marks, seqs and offsets `by` higher."""
+
+    def moved(text: str | None) -> str | None:
+        if text is None:
+            return None
+        due_ms, seq, _ = timer_id.decode(timer_id.from_text(text), SALT)
+        return id_of(int(due_ms[0]), int(seq[0]) + by)
+
+    row = row | ({"topic": topic} if "topic" in row else {})
+    for name in {"mark", "seq", "queue_offset", "other_seq"} & row.keys():
+        row[name] = row[name] and row[name] + by
+    for name in {"marks", "offsets"} & row.keys():
+        row[name] = [each + by for each in row[name]]
+    for name in {"ids", "new_ids", "existing"} & row.keys():
+        row[name] = row[name] and [*map(moved, row[name])]
+    return row
+
+
+def judged(spark: SparkSession, cases: Sequence[Case]) -> list[Found]:
+    """Judge all cases at once, each in a topic of its own; return what was found of each."""
+    apart = 10_000
+    rows: dict[str, list[dict[str, Any]]] = {"lines": [], "fates": [], "acks": []}
+    for number, case in enumerate(cases):
+        for name, together in rows.items():
+            own = getattr(case.planted, name)
+            together += [moved_by(row, f"t{number}", apart * number) for row in own]
+    lines = spark.createDataFrame(rows["lines"], history.SCHEMA)
+    log = spark.createDataFrame(rows["fates"], FATE)
+    slot = "topic STRING, `group` STRING, queue_offset BIGINT"
+    acks = spark.createDataFrame(rows["acks"], slot + ", ack_epoch BIGINT, attempts BIGINT")
+    given = verdict.judged_deliveries(
+        clients.deliveries(lines), clients.confirmed_acks(lines), acks
+    )
+    groups = clients.consumed(lines).withColumn("start_offset", lit(0).cast("bigint"))
+    asks = clients.asked(lines)
+    all_told = changes.changes(lines, asks, log)
+    table = verdict.verdicts(asks, log, given, all_told, groups, until_ms=UNTIL_MS)
+    found: list[Found] = [[] for _ in cases]
+    for mark, each, seq in table.select("mark", "verdict", "seq").collect():
+        number, own_mark = divmod(mark if mark is not None else seq, apart)
+        own_seq = seq and seq % apart
+        found[number].append((None if mark is None else own_mark, each, own_seq))
+    return found
+
+
+@pytest.fixture(scope="module")
+def all_found(spark: SparkSession) -> dict[str, tuple[Case, Found]]:
+    """All that is planted here, judged together."""
+    cases = {each.__name__: each() for each in (violations, of_changes, honest_changes, honest)}
+    return dict(zip(cases, zip(cases.values(), judged(spark, [*cases.values()]), strict=True),
+                    strict=True))  # fmt: skip
+
+
+def violations() -> Case:
+    """Every violation that is not about keys or changes."""
     p = Planted(range(1, 31))
     expected = dict.fromkeys(range(1, 31), "ok")
     # Lost: nowhere in the log; fired but never given; never fired; cancelled by nobody.
@@ -277,23 +325,33 @@ def test_every_violation_is_found_and_nothing_else(spark: SparkSession) -> None:
     expected[23] = "cancel_untrue"
     p.acks = [ack for ack in p.acks if ack["queue_offset"] != 21]
     expected[21] = "ack_lost"
-    plant(spark, expected, p)
-    assert {*expected.values()} == {*verdict.VIOLATIONS, "ok"} - {*OF_KEYS_AND_CHANGES}
+    return Case(p, expected)
 
 
-def test_every_violation_by_keys_and_reschedules_is_found_and_nothing_else(
-    spark: SparkSession,
+def test_every_violation_is_found_and_nothing_else(
+    all_found: dict[str, tuple[Case, Found]],
 ) -> None:
+    case, found = all_found["violations"]
+    assert told(found) == case.wanted()
+    assert {*case.expected.values()} == {*verdict.VIOLATIONS, "ok"} - {*OF_KEYS_AND_CHANGES}
+
+
+def of_changes() -> Case:
+    """Every violation that is about keys or changes."""
     p = Planted(range(1, 41))
     expected, old = dict.fromkeys(range(1, 41), "ok"), dict[int, str]()
     plant_reschedules(p, expected, old)
     plant_keys(p, expected)
-    found = p.verdicts(spark).cache()
-    [gone] = found.where("mark IS NULL").select("verdict", "seq").collect()
-    assert (gone["verdict"], gone["seq"]) == ("lost", 1002)
-    compare(spark, expected, p, found.where("mark IS NOT NULL"), old)
-    told = {*expected.values(), *old.values()}
-    assert {*OF_KEYS_AND_CHANGES} <= told
+    return Case(p, expected, old)
+
+
+def test_every_violation_by_keys_and_reschedules_is_found_and_nothing_else(
+    all_found: dict[str, tuple[Case, Found]],
+) -> None:
+    case, found = all_found["of_changes"]
+    assert [row for row in found if row[0] is None] == [(None, "lost", 1002)]
+    assert told(found) == case.wanted()
+    assert {*OF_KEYS_AND_CHANGES} <= {*case.expected.values(), *case.old.values()}
 
 
 def plant_reschedules(p: Planted, expected: dict[int, str], old: dict[int, str]) -> None:
@@ -384,7 +442,8 @@ def plant_keys(p: Planted, expected: dict[int, str]) -> None:
     expected |= dict.fromkeys((34, 35), "lost")
 
 
-def test_honest_keys_and_changes_are_not_blamed(spark: SparkSession) -> None:
+def honest_changes() -> Case:
+    """Keys and changes as they should be; the last line is of an answered cancel by filter."""
     p = Planted(range(1, 21))
     expected = dict.fromkeys(range(1, 21), "ok")
     # Rescheduled by id, by key, by filter; with answers and without.
@@ -429,7 +488,15 @@ def test_honest_keys_and_changes_are_not_blamed(spark: SparkSession) -> None:
         p.lines.append({"op": "cancel", "client": "c", "start_ms": 3, "end_ms": 4, "topic": "t",
                         **what, **fate})  # fmt: skip
         expected[mark] = "cancelled"
-    plant(spark, expected, p)
+    return Case(p, expected)
+
+
+def test_honest_keys_and_changes_are_not_blamed(
+    spark: SparkSession, all_found: dict[str, tuple[Case, Found]]
+) -> None:
+    case, found = all_found["honest_changes"]
+    assert told(found) == case.wanted()
+    p = case.planted
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
     log = spark.createDataFrame(p.fates, FATE)
     assert changes.overcounted(lines, log).collect() == []
@@ -439,7 +506,8 @@ def test_honest_keys_and_changes_are_not_blamed(spark: SparkSession) -> None:
     assert row.asDict() == {"op": "cancel", "topic": "t", "told": 9, "logged": 4}
 
 
-def test_what_only_looks_wrong_is_not_blamed(spark: SparkSession) -> None:
+def honest() -> Case:
+    """What only looks wrong."""
     p = Planted(range(1, 13))
     expected = dict.fromkeys(range(1, 13), "ok")
     # Redelivered, and marked as such, before its ack in the log's order. The second copy had a
@@ -473,8 +541,13 @@ def test_what_only_looks_wrong_is_not_blamed(spark: SparkSession) -> None:
     p.change(11, end_epoch=1)
     p.change_ack(11, ack_epoch=2, attempts=3)
     p.give(11, attempts=[2], received_ms=DUE_MS + 50, epoch=1)
-    plant(spark, expected, p)
-    assert {*expected.values()} == {*verdict.FINE} - {
+    return Case(p, expected)
+
+
+def test_what_only_looks_wrong_is_not_blamed(all_found: dict[str, tuple[Case, Found]]) -> None:
+    case, found = all_found["honest"]
+    assert told(found) == case.wanted()
+    assert {*case.expected.values()} == {*verdict.FINE} - {
         "replaced", "rescheduled", "rejected", "kept"
     }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Synthetic runs end to end: every planted defect is found, by its mark, and nothing else."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from chaos.synthetic.world import (
     World,
 )
 from tests.chaos.world import id_of
+from tests.conftest import INTERPRETED
 
 pytestmark = [
     pytest.mark.spark,
@@ -44,9 +46,19 @@ def test_plan_refuses_what_it_does_not_know() -> None:
         Plan(timers=100, plant={"lost": 1})
 
 
+@pytest.fixture
+def compiled(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, compiling its queries, as outside of tests."""
+    for name in INTERPRETED:
+        spark.conf.unset(name)
+    yield spark
+    for name, value in INTERPRETED.items():
+        spark.conf.set(name, value)
+
+
 @pytest.mark.parametrize("seed", [1])
 def test_every_planted_defect_is_found_and_nothing_else(
-    spark: SparkSession, tmp_path: Path, seed: int
+    compiled: SparkSession, tmp_path: Path, seed: int
 ) -> None:
     plant = dict.fromkeys(PLANTS, 2)
     plan = Plan(
@@ -54,14 +66,14 @@ def test_every_planted_defect_is_found_and_nothing_else(
         seed=seed,
     )  # fmt: skip
     World(tmp_path, plan).write()
-    report = job.audit(spark, Run(tmp_path))
+    report = job.audit(compiled, Run(tmp_path))
     planted = json.loads((tmp_path / "planted.json").read_text())
     expected = {row["mark"]: row["verdict"] for row in planted}
     assert {*expected.values()} - {*FINE} == {*VIOLATIONS}
-    table = spark.read.parquet(str(tmp_path / "audit/verdicts.parquet"))
+    table = compiled.read.parquet(str(tmp_path / "audit/verdicts.parquet"))
     honest = ("ok", "cancelled", "replaced", "rescheduled", "rejected")
     told = table.where(~table.verdict.isin(*honest)).select("mark", "verdict").distinct()
-    wanted = spark.createDataFrame([*expected.items()], "mark BIGINT, verdict STRING")
+    wanted = compiled.createDataFrame([*expected.items()], "mark BIGINT, verdict STRING")
     assertDataFrameEqual(told, wanted)
     summary = report.summary
     assert summary["violations"]["diverged_entries"] == 1
