@@ -53,6 +53,7 @@ async def within(work: Awaitable[Any], context: Context) -> Any:
     left_s: float | None = context.time_remaining()  # the stubs know of no caller without one
     timeout_s = COMMIT_TIMEOUT_S if left_s is None else left_s
     try:
-        return await asyncio.wait_for(work, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await work
     except TimeoutError:
         raise CommitTimeout("no majority answered in time; the request may still commit") from None

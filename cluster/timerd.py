@@ -26,6 +26,7 @@ from typing import Final, NoReturn
 
 import uvloop
 
+from cluster.allocator import give_back_large_blocks
 from cluster.config import NodeConfig, add_flags, flags_of, load_config, print_config
 from cluster.logs import setup_logs
 from cluster.node import PEER_OPTIONS, Diverged, Node
@@ -170,6 +171,7 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(print_config(config))
         return 0
     setup_logs(level=config.log_level, node=config.name)
+    give_back_large_blocks()
     ending = Ending()
     try:
         uvloop.run(_run(config, ending))

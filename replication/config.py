@@ -34,7 +34,7 @@ class ReplicationConfig:
     """Target size of one append; one entry may be larger."""
     probe_bytes: int = 64 << 10
     """Size of an append to a follower whose log is not known to match: it may be refused."""
-    cache_bytes: int = 64 << 20
+    cache_bytes: int = 32 << 20
     """Entries kept in memory for sending and applying; what is older is read from the log."""
     learner_ms: int = 60_000
     """A learner that lags holds the log for so long after its last answer; voters do always. All

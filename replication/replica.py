@@ -329,15 +329,21 @@ class Replica:
         self._driver.handle(Durable(version, index))
 
     def _in_writer(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
-        def finished(future: asyncio.Future[_T]) -> None:
-            error = future.exception()
-            if error is not None:
-                self._fatal(error)
-            elif not self._stopped:
+        def finished(result: _T) -> None:
+            if not self._stopped:
                 with self._fatal_errors():
-                    done(future.result())
+                    done(result)
 
-        self._loop.run_in_executor(self._writer, work).add_done_callback(finished)
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - it ends the process
+                self._loop.call_soon_threadsafe(self._fatal, error)
+            else:
+                # No future in between: each commit waits for this, and a turn of the loop less.
+                self._loop.call_soon_threadsafe(finished, result)
+
+        self._writer.submit(run)
 
     def read(self, order: Read) -> None:
         """See Io."""

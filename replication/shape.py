@@ -10,10 +10,15 @@ sees a payload. Below `base_index` the log was dropped.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from replication.messages import Conflict, Start
 from replication.quorum import Voters
 from timer.units import Epoch, LogIndex
+
+ENTRY_SIZE: Final = 560
+"""Bytes of memory that an entry takes besides its frame: so many of small ones would be far more
+than their frames."""
 
 
 class Shape:
@@ -182,10 +187,13 @@ class Tail:
         return LogIndex(self.first_index + max(end, at + 1) - 1)
 
     def trim(self, durable_index: LogIndex, keep_bytes: int) -> None:
-        """Forget the oldest durable entries beyond `keep_bytes`, some at a time."""
-        excess = self.bytes - keep_bytes
+        """Forget the oldest durable entries beyond `keep_bytes` of memory, some at a time."""
+        excess = self.bytes + ENTRY_SIZE * len(self) - keep_bytes
         if excess > keep_bytes >> 3:
-            count = bisect_left(self._ends, self._ends[0] + excess)
+            goal = self._ends[0] + excess
+            count = bisect_left(
+                range(len(self._ends)), goal, key=lambda at: self._ends[at] + ENTRY_SIZE * at
+            )
             count = max(0, min(count, durable_index - self.first_index + 1))
             del self._ends[:count]
             self.first_index = LogIndex(self.first_index + count)

@@ -237,18 +237,17 @@ class _Outbound:
         self._transport.connected(*who)
         # Nothing more is read: a read that ends says at once that the stream broke.
         broken = asyncio.ensure_future(call.read())
+        broken.add_done_callback(lambda _: self._more.set())
         try:
             while not broken.done():
+                self._more.clear()
                 while self._queue:
                     data = self._queue.popleft()
                     self._queued_bytes -= len(data)
                     self._check_silence()
                     async with asyncio.timeout(WRITE_TIMEOUT_S):
                         await call.write(data)
-                self._more.clear()
-                more = asyncio.ensure_future(self._more.wait())
-                await asyncio.wait({more, broken}, return_when=asyncio.FIRST_COMPLETED)
-                more.cancel()
+                await self._more.wait()
         finally:
             broken.cancel()
             call.cancel()

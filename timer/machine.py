@@ -371,8 +371,10 @@ class Machine:
         targets = self._ids(payloads.decode_cancel(entry.payload))
         hit, removed = self.store.cancel(targets.due_ms, targets.seq)
         self._ended(removed)
-        results = self.judge(targets)
-        results[hit] = CANCELLED
+        results = np.full(len(targets), CANCELLED, np.uint8)
+        if not hit.all():
+            missed = Ids(targets.due_ms[~hit], targets.seq[~hit])
+            results[~hit] = self.judge(missed)
         return CancelApplied(results, targets)
 
     def _reschedule(self, entry: Entry) -> RescheduleApplied:

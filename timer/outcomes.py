@@ -83,6 +83,9 @@ def _by_minute(due_ms: I64) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     if not len(due_ms):
         return
     minute = due_ms // BUCKET_MS
+    if len(minute) == 1:
+        yield int(minute[0]), np.zeros(1, np.intp)
+        return
     order = np.argsort(minute, kind="stable")
     for at in np.split(order, np.flatnonzero(np.diff(minute[order])) + 1):
         yield int(minute[at[0]]), at

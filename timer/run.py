@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -405,12 +405,9 @@ class Finder:
 
         A tombstone is a row.
         """
-        inside = may_hold(run.meta, due_ms, seq)
         found = np.zeros(len(seq), np.bool_)
         rows = np.zeros(len(seq), ROW)
-        wanted = np.flatnonzero(inside)
-        if not len(wanted):
-            return found, rows[:0]
+        wanted = np.flatnonzero(may_hold(run.meta, due_ms, seq))
         batches = run.batches_of(due_ms[wanted], seq[wanted])
         for batch in np.unique(batches).tolist():
             if batch == len(run):
@@ -439,6 +436,30 @@ def may_hold(meta: RunMeta, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
     if meta.tombstones == 0:
         inside &= (seq >= np.uint64(meta.seq_min)) & (seq <= np.uint64(meta.seq_max))
     return np.asarray(inside)
+
+
+class Range(NamedTuple):
+    """Between what some timers lie, both ends included."""
+
+    due_min: int
+    due_max: int
+    seq_min: int
+    seq_max: int
+
+    @classmethod
+    def of(cls, due_ms: I64, seq: U64) -> "Range":
+        """Return that of n timers, at least one."""
+        return cls(int(due_ms.min()), int(due_ms.max()), int(seq.min()), int(seq.max()))
+
+    def meets(self, meta: RunMeta) -> bool:
+        """Return whether the run may have a row of one of them: if not, `may_hold` says no to all.
+
+        Of the many runs few may hold a single timer, and this tells in less than a microsecond.
+        """
+        if meta.first.due_ms > self.due_max or meta.last.due_ms < self.due_min:
+            return False
+        seqs = meta.seq_min <= self.seq_max and meta.seq_max >= self.seq_min
+        return seqs or meta.tombstones > 0
 
 
 def is_tombstone(rows: RowArray) -> npt.NDArray[np.bool_]:

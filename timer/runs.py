@@ -27,7 +27,7 @@ from timer.lookup import in_run
 from timer.memtable import Peek
 from timer.merge import Merge, merged
 from timer.order import Position, after, find, fire_order
-from timer.run import SUFFIX, Finder, Run, RunMeta, is_tombstone
+from timer.run import SUFFIX, Finder, Range, Run, RunMeta, is_tombstone
 from timer.run_writer import Pace, write_parts
 from timer.units import UnixMs
 from timer.window import LOADED_SIZE_MAX, Ahead, Window
@@ -185,9 +185,12 @@ class Runs:
         rows = np.zeros(len(seq), ROW)
         timer = np.zeros(len(seq), np.bool_)
         cancelled = np.zeros(len(seq), np.bool_)
-        for window in self._windows:
-            asked = np.flatnonzero(~timer | (window.run.meta.tombstones > 0))
-            found, here = self._find(window.run, due_ms[asked], seq[asked])
+        within = Range.of(due_ms, seq)
+        for run in self.runs:
+            if not within.meets(run.meta):
+                continue
+            asked = np.flatnonzero(~timer | (run.meta.tombstones > 0))
+            found, here = self._find(run, due_ms[asked], seq[asked])
             mine, dead = asked[found], is_tombstone(here)
             cancelled[mine[dead]] = True
             timer[mine[~dead]] = True

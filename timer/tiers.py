@@ -21,6 +21,9 @@ from timer.order import find, rank, sort_pairs
 
 FAN: Final = 8
 FRESH_MAX: Final = 8_192
+FEW: Final = 8
+"""Pairs that are looked for one by one in what is fresh: to sort it for them takes longer, and each
+sorting makes a tier more to look into."""
 CHUNK: Final = 16_384
 """Of many due pairs so many of a tier become ready at a time: it bounds the longest step."""
 NEVER: Final = 1 << 62
@@ -167,12 +170,24 @@ class Tiers:
 
     def contains(self, due: I64, ref: I64) -> npt.NDArray[np.bool_]:
         """Return which of the pairs are here (n, bool)."""
-        if self._fresh:
-            self._seal()
         found = np.zeros(len(due), np.bool_)
+        if self._fresh:
+            if len(due) > FEW:
+                self._seal()
+            else:
+                found |= self._among_fresh(due, ref)
         for tier in (self._ready, *self._tiers):
-            found |= find(*tier.rest(), due, ref) >= 0
+            if tier.head < len(tier.due):
+                found |= find(*tier.rest(), due, ref) >= 0
         return found
+
+    def _among_fresh(self, due: I64, ref: I64) -> npt.NDArray[np.bool_]:
+        if len(self._fresh) > 1:
+            dues, refs = zip(*self._fresh, strict=True)
+            self._fresh = [(np.concatenate(dues), np.concatenate(refs))]
+        [(fresh_due, fresh_ref)] = self._fresh
+        pairs = zip(due.tolist(), ref.tolist(), strict=True)
+        return np.array([((fresh_ref == r) & (fresh_due == d)).any() for d, r in pairs], np.bool_)
 
     def pairs(self) -> tuple[I64, I64]:
         """Return every pair, sorted."""

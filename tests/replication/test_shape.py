@@ -6,7 +6,7 @@ import pytest
 
 from replication.messages import Start
 from replication.quorum import granted, reached
-from replication.shape import Shape, Tail
+from replication.shape import ENTRY_SIZE, Shape, Tail
 from timer.units import Epoch, LogIndex, ReplicaId
 
 VOTERS = frozenset(map(ReplicaId, (1, 2, 3)))
@@ -114,10 +114,19 @@ def test_tail_spans_at_least_one_entry_and_at_most_the_limit() -> None:
     assert tail.span(LogIndex(11), 200) == 13
     assert tail.span(LogIndex(14), 10) == 14
     assert tail.size(LogIndex(11), LogIndex(13)) == 100
-    tail.trim(LogIndex(13), keep_bytes=300)
+    tail.trim(LogIndex(13), keep_bytes=300 + ENTRY_SIZE)
     assert tail.first_index == 14, "durable entries only, oldest first"
     tail.truncate_after(LogIndex(13))
     assert len(tail) == 0
+
+
+def test_tail_of_small_entries_counts_the_memory_that_each_takes_besides_its_frame() -> None:
+    tail, keep = Tail(LogIndex(1)), 100 * (ENTRY_SIZE + 60)
+    for last in range(1, 1_001):
+        tail.extend([60])
+        tail.trim(LogIndex(last), keep)
+        assert min(last, 100) <= len(tail) <= 100 + 100 // 8 + 1
+    assert tail.first_index + len(tail) == 1_001
 
 
 def test_majority_is_of_every_set() -> None:

@@ -1,6 +1,7 @@
 """Run files: what was written is read, or it is said to be corrupt."""
 
 import contextlib
+import itertools
 import random
 import zlib
 from dataclasses import replace
@@ -16,7 +17,7 @@ from timer.columns import ROW, TOMBSTONE, Buffers, RowArray
 from timer.disk import RealDisk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.order import START, Position
-from timer.run import BATCH, Cursor, Finder, Run, RunMeta
+from timer.run import BATCH, Cursor, Finder, Range, Run, RunMeta, may_hold
 from timer.run_writer import Blobs, RunWriter, row_sizes, write_parts
 
 Texts = list[tuple[bytes, bytes, bytes]]
@@ -206,6 +207,23 @@ def test_single_timers_are_found_with_what_a_cancel_must_know(tmp_path: Path) ->
     assert found.tolist() == [True] * 4 + [False] * 4
     for name in ("due_ms", "seq", "requested_ms", "topic", "payload_size"):
         assert here[name].tolist() == wanted[name].tolist()
+
+
+@pytest.mark.parametrize("buried", [0, 1, 30])
+def test_run_that_may_hold_a_timer_is_not_passed_over(tmp_path: Path, buried: int) -> None:
+    rows, bufs = rows_with(some_texts(30))
+    rows["topic"][:buried] = TOMBSTONE
+    meta = write(tmp_path, (rows, bufs))
+    edges = [(due, seq) for due in (999, 1_000, 1_009, 1_010) for seq in (0, 1, 2, 30, 31)]
+    passed = 0
+    for count in (1, 2):
+        for some in itertools.combinations(edges, count):
+            due, seq = np.array(some, np.int64).T
+            number = seq.astype(np.uint64)
+            meets = Range.of(due, number).meets(meta)
+            assert meets or not may_hold(meta, due, number).any(), some
+            passed += not meets
+    assert passed, "it must spare something"
 
 
 def test_tombstones_are_rows_but_count_apart(tmp_path: Path) -> None:

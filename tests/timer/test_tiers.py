@@ -52,6 +52,11 @@ def test_pairs_come_in_order_whatever_is_added_between_peeks(
         ]
         add(tiers, fresh)
         model |= set(fresh)
+        asked = chance.sample(sorted(p for p in model if p > position), chance.choice([0, 1, 1]))
+        asked += fresh[: chance.choice([1, 10])]
+        asked += [(due + chance.choice([0, 1]), next(refs)) for due, _ in asked]
+        due, ref = column([due for due, _ in asked]), column([ref for _, ref in asked])
+        assert tiers.contains(due, ref).tolist() == [pair in model for pair in asked]
         until = position[0] + chance.choice([0, 1, 5])
         count = chance.choice([1, 3, 20, ALL])
         found = taken(tiers, position, until, count)
