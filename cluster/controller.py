@@ -494,8 +494,7 @@ class Controller:
         return report is None or report.highest_promise <= self._state.epoch
 
     def _best(self, candidates: Iterable[_Node], *, may_lead_again: bool) -> _Node | None:
-        """Return whom to appoint: the longest log, then the least to apply, then not the controller.
-        """
+        """Return whom to appoint: longest log, least of it to apply, then not the controller."""
         reported = [(node, node.report) for node in candidates if node.report is not None]
         if not reported:
             return None
