@@ -367,7 +367,7 @@ def test_without_a_majority_nobody_is_appointed() -> None:
         (follower("a", epoch=5), replace(follower("c", epoch=5), unsure=True), "a"),
         (follower("a", epoch=5, index=9_000), lagging("c", CONFIG.lag_entries), "a"),
         (follower("a", epoch=5, index=9_000), lagging("c", CONFIG.lag_entries - 1), "c"),
-        (lagging("a", 2 * CONFIG.lag_entries), lagging("c", CONFIG.lag_entries), "c"),
+        (lagging("a", CONFIG.lag_entries), lagging("c", 2 * CONFIG.lag_entries), "a"),
         (follower("a", epoch=5, index=8_000), lagging("c", 9_000), "c"),
     ],
     ids=[
