@@ -185,7 +185,7 @@ class Groups(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage(_Part):
-    """When the memtable is written out as a run (at the first of the first three), how much log is
+    """When the memtable is written out as a run (at the first of the first four), how much log is
     kept, and what nodes without it get."""
 
     section: ClassVar[str] = "storage"
@@ -194,6 +194,8 @@ class Storage(_Part):
     """Bounds memory."""
     log_bytes_flush: int = _int(256 * MIB, 1 * MIB, 65_536 * MIB)
     """Bounds what a restart replays, and the disk that the log takes."""
+    log_entries_flush: int = _int(8_192, 64, 1_048_576)
+    """Bounds what a restart replays, too: an entry takes it 0.1 to 0.2 ms, however small."""
     flush_interval_ms: int = _int(600_000, 1_000, 86_400_000)
     """Bounds the age of a manifest on a quiet node."""
     log_kept_bytes_max: int = _int(1024 * MIB, 0, 1_048_576 * MIB)

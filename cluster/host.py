@@ -98,6 +98,7 @@ class Host:
         fold_interval_ms: int,
         memtable_bytes_flush: int,
         log_bytes_flush: int,
+        log_entries_flush: int,
         flush_interval_ms: int,
         handed_out: Callable[[Delivery], None],
         fatal: Callable[[BaseException], None],
@@ -113,6 +114,7 @@ class Host:
         self._fold_interval_s = fold_interval_ms / 1000
         self._memtable_bytes_flush = memtable_bytes_flush
         self._log_bytes_flush = log_bytes_flush
+        self._log_entries_flush = log_entries_flush
         self._flush_interval_ms = flush_interval_ms
         self._handed_out = handed_out
         self.fatal = fatal
@@ -355,7 +357,9 @@ class Host:
             return  # the drain ends with one
         due = now.mono_ms - self._flushed_at_ms >= self._flush_interval_ms
         if due or self.engine.wants_flush(
-            memtable_bytes=self._memtable_bytes_flush, log_bytes=self._log_bytes_flush
+            memtable_bytes=self._memtable_bytes_flush,
+            log_bytes=self._log_bytes_flush,
+            log_entries=self._log_entries_flush,
         ):
             self._flushed_at_ms = now.mono_ms
             if (flush := self.engine.begin_flush()) is not None:

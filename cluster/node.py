@@ -54,7 +54,7 @@ from replication.snapshots import Snapshots
 from timer.clock import ClusterClock, Sample
 from timer.disk import FreshDisk, RealDisk, is_full
 from timer.entry import Entry
-from timer.errors import ConfigError, TimerError
+from timer.errors import ConfigError, PromiseLost, TimerError
 from timer.leader import Delivery
 from timer.machine import (
     AcksApplied,
@@ -199,6 +199,7 @@ class Node:
             fold_interval_ms=config.timing.fold_interval_ms,
             memtable_bytes_flush=config.storage.memtable_bytes_flush,
             log_bytes_flush=config.storage.log_bytes_flush,
+            log_entries_flush=config.storage.log_entries_flush,
             flush_interval_ms=config.storage.flush_interval_ms,
             handed_out=self._handed_out,
             fatal=self._fatal,
@@ -349,6 +350,18 @@ class Node:
             logger.warning("the leader has dropped what is needed next: fetching a snapshot")
             self._spawn(self._refetch())
 
+    def on_forgotten(self) -> None:
+        """End: who lost its promises is replaced by another replica."""
+        name = self.config.name
+        self._fatal(
+            PromiseLost(
+                f"{self.config.data}: founding voter {name!r} has no promise and no log, but the"
+                " cluster has entries, which takes every founder's promise: its disk was lost, and"
+                " was formatted as a founder's again. Format it with `timerd init --learner`, start"
+                f" it, then `timerctl members replace {name}` (docs/members.md)"
+            )
+        )
+
     async def _refetch(self) -> None:
         config, disk = self.config, self._disk
         refetch = Refetch(
@@ -395,6 +408,7 @@ class Node:
             lease_ok=report.lease_ok,
             last_epoch=report.last_epoch,
             last_index=report.last_index,
+            applied_index=self._engine.machine.applied_index,
             highest_promise=report.highest_promise,
             unsure=report.unsure,
             refused_epoch=report.refused_epoch,

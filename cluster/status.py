@@ -50,6 +50,7 @@ STATUSES: Final[dict[type[errors.TimerError], Status]] = {
     errors.StorageError: _STORAGE,
     errors.CorruptFile: _STORAGE,
     errors.UnknownVersion: _STORAGE,
+    errors.PromiseLost: _STORAGE,
     errors.WrongDirectory: _STORAGE,
     errors.DiskFailed: _STORAGE,
     errors.ConfigError: Status(_C.INVALID_ARGUMENT, timer_pb2.CONFIG),

@@ -5,8 +5,8 @@
     timerd --config n1.toml --print-config                              show the settings in force
 
 Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
-files; 67 the disk failed; 68 the replicas' states differ, and no majority agrees on one; 70-75 the
-control plane (see cluster/raft.py); 1 anything else.
+files, or a founder formatted again; 67 the disk failed; 68 the replicas' states differ, and no
+majority agrees on one; 70-75 the control plane (see cluster/raft.py); 1 anything else.
 
 A node whose state or log is damaged, or whose state differs from that of a majority, does not end:
 it fetches both anew from the leader (cluster/repair.py). To install what was fetched is to start
@@ -40,6 +40,7 @@ from timer.errors import (
     ConfigError,
     CorruptFile,
     DiskFailed,
+    PromiseLost,
     StorageError,
     TimerError,
     UnknownVersion,
@@ -103,7 +104,7 @@ def exit_code(error: BaseException) -> int:
             return EXIT_CONFIG
         case WrongDirectory():
             return EXIT_DIRECTORY
-        case CorruptFile() | UnknownVersion():
+        case CorruptFile() | UnknownVersion() | PromiseLost():
             return EXIT_CORRUPT
         case StorageError():
             return EXIT_DISK

@@ -264,7 +264,7 @@ class LocalCluster:
         log.parent.mkdir(exist_ok=True)
         data = self.directory / node.data
         if not (data / "identity.json").exists():
-            self._format(node, data)
+            self._format(node)
         with log.open("ab") as out:
             child = subprocess.Popen(
                 [*self._host(node.name).inside, *self._program, "--config", str(config)],
@@ -277,9 +277,18 @@ class LocalCluster:
         started = replace(node, pid=child.pid)
         self._write([started if each.name == node.name else each for each in self.nodes.values()])
 
-    def _format(self, node: Node, data: Path) -> None:
+    def format_learner(self, name: str) -> None:
+        """Make a data directory for who takes the place of a node whose disk is lost.
+
+        Raises:
+            LaunchError: there is one.
+        """
+        self._format(self._node(name), "--learner")
+
+    def _format(self, node: Node, *words: str) -> None:
         """Make a data directory: once in a node's life."""
-        command = [*self._program, "init", "--data", str(data), "--name", node.name]
+        data = str(self.directory / node.data)
+        command = [*self._program, "init", "--data", data, "--name", node.name, *words]
         cluster_id = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
         command += ["--cluster-id", cluster_id, "--voters", ",".join(self.nodes)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -91,8 +91,9 @@ def _fill(envelope: pb.Envelope, message: Message) -> None:
                 )
             )
         case Fence():
-            envelope.fence.sent_ms = message.sent_ms
-            envelope.fence.SetInParent()
+            envelope.fence.CopyFrom(
+                pb.Fence(sent_ms=message.sent_ms, last_epoch=message.last_epoch)
+            )
         case FenceAnswer():
             envelope.fence_answer.CopyFrom(
                 pb.FenceAnswer(
@@ -157,7 +158,8 @@ def _message(envelope: pb.Envelope) -> Message:
                 held_ms=r.held_ms,
             )
         case "fence":
-            return Fence(under=under, sent_ms=MonoMs(envelope.fence.sent_ms))
+            b = envelope.fence
+            return Fence(under=under, last_epoch=Epoch(b.last_epoch), sent_ms=MonoMs(b.sent_ms))
         case "fence_answer":
             f = envelope.fence_answer
             return FenceAnswer(

@@ -28,7 +28,7 @@ Nothing in here reads a clock, a socket, a file or a random source.
 from collections.abc import Sequence
 
 from replication.config import ReplicationConfig
-from replication.knowledge import Bid, Held, Progress
+from replication.knowledge import Bid, Held, Progress, has_forgotten
 from replication.messages import (
     Append,
     AppendAnswer,
@@ -257,6 +257,8 @@ class Core:
     def _on_received(self, event: Received, out: Effects) -> None:
         sender = event.sender
         match event.message:
+            case message if has_forgotten(message, self.promise, self.unsure and self._is_voter()):
+                out.forgotten = True
             case Append() as message:
                 self._on_append(sender, message, event.sizes, out)
             case AppendAnswer() as message:
@@ -382,7 +384,8 @@ class Core:
         if self._held is not None and self._held.fence.under.epoch >= epoch:
             return  # another candidate was first; the bid ends when that one is promised
         # Our own vote waits for the same things as everybody's.
-        self._held = Held(self.me, Fence(under=under, sent_ms=self._now), self._now)
+        fence = Fence(under=under, last_epoch=self.shape.last_epoch, sent_ms=self._now)
+        self._held = Held(self.me, fence, self._now)
 
     def _drop_bid(self) -> None:
         self._bid = None
@@ -437,7 +440,7 @@ class Core:
     def _ask(self, bid: Bid, sets: tuple[Voters, ...], out: Effects) -> None:
         """Send, or send again, what the candidate waits for."""
         bid.send_at_ms = MonoMs(self._now + self.conf.heartbeat_ms)
-        fence = Fence(under=bid.under, sent_ms=self._now)
+        fence = Fence(under=bid.under, last_epoch=self.shape.last_epoch, sent_ms=self._now)
         for voter in sorted(frozenset().union(*sets) - bid.answers.keys() - {self.me}):
             out.send.append(Outgoing(voter, fence))
         if bid.source is not None:

@@ -4,7 +4,7 @@
     --------------------------> inbox -> core.step -> effects -----> persist, write, read,
                                           |     cache of frames      send, wake_at
                                           v
-                                       Listener: on_commit, on_role, on_lead, on_stepdown, on_behind
+                                       Listener: on_commit, on_role, on_lead, on_stepdown, …
 
 Two shells stand behind `Io`: asyncio with a writer thread (replication/replica.py), and the
 simulator (chaos/sim/), so all that is not the clock, the disk or the network is the same code.
@@ -85,6 +85,9 @@ class Listener(Protocol):
 
     def on_behind(self) -> None:
         """The leader can't feed this replica from its log, and says so again and again."""
+
+    def on_forgotten(self) -> None:
+        """This founder was formatted again: it is asked to follow a cluster that it forgot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,8 @@ class Driver:
         self._tell()
         if effects.behind:
             self._listener.on_behind()
+        if effects.forgotten:
+            self._listener.on_forgotten()
 
     def _tell(self) -> None:
         """Tell the listener what has changed."""

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from replication.messages import Fence, FenceAnswer, Start
+from replication.messages import Append, Fence, FenceAnswer, Message, Start
 from replication.promise import Promise
 from replication.quorum import Voters
 from timer.units import LogIndex, MonoMs, Nonce, ReplicaId
@@ -82,3 +82,13 @@ def in_force(met: Iterable[tuple[Start, ...]]) -> tuple[Voters, ...]:
     # One of an earlier epoch is committed already, or in a log that parts before, and never is.
     later = {start.voters for sets in known for start in sets if start.epoch > committed.epoch}
     return tuple({committed.voters, *later})
+
+
+def has_forgotten(heard: Message, promise: Promise, unsure_voter: bool) -> bool:  # noqa: FBT001
+    """Return whether a replica, by what it hears, was a voter before its disk was lost.
+
+    Founders begin unsure, so that the first leader of all had every founder's promise before there
+    was an entry. An unsure voter that gave none and hears of entries is a founder formatted again.
+    """
+    founded = isinstance(heard, Append) or (isinstance(heard, Fence) and heard.last_epoch > 0)
+    return founded and unsure_voter and not promise.epoch

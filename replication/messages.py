@@ -49,6 +49,8 @@ class Fence:
     """A candidate asks for a promise."""
 
     under: Promise
+    last_epoch: Epoch
+    """Of its log; 0: the log is empty."""
     sent_ms: MonoMs
 
 

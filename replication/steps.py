@@ -131,6 +131,8 @@ class Effects:
     send: list[Outgoing] = field(default_factory=list[Outgoing])
     behind: bool = False
     """The leader has dropped what this replica needs next: fetch a snapshot."""
+    forgotten: bool = False
+    """This founder lost its disk, and with it what it promised: it must take no part."""
 
 
 @dataclass(frozen=True, slots=True)

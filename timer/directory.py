@@ -15,7 +15,7 @@ disk that is lost comes back as another replica. Only the founding voters' ids a
 cluster's id and their names: so that all of them know all of them without having talked. A founder
 that is formatted again is therefore the same replica with its memory gone: `timerd init` makes
 every founder *unsure*, so that its vote counts only where all voters answer, until a leader has
-matched its log.
+matched its log. In a cluster that has entries it takes no part at all (`PromiseLost`).
 
     identity.json   {"format": 1, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
                      "sha256": of the JSON without it, keys sorted, no spaces}

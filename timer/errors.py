@@ -19,7 +19,8 @@ TimerError
 +-- StorageError         this node's disk or files; the process stops
     +-- CorruptFile      bytes that were once durable no longer verify; refetch from a replica
     +-- UnknownVersion   a file of another format version
-    +-- WrongDirectory   the data directory is another cluster's, another node's, in use, or empty
+    +-- PromiseLost      a founding voter's disk was lost and formatted again; replace the node
+   +-- WrongDirectory   the data directory is another cluster's, another node's, in use, or empty
     +-- DiskFailed       a write or fsync failed; the page cache can't be trusted after it
 +-- ConfigError          a setting is unknown or out of range; names it
 """
@@ -181,6 +182,10 @@ class UnknownVersion(StorageError):
 
     def __init__(self, path: object, version: int, known: int) -> None:
         super().__init__(f"{path}: format version {version}; this program knows {known}")
+
+
+class PromiseLost(StorageError):
+    """This replica's promises are gone: as the voter that it was it must not take part."""
 
 
 class WrongDirectory(StorageError):

@@ -479,6 +479,10 @@ class SimNode:
             self.world.timeline.note(f"node {self.replica}", "is behind the kept log")
             self.refetch = Refetch(self)
 
+    def on_forgotten(self) -> None:
+        """See Listener."""
+        raise Broken("storage", f"{self}: no founder is formatted again here")
+
     def on_stepdown(self, epoch: Epoch) -> None:
         """See Listener."""
         self.app.on_stepdown(epoch)

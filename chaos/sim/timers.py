@@ -92,9 +92,8 @@ class TimerApp:
         done = 0
         while done < len(entries):
             done += self.engine.fold(entries[done:])
-        since = self.applied_index - self.engine.manifest_index
-        low = self.engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER)
-        if since >= self._flush_every or low:
+        every = self._flush_every
+        if self.engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=every):
             self.flush()
         self._kick()
 

@@ -116,7 +116,7 @@ def _notices(stage: Stage, name: str, *, waits: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wipe:
-    """A node's disk is replaced by an empty one; it is formatted anew under its name."""
+    """A node's disk is replaced by an empty one; a learner takes its place under its name."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
@@ -130,7 +130,9 @@ class Wipe:
             shutil.rmtree(stage.data(name))
 
         def undo() -> None:
+            stage.cluster.format_learner(name)
             back(stage, name)
+            stage.replace(name)
             stage.wait_until_whole(name)
 
         return undo

@@ -217,6 +217,23 @@ class Stage:
         for name in names:
             self.record("restart", node=name)
 
+    def replace(self, name: str) -> None:
+        """Let a node with a new disk, a learner, vote in the place of the voter that it was.
+
+        Raises:
+            LaunchError: that is not possible in time.
+        """
+        deadline = time.monotonic() + READY_S
+        with TimerClient(self.cluster.endpoints) as client:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(TimerError):  # it may have to catch up first
+                    found = [m for m in client.members().members if m.name == name]
+                    if any(m.voter and m.role in ("leader", "follower") for m in found):
+                        return
+                    client.change_members("replace", name)
+                time.sleep(WHOLE_POLL_S)
+        raise LaunchError(f"{name} is no voter within {READY_S:g} s")
+
     def wait_until_whole(self, name: str) -> None:
         """Return once a node that lost something has all that the leader has.
 

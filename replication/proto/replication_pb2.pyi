@@ -200,15 +200,18 @@ class Fence(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SENT_MS_FIELD_NUMBER: _builtins.int
+    LAST_EPOCH_FIELD_NUMBER: _builtins.int
     sent_ms: _builtins.int
+    last_epoch: _builtins.int
     def __init__(
         self,
         *,
         sent_ms: _builtins.int = ...,
+        last_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent_ms", b"sent_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_epoch", b"last_epoch", "sent_ms", b"sent_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

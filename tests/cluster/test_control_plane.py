@@ -48,6 +48,7 @@ class Node:
             lease_ok=False,
             last_epoch=Epoch(0),
             last_index=LogIndex(0),
+            applied_index=LogIndex(0),
             highest_promise=cluster.promises.get(name, Epoch(0)),
             unsure=False,
         )

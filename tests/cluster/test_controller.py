@@ -40,9 +40,15 @@ def follower(name: str, *, epoch: int = 0, index: int = 100, promise: int | None
         lease_ok=False,
         last_epoch=Epoch(epoch),
         last_index=LogIndex(index),
+        applied_index=LogIndex(index),
         highest_promise=Epoch(epoch if promise is None else promise),
         unsure=False,
     )
+
+
+def lagging(name: str, lag: int) -> Report:
+    """A node that has yet to apply so many entries of its log."""
+    return replace(follower(name, epoch=5, index=9_000), applied_index=LogIndex(9_000 - lag))
 
 
 def serving(name: str, *, epoch: int) -> Report:
@@ -359,10 +365,24 @@ def test_without_a_majority_nobody_is_appointed() -> None:
             "c",
         ),
         (follower("a", epoch=5), replace(follower("c", epoch=5), unsure=True), "a"),
+        (follower("a", epoch=5, index=9_000), lagging("c", CONFIG.lag_entries), "a"),
+        (follower("a", epoch=5, index=9_000), lagging("c", CONFIG.lag_entries - 1), "c"),
+        (lagging("a", CONFIG.lag_entries), lagging("c", 2 * CONFIG.lag_entries), "a"),
+        (follower("a", epoch=5, index=8_000), lagging("c", 9_000), "c"),
     ],
-    ids=["higher last epoch", "close", "much longer", "just close", "unsure"],
+    ids=[
+        "higher last epoch",
+        "close",
+        "much longer",
+        "just close",
+        "unsure",
+        "still applies",
+        "applies what just came",
+        "both still apply",
+        "still applies, but has the log",
+    ],
 )
-def test_successor_has_the_longest_log_then_is_not_the_controller(
+def test_successor_has_the_longest_log_then_applied_it_then_is_not_the_controller(
     a: Report, c: Report, chosen: str
 ) -> None:
     play = in_service()

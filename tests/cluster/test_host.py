@@ -63,6 +63,7 @@ def host_on(directory: Path, follower: Follower, errors: list[BaseException]) ->
         fold_interval_ms=1,
         memtable_bytes_flush=1 << 30,
         log_bytes_flush=1 << 30,
+        log_entries_flush=1 << 30,
         flush_interval_ms=1 << 30,
         handed_out=lambda delivery: None,
         fatal=errors.append,
@@ -75,7 +76,7 @@ async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_i
     log, errors = Log(), list[BaseException]()
     log.begin_epoch()
     log.topic("a")
-    for _ in range(1_500):  # a portion is some 500
+    for _ in range(1_500):  # a portion is some 30
         log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
     follower = Follower(log)
     follower.cached_from = len(log.entries) + 1

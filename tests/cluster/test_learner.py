@@ -1,13 +1,12 @@
 """A node that joins later, in the place of one whose disk is gone: fed, and counted for nothing."""
 
 import shutil
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.timerd import init
+from cluster.timerd import EXIT_CORRUPT
 from tests.cluster.running import Running, take, until
 from timerclient import TimerError
 
@@ -31,11 +30,8 @@ def cluster(tmp_path: Path) -> Iterator[Running]:
 def replace_disk(cluster: Running, name: str) -> None:
     """Put an empty disk into a node that is down, and start it as a learner under its name."""
     node = cluster.node(name)
-    data = cluster.directory / node.data
-    shutil.rmtree(data)
-    config = tomllib.loads(cluster._config_path(node).read_text())
-    words = ["--data", str(data), "--name", name, "--cluster-id", config["cluster_id"]]
-    assert init([*words, "--voters", ",".join(cluster.nodes), "--learner"]) == 0
+    shutil.rmtree(cluster.directory / node.data)
+    cluster.format_learner(name)
     cluster._spawn(node)
 
 
@@ -67,3 +63,41 @@ def test_node_with_a_new_disk_learns_the_log_and_counts_for_nothing(cluster: Run
             assert take(consumer, 1)[0].payload == b"the next"
         cluster.digests_agree()
     until(lambda: role() == "learner")
+
+
+def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Running) -> None:
+    lost, _ = cluster.followers()
+    with cluster.client(timeout=3) as client:
+        client.schedule("orders", b"kept", delay=3600)
+        cluster.kill(lost)
+        shutil.rmtree(cluster.directory / cluster.node(lost).data)
+        for _ in range(2):  # whoever supervises it may start it again
+            cluster._spawn(cluster.node(lost))
+            until(lambda: cluster.exit_status(lost) == EXIT_CORRUPT)
+            assert f"`timerctl members replace {lost}`" in cluster.log(lost)
+            cluster._log_path(lost).write_text("")  # what it says is no complaint
+        client.schedule("orders", b"the others go on", delay=3600)
+
+
+def test_cluster_is_founded_when_its_last_founder_comes(tmp_path: Path) -> None:
+    cluster = Running(tmp_path)
+    cluster._found()
+
+    def said() -> str:
+        return cluster.log("n1") + cluster.log("n2")
+
+    try:
+        for name in ("n1", "n2"):
+            cluster._spawn(cluster.node(name))
+        until(lambda: said().count("; appointing") >= 2, 60)
+        assert "serving" not in said(), "two of three have founded the cluster"
+        cluster._spawn(cluster.node("n3"))
+        with cluster.client() as client:
+            client.schedule("orders", b"the first", delay=3600)
+        cluster.digests_agree()
+        cluster.stop()
+    finally:
+        for name in cluster.nodes:
+            if cluster.is_running(name):
+                cluster.kill(name)
+    assert not cluster.complaints()

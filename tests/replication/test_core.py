@@ -52,6 +52,7 @@ class Player:
 
     new log=E@I,E@I..LAST promise=E:L:N   what a start finds: epochs, where they begin, the end;
                                           E@I/V+V+V where other voters begin
+        founders=V+V+V                    who votes before the first of them; else 1, 2 and 3
     at T EVENT                            see `_event`
     drop INDEX BEYOND                     the log below INDEX; below BEYOND also what others lack
     """
@@ -78,7 +79,10 @@ class Player:
         return "\n".join([*lines, f"{self.core}{lease}"])
 
     def _new(self, named: dict[str, str], *, unsure: bool) -> None:
-        shape = Shape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
+        founders = frozenset(
+            ReplicaId(int(each)) for each in named.get("founders", "1+2+3").split("+")
+        )
+        shape = Shape(LogIndex(0), Epoch(0), founders, LogIndex(0))
         if "log" in named:
             runs, last = named["log"].split("..")
             starts = [_start(run) for run in runs.split(",")]
@@ -140,6 +144,7 @@ class Player:
             changed = f" voters={voters}" if effects.start.voters != VOTERS else ""
             out.append(f"append EPOCH {effects.start.epoch} at {effects.start.index}{changed}")
         out += ["behind: fetch a snapshot"] if effects.behind else []
+        out += ["forgotten: take no part"] if effects.forgotten else []
         return out + [f"-> {to} {_brief(message)}" for to, message in effects.send]
 
 
@@ -147,7 +152,8 @@ def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Mess
     under = _promise(words[1])
     match words[0]:
         case "fence":
-            return Fence(under=under, sent_ms=MonoMs(0))
+            last_epoch = Epoch(int(named.get("log", 0)))
+            return Fence(under=under, last_epoch=last_epoch, sent_ms=MonoMs(0))
         case "behind":
             return Behind(under=under, to_nonce=Nonce(int(named.get("to", NONCE))))
         case "release":

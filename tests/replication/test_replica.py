@@ -98,6 +98,9 @@ class Node:
     def on_behind(self) -> None:
         raise AssertionError("nothing was dropped")
 
+    def on_forgotten(self) -> None:
+        raise AssertionError("no disk was lost")
+
 
 class Cluster:
     def __init__(self, directory: Path) -> None:

@@ -32,6 +32,7 @@ class View(Log):
 
 
 NOW = Now(MonoMs(1000), UnixMs(START_MS))
+NEVER = 1 << 40
 
 
 def begun() -> tuple[Engine, View]:
@@ -68,6 +69,15 @@ def test_fold_stops_after_about_its_share_of_bytes_and_goes_on_from_there() -> N
         sizes.append(engine.fold(log.cached(start, end)))
     assert sizes == [2, 2, 1]
     assert engine.machine.applied_index == first + 5
+
+
+def test_fold_stops_after_some_entries_however_small_they_are() -> None:
+    # P9: an entry takes its time even if there is next to nothing in it.
+    engine, log = begun()
+    for _ in range(200):
+        log.schedule(part_of([(1, START_MS, b"")]))
+    engine.committed(LogIndex(len(log.entries)))
+    assert 16 <= engine.fold(log.cached(*engine.next_chunk())) <= 64
 
 
 def test_fold_stops_after_a_fire_of_many_rows() -> None:
@@ -141,28 +151,63 @@ def test_log_bytes_count_towards_a_flush_however_they_were_folded() -> None:
     catch_up(engine, log)
     grown = engine.log_bytes_since_flush - begun_at
     assert 4 * FOLD_BYTES <= grown <= 4 * FOLD_BYTES + 1000
-    assert engine.wants_flush(memtable_bytes=1 << 40, log_bytes=4 * FOLD_BYTES)
-    assert not engine.wants_flush(memtable_bytes=1 << 40, log_bytes=5 * FOLD_BYTES)
+    assert engine.wants_flush(memtable_bytes=NEVER, log_bytes=4 * FOLD_BYTES, log_entries=NEVER)
+    assert not engine.wants_flush(memtable_bytes=NEVER, log_bytes=5 * FOLD_BYTES, log_entries=NEVER)
     flush = engine.begin_flush()
     assert flush is not None
     assert engine.begin_flush() is None
-    assert not engine.wants_flush(memtable_bytes=0, log_bytes=0)
+    assert not engine.wants_flush(memtable_bytes=0, log_bytes=0, log_entries=0)
     flush.write()
     engine.end_flush(flush)
     assert engine.log_bytes_since_flush == 0
     assert engine.begin_flush() is None, "nothing is new"
 
 
-def test_memtable_that_is_full_wants_a_flush_and_is_empty_after_it() -> None:
+def test_entries_count_towards_a_flush_however_small_they_are() -> None:
     engine, log = begun()
-    log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))] * 10))
+
+    def wanted() -> bool:
+        return engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=100)
+
+    for _ in range(99 - engine.machine.applied_index):
+        log.cancel([(START_MS, 1)])
     catch_up(engine, log)
-    assert engine.wants_flush(memtable_bytes=100_000, log_bytes=1 << 40)
+    assert not wanted()
+    log.cancel([(START_MS, 1)])
+    catch_up(engine, log)
+    assert wanted()
+    flush = engine.begin_flush()
+    assert flush is not None
+    log.cancel([(START_MS, 1)])
+    catch_up(engine, log)
+    flush.write()
+    engine.end_flush(flush)
+    assert engine.log_entries_since_flush == 1
+    assert not wanted()
+
+
+def test_restart_counts_what_it_replays_towards_a_flush() -> None:
+    engine, log = begun()
     flush = engine.begin_flush()
     assert flush is not None
     flush.write()
     engine.end_flush(flush)
-    assert not engine.wants_flush(memtable_bytes=1000, log_bytes=1 << 40)
+    log.cancel([(START_MS, 1)])
+    again = engine_on(flush.disk)
+    catch_up(again, log)
+    assert again.log_entries_since_flush == 1
+
+
+def test_memtable_that_is_full_wants_a_flush_and_is_empty_after_it() -> None:
+    engine, log = begun()
+    log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))] * 10))
+    catch_up(engine, log)
+    assert engine.wants_flush(memtable_bytes=100_000, log_bytes=NEVER, log_entries=NEVER)
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    engine.end_flush(flush)
+    assert not engine.wants_flush(memtable_bytes=1000, log_bytes=NEVER, log_entries=NEVER)
     assert engine.machine.store.pending == 10
 
 
@@ -172,10 +217,10 @@ def test_flush_that_does_not_fit_waits_for_room() -> None:
     catch_up(engine, log)
     needed = engine.unflushed_bytes + FLUSH_ROOM
     engine.room = Room(needed - 1, 0, low=True)
-    assert not engine.wants_flush(memtable_bytes=1, log_bytes=1)
+    assert not engine.wants_flush(memtable_bytes=1, log_bytes=1, log_entries=1)
     assert engine.begin_flush() is None
     engine.room = Room(needed, 0, low=True)
-    assert engine.wants_flush(memtable_bytes=1, log_bytes=1)
+    assert engine.wants_flush(memtable_bytes=1, log_bytes=1, log_entries=1)
     flush = engine.begin_flush()
     assert flush is not None
     flush.write()
@@ -188,12 +233,11 @@ def test_low_disk_is_flushed_sooner_to_let_the_log_go() -> None:
     engine, log = begun()
     log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))]))
     catch_up(engine, log)
-    never = 1 << 40
-    assert not engine.wants_flush(memtable_bytes=never, log_bytes=never)
+    assert not engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=NEVER)
     engine.room = Room(10**6, 80_000, low=True)
-    assert engine.wants_flush(memtable_bytes=never, log_bytes=never)
+    assert engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=NEVER)
     engine.room = Room(10**6, 160_000, low=True)
-    assert not engine.wants_flush(memtable_bytes=never, log_bytes=never)
+    assert not engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=NEVER)
 
 
 def test_merge_takes_at_most_half_of_what_is_free() -> None:
