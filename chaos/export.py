@@ -204,8 +204,8 @@ class Story:
         targets = order.targets
         count = len(targets)
         first, self.next_seq = self.next_seq, self.next_seq + count
-        keys: list[int | None] = [None] * count
         olds: list[tuple[int, int] | None] = [None] * count
+        keys: list[int | None]
         if isinstance(targets, payloads.Ids):
             olds = [*zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True)]
             keys = [self.holders.key_of(seq) for seq in targets.seq.tolist()]

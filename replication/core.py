@@ -257,7 +257,7 @@ class Core:
     def _on_received(self, event: Received, out: Effects) -> None:
         sender = event.sender
         match event.message:
-            case message if has_forgotten(message, self.promise, self.unsure and self._is_voter()):
+            case heard if self.unsure and self._is_voter() and has_forgotten(heard, self.promise):
                 out.forgotten = True
             case Append() as message:
                 self._on_append(sender, message, event.sizes, out)
@@ -272,8 +272,8 @@ class Core:
             case FetchAnswer() as message:
                 self._on_fetch_answer(sender, message, event.sizes, out)
             case Behind() as message:
-                heard = message.under == self.promise and sender == self.leader
-                out.behind = heard and message.to_nonce == self.nonce
+                leads = message.under == self.promise and sender == self.leader
+                out.behind = leads and message.to_nonce == self.nonce
             case Release() as message:
                 if message.under == self.promise and message.under.leader == sender:
                     self._released = True

@@ -84,11 +84,11 @@ def in_force(met: Iterable[tuple[Start, ...]]) -> tuple[Voters, ...]:
     return tuple({committed.voters, *later})
 
 
-def has_forgotten(heard: Message, promise: Promise, unsure_voter: bool) -> bool:  # noqa: FBT001
-    """Return whether a replica, by what it hears, was a voter before its disk was lost.
+def has_forgotten(heard: Message, promise: Promise) -> bool:
+    """Return whether an unsure voter, by what it hears, was one before its disk was lost.
 
     Founders begin unsure, so that the first leader of all had every founder's promise before there
     was an entry. An unsure voter that gave none and hears of entries is a founder formatted again.
     """
     founded = isinstance(heard, Append) or (isinstance(heard, Fence) and heard.last_epoch > 0)
-    return founded and unsure_voter and not promise.epoch
+    return founded and not promise.epoch

@@ -13,7 +13,7 @@ message to a catching-up node all hold the same bytes: frames, one after the oth
     24  8  index         LogIndex, consecutive
     32  8  time_ms       UnixMs on the cluster's clock at append; never goes back
     40  n  payload       by kind: timer/columns.py (SCHEDULE), timer/policies.py (POLICY),
-                     timer/payloads.py (all others)
+                         timer/payloads.py (all others)
 
 Changing anything above means VERSION += 1 and a reader for the old one.
 """

@@ -20,7 +20,7 @@ TimerError
     +-- CorruptFile      bytes that were once durable no longer verify; refetch from a replica
     +-- UnknownVersion   a file of another format version
     +-- PromiseLost      a founding voter's disk was lost and formatted again; replace the node
-   +-- WrongDirectory   the data directory is another cluster's, another node's, in use, or empty
+    +-- WrongDirectory   the data directory is another cluster's, another node's, in use, or empty
     +-- DiskFailed       a write or fsync failed; the page cache can't be trusted after it
 +-- ConfigError          a setting is unknown or out of range; names it
 """

@@ -1,14 +1,43 @@
-"""What timerctl's commands have in common: durations, instants, when a timer fires."""
+"""What timerctl's commands have in common: groups of them, durations, instants, when it fires."""
 
 import argparse
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from timerclient.rows import When
+from timerclient.sync import TimerClient
 
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+
+
+Connect = Callable[[argparse.Namespace], TimerClient]
+Print = Callable[[argparse.Namespace, Any, str], None]
+Add = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+
+
+class Commands:
+    """Those under one word; `connect` makes a client, `put` prints a document or its text."""
+
+    def __init__(self, connect: Connect, put: Print) -> None:
+        self._connect = connect
+        self._put = put
+
+    @staticmethod
+    def adding(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> Add:
+        """Return what adds one to the parser of their word: its name, what it does, a line."""
+        commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+        def add(
+            name: str, run: Callable[[argparse.Namespace], int], text: str
+        ) -> argparse.ArgumentParser:
+            command = commands.add_parser(name, help=text, parents=[common])
+            command.set_defaults(run=run)
+            return command
+
+        return add
 
 
 def duration(text: str) -> timedelta:

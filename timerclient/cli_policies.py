@@ -10,12 +10,11 @@ namespace that is called cluster is written `cluster/`.
 
 import argparse
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
 from timerclient import cli_args, policies, show
-from timerclient.cli_timers import Connect, Print
+from timerclient.cli_args import Commands
 from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
 
@@ -26,22 +25,12 @@ _MS: Final = timedelta(milliseconds=1)
 _SCOPE_HELP: Final = "cluster, NAMESPACE or NAMESPACE/TOPIC; the default namespace is `default`"
 
 
-class PolicyCommands:
-    """The commands; `connect` makes a client, `put` prints a document or its text."""
-
-    def __init__(self, connect: Connect, put: Print) -> None:
-        self._connect = connect
-        self._put = put
+class PolicyCommands(Commands):
+    """The commands of `policies`."""
 
     def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `policies`."""
-        commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-        def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
-            command = commands.add_parser(name, help=text, parents=[common])
-            command.set_defaults(run=run)
-            return command
-
+        add = self.adding(parser, common)
         shown = add("show", self._show, "show what a scope says, and what holds for it")
         shown.add_argument("scope", metavar="SCOPE", nargs="?", default=CLUSTER, help=_SCOPE_HELP)
         fields = f"one of {', '.join(policies.FIELDS)}"

@@ -4,45 +4,31 @@ timers get ID | --topic T --key K
 timers list T [--from --to --key-prefix --limit]
 timers count T
 timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix | --topic T --all
-timers reschedule the same, and --delay or --due or --due-ms
+timers reschedule the same, and --delay, --delay-level, --due or --due-ms
 """
 
 import argparse
-from collections.abc import Callable
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from timerclient import cli_args, show
+from timerclient.cli_args import Commands
 from timerclient.errors import InvalidRequest
 from timerclient.pending import Changed, TimerInfo, Where
 from timerclient.results import CancelResult, RescheduleResult
-from timerclient.sync import TimerClient
 
 OK = 0
 NOT_CHANGED = 5
 LIMIT = 100
 
-Connect = Callable[[argparse.Namespace], TimerClient]
-Print = Callable[[argparse.Namespace, Any, str], None]
 
-
-class TimerCommands:
-    """The commands; `connect` makes a client, `put` prints a document or its text."""
-
-    def __init__(self, connect: Connect, put: Print) -> None:
-        self._connect = connect
-        self._put = put
+class TimerCommands(Commands):
+    """The commands of `timers`."""
 
     def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `timers`."""
-        commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-        def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
-            command = commands.add_parser(name, help=text, parents=[common])
-            command.set_defaults(run=run)
-            return command
-
+        add = self.adding(parser, common)
         get = add("get", self._get, "show one timer")
         get.add_argument("id", metavar="ID", nargs="?")
         get.add_argument("--topic", help="of the key")

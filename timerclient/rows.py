@@ -123,23 +123,21 @@ def _of_due(value: Any) -> int:
 
 
 def _of_due_ms(value: Any) -> int:
-    try:
-        ms = operator.index(value)
-    except TypeError:
-        raise InvalidRequest.of("due_ms", value, "must be a whole number") from None
-    if not 0 <= ms <= DUE_MS_MAX:
-        raise InvalidRequest.of("due_ms", value, f"must be in 0 .. {DUE_MS_MAX}")
-    return ms
+    return _whole("due_ms", value, DUE_MS_MAX)
 
 
 def _of_level(value: Any) -> int:
+    return _whole("delay_level", value, LEVEL_MAX)
+
+
+def _whole(field: str, value: Any, most: int) -> int:
     try:
-        level = operator.index(value)
+        number = operator.index(value)
     except TypeError:
-        raise InvalidRequest.of("delay_level", value, "must be a whole number") from None
-    if not 0 <= level <= LEVEL_MAX:
-        raise InvalidRequest.of("delay_level", value, f"must be in 0 .. {LEVEL_MAX}")
-    return level
+        raise InvalidRequest.of(field, value, "must be a whole number") from None
+    if not 0 <= number <= most:
+        raise InvalidRequest.of(field, value, f"must be in 0 .. {most}")
+    return number
 
 
 _CONVERT: Final[dict[str, tuple[Way, Callable[[Any], int]]]] = {

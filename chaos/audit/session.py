@@ -56,7 +56,8 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
     (scratch / "log4j2.properties").write_text(_LOGGING)
     options = f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}"
     if quick:
-        options += " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        # the first compiler alone would have 48 MB for all that it compiles: a long session ends
+        options += " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": options,

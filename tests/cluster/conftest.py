@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.running import Running
+from timerclient import TimerClient
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +16,16 @@ def cluster(
     settings = getattr(request.module, "SETTINGS", ())
     with Running(tmp_path_factory.mktemp("cluster"), settings).cleaned() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Running) -> Iterator[TimerClient]:
+    """A client of it."""
+    with cluster.client() as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has, for a topic."""
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)

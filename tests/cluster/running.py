@@ -57,9 +57,7 @@ class Running(LocalCluster):
         finally:
             for channel in self._channels.values():
                 channel.close()
-            for name in self.nodes:
-                if self.is_running(name):
-                    self.kill(name)
+            self.kill_together(*self.nodes)
         assert not self.complaints()
 
     def up(self) -> str:

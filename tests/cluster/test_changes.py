@@ -4,7 +4,6 @@ The state is flushed every second, so that timers lie in memory and in runs; a t
 kills the leader, or every node, in between.
 """
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -39,18 +38,6 @@ pytestmark = pytest.mark.slow
 
 HOUR = 3600.0
 SETTINGS = ("storage.flush_interval_ms = 1000", "limits.key_bytes_max = 100")
-
-
-@pytest.fixture(scope="module")
-def client(cluster: Running) -> Iterator[TimerClient]:
-    with cluster.client() as client:
-        yield client
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)
 
 
 def keys_of(client: TimerClient, topic: str, **where: Any) -> list[str | None]:
@@ -120,7 +107,7 @@ def test_rescheduled_timer_fires_once_at_its_new_time_through_failover_and_resta
     assert (info.id, info.payload, info.headers) == (old.id, b"p", {"a": "b"})
     new = client.reschedule(key="k", topic=topic, delay=HOUR / 2)
     assert new.id != old.id
-    cluster.kill_together(*[name for name in cluster.nodes if cluster.is_running(name)])
+    cluster.kill_together(*cluster.nodes)
     cluster.up()
     assert client.get_timer(old).state is TimerState.CANCELLED
     with pytest.raises(NotPending) as ended:

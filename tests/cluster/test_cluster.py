@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -45,18 +45,6 @@ SETTINGS = (
     f"limits.request_bytes_max = {REQUEST_MAX}",
     "limits.delay_ms_max = 86400000",
 )
-
-
-@pytest.fixture(scope="module")
-def client(cluster: Running) -> Iterator[TimerClient]:
-    with cluster.client() as client:
-        yield client
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)
 
 
 # ---- from schedule to gone

@@ -174,6 +174,4 @@ def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path)
         cluster.digests_agree()
         cluster.stop()
     finally:
-        for name in cluster.nodes:
-            if cluster.is_running(name):
-                cluster.kill(name)
+        cluster.kill_together(*cluster.nodes)

@@ -21,9 +21,7 @@ def cluster(tmp_path: Path) -> Iterator[Running]:
         yield cluster
         cluster.stop()
     finally:
-        for name in cluster.nodes:
-            if cluster.is_running(name):
-                cluster.kill(name)
+        cluster.kill_together(*cluster.nodes)
     assert not cluster.complaints()
 
 
@@ -67,7 +65,7 @@ def test_node_with_a_new_disk_learns_the_log_and_counts_for_nothing(cluster: Run
 
 def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Running) -> None:
     lost, _ = cluster.followers()
-    with cluster.client(timeout=3) as client:
+    with cluster.client() as client:
         client.schedule("orders", b"kept", delay=3600)
         cluster.kill(lost)
         shutil.rmtree(cluster.directory / cluster.node(lost).data)
@@ -97,7 +95,5 @@ def test_cluster_is_founded_when_its_last_founder_comes(tmp_path: Path) -> None:
         cluster.digests_agree()
         cluster.stop()
     finally:
-        for name in cluster.nodes:
-            if cluster.is_running(name):
-                cluster.kill(name)
+        cluster.kill_together(*cluster.nodes)
     assert not cluster.complaints()

@@ -5,7 +5,7 @@ namespace of its own; what it says of the cluster it unsays.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -35,16 +35,10 @@ SLACK_MS = 30_000
 SETTINGS = ("storage.flush_interval_ms = 1000", "limits.payload_bytes_max = 100000")
 
 
-@pytest.fixture(scope="module")
-def client(cluster: Running) -> Iterator[TimerClient]:
-    with cluster.client() as client:
-        yield client
-
-
 @pytest.fixture
-def ns(request: pytest.FixtureRequest) -> str:
+def ns(topic: str) -> str:
     """A namespace of the test's own."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)
+    return topic
 
 
 def hours_away(due_ms: int, hours: float) -> bool:
@@ -188,7 +182,7 @@ def test_delayed_delivery_off_delivers_new_ones_and_pending_ones_keep_their_time
         cluster.kill(cluster.wait_for_leader())
         client.schedule(topic, b"after a failover", delay=HOUR)
         assert take(consumer, 1)[0].payload == b"after a failover"
-        cluster.kill_together(*[name for name in cluster.nodes if cluster.is_running(name)])
+        cluster.kill_together(*cluster.nodes)
         cluster.up()
         client.schedule(topic, b"after a restart", delay=HOUR)
         assert take(consumer, 1)[0].payload == b"after a restart"
