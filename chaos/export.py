@@ -132,7 +132,7 @@ class Story:
                 return self._reschedule(item)
             case Kind.CANCEL:
                 return self._cancel(item)
-            case Kind.GROUP | Kind.PRODUCER | Kind.CHECKPOINT:
+            case Kind.GROUP | Kind.PRODUCER | Kind.CHECKPOINT | Kind.POLICY:
                 pass
         return []
 

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 from cluster import wire
 from cluster.membership import Change
 from cluster.peers import Peers, ask_all, checkpoint_of, status_of
+from cluster.policies import PolicyDesk
 from cluster.rpc import Context, Service, answered, within
 from cluster.timer_service import TimerService
 from timer.errors import InvalidRequest, NotFound
@@ -60,11 +61,18 @@ _CHANGES: Final = {
 
 
 class AdminService(Service, rpc.AdminServiceServicer):
-    """Status, checkpoints, topics, leadership, members."""
+    """Status, checkpoints, topics, leadership, members, policies."""
 
-    def __init__(self, view: View, timers: TimerService, require_leader: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        view: View,
+        timers: TimerService,
+        policies: PolicyDesk,
+        require_leader: Callable[[], Any],
+    ) -> None:
         self._view = view
         self._timers = timers
+        self._policies = policies
         self._require_leader = require_leader
 
     @answered
@@ -114,9 +122,8 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self, request: pb.CreateTopicRequest, context: Context
     ) -> pb.CreateTopicResponse:
         """Create a topic; nothing if it exists."""
-        wire.check_name("topic", request.topic)
-        leader = self._require_leader()
-        topic = await within(self._timers.topic(leader, request.topic, create=True), context)
+        name, leader = wire.topic_name(request.topic), self._require_leader()
+        topic = await within(self._timers.topic(leader, name, create=True), context)
         assert isinstance(topic, Topic)
         return pb.CreateTopicResponse(topic_id=topic.topic_id)
 
@@ -154,3 +161,20 @@ class AdminService(Service, rpc.AdminServiceServicer):
             raise NotFound("node", request.name)
         await self._view.change_members(change, request.name)
         return await self._view.members()
+
+    @answered
+    async def AlterPolicies(  # noqa: N802
+        self, request: pb.AlterPoliciesRequest, context: Context
+    ) -> pb.DescribePoliciesResponse:
+        """Set and unset fields of what one scope says; answered when that is committed."""
+        done = await within(self._policies.alter(request), context)
+        assert isinstance(done, pb.DescribePoliciesResponse)
+        return done
+
+    @answered
+    async def DescribePolicies(  # noqa: N802
+        self, request: pb.DescribePoliciesRequest, context: Context
+    ) -> pb.DescribePoliciesResponse:
+        """What a scope says, and what holds for it, from the leader."""
+        del context
+        return self._policies.describe(request.scope)

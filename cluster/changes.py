@@ -22,9 +22,10 @@ from cluster import wire, wire_timers
 from cluster.host import Host
 from cluster.looking_in import LookingIn
 from cluster.rpc import Context, within
-from timer.columns import I64, taken
+from timer.admission import When
+from timer.columns import U32, taken
 from timer.errors import TimerError
-from timer.leader import RESCHEDULE_ROWS_MAX, Leader, resolve_due
+from timer.leader import RESCHEDULE_ROWS_MAX, Leader
 from timer.machine import CANCELLED, LEFT, NOT_FOUND, RESCHEDULED, CancelApplied, RescheduleApplied
 from timer.payloads import Ids, Keys, Targets
 from timerclient.proto import timer_pb2 as pb
@@ -54,14 +55,11 @@ _Results = npt.NDArray[np.uint8]
 class Changes:
     """See the module."""
 
-    def __init__(
-        self, host: Host, looking_in: LookingIn, *, salt: int, key_bytes_max: int, delay_ms_max: int
-    ) -> None:
+    def __init__(self, host: Host, looking_in: LookingIn, *, salt: int, key_bytes_max: int) -> None:
         self._host = host
         self._looking_in = looking_in
         self._salt = salt
         self._key_bytes_max = key_bytes_max
-        self._delay_ms_max = delay_ms_max
 
     # ---- cancelling
 
@@ -123,10 +121,13 @@ class Changes:
         leader = self._host.require_leader()
         kind = wire_timers.check_one_target(request)
         if kind == "filter":
-            self._requested(request, 1)
+            when = wire.when_of(request, 1)
+            topic = wire_timers.topic_of(leader.machine.topic_by_name, request.filter.topic)
+            leader.admission.times(when, 1, np.full(1, topic, np.uint32), self._host.now())
 
             async def move(ids: Ids) -> tuple[int, bool]:
-                results, _ = await self._move(ids, self._requested(request, len(ids)))
+                topics = np.full(len(ids), topic, np.uint32)
+                results, _ = await self._move(ids, topics, when)
                 return int(np.count_nonzero(results == RESCHEDULED)), LEFT not in results
 
             count, token = await self._by_filter(request, context, move)
@@ -134,22 +135,18 @@ class Changes:
         if kind == "keys":
             topics = leader.machine.topic_by_name
             keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
-            requested = self._requested(request, len(keys))
-            return self._rescheduled(*await within(self._move(keys, requested), context))
+            moving = self._move(keys, keys.topic, wire.when_of(request, len(keys)))
+            return self._rescheduled(*await within(moving, context))
         ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-        requested = self._requested(request, len(ids))
+        when = wire.when_of(request, len(ids))
         results = np.full(len(ids), NOT_FOUND, np.uint8)
         timers = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
         if genuine.any():
             known = Ids(ids.due_ms[genuine], ids.seq[genuine])
-            results[genuine], moved = await within(self._move(known, requested[genuine]), context)
+            moving = self._move_ids(leader, known, when.take(np.flatnonzero(genuine)))
+            results[genuine], moved = await within(moving, context)
             timers.due_ms[genuine], timers.seq[genuine] = moved.due_ms, moved.seq
         return self._rescheduled(results, timers)
-
-    def _requested(self, request: pb.RescheduleRequest, rows: int) -> I64:
-        due = np.array(request.due_ms, np.int64) if len(request.due_ms) else None
-        delay = np.array(request.delay_ms, np.int64) if len(request.delay_ms) else None
-        return resolve_due(due, delay, rows, self._host.now(), self._delay_ms_max)
 
     def _rescheduled(self, results: _Results, timers: Ids) -> pb.RescheduleResponse:
         moved = results == RESCHEDULED
@@ -160,8 +157,13 @@ class Changes:
             rescheduled=int(np.count_nonzero(moved)),
         )
 
-    async def _move(self, targets: Targets, requested_ms: I64) -> tuple[_Results, Ids]:
-        """Reschedule timers; return what became of each, and the new ones.
+    async def _move_ids(self, leader: Leader, ids: Ids, when: When) -> tuple[_Results, Ids]:
+        """Reschedule timers whose topics are looked up, if it matters which these are."""
+        topics = await self._looking_in.topics(ids) if leader.admission.differs else None
+        return await self._move(ids, topics, when)
+
+    async def _move(self, targets: Targets, topics: U32 | None, when: When) -> tuple[_Results, Ids]:
+        """Reschedule timers of `topics`; return what became of each, and the new ones.
 
         LEFT are those whose entry was refused, and those that it had no room for; never all.
 
@@ -172,9 +174,11 @@ class Changes:
         results = np.full(n, LEFT, np.uint8)
         due_ms, seq = np.zeros(n, np.int64), np.zeros(n, np.uint64)
         leader = self._host.require_leader()
+        # What a policy refuses is refused before any is taken.
+        leader.admission.times(when, n, topics, self._host.now())
         ends = range(RESCHEDULE_ROWS_MAX, n, RESCHEDULE_ROWS_MAX)
         parts = np.split(np.arange(n), ends)
-        asked = [self._move_some(leader, targets, requested_ms, part) for part in parts]
+        asked = [self._move_some(leader, targets, topics, when, part) for part in parts]
         refused: list[TimerError] = []
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for part, applied in zip(parts, answers, strict=True):
@@ -190,11 +194,18 @@ class Changes:
         return results, Ids(due_ms, seq)
 
     async def _move_some(
-        self, leader: Leader, targets: Targets, requested_ms: I64, places: npt.NDArray[np.intp]
+        self,
+        leader: Leader,
+        targets: Targets,
+        topics: U32 | None,
+        when: When,
+        places: npt.NDArray[np.intp],
     ) -> RescheduleApplied:
-        some = _some(targets, places)
-        now, times = self._host.now(), requested_ms[places]
-        applied = await self._host.ask(lambda done: leader.reschedule(some, times, now, done))
+        some, then, now = _some(targets, places), when.take(places), self._host.now()
+        theirs = None if topics is None else topics[places]
+        applied = await self._host.ask(
+            lambda done: leader.reschedule(some, theirs, then, now, done)
+        )
         assert isinstance(applied, RescheduleApplied)
         return applied
 

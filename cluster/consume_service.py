@@ -99,7 +99,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         if first is None or first.WhichOneof("kind") != "open":
             raise InvalidRequest("kind", first and first.WhichOneof("kind"), "must begin with open")
         opening = first.open
-        wire.check_name("topic", opening.topic)
+        name = wire.topic_name(opening.topic)
         wire.check_name("group", opening.group, wire.GROUP_NAME, self._group_name_bytes_max)
         lease_ms = opening.lease_ms
         low, high = self._groups.visibility_timeout_ms_min, self._groups.visibility_timeout_ms_max
@@ -107,7 +107,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             limit = f"must be {low} to {high}, or 0 for the group's default"
             raise InvalidRequest("lease_ms", lease_ms, limit)
         leader = self._host.require_leader()
-        topic = await self._timers.topic(leader, opening.topic)
+        topic = await self._timers.topic(leader, name)
         start = Start.LATEST if opening.start == pb.LATEST else Start.EARLIEST
         create = CreateGroup(
             topic.topic_id, opening.group, start, lease_ms or self._groups.visibility_timeout_ms

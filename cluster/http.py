@@ -5,6 +5,7 @@
     /readyz          200: send clients here; it leads, or knows who does. Else 503, and why
     /v1/status       this node, or with the others' answers: ?scope=cluster
     /v1/checkpoint   likewise
+    /v1/policies     the cluster's, or ?namespace=ns, or ?topic=ns/t, as this node has applied them
     /                links, for people
 
 The node is seen through a `NodeView`; what makes it healthy and ready is decided here, from one
@@ -24,7 +25,7 @@ from prometheus_client.exposition import choose_encoder
 
 from cluster.config import parse_address
 from cluster.status import reason_of
-from timer.errors import ConfigError, TimerError
+from timer.errors import ConfigError, InvalidRequest, NotFound, TimerError
 
 ANSWER_TIMEOUT_S: Final = 5.0
 """The others are asked for the whole cluster's status; a probe doesn't wait longer for them."""
@@ -34,8 +35,11 @@ DRAIN_TIMEOUT_S: Final = 1.0
 _LINKS: Final = (
     *("/v1/status", "/v1/status?scope=cluster"),
     *("/v1/checkpoint", "/v1/checkpoint?scope=cluster"),
+    "/v1/policies",
     *("/metrics", "/healthz", "/readyz"),
 )
+
+_STATUSES: Final = {InvalidRequest: 400, NotFound: 404}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,9 @@ class NodeView(Protocol):
 
     async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
         """Return the node's, or all nodes' and the shared, checkpoint; JSON's types only."""
+
+    async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
+        """Return the policies of a scope; JSON's types only."""
 
 
 def why_unhealthy(state: LocalState) -> str:
@@ -117,6 +124,7 @@ class HttpServer:
                 web.get("/readyz", self._ready),
                 web.get("/v1/status", self._status),
                 web.get("/v1/checkpoint", self._checkpoint),
+                web.get("/v1/policies", self._policies),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_TIMEOUT_S)
@@ -168,6 +176,10 @@ class HttpServer:
     async def _checkpoint(self, request: web.Request) -> web.Response:
         return await _json(lambda: self._view.checkpoint(cluster=_whole_cluster(request)))
 
+    async def _policies(self, request: web.Request) -> web.Response:
+        scope = {name: request.query.get(name, "") for name in ("namespace", "topic")}
+        return await _json(lambda: self._view.policies(**scope))
+
 
 def _verdict(why_not: str) -> web.Response:
     return web.Response(text=f"{why_not or 'ok'}\n", status=503 if why_not else 200)
@@ -184,7 +196,7 @@ async def _json(read: Callable[[], Awaitable[Mapping[str, object]]]) -> web.Resp
             return web.json_response(await read())
     except TimerError as error:
         refusal = {"error": str(error), "reason": reason_of(error)}
-        return web.json_response(refusal, status=503)
+        return web.json_response(refusal, status=_STATUSES.get(type(error), 503))
     except TimeoutError:
         refusal = {"error": f"no answer within {ANSWER_TIMEOUT_S:g} s", "reason": "NOT_READY"}
         return web.json_response(refusal, status=503)

@@ -21,6 +21,7 @@ import numpy as np
 from cluster import wire, wire_timers
 from cluster.host import Host
 from timer import timer_id
+from timer.columns import U32
 from timer.cut import Cut, Filter, Page
 from timer.errors import InvalidRequest, NotFound, NotReady, Overloaded, StorageError
 from timer.leader import Leader
@@ -28,6 +29,7 @@ from timer.lookup import Whole
 from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED
 from timer.order import Position
 from timer.payloads import Ids, Keys, Targets
+from timer.store import Store
 from timer.timer_id import SEQ_MAX
 from timer.units import DUE_MS_MAX, TopicId
 from timerclient.proto import timer_pb2 as pb
@@ -81,6 +83,20 @@ class LookingIn:
 
         What runs have of it is verified in a thread; then, on the loop, it is but a few reads.
         """
+        async with self._asked(target) as store:
+            if isinstance(target, Keys):
+                rows = store.find_keys(target.topic, target.key)
+                target = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+            return target, store.read(target.due_ms, target.seq, 0)[0]
+
+    async def topics(self, ids: Ids) -> U32:
+        """Return the topics of pending timers (n,); 0: it is not pending."""
+        async with self._asked(ids) as store:
+            return store.topics(ids.due_ms, ids.seq)
+
+    @asynccontextmanager
+    async def _asked(self, target: Targets) -> AsyncIterator[Store]:
+        """Have a thread ask the runs for timers; give the store, which then needs not to wait."""
         prepared = self._host.require_lease().machine.store.begin_look(target)
         if prepared is not None:
             async with self._turn():
@@ -88,10 +104,7 @@ class LookingIn:
         store = self._host.require_lease().machine.store
         try:
             with store.looked_up(prepared):
-                if isinstance(target, Keys):
-                    rows = store.find_keys(target.topic, target.key)
-                    target = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
-                return target, store.read(target.due_ms, target.seq, 0)[0]
+                yield store
         except StorageError as error:
             self._host.fatal(error)
             raise

@@ -35,6 +35,7 @@ from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
 from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
+from cluster.policies import PolicyDesk
 from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
 from cluster.repair import check_state, dials
@@ -270,12 +271,10 @@ class Node:
         config, limits = self.config, self.config.limits
         salt = wire.id_salt(config.cluster_id)
         request_limits = RequestLimits(
-            payload_bytes_max=limits.payload_bytes_max,
             key_bytes_max=limits.key_bytes_max,
             headers_bytes_max=limits.headers_bytes_max,
             request_rows_max=limits.request_rows_max,
             request_bytes_max=limits.request_bytes_max,
-            delay_ms_max=limits.delay_ms_max,
         )
         timers = TimerService(
             self.host,
@@ -291,7 +290,8 @@ class Node:
             groups=config.groups,
             group_name_bytes_max=limits.group_name_bytes_max,
         )
-        admin = AdminService(self.view, timers, self.host.require_leader)
+        policies = PolicyDesk(self.host, timers)
+        admin = AdminService(self.view, timers, policies, self.host.require_leader)
         for service in (timers, self._consumers, admin):
             service.on_error = self._count_error
         self._server = grpc.aio.server(options=SERVER_OPTIONS)

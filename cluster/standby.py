@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from cluster.config import NodeConfig
 from cluster.http import HttpServer, LocalState
-from timer.errors import ConfigError
+from timer.errors import ConfigError, NotReady
 from timerclient.proto import timer_pb2 as pb
 
 ADMIN: Final = "timer.v1.AdminService"
@@ -101,3 +101,12 @@ class Standby:
         """See NodeView."""
         del cluster
         return {"nodes": [], "shared": None}
+
+    async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
+        """See NodeView.
+
+        Raises:
+            NotReady: it has applied nothing.
+        """
+        del namespace, topic
+        raise NotReady(self._waits_for())

@@ -9,7 +9,7 @@ the same, found while the node ran                 noted in `damaged`; the next 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cluster.config import NodeConfig
@@ -24,6 +24,7 @@ from timer.leader import LeaderConfig
 from timer.log import SEGMENT_SIZE, Log
 from timer.machine import Applied
 from timer.outgoing import Outgoing
+from timer.policies import DEFAULTS, Policy
 
 SEGMENT_SIZE_MIN: Final = 1 << 20
 
@@ -49,10 +50,20 @@ class Storage:
     outgoing: Outgoing
 
 
+def node_policy(config: NodeConfig) -> Policy:
+    """Return what the node's settings say where no policy does."""
+    return replace(
+        DEFAULTS,
+        tick_ms=config.timing.tick_ms,
+        delay_ms_max=config.limits.delay_ms_max,
+        payload_bytes_max=config.limits.payload_bytes_max,
+    )
+
+
 def leader_config(config: NodeConfig) -> LeaderConfig:
     """Return the settings of the engine."""
     return LeaderConfig(
-        tick_ms=config.timing.tick_ms,
+        policy=node_policy(config),
         checkpoint_interval_ms=config.timing.checkpoint_interval_ms,
         waiting_bytes_max=config.limits.inflight_bytes_max // 2,
     )

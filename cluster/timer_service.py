@@ -41,13 +41,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._topic_name_bytes_max = topic_name_bytes_max
         key_bytes_max = limits.key_bytes_max
         self._looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max)
-        self._changes = Changes(
-            host,
-            self._looking_in,
-            salt=salt,
-            key_bytes_max=key_bytes_max,
-            delay_ms_max=limits.delay_ms_max,
-        )
+        self._changes = Changes(host, self._looking_in, salt=salt, key_bytes_max=key_bytes_max)
 
     @answered
     async def RegisterProducer(  # noqa: N802

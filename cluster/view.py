@@ -14,6 +14,7 @@ from cluster.host import Host
 from cluster.http import LocalState
 from cluster.membership import Change
 from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
+from cluster.policies import description
 from cluster.scrub import Scrubber
 from cluster.telemetry import Levels, rss_bytes
 from replication.replica import Replica
@@ -347,6 +348,11 @@ class NodeState:
             "shared": _as_dict(shared) if shared is not None else None,
         }
 
+    async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
+        """Return what a scope says and what holds for it, as this node has applied it, for HTTP."""
+        engine, scope = self._host.engine, pb.PolicyScope(namespace=namespace, topic=topic)
+        return _as_dict(description(engine.machine, engine.node_policy, scope))
+
 
 def _as_dict(message: Any) -> dict[str, Any]:
     fields: dict[str, Any] = _numbers(
@@ -358,7 +364,18 @@ def _as_dict(message: Any) -> dict[str, Any]:
 
 
 _TEXTS: Final = frozenset(
-    {"address", "damage", "digest", "error", "name", "node", "role", "version"}
+    {
+        "address",
+        "damage",
+        "digest",
+        "error",
+        "name",
+        "namespace",
+        "node",
+        "role",
+        "topic",
+        "version",
+    }
 )
 """Fields that stay text, also when they look like a number."""
 

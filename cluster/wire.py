@@ -6,7 +6,7 @@ field, the value and the limit.
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -14,15 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import timer_id
+from timer.admission import WAYS, Now, Rules, When
+from timer.admission import when_of as when_of_ways
 from timer.columns import I64, U32, U64, Binary, OnConflict, Part, gather
 from timer.conflicts import Verdict
 from timer.errors import InvalidRequest
-from timer.leader import Delivery, Leader, Now, resolve_due
+from timer.leader import Delivery, Leader
+from timer.policies import DEFAULT_NAMESPACE
 from timer.producers import Answer
-from timer.units import Epoch, ProducerId, TopicId
+from timer.units import Epoch, ProducerId, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
-TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,253}[A-Za-z0-9._-])?")
 GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 TOKEN_SIZE_MAX: Final = 64
 HEADERS_MAX: Final = 32_768
@@ -37,12 +40,10 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 class RequestLimits:
     """What one request may hold."""
 
-    payload_bytes_max: int
     key_bytes_max: int
     headers_bytes_max: int
     request_rows_max: int
     request_bytes_max: int
-    delay_ms_max: int
 
 
 def id_salt(cluster_id: str) -> int:
@@ -61,12 +62,22 @@ def check_name(
     if not pattern.fullmatch(name) or len(name) > bytes_max:
         signs = "A-Z a-z 0-9 . _ -" + (" /" if pattern is TOPIC_NAME else "")
         limit = f"must be 1 to {bytes_max} of {signs}, beginning with a letter or digit"
+        limit += ", not ending in /" if pattern is TOPIC_NAME else ""
         raise InvalidRequest(field, name, limit)
     return name
 
 
+def topic_name(name: str, bytes_max: int = 255) -> str:
+    """Return a topic's name as topics are found by it: without the default namespace.
+
+    Raises:
+        InvalidRequest: nothing may have that name.
+    """
+    return check_name("topic", name.removeprefix(f"{DEFAULT_NAMESPACE}/"), bytes_max=bytes_max)
+
+
 def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
-    """Refuse a request that breaks a limit, whatever it is about.
+    """Refuse a request that breaks a limit, whatever it is about; write its topics' names plainly.
 
     Raises:
         InvalidRequest: it names field, value and limit.
@@ -86,7 +97,8 @@ def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
         )
         raise InvalidRequest("payloads", f"{size} bytes", limit)
     for timers in request.timers:
-        check_name("topic", timers.topic)
+        if timers.topic != (name := topic_name(timers.topic)):
+            timers.topic = name
         if not len(timers.payload_sizes):
             raise InvalidRequest("payload_sizes", "none", f"topic {timers.topic!r} has no timers")
 
@@ -98,22 +110,25 @@ def part_of(
     leader: Leader,
     now: Now,
 ) -> Part:
-    """Return the request as columns, its due times resolved on the cluster's clock.
+    """Return the request as columns, its times decided now.
 
     Raises:
         InvalidRequest: it names field, value and limit.
     """
-    pieces = [_Columns.of(timers, limits, now) for timers in request.timers]
-    requested = _join([piece.requested_ms for piece in pieces])
+    producer_id, floor_ms = ProducerId(request.producer_id), leader.machine.last_read_time_ms
+    pieces: list[_Columns] = []
+    for timers in request.timers:
+        rules = leader.rules(topics[timers.topic], producer_id, request.sequence)
+        pieces.append(_Columns.of(timers, limits, rules, now, floor_ms))
     ids = [
         np.full(len(piece.requested_ms), topics[timers.topic], np.uint32)
         for piece, timers in zip(pieces, request.timers, strict=True)
     ]
     return Part(
-        producer_id=ProducerId(request.producer_id),
+        producer_id=producer_id,
         sequence=request.sequence if request.producer_id else 0,
-        due_ms=leader.effective_due(requested, now),
-        requested_ms=requested,
+        due_ms=_join([piece.due_ms for piece in pieces]),
+        requested_ms=_join([piece.requested_ms for piece in pieces]),
         topic=_join(ids),
         payload=_join_binary([piece.payload for piece in pieces]),
         key=_optional([piece.key for piece in pieces]),
@@ -127,22 +142,39 @@ class _Columns:
     """One TimerColumns, checked."""
 
     requested_ms: I64
+    due_ms: I64
     payload: Binary
     key: Binary
     headers: Binary
 
     @classmethod
-    def of(cls, timers: pb.TimerColumns, limits: RequestLimits, now: Now) -> "_Columns":
+    def of(
+        cls,
+        timers: pb.TimerColumns,
+        limits: RequestLimits,
+        rules: Rules,
+        now: Now,
+        floor_ms: UnixMs,
+    ) -> "_Columns":
         rows = len(timers.payload_sizes)
-        due = np.array(timers.due_ms, np.int64) if len(timers.due_ms) else None
-        delay = np.array(timers.delay_ms, np.int64) if len(timers.delay_ms) else None
         headers = _binary("headers", timers.headers_sizes, timers.headers, rows)
         _limit_sizes("headers", headers, limits.headers_bytes_max)
         _check_headers(headers)
         payload = _binary("payload", timers.payload_sizes, timers.payloads, rows)
-        _limit_sizes("payload", payload, limits.payload_bytes_max)
+        _limit_sizes("payload", payload, *rules.payload_limit)
         key = checked_keys(timers.key_sizes, timers.keys, rows, limits.key_bytes_max)
-        return cls(resolve_due(due, delay, rows, now, limits.delay_ms_max), payload, key, headers)
+        times = rules.times(when_of(timers, rows), rows, now, floor_ms)
+        return cls(*times, payload, key, headers)
+
+
+def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> When:
+    """Return when a request wants its timers.
+
+    Raises:
+        InvalidRequest: it says so in no way or in several, or in the wrong number of values.
+    """
+    given: dict[str, Sequence[int]] = {way: getattr(request, way) for way in WAYS}
+    return when_of_ways(given, rows)
 
 
 def checked_keys(sizes: object, blob: bytes, rows: int, bytes_max: int) -> Binary:
@@ -169,10 +201,12 @@ def _binary(name: str, sizes: object, blob: bytes, rows: int) -> Binary:
     return Binary(sizes=column, blob=blob)
 
 
-def _limit_sizes(name: str, column: Binary, bytes_max: int) -> None:
+def _limit_sizes(name: str, column: Binary, bytes_max: int, whose: str = "") -> None:
     largest = int(column.sizes.max())
     if largest > bytes_max:
-        raise InvalidRequest(name, f"{largest} bytes", f"must have at most {bytes_max} bytes")
+        raise InvalidRequest(
+            name, f"{largest} bytes", f"must have at most {bytes_max} bytes{whose}"
+        )
 
 
 def _check_keys(column: Binary) -> None:
@@ -258,7 +292,7 @@ def response_of(
     if verdicts is not None:
         response.results.extend(verdicts.verdict.tolist())
         response.other_ids = ids_or_zeros(verdicts.due_ms, verdicts.seq, salt)
-    delayed = any(len(timers.delay_ms) for timers in request.timers)
+    delayed = any(not len(timers.due_ms) for timers in request.timers)
     if delayed or duplicate or not np.array_equal(due_ms, part.requested_ms):
         response.due_ms.extend(due_ms.tolist())
     return response

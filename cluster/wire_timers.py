@@ -61,7 +61,7 @@ def topic_of(topics: Mapping[str, Topic], name: str) -> TopicId:
         InvalidRequest: nothing may have that name.
         NotFound: nothing has.
     """
-    topic = topics.get(wire.check_name("topic", name))
+    topic = topics.get(wire.topic_name(name))
     if topic is None:
         raise NotFound("topic", name)
     return topic.topic_id

@@ -32,6 +32,7 @@ from timer.machine import (
 from timer.manifest import State
 from timer.merge import Merge
 from timer.pages import SpillRef
+from timer.policies import Policy
 from timer.prepare import Prepared
 from timer.room import Room
 from timer.run import RunMeta
@@ -189,6 +190,11 @@ class Engine:
         self._flushed_index = self.manifest_index
         self._looked_to = LogIndex(0)
         """The entries up to here were looked at before they are folded; what folds stops there."""
+
+    @property
+    def node_policy(self) -> Policy:
+        """What the node's settings say where no policy does."""
+        return self._config.policy
 
     # ---- applying
 

@@ -14,15 +14,16 @@ in the next one (group commit). The shell calls `step` after every batch of even
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from timer import payloads
-from timer.columns import I64, U64, Part, encode_schedule
+from timer.admission import UNBOUNDED, Admission, Now, Rules, When
+from timer.columns import I64, U32, U64, Part, encode_schedule
 from timer.entry import PAYLOAD_SIZE_MAX, Entry, Kind
 from timer.errors import (
     InvalidRequest,
@@ -49,9 +50,9 @@ from timer.machine import (
     Topic,
 )
 from timer.payloads import CreateGroup, Fire, GroupOp, Ids, Keys, Op, Reschedule, Targets
+from timer.policies import DEFAULTS, Policy, Scope, encode_policy
 from timer.producers import Answer
 from timer.units import (
-    DUE_MS_MAX,
     Epoch,
     GroupId,
     LeaseId,
@@ -90,20 +91,12 @@ DELIVERIES_MAX: Final = 32
 OVERLOAD_RETRY_MS: Final = 50
 
 
-class Now(NamedTuple):
-    """One instant on both clocks."""
-
-    mono_ms: MonoMs
-    clock_ms: UnixMs
-    """The cluster's clock."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderConfig:
     """How the leader paces itself."""
 
-    tick_ms: int = 10
-    """Effective due times are rounded up to a multiple of this."""
+    policy: Policy = DEFAULTS
+    """What holds where no policy says anything."""
     checkpoint_interval_ms: int = 3000
     waiting_bytes_max: int = 64 << 20
     """Of schedules neither committed nor refused; beyond it they are refused as Overloaded."""
@@ -199,6 +192,7 @@ class Leader:
         self, machine: Machine, epoch: Epoch, append: Append, config: LeaderConfig, now: Now
     ) -> None:
         self.machine = machine
+        self.admission = Admission(machine, config.policy)
         self.epoch = epoch
         self._append = append
         self._config = config
@@ -245,16 +239,6 @@ class Leader:
 
     # ---- requests
 
-    def effective_due(self, requested_ms: I64, now: Now) -> I64:
-        """Return the due times that count: rounded up to the tick; what is due already, as it is.
-
-        None is before the last read time: what lies there is queued when it is applied.
-        """
-        tick = self._config.tick_ms
-        rounded = np.minimum(-(-requested_ms // tick) * tick, DUE_MS_MAX)  # what an id can hold
-        due = np.maximum(requested_ms, self.machine.last_read_time_ms)
-        return np.where(requested_ms <= now.clock_ms, due, rounded)
-
     def schedule(self, part: Part, done: Done) -> None:
         """Take one request; `done` gets (Answer, duplicate) or a TimerError.
 
@@ -299,6 +283,16 @@ class Leader:
             self._check_room()
         self._admitted[producer_id] = max(last, sequence)
 
+    def rules(self, topic: TopicId, producer_id: ProducerId, sequence: int) -> Rules:
+        """Return what holds for a topic's rows of a request.
+
+        One that was applied is answered as it was, whatever has become policy since.
+        """
+        last = self.machine.producers.last_sequence(producer_id)
+        if last is not None and sequence <= last:
+            return UNBOUNDED
+        return self.admission.rules(topic)
+
     def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
         """Take one cancel request; `done` gets (n, uint8) of the machine's results.
 
@@ -325,22 +319,25 @@ class Leader:
         self._check_changes(len(targets), "keys", KEYS_MAX)
         self._change(Kind.CANCEL, payloads.encode_cancel(targets), now, done)
 
-    def reschedule(self, targets: Targets, requested_ms: I64, now: Now, done: Done) -> None:
-        """Take one reschedule, of keys that are all different or of ids; one due time each, (n,).
+    def reschedule(
+        self, targets: Targets, topics: U32 | None, when: When, now: Now, done: Done
+    ) -> None:
+        """Take one reschedule, of keys that are all different or of ids; topics: see Admission.
 
         `done` gets the RescheduleApplied.
 
         Raises:
-            InvalidRequest: it has no timer, or more than fit into one entry.
+            InvalidRequest: it has no timer, or more than fit into one entry, or for too late.
             Overloaded: too much is in flight already; nothing was taken.
             DiskFull: there is no room for what would be written again.
         """
         self._check_room()
         field = "keys" if isinstance(targets, Keys) else "timer_ids"
         self._check_changes(len(targets), field, RESCHEDULE_ROWS_MAX)
-        order = Reschedule(targets, self.effective_due(requested_ms, now), requested_ms)
+        requested_ms, due_ms = self.admission.times(when, len(targets), topics, now)
+        order = Reschedule(targets, due_ms, requested_ms)
         self._change(Kind.RESCHEDULE, payloads.encode_reschedule(order), now, done)
-        if int(requested_ms.min()) <= now.clock_ms:
+        if int(due_ms.min()) <= now.clock_ms:
             self._fire(now)  # what is due at once waits for no second commit
 
     def _check_changes(self, rows: int, field: str, rows_max: int) -> None:
@@ -350,14 +347,27 @@ class Leader:
         if self._changes_in_flight >= CHANGES_MAX:
             raise Overloaded("the leader's queue of changes", retry_after_ms=OVERLOAD_RETRY_MS)
 
-    def _change(self, kind: Kind, payload: list[bytes], now: Now, done: Done) -> None:
+    def alter(self, scope: Scope, said: Policy, unset: Sequence[str], now: Now, done: Done) -> None:
+        """Set what `said` says of a scope's policy, and unset fields; `done` gets the Policies.
+
+        Raises:
+            InvalidRequest: names field, value and limit.
+            Overloaded: too much is in flight already; nothing was taken.
+        """
+        self._check_changes(1, "policies", 1)
+        policy = self.admission.altered(scope, said, unset)
+        self._flush_schedules(now, all_of_them=True)  # their times are by what holds until here
+        if self._change(Kind.POLICY, [encode_policy(scope, policy)], now, done):
+            self.admission.change(scope, policy)
+
+    def _change(self, kind: Kind, payload: list[bytes], now: Now, done: Done) -> bool:
         self._changes_in_flight += 1
 
         def answer(applied: Applied | TimerError) -> None:
             self._changes_in_flight -= 1
             done(applied)
 
-        self._propose(kind, payload, now, answer)
+        return self._propose(kind, payload, now, answer)
 
     def register(self, token: bytes, now: Now, done: Done) -> None:
         """Register a producer; `done` gets its ProducerId."""
@@ -568,21 +578,24 @@ class Leader:
         payload: list[bytes],
         now: Now,
         done: Callable[[Applied | TimerError], None],
-    ) -> None:
+    ) -> bool:
+        """Append an entry; return whether the log took it: else `done` was told why."""
         time_ms = max(self._time_ms, now.clock_ms)
         try:
             index = self._append(kind, payload, time_ms)
         except TimerError as refused:
             done(refused)
-            return
+            return False
         self._time_ms = time_ms
         self._in_flight[index] = done
+        return True
 
     # ---- schedules
 
-    def _flush_schedules(self, now: Now) -> None:
+    def _flush_schedules(self, now: Now, *, all_of_them: bool = False) -> None:
         while self._parts and (
-            self._schedules_in_flight < self._config.schedules_in_flight
+            all_of_them
+            or self._schedules_in_flight < self._config.schedules_in_flight
             or self._parts_bytes >= self._config.gather_bytes
         ):
             taken, rows, size, keyed = 0, 0, 0, 0
@@ -770,29 +783,4 @@ class Leader:
             ack.done(ack.verdict)
 
 
-def resolve_due(
-    due_ms: I64 | None, delay_ms: I64 | None, rows: int, now: Now, delay_ms_max: int = DUE_MS_MAX
-) -> I64:
-    """Return the requested due times of `rows` rows, (n, int64), on the cluster's clock.
-
-    Raises:
-        InvalidRequest: not exactly one of the two is given, in n values or one; or out of range.
-    """
-    if (due_ms is None) == (delay_ms is None):
-        raise InvalidRequest("due_ms, delay_ms", "both or none", "exactly one must be given")
-    name, values = ("due_ms", due_ms) if due_ms is not None else ("delay_ms", delay_ms)
-    assert values is not None
-    if len(values) not in (1, rows):
-        raise InvalidRequest(name, f"{len(values)} values", f"must have 1 or {rows} values")
-    low, high = int(values.min()), int(values.max())
-    latest_ms = min(DUE_MS_MAX, now.clock_ms + delay_ms_max)
-    high_max = latest_ms if due_ms is not None else latest_ms - now.clock_ms
-    if low < 0:
-        raise InvalidRequest(name, low, "must be 0 or more")
-    if high > high_max:
-        raise InvalidRequest(name, high, f"must be at most {high_max}")
-    requested = values if due_ms is not None else values + now.clock_ms
-    return np.broadcast_to(requested, rows) if len(requested) != rows else requested
-
-
-__all__ = ["Answer", "Delivery", "Leader", "LeaderConfig", "Now", "resolve_due"]
+__all__ = ["Answer", "Delivery", "Leader", "LeaderConfig", "Now"]

@@ -31,6 +31,7 @@ from timer.keys import hash_keys
 from timer.outcomes import HORIZON_MS, Cancels
 from timer.pages import Pages
 from timer.payloads import CreateGroup, GroupOp, Ids, Op, Start, Targets
+from timer.policies import Policies, decode_policy
 from timer.producers import Answer, Producers
 from timer.queues import Queue
 from timer.store import Store
@@ -179,6 +180,7 @@ Applied: TypeAlias = (
     | FireApplied
     | GroupApplied
     | payloads.EpochStart
+    | Policies
     | Topic
     | ProducerId
     | Checkpoint
@@ -203,6 +205,7 @@ class Machine:
         self.pages = Pages()
         self.topics: dict[TopicId, Topic] = {}
         self.topic_by_name: dict[str, Topic] = {}
+        self.policies = Policies()
         self.producers = Producers()
         self.cancels = Cancels()
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
@@ -229,11 +232,8 @@ class Machine:
                 return self._cancel(entry)
             case Kind.RESCHEDULE:
                 return self._reschedule(entry)
-            case Kind.TOPIC:
-                return self._topic(entry)
-            case Kind.PRODUCER:
-                token = payloads.decode_producer(entry.payload)
-                return self.producers.register(token, entry.time_ms)
+            case Kind.TOPIC | Kind.PRODUCER | Kind.POLICY:
+                return self._settings(entry)
             case Kind.CHECKPOINT:
                 return self._checkpoint()
             case Kind.EPOCH:
@@ -439,7 +439,16 @@ class Machine:
         parts = np.split(order, np.flatnonzero(np.diff(topic[order])) + 1)
         return [(self.topics[TopicId(int(topic[part[0]]))], rows[part]) for part in parts]
 
-    # ---- topics and groups
+    # ---- topics, producers, policies, groups
+
+    def _settings(self, entry: Entry) -> Topic | ProducerId | Policies:
+        if entry.kind is Kind.TOPIC:
+            return self._topic(entry)
+        if entry.kind is Kind.PRODUCER:
+            token = payloads.decode_producer(entry.payload)
+            return self.producers.register(token, entry.time_ms)
+        self.policies = self.policies.changed(*decode_policy(entry.payload))
+        return self.policies
 
     def _topic(self, entry: Entry) -> Topic:
         name = payloads.decode_topic(entry.payload)
@@ -555,6 +564,7 @@ class Machine:
             for group in topic.groups.values():
                 put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
                 put(group.acked_count, group.lease_ms, len(group.marks), *group.marks)
+        digest.update(self.policies.packed)
         put(self.cancels.sum, len(self.fire_marks), *self.voters)
         put(self.producers.next_id)
         for producer_id, producer in self.producers:

@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 3.
+"""The manifest: one replica's state at one committed index, format version 4.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  3
+    8   4   version  4
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` makes
@@ -28,6 +28,7 @@ from timer.groups import Group
 from timer.machine import Checkpoint, Counts, Machine, Topic
 from timer.order import START, Position
 from timer.pages import Block, Pages, SpillRef
+from timer.policies import Policies, decode_policy, encode_policy
 from timer.producers import Answer, Producer
 from timer.queues import Queue
 from timer.run import RunMeta
@@ -46,7 +47,7 @@ from timer.units import (
 )
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 3
+VERSION: Final = 4
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
@@ -82,6 +83,7 @@ def capture(machine: Machine) -> tuple[State, list[Spill]]:
         "next": [machine.next_seq, machine.next_topic_id, machine.next_group_id],
         "counts": _counts_state(machine.counts),
         "topics": topics,
+        "policies": [encode_policy(*record) for record in machine.policies],
         "next_producer": machine.producers.next_id,
         "producers": [_producer_state(i, producer) for i, producer in machine.producers],
         "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
@@ -181,6 +183,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
         check_spill(disk, directory / SPILL_DIRECTORY / name, mine)
     for fields in state["topics"]:
         machine.restore_topic(_topic(fields, machine.pages))
+    machine.policies = Policies(dict(map(decode_policy, state["policies"])))
     machine.producers.next_id = ProducerId(state["next_producer"])
     for fields in state["producers"]:
         machine.producers.restore(*_producer(fields))

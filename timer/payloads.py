@@ -1,4 +1,4 @@
-"""Payloads of the log's entries other than SCHEDULE, format version 2.
+"""Payloads of the log's entries other than SCHEDULE and POLICY, format version 2.
 
 What is frequent is fixed and little-endian; what is rare (TOPIC, PRODUCER, creation of a
 group) is a msgpack map with exactly the keys of its dataclass.
@@ -39,9 +39,9 @@ _TARGETS: Final = struct.Struct("<II")
 _FIRE: Final = struct.Struct("<qII")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 3
+APPLY_VERSION: Final = 4
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
-unique among the pending timers of a topic; RESCHEDULE."""
+unique among the pending timers of a topic; RESCHEDULE. 4: POLICY."""
 FIRE_ROWS_MAX: Final = 65_536
 FIRE_BYTES_MAX: Final = 16 << 20
 

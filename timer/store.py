@@ -300,6 +300,32 @@ class Store:
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
+        known, places = self._known(due_ms, seq)
+        pending = known["seq"] > 0
+        fits = np.cumsum(known["payload_size"], dtype=np.int64) <= bytes_max
+        fits[: int(pending.argmax()) + 1] = True
+        packer = Packer(len(seq))
+        for number, memtable in enumerate(self._memtables()):
+            for at in np.flatnonzero((places[number] >= 0) & fits).tolist():
+                packer.put(at, known[at], memtable.bufs)
+        far = np.flatnonzero(pending & fits & (places < 0).all(axis=0))
+        runs, finder = self._runs.runs, self._runs.finder
+        lookup.read_rows(runs, finder, due_ms[far], seq[far], packer, far.tolist())
+        return packer.whole(), pending & ~fits
+
+    def topics(self, due_ms: I64, seq: U64) -> U32:
+        """Return the topic of each of n timers, (n,); 0: it is not pending.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        return self._known(due_ms, seq)[0]["topic"].astype(np.uint32)
+
+    def _known(self, due_ms: I64, seq: U64) -> tuple[RowArray, npt.NDArray[np.intp]]:
+        """Return the pending ones of n timers (n,), and their places in memtables (2, n), or -1.
+
+        seq = 0 where none is pending. Of a repeated target the first counts.
+        """
         asked = self._candidates(due_ms, seq)
         known = np.zeros(len(seq), ROW)
         places = np.full((2, len(seq)), -1, np.intp)
@@ -312,17 +338,7 @@ class Store:
         if len(asked):
             found_in_runs, rows = self._runs.find(due_ms[asked], seq[asked])
             known[asked[found_in_runs]] = rows
-        pending = known["seq"] > 0
-        fits = np.cumsum(known["payload_size"], dtype=np.int64) <= bytes_max
-        fits[: int(pending.argmax()) + 1] = True
-        packer = Packer(len(seq))
-        for number, memtable in enumerate(self._memtables()):
-            for at in np.flatnonzero((places[number] >= 0) & fits).tolist():
-                packer.put(at, known[at], memtable.bufs)
-        far = np.flatnonzero(pending & fits & (places < 0).all(axis=0))
-        runs, finder = self._runs.runs, self._runs.finder
-        lookup.read_rows(runs, finder, due_ms[far], seq[far], packer, far.tolist())
-        return packer.whole(), pending & ~fits
+        return known, places
 
     def cut(self) -> Cut:
         """Return what is pending now, to be looked at by a thread."""

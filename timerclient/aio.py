@@ -17,13 +17,13 @@ A client belongs to the event loop that it is used on first.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from timerclient import rows
+from timerclient import policies, rows
 from timerclient.errors import Closed, InvalidRequest, TimerError
 from timerclient.existing import Existing, Seconds, seconds
 from timerclient.messages import Batch, Message
@@ -59,11 +59,11 @@ def make_row(
     Raises:
         InvalidRequest: an argument is of the wrong kind, or out of range.
     """
-    is_delay, ms = rows.moment(when)
-    if len(ms) != 1:
-        raise InvalidRequest.of("when", ms, "one timer has one due time")
+    way, values = rows.moment(when)
+    if len(values) != 1:
+        raise InvalidRequest.of("when", values, "one timer has one due time")
     rows.utf8("topic", topic)  # here, or it would break the request that others share with it
-    row = Row(topic, rows.payload_bytes(payload), is_delay=is_delay, ms=ms[0])
+    row = Row(topic, rows.payload_bytes(payload), way, values[0])
     mode = rows.conflict_mode(on_conflict)
     if key:
         row.key, row.on_conflict = rows.utf8("key", key), mode
@@ -150,8 +150,9 @@ class AsyncTimerClient(Existing):
     ) -> Timer:
         """Return the timer, once a majority of the cluster has it on disk.
 
-        When it fires: `delay` (a timedelta, or seconds), `due` (an aware datetime) or `due_ms`
-        (Unix milliseconds); none of them is at once.
+        When it fires: `delay` (a timedelta, or seconds), `delay_level` (the nth of the topic's
+        delays), `due` (an aware datetime) or `due_ms` (Unix milliseconds); none is at once.
+        Policies may have the last word: see `describe_policies`.
 
         A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
         "reject" this one, "replace" it, which cancels it, or "keep" it and return it.
@@ -181,8 +182,8 @@ class AsyncTimerClient(Existing):
     ) -> Timers:
         """Return the timers of one request, all or none, once a majority has them on disk.
 
-        `delay`, `due` or `due_ms` is one value for all, or one for each payload. Timers whose keys
-        are taken are decided one by one: see `on_conflict` of `schedule`, and `Timers.results`.
+        When they fire is one value for all, or one for each payload; see `schedule`. Timers whose
+        keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`.
 
         Raises:
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
@@ -285,6 +286,44 @@ class AsyncTimerClient(Existing):
         )
         return await self.nodes().call(
             lambda node: lambda: node.admin.ChangeMembers(request),
+            within_s=self._call_s,
+            repeatable=False,
+        )
+
+    async def describe_policies(
+        self, *, namespace: str = "", topic: str = ""
+    ) -> pb.DescribePoliciesResponse:
+        """Return what the cluster, a namespace or a topic says of timers, and what holds for it.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
+        request = pb.DescribePoliciesRequest(scope=policies.scope(namespace, topic))
+        return await self.nodes().call(
+            lambda node: lambda: node.admin.DescribePolicies(request), within_s=self._call_s
+        )
+
+    async def alter_policies(
+        self,
+        said: Mapping[str, Any] = policies.NOTHING,
+        *,
+        unset: Iterable[str] = (),
+        namespace: str = "",
+        topic: str = "",
+    ) -> pb.DescribePoliciesResponse:
+        """Set fields of what the cluster, a namespace or a topic says, and unset others, by name.
+
+        It holds for what is scheduled from then on; what is pending keeps its time.
+
+        Raises:
+            InvalidRequest: a field is unknown, or its value out of range.
+            NotFound: there is no such topic.
+            OutcomeUnknown: no answer in time; it may have been changed.
+        """
+        scope, policy = policies.scope(namespace, topic), policies.policy(said)
+        request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=unset)
+        return await self.nodes().call(
+            lambda node: lambda: node.admin.AlterPolicies(request),
             within_s=self._call_s,
             repeatable=False,
         )

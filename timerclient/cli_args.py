@@ -49,10 +49,13 @@ def add_when(parser: argparse.ArgumentParser, *, required: bool = False) -> None
     """Add the ways to say when a timer fires; one of them at most."""
     when = parser.add_mutually_exclusive_group(required=required)
     when.add_argument("--delay", metavar="DURATION", type=duration, help="such as 90s or 1h30m")
+    when.add_argument(
+        "--delay-level", metavar="N", type=int, help="the Nth of the topic's delays; 0: at once"
+    )
     when.add_argument("--due", metavar="ISO", type=aware, help="such as 2030-01-01T09:00:00+01:00")
     when.add_argument("--due-ms", metavar="MS", type=int, help="Unix milliseconds")
 
 
 def when_of(args: argparse.Namespace) -> When:
     """Return what was said."""
-    return When(delay=args.delay, due=args.due, due_ms=args.due_ms)
+    return When(delay=args.delay, delay_level=args.delay_level, due=args.due, due_ms=args.due_ms)

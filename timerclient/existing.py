@@ -97,9 +97,9 @@ def rescheduling(
 
 
 def set_times(request: pb.RescheduleRequest, times: Mapping[str, Sequence[int]]) -> None:
-    """Put due_ms or delay_ms into a request."""
-    for name, ms in times.items():
-        getattr(request, name).extend(ms)
+    """Put due_ms, delay_ms or delay_level into a request."""
+    for name, values in times.items():
+        getattr(request, name).extend(values)
 
 
 @contextmanager

@@ -210,16 +210,16 @@ def counts(answer: pb.CountTimersResponse) -> TimerCounts:
 
 
 def times(when: Mapping[str, Any], n: int | None = None) -> dict[str, Sequence[int]]:
-    """Return a request's due_ms or delay_ms; one value, or one for each of n.
+    """Return a request's due_ms, delay_ms or delay_level; one value, or one for each of n.
 
     Raises:
         InvalidRequest: neither one value nor n, or a value that names no time.
     """
-    is_delay, ms = rows.moment(when)
-    if len(ms) != 1 and len(ms) != n:
+    way, values = rows.moment(when)
+    if len(values) != 1 and len(values) != n:
         each = "" if n is None else f", or one for each of {n}"
-        raise InvalidRequest.of("when", f"{len(ms)} values", f"give one{each}")
-    return {"delay_ms" if is_delay else "due_ms": ms}
+        raise InvalidRequest.of("when", f"{len(values)} values", f"give one{each}")
+    return {way: values}
 
 
 def _slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:

@@ -33,7 +33,7 @@ from timerclient.nodes import (
 )
 from timerclient.pipeline import Pipeline, Request, Step
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import Columns
+from timerclient.rows import Columns, Way
 from timerclient.timers import Outcome
 
 TOKEN_SIZE: Final = 16
@@ -124,13 +124,14 @@ class BatchRequest(CallsRequest):
 class Row:
     """The one row of a single call."""
 
-    __slots__ = ("headers", "is_delay", "key", "ms", "on_conflict", "payload", "topic")
+    __slots__ = ("headers", "key", "on_conflict", "payload", "topic", "value", "way")
 
-    def __init__(self, topic: str, payload: bytes, *, is_delay: bool, ms: int) -> None:
+    def __init__(self, topic: str, payload: bytes, way: Way, value: int) -> None:
         self.topic = topic
         self.payload = payload
-        self.is_delay = is_delay
-        self.ms = ms
+        self.way: Way = way
+        self.value = value
+        """Milliseconds, or a level."""
         self.key = b""
         self.headers = b""
         self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
@@ -145,14 +146,14 @@ class Row:
 class CollectedRequest(CallsRequest):
     """The rows of single calls, collected until it is sent."""
 
-    __slots__ = ("keyed", "kinds", "on_conflict", "rows")
+    __slots__ = ("keyed", "on_conflict", "rows", "ways")
     held = True
 
     def __init__(self, row: Row, call: Call) -> None:
         super().__init__()
         self.rows: list[Row] = []
-        self.kinds: dict[str, bool] = {}
-        """Per topic: whether its rows have delays. A topic's columns hold one kind."""
+        self.ways: dict[str, Way] = {}
+        """Per topic: how its rows say when. A topic's columns do so in one way."""
         self.on_conflict: pb.OnConflict.ValueType = pb.REJECT
         self.keyed = 0
         """Rows with keys, all of which have that mode."""
@@ -164,7 +165,7 @@ class CollectedRequest(CallsRequest):
             not self.body
             and len(self.rows) < rows_max
             and self.size + row.size <= bytes_max
-            and self.kinds.get(row.topic, row.is_delay) == row.is_delay
+            and self.ways.get(row.topic, row.way) == row.way
             and (not row.key or not self.keyed or row.on_conflict == self.on_conflict)
         )
 
@@ -172,7 +173,7 @@ class CollectedRequest(CallsRequest):
         """Let a row join."""
         self.rows.append(row)
         self.calls.append(call)
-        self.kinds[row.topic] = row.is_delay
+        self.ways[row.topic] = row.way
         if row.key:
             self.on_conflict = row.on_conflict
             self.keyed += 1
@@ -197,9 +198,9 @@ class CollectedRequest(CallsRequest):
         for row, call in zip(self.rows, self.calls, strict=True):
             column = columns.get(row.topic)
             if column is None:
-                column = columns[row.topic] = Columns(row.topic, is_delay=row.is_delay)
+                column = columns[row.topic] = Columns(row.topic, row.way)
                 groups[row.topic] = []
-            column.ms.append(row.ms)
+            column.values.append(row.value)
             column.payloads.append(row.payload)
             column.keys.append(row.key)
             column.headers.append(row.headers)

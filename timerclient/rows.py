@@ -1,10 +1,11 @@
 """From what an application passes to the columns of the contract.
 
-A caller says *when* in one of three ways, for one row or for many:
+A caller says *when* in one of four ways, for one row or for many:
 
-    delay    timedelta, or seconds as int or float; from the moment the leader takes the request
-    due      an aware datetime
-    due_ms   Unix milliseconds
+    delay        timedelta, or seconds as int or float; from the moment the leader takes the request
+    delay_level  the nth of the topic's delays; beyond the last = the last; 0 = at once
+    due          an aware datetime
+    due_ms       Unix milliseconds
 
 None of them means at once. In a batch of n rows each may be one value for all or n values, as a
 list, a tuple, or anything with `tolist()` (array.array, a numpy array). Headers travel per row as
@@ -15,12 +16,14 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, TypedDict, cast
+from typing import Any, Final, Literal, NamedTuple, TypedDict, cast
 
 from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
 
 DUE_MS_MAX: Final = (1 << 48) - 1
+LEVEL_MAX: Final = (1 << 31) - 1
+"""As high as the contract can tell; every level beyond the last is the last."""
 TEXT_SIZE_MAX: Final = (1 << 16) - 1
 REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
 """Bytes of one request's rows: a message is 64 MiB at most, its head is small."""
@@ -34,6 +37,7 @@ class When(TypedDict, total=False):
     """When one timer fires: at most one of these; none is at once."""
 
     delay: timedelta | float | None
+    delay_level: int | None
     due: datetime | None
     due_ms: int | None
 
@@ -42,20 +46,25 @@ class WhenMany(TypedDict, total=False):
     """When the timers of a batch fire: at most one of these, one value for all or one each."""
 
     delay: timedelta | float | Iterable[timedelta | float] | None
+    delay_level: int | Iterable[int] | None
     due: datetime | Iterable[datetime] | None
     due_ms: int | Iterable[int] | None
+
+
+Way = Literal["due_ms", "delay_ms", "delay_level"]
+"""How the contract says when; the name of its field."""
 
 
 class Moment(NamedTuple):
     """When the rows of a request fire."""
 
-    is_delay: bool
-    ms: Sequence[int]
-    """One value for all rows, or one each."""
+    way: Way
+    values: Sequence[int]
+    """One for all rows, or one each: milliseconds, or levels."""
 
 
 def moment(when: Mapping[str, Any]) -> Moment:
-    """Return what `delay`, `due` or `due_ms` says, in milliseconds.
+    """Return what `delay`, `delay_level`, `due` or `due_ms` says.
 
     Raises:
         InvalidRequest: more than one is given, a datetime is naive, or a value is out of range.
@@ -64,21 +73,22 @@ def moment(when: Mapping[str, Any]) -> Moment:
     given = {name: value for name, value in when.items() if value is not None}
     unknown = when.keys() - _CONVERT.keys()
     if unknown:
-        msg = f"unexpected keyword argument {min(unknown)!r}: when is delay, due or due_ms"
+        msg = f"unexpected keyword argument {min(unknown)!r}: when is {', '.join(_CONVERT)}"
         raise TypeError(msg)
     if not given:
-        return Moment(is_delay=True, ms=(0,))
+        return Moment("delay_ms", (0,))
     if len(given) > 1:
-        raise InvalidRequest.of("when", sorted(given), "give only one of delay, due and due_ms")
+        limit = f"give only one of {', '.join(_CONVERT)}"
+        raise InvalidRequest.of("when", sorted(given), limit)
     [(name, value)] = given.items()
-    convert = _CONVERT[name]
+    way, convert = _CONVERT[name]
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, Iterable):
-        return Moment(is_delay=name == "delay", ms=(convert(value),))
+        return Moment(way, (convert(value),))
     if name == "due_ms" and _all_in_range(value):
-        return Moment(is_delay=False, ms=cast("list[int]", value))
-    return Moment(is_delay=name == "delay", ms=[convert(one) for one in value])
+        return Moment(way, cast("list[int]", value))
+    return Moment(way, [convert(one) for one in value])
 
 
 def _all_in_range(values: Any) -> bool:
@@ -122,10 +132,21 @@ def _of_due_ms(value: Any) -> int:
     return ms
 
 
-_CONVERT: Final[dict[str, Callable[[Any], int]]] = {
-    "delay": _of_delay,
-    "due": _of_due,
-    "due_ms": _of_due_ms,
+def _of_level(value: Any) -> int:
+    try:
+        level = operator.index(value)
+    except TypeError:
+        raise InvalidRequest.of("delay_level", value, "must be a whole number") from None
+    if not 0 <= level <= LEVEL_MAX:
+        raise InvalidRequest.of("delay_level", value, f"must be in 0 .. {LEVEL_MAX}")
+    return level
+
+
+_CONVERT: Final[dict[str, tuple[Way, Callable[[Any], int]]]] = {
+    "delay": ("delay_ms", _of_delay),
+    "delay_level": ("delay_level", _of_level),
+    "due": ("due_ms", _of_due),
+    "due_ms": ("due_ms", _of_due_ms),
 }
 
 
@@ -202,12 +223,12 @@ def decode_headers(encoded: bytes) -> dict[str, str]:
 class Columns:
     """Rows of one topic that are still being collected, one call of `schedule` each."""
 
-    __slots__ = ("headers", "is_delay", "keys", "ms", "payloads", "topic")
+    __slots__ = ("headers", "keys", "payloads", "topic", "values", "way")
 
-    def __init__(self, topic: str, *, is_delay: bool) -> None:
+    def __init__(self, topic: str, way: Way) -> None:
         self.topic = topic
-        self.is_delay = is_delay
-        self.ms: list[int] = []
+        self.way: Way = way
+        self.values: list[int] = []
         self.payloads: list[bytes] = []
         self.keys: list[bytes] = []
         self.headers: list[bytes] = []
@@ -215,7 +236,7 @@ class Columns:
     def write(self, to: pb.TimerColumns) -> None:
         """Put the rows into a message of the contract."""
         to.topic = self.topic
-        (to.delay_ms if self.is_delay else to.due_ms).extend(self.ms)
+        getattr(to, self.way).extend(self.values)
         to.payload_sizes.extend(map(len, self.payloads))
         to.payloads = b"".join(self.payloads)
         _write_optional(to, self.keys, self.headers)
@@ -239,10 +260,11 @@ def encode_batch(
     utf8("topic", topic)
     to.topic = topic
     n = _write_payloads(to, payloads)
-    is_delay, ms = moment(when)
-    if len(ms) not in (1, n):
-        raise InvalidRequest.of("when", f"{len(ms)} values", f"give one, or one for each of {n}")
-    (to.delay_ms if is_delay else to.due_ms).extend(ms)
+    way, values = moment(when)
+    if len(values) not in (1, n):
+        limit = f"give one, or one for each of {n}"
+        raise InvalidRequest.of("when", f"{len(values)} values", limit)
+    getattr(to, way).extend(values)
     key_list = [] if keys is None else [utf8("keys", key or "") for key in _listed(keys)]
     if isinstance(headers, Mapping):
         header_list = [encode_headers(headers)] * n

@@ -20,14 +20,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from timerclient import rows
+from timerclient import policies, rows
 from timerclient.aio import (
     CLOSE_AFTER_ERROR_S,
     WINDOW,
@@ -188,8 +188,9 @@ class TimerClient:
     ) -> Timer:
         """Return the timer, once a majority of the cluster has it on disk.
 
-        When it fires: `delay` (a timedelta, or seconds), `due` (an aware datetime) or `due_ms`
-        (Unix milliseconds); none of them is at once.
+        When it fires: `delay` (a timedelta, or seconds), `delay_level` (the nth of the topic's
+        delays), `due` (an aware datetime) or `due_ms` (Unix milliseconds); none is at once.
+        Policies may have the last word: see `describe_policies`.
 
         A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
         "reject" this one, "replace" it, which cancels it, or "keep" it and return it.
@@ -243,8 +244,8 @@ class TimerClient:
     ) -> Timers:
         """Return the timers of one request, all or none, once a majority has them on disk.
 
-        `delay`, `due` or `due_ms` is one value for all, or one for each payload. Timers whose keys
-        are taken are decided one by one: see `on_conflict` of `schedule`, and `Timers.results`.
+        When they fire is one value for all, or one for each payload; see `schedule`. Timers whose
+        keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`.
 
         Raises:
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
@@ -511,6 +512,37 @@ class TimerClient:
     def change_members(self, change: str, name: str) -> pb.ListMembersResponse:
         """Let a learner become a voter (`add`, `replace`) or a voter a learner (`remove`)."""
         return self._background.call(self._client.change_members(change, name))
+
+    def describe_policies(
+        self, *, namespace: str = "", topic: str = ""
+    ) -> pb.DescribePoliciesResponse:
+        """Return what the cluster, a namespace or a topic says of timers, and what holds for it.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
+        call = self._client.describe_policies(namespace=namespace, topic=topic)
+        return self._background.call(call)
+
+    def alter_policies(
+        self,
+        said: Mapping[str, Any] = policies.NOTHING,
+        *,
+        unset: Iterable[str] = (),
+        namespace: str = "",
+        topic: str = "",
+    ) -> pb.DescribePoliciesResponse:
+        """Set fields of what the cluster, a namespace or a topic says, and unset others, by name.
+
+        It holds for what is scheduled from then on; what is pending keeps its time.
+
+        Raises:
+            InvalidRequest: a field is unknown, or its value out of range.
+            NotFound: there is no such topic.
+            OutcomeUnknown: no answer in time; it may have been changed.
+        """
+        call = self._client.alter_policies(said, unset=unset, namespace=namespace, topic=topic)
+        return self._background.call(call)
 
     # ---- life
 

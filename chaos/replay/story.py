@@ -36,6 +36,7 @@ from timer import payloads
 from timer.columns import U32, Binary, OnConflict, RowArray, decode_schedule, gather, row_bytes
 from timer.entry import Entry, Kind
 from timer.payloads import CreateGroup, Ids, Op, Start, Targets
+from timer.policies import decode_policy
 
 PENDING: Final = 0
 FIRED: Final = 1
@@ -110,14 +111,8 @@ class Story:
                 self._cancel(item)
             case Kind.GROUP:
                 self._group(item)
-            case Kind.TOPIC:
-                name = payloads.decode_topic(item.payload)
-                if name not in self.topics.values():
-                    self.topics[len(self.topics) + 1] = name
-            case Kind.PRODUCER:
-                token = payloads.decode_producer(item.payload)
-                producer = self._producers.setdefault(token, len(self._producers) + 1)
-                self._last_sequence.setdefault(producer, 0)
+            case Kind.TOPIC | Kind.PRODUCER | Kind.POLICY:
+                self._settings(item)
             case Kind.EPOCH:
                 self.epoch_starts.append((item.index, item.epoch))
                 for group in self.groups.values():
@@ -129,6 +124,18 @@ class Story:
                     scheduled=self.timers,
                     fired=self.fired,
                 )
+
+    def _settings(self, item: Entry) -> None:
+        if item.kind is Kind.POLICY:
+            _check_policy(item)
+        elif item.kind is Kind.TOPIC:
+            name = payloads.decode_topic(item.payload)
+            if name not in self.topics.values():
+                self.topics[len(self.topics) + 1] = name
+        else:
+            token = payloads.decode_producer(item.payload)
+            producer = self._producers.setdefault(token, len(self._producers) + 1)
+            self._last_sequence.setdefault(producer, 0)
 
     def end(self) -> None:
         """Write down what is still pending."""
@@ -335,6 +342,19 @@ class Story:
         self.groups[number] = Group(
             number, create.topic, create.name, start, start, start, base=start
         )
+
+
+def _check_policy(item: Entry) -> None:
+    """Refuse what makes timers due before the time that was asked for: it would look early.
+
+    Raises:
+        ValueError: the policy is such a one.
+    """
+    _, policy = decode_policy(item.payload)
+    for name in ("delayed_delivery", "fixed_delay_ms"):
+        value = getattr(policy, name)
+        if value is not None and value is not True:
+            raise ValueError(f"entry {item.index}: the audit does not know {name} = {value}")
 
 
 def hashed(topic: U32, keys: Binary) -> I64:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.sim.keybook import KeyBook, TimerName, Told
+from chaos.sim.policybook import PolicyBook
 from chaos.sim.referee import Broken
 from timer.entry import Entry, Kind
 from timer.groups import Group
@@ -50,7 +51,7 @@ class Asked:
 
     topic: str
     requested_ms: int | None
-    """None: a delay, which the leader resolved."""
+    """None: a delay, or policies, which the leader resolved."""
     cancelled: bool = False
     """A cancel was answered CANCELLED."""
     cancel_open: int = 0
@@ -76,6 +77,7 @@ class Book:
     starts: dict[tuple[str, str], int] = field(default_factory=dict)
     """(topic, group) -> the first offset that it gets."""
     keys: KeyBook = field(default_factory=KeyBook)
+    policies: PolicyBook = field(default_factory=PolicyBook)
     committed: LogIndex = LogIndex(0)
     """What comes after it was not looked at."""
     read_time_ms: int = 0
@@ -90,6 +92,7 @@ class Book:
         if entry.index <= self.committed:
             return
         self.committed = entry.index
+        self.policies.on_commit(entry)
         if true_ms is not None and entry.time_ms > true_ms + AHEAD_MS_MAX:
             raise Broken("clock", f"entry {entry.index} of {entry.time_ms}, at {true_ms}")
         if entry.kind is Kind.FIRE:
@@ -131,7 +134,7 @@ class Book:
             self.payloads[payload] = None
 
     def scheduled(self, name: TimerName, topic: str, requested_ms: int | None) -> None:
-        """P1 begins here. None: a delay was asked for."""
+        """P1 begins here. None: a delay was asked for, or policies may make it earlier."""
         self.timers[name] = Asked(topic, requested_ms)
         if requested_ms is not None and name.due_ms < requested_ms:
             raise Broken("early", f"{name} was asked for {requested_ms}")

@@ -25,6 +25,8 @@ NODES: Final = (3, 5)
 NEVER: Final = 1 << 30
 TIGHT: Final = 0.15
 """How many worlds have small disks."""
+POLICIES: Final = 0.3
+"""In how many policies change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +68,15 @@ class Options:
     """How often the control plane looks."""
     tight: bool = False
     """Disks of most voters are small, and timers large (chaos/sim/timers.py)."""
+    policies: bool = False
+    """Somebody changes policies all the time."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
         """Return one kind of world."""
         # Drawn aside: all else is as it was before there were such worlds.
-        tight = random.Random(rng.getstate()[1][0]).random() < TIGHT
+        aside = random.Random(rng.getstate()[1][0])
+        tight, policies = aside.random() < TIGHT, aside.random() < POLICIES
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
@@ -98,6 +103,7 @@ class Options:
             mischief=tuple(rng.sample(MISCHIEF, rng.choice((0, 1, 2, 4, len(MISCHIEF))))),
             poll_ms=rng.choice((100, 200)),
             tight=tight,
+            policies=policies,
         )
 
     def aim(

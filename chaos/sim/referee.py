@@ -36,6 +36,7 @@ CHECKERS: Final = {
     "phantom": "what is delivered is what somebody scheduled, byte for byte",
     "twice": "P2: one timer fires once; a retried request is one timer, with one answer",
     "early": "P3: nothing fires before it is due, by the log's clock",
+    "policy": "P3: when a new timer fires is what the policies before its entry make of the asking",
     "clock": "P3: nor does one wrong clock put the log's clock ahead",
     "cancel": "P4: a cancel answers the truth, and a cancelled timer never fires",
     "key": "a key is unique among a topic's pending timers; what a change said of one is so",

@@ -5,6 +5,8 @@ What cluster/host.py does on an event loop is done here on the world's timeline.
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,16 +17,18 @@ from chaos.sim.keybook import TimerName, Told
 from chaos.sim.node import WALL_START_MS
 from chaos.sim.options import NEVER, Options
 from chaos.sim.paths import STATE_PATH
+from chaos.sim.policybook import LEVELS_MS, Taken
 from chaos.sim.referee import Broken
 from chaos.sim.town import LEASE_MS, Request, SimConsumer, Town
 from chaos.sim.world import World
+from timer.admission import When
 from timer.clock import ClusterClock, Sample
 from timer.columns import Binary, Part
 from timer.conflicts import Verdict
 from timer.disk import Disk
 from timer.engine import Engine, Flush
 from timer.entry import Entry
-from timer.errors import NotLeader, TimerError
+from timer.errors import InvalidRequest, NotLeader, TimerError
 from timer.groups import Group
 from timer.leader import Delivery, Leader, LeaderConfig, Now
 from timer.leases import Consumer
@@ -38,6 +42,7 @@ from timer.machine import (
 )
 from timer.merge import Merge
 from timer.payloads import CreateGroup, Ids, Keys, Start
+from timer.policies import DEFAULTS, Policy, Scope
 from timer.producers import Answer
 from timer.room import Rooms
 from timer.units import Epoch, LeaseId, LogIndex, ProducerId, ReplicaId, UnixMs
@@ -48,7 +53,9 @@ if TYPE_CHECKING:
 
     from chaos.sim.node import SimNode
 
-CONFIG: Final = LeaderConfig(checkpoint_interval_ms=1_000)
+CONFIG: Final = LeaderConfig(
+    checkpoint_interval_ms=1_000, policy=replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
+)
 RESERVE: Final = 300_000
 ROOM: Final = 100_000
 """Bytes of a small disk: kept for what must go on, and beside that."""
@@ -162,8 +169,8 @@ class TimerApp:
         Engine(disk, directory, CONFIG)
 
     def _observe(self, entry: Entry, applied: Applied) -> None:
-        del entry
         self._town.book.applied(self.node, self.engine.machine, applied)
+        self._town.book.policies.check(entry, applied)
         if isinstance(applied, Checkpoint):
             self._town.book.digest(self.node, applied)
 
@@ -288,17 +295,25 @@ class TimerApp:
                 leader.topic(request.topic, now, lambda _: None)
                 self._kick()
                 return  # the client asks again
-            requested = np.array(request.delays_ms, np.int64)
-            if not request.absolute:
-                requested += now.clock_ms
-            rows = len(requested)
+            rows, payload = len(request.values), Binary.of(request.payloads(producer_id))
+            rules = leader.rules(topic.topic_id, ProducerId(producer_id), request.sequence)
+            limit, size = rules.payload_limit[0], int(payload.sizes.max())
+            if size > limit:
+                reply(InvalidRequest("payload", f"{size} bytes", f"at most {limit}"))
+                return
+            floor_ms = self.engine.machine.last_read_time_ms
+            asked = When(request.way, np.array(request.values, np.int64))
+            times = rules.times(asked, rows, now, floor_ms)
+            taken = Taken(request.way, tuple(request.values), now.clock_ms, floor_ms)
+            takings = self._town.book.policies.requests
+            takings.setdefault((producer_id, request.sequence), []).append(taken)
             part = Part(
                 producer_id=ProducerId(producer_id),
                 sequence=request.sequence,
-                due_ms=leader.effective_due(requested, now),
-                requested_ms=requested,
+                due_ms=times.due_ms,
+                requested_ms=times.requested_ms,
                 topic=np.full(rows, topic.topic_id, np.uint32),
-                payload=Binary.of(request.payloads(producer_id)),
+                payload=payload,
                 key=Binary.of(request.keys) if request.keys else None,
                 on_conflict=request.mode,
             )
@@ -340,10 +355,14 @@ class TimerApp:
             else:
                 reply(result)
 
-        now = self._now()
-        requested = np.full(len(names), now.clock_ms + delay_ms, np.int64)
+        book, now = self._town.book, self._now()
+        for name in names:
+            if name in book.timers:
+                self._note_move(name.seq, book.timers[name].topic, delay_ms, now)
+        topics = self.engine.machine.store.topics(targets.due_ms, targets.seq)
+        when = When("delay_ms", np.array([delay_ms], np.int64))
         try:
-            leader.reschedule(targets, requested, now, answer)
+            leader.reschedule(targets, topics, when, now, answer)
         except TimerError as refused:
             reply(refused)
         self._kick()
@@ -375,10 +394,27 @@ class TimerApp:
             if delay_ms is None:
                 leader.cancel_keys(targets, now, answer)
             else:
-                requested = np.array([now.clock_ms + delay_ms], np.int64)
-                leader.reschedule(targets, requested, now, answer)
+                self._note_move(key, key[0], delay_ms, now)
+                when = When("delay_ms", np.array([delay_ms], np.int64))
+                leader.reschedule(targets, targets.topic, when, now, answer)
         except TimerError as refused:
             reply(refused)
+        self._kick()
+
+    def _note_move(self, target: object, topic: str, delay_ms: int, now: Now) -> None:
+        floor_ms = self.engine.machine.last_read_time_ms
+        taken = Taken("delay_ms", (delay_ms,), now.clock_ms, floor_ms)
+        self._town.book.policies.moves.setdefault(target, []).append((topic, taken))
+
+    def alter(self, where: str, said: Policy, unset: list[str]) -> None:
+        """Change what the cluster (""), a namespace ("ns/") or a topic says; nobody waits."""
+        leader = self.engine.leader
+        topic = self.engine.machine.topic_by_name.get(where)
+        if leader is None or (topic is None and where and not where.endswith("/")):
+            return
+        scope = Scope(where.rstrip("/")) if topic is None else Scope("", topic.topic_id)
+        with suppress(TimerError):
+            leader.alter(scope, said, unset, self._now(), lambda _: None)
         self._kick()
 
     def open(self, consumer: SimConsumer, stream: int, credit: int) -> None:

@@ -2,6 +2,7 @@
 
     SimProducer   numbered requests, resent in order until answered; cancels and reschedules
     SimConsumer   one consumer of a group; takes, acks late or never, reconnects, dies with leases
+    SimOperator   in some worlds: changes policies
 
 Clients reach nodes through a lossy line of their own and know nothing but answers.
 """
@@ -9,15 +10,16 @@ Clients reach nodes through a lossy line of their own and know nothing but answe
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from chaos.sim.book import Book, Row
 from chaos.sim.keybook import TimerName, Told
 from chaos.sim.referee import Broken
 from timer.columns import OnConflict
-from timer.errors import TimerError
+from timer.errors import InvalidRequest, TimerError
 from timer.leader import Delivery
 from timer.machine import RESCHEDULED
+from timer.policies import Policy
 
 if TYPE_CHECKING:
     from chaos.sim.node import SimNode
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from chaos.sim.world import World
 
 TOPICS: Final = ("a", "b")
+NAMESPACED: Final = ("a", "n/b")
+"""Instead, where policies change."""
+OPERATING: Final = 0.2
+"""So often, of the moments at which a client acts."""
 GROUPS: Final = ("g", "h")
 KEYS: Final = (b"k", b"l", b"m")
 KEYED: Final = 0.4
@@ -46,8 +52,9 @@ class Request:
 
     sequence: int
     topic: str
-    delays_ms: list[int]
-    absolute: bool
+    way: str
+    """due_ms, delay_ms or delay_level."""
+    values: list[int]
     keys: list[bytes]
     """Empty: none."""
     mode: OnConflict
@@ -59,7 +66,7 @@ class Request:
 
     def payloads(self, producer_id: int) -> list[bytes]:
         """Return one payload per timer, like no other's in the world."""
-        count = len(self.delays_ms)
+        count = len(self.values)
         names = [b"%d/%d/%d" % (producer_id, self.sequence, row) for row in range(count)]
         return [name + self.padding for name in names]
 
@@ -144,11 +151,14 @@ class SimProducer:
             delays = [-delay - 1 for delay in delays]
         keys = [rng.choice(KEYS) for _ in delays] if rng.random() < KEYED else []
         mode = rng.choice((OnConflict.REJECT, OnConflict.REPLACE, OnConflict.KEEP))
-        topic, padding = rng.choice(TOPICS), self._town.padding
-        request = Request(self._next, topic, delays, absolute, keys, mode, padding)
+        topic, padding = rng.choice(self._town.topics), self._town.padding
+        way = "due_ms" if absolute else "delay_ms"
         if absolute:
             wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
-            request.delays_ms = [wall_ms + delay for delay in delays]
+            delays = [wall_ms + delay for delay in delays]
+        elif self._town.operator is not None and rng.random() < 0.3:
+            way, delays = "delay_level", [rng.choice((0, 1, 2, 4, 40)) for _ in delays]
+        request = Request(self._next, topic, way, delays, keys, mode, padding)
         self._next += 1
         self._town.book.asked(request.payloads(self.producer_id or 0))
         self.waiting.append(request)
@@ -160,6 +170,11 @@ class SimProducer:
         self._town.line.ask(app, app.schedule, self.producer_id, request, reply)
 
     def _answered(self, request: Request, result: object) -> None:
+        if isinstance(result, InvalidRequest) and request.names is None:
+            # By policy, not by an earlier sending, which may be applied yet: ask for less, as that.
+            request.way, request.values = "delay_ms", [0] * len(request.values)
+            request.padding = b""
+            self._town.book.asked(request.payloads(self.producer_id or 0))
         if isinstance(result, TimerError):
             return  # resent when it is due
         assert isinstance(result, list)
@@ -170,9 +185,10 @@ class SimProducer:
         self._town.book.answers += 1
         self.waiting.remove(request)
         book, keys = self._town.book, request.keys or [b""] * len(result)
-        for told, wanted, key in zip(result, request.delays_ms, keys, strict=True):
+        plain = request.way == "due_ms" and self._town.operator is None
+        for told, wanted, key in zip(result, request.values, keys, strict=True):
             if told.is_timer:
-                book.scheduled(told.name, request.topic, wanted if request.absolute else None)
+                book.scheduled(told.name, request.topic, wanted if plain else None)
                 self._mine.append(told.name)
             if key:
                 fired = told.other in book.fired
@@ -214,7 +230,7 @@ class SimProducer:
 
     def _change_key(self, app: "TimerApp") -> None:
         """Cancel or reschedule whatever timer has a key."""
-        key = self._rng.choice(TOPICS), self._rng.choice(KEYS)
+        key = self._rng.choice(self._town.topics), self._rng.choice(KEYS)
         delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
         book = self._town.book
         book.keys.open[key] = book.keys.open.get(key, 0) + 1
@@ -309,6 +325,35 @@ class SimConsumer:
         self._town.line.ask(app, app.ack, self, self._stream, epoch, lease_id, offsets, reply)
 
 
+class SimOperator:
+    """Changes the policies of all scopes, one field or two at a time."""
+
+    _VALUES: Final[dict[str, tuple[Any, ...]]] = {
+        "delayed_delivery": (True, True, False),
+        "tick_ms": (1, 7, 100, 1_000),
+        "delay_ms_min": (0, 50, 1_000),
+        "delay_ms_max": (0, 200, 5_000),
+        "fixed_delay_ms": (0, 40, 2_000),
+        "payload_bytes_max": (20, 5_000),
+        "delay_levels_ms": ((300,), (2_000, 100), (10, 20, 30, 40)),
+    }
+
+    def __init__(self, town: "Town", rng: random.Random) -> None:
+        self._town = town
+        self._rng = rng
+
+    def act(self) -> None:
+        """Set a field or two of some scope, or unset some."""
+        app, rng = self._town.leader(), self._rng
+        if app is None or self._town.closing or rng.random() > OPERATING:
+            return
+        scope = rng.choice(("", "n/", "default/", *self._town.topics))
+        names = rng.sample(sorted(self._VALUES), rng.choice((1, 2, 4)))
+        unset = names if rng.random() < 0.4 else names[2:]
+        said = {name: rng.choice(self._VALUES[name]) for name in names if name not in unset}
+        self._town.line.ask(app, app.alter, scope, Policy(**said), unset)
+
+
 class Town:
     """All clients of one world."""
 
@@ -319,13 +364,18 @@ class Town:
         self.closing = False
         self.padding = bytes(TIGHT_PAYLOAD if world.options.tight else 0)
         self._rng = rng
+        self.operator: SimOperator | None = None
+        self.topics = TOPICS
+        if world.options.policies:
+            self.operator = SimOperator(self, random.Random(rng.getstate()[1][0]))
+            self.topics = NAMESPACED
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
             for number in range(rng.choice((1, 2, 3)))
         ]
         self.consumers = [
             SimConsumer(self, topic, group, random.Random(rng.getrandbits(64)))
-            for topic in TOPICS
+            for topic in self.topics
             for group in GROUPS[: rng.choice((1, 2))]
             for _ in range(rng.choice((1, 1, 2)))
         ]
@@ -344,6 +394,8 @@ class Town:
         """The world's workload: some client does something."""
         self._rng.choice(self.producers).act()
         self._rng.choice(self.consumers).act()
+        if self.operator is not None:
+            self.operator.act()
 
     def settle(self) -> None:
         """The world is healed: finish what is open, wait for what is pending, check the book.

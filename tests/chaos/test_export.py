@@ -20,6 +20,7 @@ from tests.timer import machines
 from timer import entry
 from timer.columns import OnConflict
 from timer.entry import Entry, Kind
+from timer.policies import CLUSTER, Policy, encode_policy
 
 
 def a_log() -> world.Log:
@@ -33,6 +34,7 @@ def a_log() -> world.Log:
     log.schedule(first, [(100, 1), (300, 2), (400, 3)], producer=(producer, 1), at_ms=11)
     log.schedule(second, [(200, 4)], at_ms=12)
     log.schedule(first, [(350, 9)], producer=(producer, 3))  # a gap: nothing comes of it
+    log.entry(Kind.POLICY, encode_policy(CLUSTER, Policy(delayed_delivery=False)), at_ms=15)
     log.cancel([(300, 2), (400, 99)], at_ms=20)
     log.fire(120)
     log.cancel([(100, 1)], at_ms=130)

@@ -31,10 +31,11 @@ from tests.chaos.world import Log, by_id, by_key, write_log
 from timer import entry
 from timer.columns import OnConflict
 from timer.disk import RealDisk
-from timer.entry import Entry
+from timer.entry import Entry, Kind
 from timer.errors import CorruptFile
 from timer.machine import RESCHEDULE_BYTES_MAX, Machine
 from timer.payloads import Start, Targets
+from timer.policies import Policy, Scope, encode_policy
 from timer.store import Store
 from timer.timer_id import mix
 from timer.units import GroupId, LogIndex, TopicId, UnixMs
@@ -225,6 +226,27 @@ def test_reschedule_leaves_what_is_beyond_its_bytes(log: Log, tmp_path: Path) ->
     log.reschedule(by_id([(100, 1), (100, 2), (100, 3)]), [200, 200, 200])
     log.fire(200, bytes_max=1 << 30)
     assert ends(read(log, tmp_path)) == [RESCHEDULED, FIRED, FIRED, FIRED]
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        (Policy(), ""),
+        (Policy(delayed_delivery=True, tick_ms=100, delay_ms_min=5, delay_ms_max=9), ""),
+        (Policy(delayed_delivery=False), "delayed_delivery = False"),
+        (Policy(fixed_delay_ms=0), "fixed_delay_ms = 0"),
+    ],
+)
+def test_policy_that_makes_timers_due_before_they_were_asked_for_is_refused(
+    policy: Policy, refused: str, log: Log, tmp_path: Path
+) -> None:
+    log.entry(Kind.POLICY, encode_policy(Scope("ns"), policy))
+    log.schedule(T, [(100, 1)])
+    if refused:
+        with pytest.raises(ValueError, match=f"entry 3: the audit does not know {refused}"):
+            read(log, tmp_path)
+    else:
+        assert ends(read(log, tmp_path)) == [PENDING]
 
 
 def test_ack_counts_once_and_only_below_what_was_reserved(log: Log, tmp_path: Path) -> None:

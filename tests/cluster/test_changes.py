@@ -182,7 +182,11 @@ def test_change_says_which_field_breaks_which_limit(cluster: Running, client: Ti
         (stub.Cancel, pb.CancelRequest(keys=key), "keys"),
         (stub.Cancel, pb.CancelRequest(filter=where), "filter.due_to_ms"),
         (stub.Cancel, pb.CancelRequest(timer_ids=bytes(15), page_token=b"x"), "page_token"),
-        (stub.Reschedule, pb.RescheduleRequest(timer_ids=bytes(15)), "due_ms, delay_ms"),
+        (
+            stub.Reschedule,
+            pb.RescheduleRequest(timer_ids=bytes(15)),
+            "due_ms, delay_ms, delay_level",
+        ),
         (stub.GetTimer, pb.GetTimerRequest(topic="limits"), "timer_id, topic, key"),
         (stub.GetTimer, pb.GetTimerRequest(topic="limits", key="k" * 101), "key"),
         (stub.ListTimers, pb.ListTimersRequest(page_size=1001), "page_size"),

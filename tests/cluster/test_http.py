@@ -38,6 +38,9 @@ class FakeNode:
     async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
         return await self._answer("checkpoint", cluster=cluster)
 
+    async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
+        return await self._answer(f"policies of {namespace!r} and {topic!r}", cluster=False)
+
     async def _answer(self, what: str, *, cluster: bool) -> Mapping[str, object]:
         self.asked.append((what, cluster))
         self.was_asked.set()
@@ -164,8 +167,8 @@ async def test_front_page_says_the_role_and_its_links_work(page: Page) -> None:
     assert front.content_type.startswith("text/html")
     assert "follower, leader &lt;n1&gt;: ready" in front.text
     links = [each.split('"')[0] for each in front.text.split('href="')[1:]]
-    assert len(links) == 7
-    assert [(await page.get(link)).status for link in links] == [200] * 7
+    assert len(links) == 8
+    assert [(await page.get(link)).status for link in links] == [200] * 8
 
 
 async def test_nothing_can_be_changed(page: Page) -> None:

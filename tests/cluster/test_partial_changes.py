@@ -1,6 +1,7 @@
 """Changes that are done in part say so: nothing is told to be without effect that had one."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,20 @@ from cluster.looking_in import LookingIn
 from tests.cluster.hosted import FAR, Hosted
 from timer import leader as leader_module
 from timer import timer_id
+from timer.admission import When
 from timer.entry import Kind
-from timer.errors import CommitTimeout, LeadershipLost, NotLeader, Overloaded
+from timer.errors import (
+    CommitTimeout,
+    InvalidRequest,
+    LeadershipLost,
+    NotLeader,
+    NotReady,
+    Overloaded,
+)
 from timer.leader import RESCHEDULE_ROWS_MAX
+from timer.payloads import Ids
+from timer.policies import Policy, Scope
+from timer.units import TopicId
 from timerclient.proto import timer_pb2 as pb
 
 SALT = 5
@@ -33,7 +45,7 @@ class Caller:
         host: Any = self.host
         limits = {"salt": SALT, "key_bytes_max": 100}
         looking_in = LookingIn(host, **limits)
-        self._changes = Changes(host, looking_in, delay_ms_max=10**12, **limits)
+        self._changes = Changes(host, looking_in, **limits)
 
     async def __call__(self, request: Asked, within_s: float = 60.0) -> Any:
         context: Any = SimpleNamespace(time_remaining=lambda: within_s)
@@ -190,3 +202,30 @@ async def test_page_that_commits_too_late_has_an_unknown_outcome_and_its_token_g
     assert await all_pages(call, request) <= N  # what the first one did is not in it
     assert changed(call) == {*range(N)}
     assert call.host.engine.machine.counts.cancelled == N
+
+
+async def test_reschedule_by_id_that_a_policy_overtakes_is_refused_not_decided_without_it(
+    call: Caller,
+) -> None:
+    at = np.arange(N)
+    targets, when = Ids(FAR + at, (1 + at).astype(np.uint64)), When("due_ms", np.array([LATER]))
+    moving = asyncio.create_task(call._changes._move(targets, None, when))
+    scope, said, now = Scope("", TopicId(1)), Policy(fixed_delay_ms=5), call.host.now()
+    alter = partial(call.host.leader.alter, scope, said, (), now, lambda _: None)
+    asyncio.get_running_loop().call_soon(alter)  # before any entry is appended
+    with pytest.raises(NotReady, match="ask again"):
+        await moving
+    assert [*(await call(ids(0))).results] == [pb.RESCHEDULED]
+    assert moved(call) == set()
+    assert call.host.pending()[0] == call.host.now().clock_ms + 10  # by the tick
+
+
+async def test_reschedule_that_a_policy_refuses_changes_nothing(call: Caller) -> None:
+    scope = Scope("", TopicId(1))
+    call.host.leader.alter(scope, Policy(delay_ms_max=1), (), call.host.now(), lambda _: None)
+    call.host.step()
+    where = pb.RescheduleRequest(filter=pb.TimerFilter(topic="t"), due_ms=[LATER])
+    for request in (ids(*range(N)), where):
+        with pytest.raises(InvalidRequest, match="delay_ms_max of the topic"):
+            await call(request)
+    assert moved(call) == set()

@@ -1,14 +1,14 @@
 """Requests are bounded in what looking at them costs."""
 
 import time
-from typing import cast
 
 import pytest
 
 from cluster.wire import HEADERS_MAX, RequestLimits, count_texts, part_of, put_bytes
+from tests.timer.test_leader import Play
 from timer.columns import Binary, encode_headers
 from timer.errors import InvalidRequest
-from timer.leader import Leader, Now
+from timer.leader import Now
 from timer.units import MonoMs, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
@@ -57,12 +57,10 @@ def test_message_has_a_column_of_keys_or_headers_only_where_a_row_has_one(
 
 def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_many() -> None:
     limits = RequestLimits(
-        payload_bytes_max=100,
         key_bytes_max=100,
         headers_bytes_max=32_768,
         request_rows_max=100,
         request_bytes_max=1 << 24,
-        delay_ms_max=1 << 40,
     )
     row = bytes(2 * (HEADERS_MAX // 4))  # empty texts, a quarter of the limit
     timers = pb.TimerColumns(topic="t", delay_ms=[0], payload_sizes=[0] * 5)
@@ -71,4 +69,4 @@ def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_m
     request = pb.ScheduleRequest(timers=[timers])
     now = Now(MonoMs(0), UnixMs(1))
     with pytest.raises(InvalidRequest, match=f"at most {HEADERS_MAX}"):
-        part_of(request, {"t": TopicId(1)}, limits, cast("Leader", None), now)
+        part_of(request, {"t": TopicId(1)}, limits, Play().leader, now)

@@ -47,6 +47,7 @@ from timer.payloads import (
     Start,
     Targets,
 )
+from timer.policies import Policy, Scope, encode_policy
 from timer.prepare import Asked, Prepared
 from timer.producers import Answer
 from timer.spill import read_page
@@ -144,6 +145,9 @@ class Log:
 
     def topic(self, name: str) -> Entry:
         return self.append(Kind.TOPIC, [payloads.encode_topic(name)])
+
+    def policy(self, scope: Scope, **said: Any) -> Entry:
+        return self.append(Kind.POLICY, [encode_policy(scope, Policy(**said))])
 
     def producer(self, token: bytes) -> Entry:
         return self.append(Kind.PRODUCER, [payloads.encode_producer(token)])
@@ -288,6 +292,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
             for topic in machine.topics.values()
             for group in topic.groups.values()
         ],
+        "policies": dict(machine.policies),
         "producers": [
             (
                 producer_id,

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from chaos.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
 from timer import leader as leader_module
+from timer.admission import When
 from timer.columns import decode_schedule
 from timer.entry import Kind
 from timer.errors import (
@@ -26,11 +25,11 @@ from timer.errors import (
     UnknownProducer,
 )
 from timer.groups import Group
-from timer.leader import Delivery, Leader, LeaderConfig, Now, resolve_due
+from timer.leader import Delivery, Leader, LeaderConfig, Now
 from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Consumer
 from timer.machine import CANCELLED, Topic
 from timer.payloads import CreateGroup, Fire, Start, decode_cancel, decode_fire, decode_group
-from timer.units import DUE_MS_MAX, Epoch, LeaseId, LogIndex, MonoMs, TopicId, UnixMs
+from timer.units import Epoch, LeaseId, LogIndex, MonoMs, TopicId, UnixMs
 
 LEASE_MS = 1000
 
@@ -130,7 +129,8 @@ class Play:
         self, name: str, *delays: int, producer: int = 0, sequence: int = 0, size: int = 1
     ) -> None:
         requested = np.array([self.now.clock_ms + delay for delay in delays], np.int64)
-        due = self.leader.effective_due(requested, self.now)
+        when, topics = When("due_ms", requested), np.full(len(requested), self.topic_id, np.uint32)
+        _, due = self.leader.admission.times(when, len(requested), topics, self.now)
         timers: list[Timer] = [(self.topic_id, each, b"x" * size) for each in due.tolist()]
         self.leader.schedule(part_of(timers, producer, sequence), self.done(name))
 
@@ -373,29 +373,6 @@ def test_group_asked_for_twice_at_once_is_one_group() -> None:
 # ---- due times
 
 
-@settings(derandomize=True, deadline=None)
-@given(
-    st.lists(
-        st.one_of(st.integers(0, DUE_MS_MAX), st.sampled_from([DUE_MS_MAX, DUE_MS_MAX - 1])),
-        min_size=1,
-    ),
-    st.sampled_from([1, 10, 1000]),
-)
-def test_effective_due_is_never_early_at_most_a_tick_late_and_fits_into_an_id(
-    requested: list[int], tick: int
-) -> None:
-    # E.2
-    play = Play(LeaderConfig(tick_ms=tick))
-    effective = play.leader.effective_due(np.array(requested, np.int64), play.now).tolist()
-    for asked, due in zip(requested, effective, strict=True):
-        if asked <= play.now.clock_ms:
-            assert due == max(asked, play.machine.last_read_time_ms)
-        else:
-            assert asked <= due < asked + tick
-            assert due % tick == 0 or due == DUE_MS_MAX
-            assert due <= DUE_MS_MAX
-
-
 def test_what_is_due_at_once_fires_with_the_entry_behind_its_own() -> None:
     play = Play()
     play.schedule("s", 0, -1, -(10**9), 1)
@@ -405,26 +382,6 @@ def test_what_is_due_at_once_fires_with_the_entry_behind_its_own() -> None:
     play.schedule("later", 500)
     assert play.step() == [Kind.SCHEDULE]
     play.commit()
-
-
-@pytest.mark.parametrize(
-    ("due", "delay"),
-    [(None, None), ([1], [1]), ([-1], None), (None, [-1]), ([DUE_MS_MAX + 1], None), ([1, 2], None),
-     (None, [DUE_MS_MAX]), ([], None), (None, [2**63 - 1])],
-)  # fmt: skip
-def test_due_or_delay_out_of_range_is_refused(
-    due: list[int] | None, delay: list[int] | None
-) -> None:
-    columns = [None if each is None else np.array(each, np.int64) for each in (due, delay)]
-    with pytest.raises(InvalidRequest):
-        resolve_due(columns[0], columns[1], 3, Now(MonoMs(0), UnixMs(START_MS)))
-
-
-def test_due_or_delay_is_given_once_or_for_each_row() -> None:
-    now = Now(MonoMs(0), UnixMs(1000))
-    assert resolve_due(np.array([7]), None, 3, now).tolist() == [7, 7, 7]
-    assert resolve_due(None, np.array([7, 0]), 2, now).tolist() == [1007, 1000]
-    assert resolve_due(None, np.array([DUE_MS_MAX - 1000]), 1, now).tolist() == [DUE_MS_MAX]
 
 
 # ---- firing

@@ -19,7 +19,8 @@ from tests.timer.machines import (
     queue_of,
 )
 from timer import machine as machine_module
-from timer.columns import Binary, OnConflict, Part, row_bytes
+from timer.admission import When
+from timer.columns import I64, Binary, OnConflict, Part, row_bytes
 from timer.conflicts import Verdict
 from timer.cut import Filter
 from timer.engine import Engine
@@ -30,10 +31,12 @@ from timer.leader import (
     KEYED_ROWS_MAX,
     KEYS_MAX,
     RESCHEDULE_ROWS_MAX,
+    Done,
     Leader,
     Now,
 )
 from timer.machine import ALREADY_CANCELLED, CANCELLED, LEFT, NOT_FOUND, RESCHEDULED
+from timer.payloads import Targets
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 
 FAR = START_MS + 10**7
@@ -188,6 +191,12 @@ def keyed(n: int, first: int = 0) -> Part:
     return part_of(rows, keys=[b"%d" % (first + at) for at in range(n)])
 
 
+def reschedule(leader: Leader, targets: Targets, due: I64, now: Now, done: Done) -> None:
+    """Ask for absolute times, of topic 1."""
+    topics = np.ones(len(targets), np.uint32)
+    leader.reschedule(targets, topics, When("due_ms", due), now, done)
+
+
 def test_entries_hold_a_bounded_number_of_keys() -> None:
     leader, log, _ = leading()
     now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
@@ -202,12 +211,12 @@ def test_entries_hold_a_bounded_number_of_keys() -> None:
         leader.cancel_keys(keys_of([(1, b"k")] * (KEYS_MAX + 1)), now, answers.append)
     due = np.full(RESCHEDULE_ROWS_MAX + 1, FAR)
     with pytest.raises(InvalidRequest, match="timer_ids"):
-        leader.reschedule(ids_of([(FAR, 1)] * len(due)), due, now, answers.append)
+        reschedule(leader, ids_of([(FAR, 1)] * len(due)), due, now, answers.append)
     one = ids_of([(FAR, 1)])
     for _ in range(CHANGES_MAX):
-        leader.reschedule(one, due[:1], now, answers.append)
+        reschedule(leader, one, due[:1], now, answers.append)
     with pytest.raises(Overloaded):
-        leader.reschedule(one, due[:1], now, answers.append)
+        reschedule(leader, one, due[:1], now, answers.append)
     assert not answers
 
 
@@ -217,7 +226,7 @@ def test_reschedule_to_now_is_followed_by_a_fire_and_answered_with_the_new_timer
     leader.schedule(keyed(1), answers.append)
     leader.step(now)
     catch_up(engine, log)
-    leader.reschedule(keys_of([(1, b"0")]), np.array([START_MS]), now, answers.append)
+    reschedule(leader, keys_of([(1, b"0")]), np.array([START_MS]), now, answers.append)
     assert [entry.kind.name for entry in log.entries[-2:]] == ["RESCHEDULE", "FIRE"]
     catch_up(engine, log)
     assert answer_of(answers[1])[0] == [RESCHEDULED]  # type: ignore[arg-type]
@@ -228,6 +237,6 @@ def test_reschedule_to_now_is_followed_by_a_fire_and_answered_with_the_new_timer
 def test_reschedule_of_a_deposed_leader_has_an_unknown_outcome() -> None:
     leader, _, engine = leading()
     now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
-    leader.reschedule(ids_of([(FAR, 1)]), np.array([FAR]), now, answers.append)
+    reschedule(leader, ids_of([(FAR, 1)]), np.array([FAR]), now, answers.append)
     engine.step_down()
     assert [type(answer).__name__ for answer in answers] == ["LeadershipLost"]

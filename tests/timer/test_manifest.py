@@ -22,6 +22,7 @@ from timer.engine import Engine
 from timer.errors import CorruptFile, DiskFailed, TimerError, UnknownVersion
 from timer.manifest import NAME, SPILL_DIRECTORY
 from timer.payloads import Op
+from timer.policies import CLUSTER, Scope
 from timer.units import LogIndex, TopicId, UnixMs
 
 PATH = STATE / NAME
@@ -48,6 +49,9 @@ def busy_log() -> Log:
     log.op(Op.RESERVE, 1, 2, [4])
     log.op(Op.ACK, 1, 2, [0])
     log.op(Op.ENDED, 1, 1, [2, 3])
+    log.policy(CLUSTER, tick_ms=5, delay_levels_ms=(1_000, 60_000))
+    log.policy(Scope("ns"), fixed_delay_ms=7)
+    log.policy(Scope("", TopicId(1)), delayed_delivery=False, delay_ms_min=1, delay_ms_max=2)
     log.begin_epoch()
     log.fire(START_MS + 12)
     log.now_ms += 5000
@@ -71,7 +75,7 @@ def flush(engine: Engine) -> None:
     engine.end_flush(begun)
 
 
-@pytest.mark.parametrize("cut", range(1, 21))
+@pytest.mark.parametrize("cut", range(1, 24))
 def test_restart_from_a_manifest_of_any_index_is_the_uninterrupted_machine(cut: int) -> None:
     whole = busy_log()
     log = Log(entries=whole.entries[:cut])

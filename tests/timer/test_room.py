@@ -7,6 +7,7 @@ import pytest
 
 from tests.timer.machines import START_MS, u64
 from tests.timer.test_leader import Play
+from timer.admission import When
 from timer.errors import DiskFull
 from timer.leases import ACCEPT
 from timer.machine import CANCELLED
@@ -98,10 +99,11 @@ def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
 
     full = play.leader.full = DiskFull([("n1", 5, 10)], retry_after_ms=1)
     ids = Ids(np.array([timer[0]]), u64([timer[1]]))
+    topics, when = np.ones(1, np.uint32), When("due_ms", np.array([START_MS]))
     refused: list[Callable[[], None]] = [
         lambda: play.schedule("new", 0, producer=producer, sequence=3),
         lambda: play.schedule("unnumbered", 0),
-        lambda: play.leader.reschedule(ids, np.array([START_MS]), play.now, play.done("moved")),
+        lambda: play.leader.reschedule(ids, topics, when, play.now, play.done("moved")),
         lambda: play.leader.register(b"another", play.now, play.done("another")),
         lambda: play.leader.topic("b", play.now, play.done("topic")),
     ]

@@ -73,6 +73,8 @@ class Cluster:
     probes: int = 0
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
+    alters: list[pb.AlterPoliciesRequest] = field(default_factory=list)
+    lose_alters: bool = False
     on_schedule: OnSchedule = lambda _: None
     on_ack: Callable[[pb.AckRequest], "pb.Error | str | None"] = lambda _: None
     on_cancel: Callable[[], "pb.Error | str | None"] = lambda: None
@@ -154,8 +156,9 @@ class Cluster:
 
 def unpack(of: pb.TimerColumns) -> list[Row]:
     n = len(of.payload_sizes)
-    assert bool(of.due_ms) != bool(of.delay_ms)
-    due = list(of.due_ms) or [NOW_MS + ms for ms in of.delay_ms]
+    assert [bool(of.due_ms), bool(of.delay_ms), bool(of.delay_level)].count(True) == 1
+    delays = list(of.delay_ms) or [1_000 * level for level in of.delay_level]
+    due = list(of.due_ms) or [NOW_MS + ms for ms in delays]
     due = due * n if len(due) == 1 else due
     assert len(due) == n
     payloads = slices(of.payload_sizes, of.payloads)
@@ -413,6 +416,21 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def ChangeMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.cluster.changes.append((request.change, request.name))
         return await self.ListMembers(request, context)
+
+    async def AlterPolicies(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        self.cluster.alters.append(request)
+        if self.cluster.lose_alters:
+            lost = wire_error(pb.LEADERSHIP_LOST, "it may be so")
+            await refuse(context, lost, grpc.StatusCode.ABORTED)
+        return pb.DescribePoliciesResponse(
+            scope=request.scope, own=request.set, effective=request.set
+        )
+
+    async def DescribePolicies(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        mine = [each.set for each in self.cluster.alters if each.scope == request.scope]
+        return pb.DescribePoliciesResponse(scope=request.scope, own=mine[-1] if mine else None)
 
 
 class Session:

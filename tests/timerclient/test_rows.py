@@ -24,26 +24,28 @@ def batch(payloads: Any, **more: Any) -> pb.TimerColumns:
 
 
 @pytest.mark.parametrize(
-    ("when", "is_delay", "ms"),
+    ("when", "way", "value"),
     [
-        ({}, True, 0),
-        ({"delay": None}, True, 0),
-        ({"delay": timedelta(minutes=30)}, True, 1_800_000),
-        ({"delay": timedelta(microseconds=1)}, True, 1),
-        ({"delay": 2}, True, 2_000),
-        ({"delay": 0.3}, True, 300),
-        ({"due_ms": 17}, False, 17),
-        ({"due_ms": np.int64(17)}, False, 17),
-        ({"due_ms": rows.DUE_MS_MAX}, False, rows.DUE_MS_MAX),
-        ({"due": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}, False, 1_000),
-        ({"due": datetime(1970, 1, 1, 1, 0, 1, 1, timezone(timedelta(hours=1)))}, False, 1_001),
+        ({}, "delay_ms", 0),
+        ({"delay": None}, "delay_ms", 0),
+        ({"delay": timedelta(minutes=30)}, "delay_ms", 1_800_000),
+        ({"delay": timedelta(microseconds=1)}, "delay_ms", 1),
+        ({"delay": 2}, "delay_ms", 2_000),
+        ({"delay": 0.3}, "delay_ms", 300),
+        ({"delay_level": 3}, "delay_level", 3),
+        ({"delay_level": np.int64(0)}, "delay_level", 0),
+        ({"due_ms": 17}, "due_ms", 17),
+        ({"due_ms": np.int64(17)}, "due_ms", 17),
+        ({"due_ms": rows.DUE_MS_MAX}, "due_ms", rows.DUE_MS_MAX),
+        ({"due": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}, "due_ms", 1_000),
+        ({"due": datetime(1970, 1, 1, 1, 0, 1, 1, timezone(timedelta(hours=1)))}, "due_ms", 1_001),
     ],
 )
-def test_when_is_one_number_of_milliseconds_never_early(
-    when: dict[str, Any], is_delay: bool, ms: int
+def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
+    when: dict[str, Any], way: str, value: int
 ) -> None:
     moment = rows.moment(when)
-    assert (moment.is_delay, list(moment.ms)) == (is_delay, [ms])
+    assert (moment.way, list(moment.values)) == (way, [value])
 
 
 @pytest.mark.parametrize(

@@ -407,8 +407,8 @@ Global___ScheduleRequest: _TypeAlias = ScheduleRequest  # noqa: Y015
 
 @_typing.final
 class TimerColumns(_message.Message):
-    """Timers of one topic. Exactly one of due_ms and delay_ms is given, with n values, or with one
-    value for all n rows. payload_sizes has n values.
+    """Timers of one topic. Exactly one of due_ms, delay_ms and delay_level is given, with n values, or
+    with one value for all n rows. payload_sizes has n values.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -422,7 +422,9 @@ class TimerColumns(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     HEADERS_SIZES_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    """in the namespace before its first "/", else in `default`"""
     payloads: _builtins.bytes
     keys: _builtins.bytes
     """UTF-8"""
@@ -446,6 +448,10 @@ class TimerColumns(_message.Message):
     def headers_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none, or n; 0 = no headers"""
 
+    @_builtins.property
+    def delay_level(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the nth of the topic's delays (Policy); beyond the last = the"""
+
     def __init__(
         self,
         *,
@@ -458,10 +464,11 @@ class TimerColumns(_message.Message):
         keys: _builtins.bytes = ...,
         headers_sizes: _abc.Iterable[_builtins.int] | None = ...,
         headers: _builtins.bytes = ...,
+        delay_level: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "due_ms", b"due_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -649,8 +656,8 @@ Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
 
 @_typing.final
 class RescheduleRequest(_message.Message):
-    """Exactly one of timer_ids, keys and filter, and exactly one of due_ms and delay_ms is given: n
-    values, or one for all (with filter: one).
+    """Exactly one of timer_ids, keys and filter, and exactly one of due_ms, delay_ms and delay_level is
+    given: n values, or one for all (with filter: one). Policies hold as for a new timer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -661,6 +668,7 @@ class RescheduleRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     timer_ids: _builtins.bytes
     page_token: _builtins.bytes
     """as in CancelRequest"""
@@ -674,6 +682,8 @@ class RescheduleRequest(_message.Message):
     def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def delay_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def delay_level(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -683,10 +693,11 @@ class RescheduleRequest(_message.Message):
         page_token: _builtins.bytes = ...,
         due_ms: _abc.Iterable[_builtins.int] | None = ...,
         delay_ms: _abc.Iterable[_builtins.int] | None = ...,
+        delay_level: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "keys", b"keys"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "due_ms", b"due_ms", "filter", b"filter", "keys", b"keys", "page_token", b"page_token", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "filter", b"filter", "keys", b"keys", "page_token", b"page_token", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1895,3 +1906,233 @@ class ChangeMembersRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChangeMembersRequest: _TypeAlias = ChangeMembersRequest  # noqa: Y015
+
+@_typing.final
+class PolicyScope(_message.Message):
+    """The cluster; or a namespace, or a topic, if that is given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    topic: _builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyScope: _TypeAlias = PolicyScope  # noqa: Y015
+
+@_typing.final
+class Policy(_message.Message):
+    """What a scope says of its topics' timers. Of what is absent the next wider scope decides: topic,
+    namespace, cluster, the node's settings.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELAYED_DELIVERY_FIELD_NUMBER: _builtins.int
+    TICK_MS_FIELD_NUMBER: _builtins.int
+    DELAY_MS_MIN_FIELD_NUMBER: _builtins.int
+    DELAY_MS_MAX_FIELD_NUMBER: _builtins.int
+    FIXED_DELAY_MS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    DELAY_LEVELS_MS_FIELD_NUMBER: _builtins.int
+    delayed_delivery: _builtins.bool
+    """false: new timers are due at once; nothing below counts"""
+    tick_ms: _builtins.int
+    """due times are rounded up to a multiple of it"""
+    delay_ms_min: _builtins.int
+    """what is asked for sooner is due then"""
+    delay_ms_max: _builtins.int
+    """what is asked for later is refused"""
+    fixed_delay_ms: _builtins.int
+    """all are due after this, whatever is asked for"""
+    payload_bytes_max: _builtins.int
+    @_builtins.property
+    def delay_levels_ms(self) -> Global___DelayLevels: ...
+    def __init__(
+        self,
+        *,
+        delayed_delivery: _builtins.bool | None = ...,
+        tick_ms: _builtins.int | None = ...,
+        delay_ms_min: _builtins.int | None = ...,
+        delay_ms_max: _builtins.int | None = ...,
+        fixed_delay_ms: _builtins.int | None = ...,
+        payload_bytes_max: _builtins.int | None = ...,
+        delay_levels_ms: Global___DelayLevels | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_payload_bytes_max", b"_payload_bytes_max", "_tick_ms", b"_tick_ms", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "payload_bytes_max", b"payload_bytes_max", "tick_ms", b"tick_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_payload_bytes_max", b"_payload_bytes_max", "_tick_ms", b"_tick_ms", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "payload_bytes_max", b"payload_bytes_max", "tick_ms", b"tick_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__delay_ms_max: _TypeAlias = _typing.Literal["delay_ms_max"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms_max: _TypeAlias = _typing.Literal["_delay_ms_max", b"_delay_ms_max"]  # noqa: Y015
+    _WhichOneofReturnType__delay_ms_min: _TypeAlias = _typing.Literal["delay_ms_min"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms_min: _TypeAlias = _typing.Literal["_delay_ms_min", b"_delay_ms_min"]  # noqa: Y015
+    _WhichOneofReturnType__delayed_delivery: _TypeAlias = _typing.Literal["delayed_delivery"]  # noqa: Y015
+    _WhichOneofArgType__delayed_delivery: _TypeAlias = _typing.Literal["_delayed_delivery", b"_delayed_delivery"]  # noqa: Y015
+    _WhichOneofReturnType__fixed_delay_ms: _TypeAlias = _typing.Literal["fixed_delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__fixed_delay_ms: _TypeAlias = _typing.Literal["_fixed_delay_ms", b"_fixed_delay_ms"]  # noqa: Y015
+    _WhichOneofReturnType__payload_bytes_max: _TypeAlias = _typing.Literal["payload_bytes_max"]  # noqa: Y015
+    _WhichOneofArgType__payload_bytes_max: _TypeAlias = _typing.Literal["_payload_bytes_max", b"_payload_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__tick_ms: _TypeAlias = _typing.Literal["tick_ms"]  # noqa: Y015
+    _WhichOneofArgType__tick_ms: _TypeAlias = _typing.Literal["_tick_ms", b"_tick_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms_max) -> _WhichOneofReturnType__delay_ms_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms_min) -> _WhichOneofReturnType__delay_ms_min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delayed_delivery) -> _WhichOneofReturnType__delayed_delivery | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fixed_delay_ms) -> _WhichOneofReturnType__fixed_delay_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__payload_bytes_max) -> _WhichOneofReturnType__payload_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tick_ms) -> _WhichOneofReturnType__tick_ms | None: ...
+
+Global___Policy: _TypeAlias = Policy  # noqa: Y015
+
+@_typing.final
+class DelayLevels(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of level 1, 2, 3, ..."""
+
+    def __init__(
+        self,
+        *,
+        ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ms", b"ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DelayLevels: _TypeAlias = DelayLevels  # noqa: Y015
+
+@_typing.final
+class AlterPoliciesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    UNSET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scope(self) -> Global___PolicyScope: ...
+    @_builtins.property
+    def set(self) -> Global___Policy: ...
+    @_builtins.property
+    def unset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of fields of Policy"""
+
+    def __init__(
+        self,
+        *,
+        scope: Global___PolicyScope | None = ...,
+        set: Global___Policy | None = ...,
+        unset: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope", "set", b"set", "unset", b"unset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPoliciesRequest: _TypeAlias = AlterPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class DescribePoliciesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scope(self) -> Global___PolicyScope: ...
+    def __init__(
+        self,
+        *,
+        scope: Global___PolicyScope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribePoliciesRequest: _TypeAlias = DescribePoliciesRequest  # noqa: Y015
+
+@_typing.final
+class DescribePoliciesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    NARROWER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scope(self) -> Global___PolicyScope: ...
+    @_builtins.property
+    def own(self) -> Global___Policy:
+        """what the scope says itself"""
+
+    @_builtins.property
+    def effective(self) -> Global___Policy:
+        """what holds for it"""
+
+    @_builtins.property
+    def sources(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """field of `effective`: node, cluster, namespace or topic"""
+
+    @_builtins.property
+    def narrower(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyScope]:
+        """within it, which say something themselves"""
+
+    def __init__(
+        self,
+        *,
+        scope: Global___PolicyScope | None = ...,
+        own: Global___Policy | None = ...,
+        effective: Global___Policy | None = ...,
+        sources: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        narrower: _abc.Iterable[Global___PolicyScope] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective", b"effective", "own", b"own", "scope", b"scope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective", b"effective", "narrower", b"narrower", "own", b"own", "scope", b"scope", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribePoliciesResponse: _TypeAlias = DescribePoliciesResponse  # noqa: Y015

@@ -538,6 +538,16 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.FromString,
                 _registered_method=True)
+        self.AlterPolicies = channel.unary_unary(
+                '/timer.v1.AdminService/AlterPolicies',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.AlterPoliciesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.FromString,
+                _registered_method=True)
+        self.DescribePolicies = channel.unary_unary(
+                '/timer.v1.AdminService/DescribePolicies',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -590,6 +600,19 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterPolicies(self, request, context):
+        """Sets and unsets fields of what one scope says: for what is scheduled from then on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribePolicies(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -627,6 +650,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ChangeMembers,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.SerializeToString,
+            ),
+            'AlterPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterPolicies,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterPoliciesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.SerializeToString,
+            ),
+            'DescribePolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribePolicies,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -820,6 +853,60 @@ class AdminService:
             '/timer.v1.AdminService/ChangeMembers',
             timerclient_dot_proto_dot_timer__pb2.ChangeMembersRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.ListMembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/AlterPolicies',
+            timerclient_dot_proto_dot_timer__pb2.AlterPoliciesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribePolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/DescribePolicies',
+            timerclient_dot_proto_dot_timer__pb2.DescribePoliciesRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

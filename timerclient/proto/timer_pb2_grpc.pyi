@@ -202,6 +202,9 @@ class AdminServiceStub:
     ListMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]
     ChangeMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]
     """Answered when the log has committed the change; the outcome is unknown if that takes long."""
+    AlterPolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]
+    """Sets and unsets fields of what one scope says: for what is scheduled from then on."""
+    DescribePolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -218,6 +221,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
     ChangeMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
     """Answered when the log has committed the change; the outcome is unknown if that takes long."""
+    AlterPolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
+    """Sets and unsets fields of what one scope says: for what is scheduled from then on."""
+    DescribePolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- administration"""
@@ -273,5 +279,20 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.ListMembersResponse, _abc.Awaitable[_timer_pb2.ListMembersResponse]]:
         """Answered when the log has committed the change; the outcome is unknown if that takes long."""
+
+    @_abc_1.abstractmethod
+    def AlterPolicies(
+        self,
+        request: _timer_pb2.AlterPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.DescribePoliciesResponse, _abc.Awaitable[_timer_pb2.DescribePoliciesResponse]]:
+        """Sets and unsets fields of what one scope says: for what is scheduled from then on."""
+
+    @_abc_1.abstractmethod
+    def DescribePolicies(
+        self,
+        request: _timer_pb2.DescribePoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.DescribePoliciesResponse, _abc.Awaitable[_timer_pb2.DescribePoliciesResponse]]: ...
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,128 @@
+"""Planted bugs in policies (chaos/sim/planted.py says what they are for)."""
+
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+
+from chaos.sim.planted import Mutation, Plant
+from chaos.sim.timers import CONFIG, TimerWorld
+from timer import manifest
+from timer.admission import Admission
+from timer.columns import U32
+from timer.leader import Leader, Now
+from timer.machine import Machine
+from timer.policies import Policies, Policy
+from timer.store import Store
+
+
+def _patch(target: object, name: str, new: object) -> Plant:
+    return lambda: mock.patch.object(target, name, new)
+
+
+_flush = Leader._flush_schedules  # noqa: SLF001
+
+
+def _flush_some(self: Leader, now: Now, *, all_of_them: bool = False) -> None:
+    """What waits while a policy changes goes behind it, with the times that it has."""
+    del all_of_them
+    _flush(self, now)
+
+
+_admission = Admission.__init__
+
+
+def _begin_without(self: Admission, machine: Machine, node: Policy) -> None:
+    """A new leader waits for the next change before it goes by policies."""
+    _admission(self, machine, node)
+    self._policies = Policies()
+
+
+def _of_no_topic(self: Store, due_ms: Any, seq: Any) -> U32:
+    """Whose timer is rescheduled is not asked."""
+    del self, due_ms
+    return np.zeros(len(seq), np.uint32)
+
+
+def _narrower_alone(self: Policy, wider: Policy) -> Policy:
+    """A scope that says something says it all: the wider one's other fields are lost."""
+    whole = wider.tick_ms is not None  # else a record is put together
+    return _over(self, CONFIG.policy if whole and self.pack() else wider)
+
+
+_over = Policy.over
+
+_capture = manifest.capture
+
+
+def _capture_without_policies(machine: Machine) -> Any:
+    kept, machine.policies = machine.policies, Policies()
+    try:
+        return _capture(machine)
+    finally:
+        machine.policies = kept
+
+
+_CHANGING: Final = {"policies": True, "mischief": ()}
+
+
+def _mutation(
+    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
+) -> Mutation:
+    aim = _CHANGING | aim
+    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
+
+
+POLICY_MUTATIONS: Final = (
+    _mutation(
+        "policy_overtakes",
+        "a policy is appended before timers whose times were decided without it",
+        {"policy"},
+        20,
+        "a policy that changes while requests wait for the log",
+        _patch(Leader, "_flush_schedules", _flush_some),
+        faults=("slow_disk",),
+        nodes=3,
+        proposals_per_s=16,
+        sync_us=8_000,
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "successor_knows_no_policies",
+        "a new leader decides by no policies until one changes",
+        {"policy"},
+        20,
+        "a failover with policies",
+        _patch(Admission, "__init__", _begin_without),
+        faults=("kill", "handover"),
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "moved_by_the_clusters_policy",
+        "a reschedule by id goes by the cluster's policies, whatever the topic's are",
+        {"policy"},
+        20,
+        "a reschedule where namespaces or topics have policies",
+        _patch(Store, "topics", _of_no_topic),
+    ),
+    _mutation(
+        "scope_says_it_all",
+        "what a namespace or topic doesn't say is the node's setting, not the wider scope's",
+        {"policy"},
+        20,
+        "policies of two scopes that say different things",
+        _patch(Policy, "over", _narrower_alone),
+    ),
+    _mutation(
+        "manifest_without_policies",
+        "a restart forgets the policies",
+        {"digest", "policy"},
+        20,
+        "a restart from a manifest, with policies",
+        _patch(manifest, "capture", _capture_without_policies),
+        faults=("kill", "power"),
+        manifest_every=20,
+        fault_gap_ms=1_500,
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,0 +1,130 @@
+"""Policies in the simulator: the model beside production code, and that it notices what differs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chaos.sim.options import Options
+from chaos.sim.planted import calm
+from chaos.sim.policybook import LEVELS_MS, PolicyBook, Taken
+from chaos.sim.referee import Broken
+from chaos.sim.timers import TimerWorld
+from timer import payloads
+from timer.columns import Binary, Part, encode_schedule
+from timer.entry import Entry, Kind
+from timer.machine import ScheduleApplied
+from timer.policies import CLUSTER, Policy, Scope, encode_policy
+from timer.producers import Answer
+from timer.units import Epoch, LogIndex, ProducerId, Seq, TopicId, UnixMs
+
+NOW = 1_000_003
+
+
+def of_policies(seed: int) -> Options:
+    return calm(seed).aim(policies=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_times_follow_policies_that_change_all_the_time(seed: int) -> None:
+    world = TimerWorld(seed, options=of_policies(seed))
+    world.run(30)
+    book = world.town.book.policies
+    assert len(book.said) > 10
+    assert {taken.way for each in book.requests.values() for taken in each} == {
+        "due_ms",
+        "delay_ms",
+        "delay_level",
+    }
+    assert book.moves
+    fields = {name for _, said in book.said for scope in said.values() for name in scope}
+    assert fields == set(Policy.__slots__)
+
+
+# ---- the book
+
+
+class Pages:
+    """A log of one producer, and the book that reads it."""
+
+    def __init__(self) -> None:
+        self.book = PolicyBook()
+        self.index = 0
+        self.entry(Kind.TOPIC, payloads.encode_topic("n/a"))
+
+    def entry(self, kind: Kind, *payload: bytes) -> Entry:
+        self.index += 1
+        data = memoryview(b"".join(payload))
+        entry = Entry(kind, Epoch(1), LogIndex(self.index), UnixMs(NOW), data)
+        self.book.on_commit(entry)
+        return entry
+
+    def says(self, scope: Scope, **said: Any) -> None:
+        self.entry(Kind.POLICY, encode_policy(scope, Policy(**said)))
+
+    def schedule(self, way: str, value: int, due_ms: int, *, size: int = 1) -> None:
+        """Let the log have one timer, due then, of what was asked for."""
+        requested = {"due_ms": value, "delay_ms": NOW + value}.get(way)
+        if requested is None:
+            requested = NOW + [0, *LEVELS_MS][min(value, len(LEVELS_MS))]
+        self.book.requests[1, 1] = [Taken(way, (value,), NOW, NOW - 50)]
+        due = np.array([due_ms], np.int64)
+        part = Part(
+            producer_id=ProducerId(1),
+            sequence=1,
+            due_ms=due,
+            requested_ms=np.array([requested], np.int64),
+            topic=np.ones(1, np.uint32),
+            payload=Binary.of([b"x" * size]),
+        )
+        entry = self.entry(Kind.SCHEDULE, *encode_schedule([part]))
+        self.book.check(entry, ScheduleApplied(((Answer(1, Seq(1), due), False),), ()))
+
+
+TOPIC = Scope("", TopicId(1))
+
+
+@pytest.mark.parametrize(
+    ("said", "way", "value", "due_ms"),
+    [
+        ([], "delay_ms", 0, NOW),
+        ([], "delay_ms", 1, 1_000_010),
+        ([], "due_ms", 5, NOW - 50),
+        ([], "delay_level", 1, 1_001_010),
+        ([], "delay_level", 40, 1_015_010),
+        ([(CLUSTER, {"tick_ms": 7})], "delay_ms", 1, 1_000_006),
+        ([(CLUSTER, {"fixed_delay_ms": 8, "tick_ms": 1})], "delay_ms", 500, NOW + 8),
+        ([(CLUSTER, {"delayed_delivery": False})], "delay_ms", 500, NOW),
+        ([(Scope("n"), {"delay_ms_min": 30})], "delay_ms", 1, 1_000_040),
+        ([(Scope("m"), {"delay_ms_min": 30})], "delay_ms", 1, 1_000_010),
+        ([(Scope("n"), {"tick_ms": 7}), (TOPIC, {"tick_ms": 1})], "delay_ms", 1, NOW + 1),
+        ([(TOPIC, {"tick_ms": 7}), (TOPIC, {})], "delay_ms", 1, 1_000_010),
+    ],
+)
+def test_book_knows_when_a_timer_is_due(
+    said: list[tuple[Scope, dict[str, Any]]], way: str, value: int, due_ms: int
+) -> None:
+    for wrong in (due_ms - 1, due_ms + 1):
+        pages = Pages()
+        for scope, fields in said:
+            pages.says(scope, **fields)
+        with pytest.raises(Broken, match="policy"):
+            pages.schedule(way, value, wrong)
+    pages = Pages()
+    for scope, fields in said:
+        pages.says(scope, **fields)
+    pages.schedule(way, value, due_ms)
+    pages.says(CLUSTER, fixed_delay_ms=1)  # what comes later changes nothing of it
+    assert pages.book.checked == pages.index - 1
+
+
+def test_book_notices_what_should_have_been_refused() -> None:
+    pages = Pages()
+    pages.says(CLUSTER, delay_ms_max=4)
+    with pytest.raises(Broken, match="policy"):
+        pages.schedule("delay_ms", 5, 1_000_010)
+    pages = Pages()
+    pages.says(TOPIC, payload_bytes_max=2)
+    pages.schedule("delay_ms", 5, 1_000_010, size=2)
+    with pytest.raises(Broken, match="3 bytes"):
+        pages.schedule("delay_ms", 5, 1_000_010, size=3)

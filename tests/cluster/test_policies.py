@@ -1,0 +1,321 @@
+"""Against three real processes: delay levels, and policies of cluster, namespace and topic.
+
+The state is flushed every second, so that timers lie in memory and in runs. Each test has a
+namespace of its own; what it says of the cluster it unsays.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.cluster.running import (
+    Running,
+    code_of,
+    columns,
+    error_of,
+    now_ms,
+    schedule,
+    take,
+    until,
+)
+from tests.cluster.test_changes import flushed
+from timerclient import InvalidRequest, NotFound, TimerClient, TimerState, cli, policies
+from timerclient.proto import timer_pb2 as pb
+
+pytestmark = pytest.mark.slow
+
+HOUR = 3600.0
+HOUR_MS = 3_600_000
+SLACK_MS = 30_000
+"""Clocks of one machine, and a slow one: times of hours are told apart by it."""
+SETTINGS = ("storage.flush_interval_ms = 1000", "limits.payload_bytes_max = 100000")
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Running) -> Iterator[TimerClient]:
+    with cluster.client() as client:
+        yield client
+
+
+@pytest.fixture
+def ns(request: pytest.FixtureRequest) -> str:
+    """A namespace of the test's own."""
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)
+
+
+def hours_away(due_ms: int, hours: float) -> bool:
+    return abs(due_ms - now_ms() - hours * HOUR_MS) < SLACK_MS
+
+
+def effective(client: TimerClient, **scope: str) -> dict[str, Any]:
+    return policies.said(client.describe_policies(**scope).effective)
+
+
+# ---- delay levels
+
+
+def test_delay_levels_are_rocketmqs_until_a_scope_has_its_own(client: TimerClient, ns: str) -> None:
+    topic = f"{ns}/t"
+    for level, ms in ((1, 1_000), (5, 60_000), (18, 2 * HOUR_MS), (19, 2 * HOUR_MS)):
+        timer = client.schedule(topic, b"", delay_level=level)
+        assert -SLACK_MS < timer.due_ms - now_ms() - ms <= 1_000
+    client.alter_policies({"delay_levels_ms": [4 * HOUR_MS, HOUR_MS]}, topic=topic)
+    batch = client.schedule_batch(topic, [b""] * 4, delay_level=[1, 2, 3, 2_000_000_000])
+    for due_ms, hours in zip(batch.due_ms, (4, 1, 1, 1), strict=True):
+        assert hours_away(due_ms, hours)
+    assert client.schedule(f"{ns}/other", b"", delay_level=1).due_ms < now_ms() + HOUR_MS
+
+
+def level_column(topic: str, level: int) -> pb.TimerColumns:
+    return columns(topic, [b""], delay_ms=[], delay_level=[level])
+
+
+def test_level_zero_is_delivered_at_once(client: TimerClient, ns: str) -> None:
+    with client.consumer(f"{ns}/t", group="g") as consumer:
+        client.schedule(f"{ns}/t", b"now", delay_level=0)
+        assert take(consumer, 1)[0].payload == b"now"
+
+
+def test_negative_level_is_refused_by_client_and_server(
+    cluster: Running, client: TimerClient, ns: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"delay_level.*-1.*must be in 0 \.\. 2147483647"):
+        client.schedule(f"{ns}/t", b"", delay_level=-1)
+    with pytest.raises(grpc.RpcError) as refused:
+        cluster.timers().Schedule(schedule(level_column(f"{ns}/t", -1)))
+    error = error_of(refused.value)
+    assert code_of(refused.value) is grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.field, error.limit) == ("delay_level", "must be 0 or more")
+    assert "delay_level = -1" in error.message
+
+
+# ---- what policies do
+
+
+def test_narrower_scope_wins_field_by_field_and_says_so(client: TimerClient, ns: str) -> None:
+    topic = f"{ns}/t"
+    client.create_topic(topic)
+    client.alter_policies({"fixed_delay_ms": 2 * HOUR_MS, "tick_ms": 1_000}, namespace=ns)
+    assert hours_away(client.schedule(topic, b"").due_ms, 2)
+    answer = client.alter_policies({"fixed_delay_ms": HOUR_MS}, topic=topic)
+    timer = client.schedule(topic, b"", delay=9 * HOUR)
+    assert hours_away(timer.due_ms, 1)
+    assert timer.due_ms % 1_000 == 0
+    assert policies.said(answer.own) == {"fixed_delay_ms": HOUR_MS}
+    assert (
+        policies.said(answer.effective).items()
+        >= {
+            "fixed_delay_ms": HOUR_MS,
+            "tick_ms": 1_000,
+            "delayed_delivery": True,
+        }.items()
+    )
+    assert {
+        name: answer.sources[name] for name in ("fixed_delay_ms", "tick_ms", "delay_ms_max")
+    } == {"fixed_delay_ms": "topic", "tick_ms": "namespace", "delay_ms_max": "node"}
+    assert [each.topic for each in client.describe_policies(namespace=ns).narrower] == [topic]
+    client.alter_policies(unset=["fixed_delay_ms"], topic=topic)
+    assert hours_away(client.schedule(topic, b"").due_ms, 2)
+    info = client.get_timer(timer)
+    assert info.requested_ms is not None
+    assert hours_away(info.requested_ms, 9)  # both times are kept
+
+
+def test_delay_beyond_the_maximum_names_the_limit(client: TimerClient, ns: str) -> None:
+    client.alter_policies({"delay_ms_max": HOUR_MS}, namespace=ns)
+    limit = rf"must be at most {HOUR_MS} \(delay_ms_max of the namespace\)"
+    with pytest.raises(InvalidRequest, match=limit):
+        client.schedule(f"{ns}/t", b"", delay=HOUR + 0.001)
+    with pytest.raises(InvalidRequest, match=r"delay_level = 18.*stands for 7200000 ms"):
+        client.schedule(f"{ns}/t", b"", delay_level=18)
+    with pytest.raises(InvalidRequest, match=r"due_ms.*delay_ms_max of the namespace"):
+        client.schedule(f"{ns}/t", b"", due_ms=now_ms() + HOUR_MS + SLACK_MS)
+    assert hours_away(client.schedule(f"{ns}/t", b"", delay=HOUR).due_ms, 1)
+
+
+def test_delay_below_the_minimum_is_raised_to_it(client: TimerClient, ns: str) -> None:
+    client.alter_policies({"delay_ms_min": HOUR_MS}, namespace=ns)
+    assert hours_away(client.schedule(f"{ns}/t", b"").due_ms, 1)
+    assert hours_away(client.schedule(f"{ns}/t", b"", due_ms=0).due_ms, 1)
+    assert hours_away(client.schedule(f"{ns}/t", b"", delay=2 * HOUR).due_ms, 2)
+
+
+def test_payload_of_exactly_the_maximum_passes_one_byte_more_does_not(
+    client: TimerClient, ns: str
+) -> None:
+    client.alter_policies({"payload_bytes_max": 10}, namespace=ns)
+    limit = r"must have at most 10 bytes \(payload_bytes_max of the namespace\)"
+    with pytest.raises(InvalidRequest, match=limit):
+        client.schedule(f"{ns}/t", b"x" * 11, delay=HOUR)
+    client.schedule(f"{ns}/t", b"x" * 10, delay=HOUR)
+    client.schedule(f"{ns}-other/t", b"x" * 11, delay=HOUR)
+    assert [len(each.payload or b"") for each in client.list_timers(f"{ns}/t")] == [10]
+
+
+def test_default_namespace_needs_no_name(client: TimerClient, ns: str) -> None:
+    client.schedule(f"default/{ns}", b"1", delay=HOUR)
+    client.schedule(ns, b"2", delay=HOUR)
+    assert [t.payload for t in client.list_timers(f"default/{ns}")] == [b"1", b"2"]
+    assert [topic.name for topic in client.topics() if topic.name.endswith(ns)] == [ns]
+    client.alter_policies({"tick_ms": 60_000}, topic=f"default/{ns}")
+    assert effective(client, topic=ns)["tick_ms"] == 60_000
+    assert client.schedule(ns, b"3", delay=HOUR).due_ms % 60_000 == 0
+    with client.consumer(f"default/{ns}", group="g") as consumer:
+        client.schedule(ns, b"4")
+        assert take(consumer, 1)[0].payload == b"4"
+
+
+# ---- changed while timers are pending
+
+
+def test_delayed_delivery_off_delivers_new_ones_and_pending_ones_keep_their_time(
+    cluster: Running, client: TimerClient, ns: str
+) -> None:
+    topic = f"{ns}/t"
+    old = client.schedule(topic, b"old", delay=HOUR)
+    soon = client.schedule(topic, b"soon", delay=4.0)
+    flushed(cluster)
+    client.alter_policies({"delayed_delivery": False}, namespace=ns)
+    with client.consumer(topic, group="g") as consumer:
+        client.schedule(topic, b"new", delay=HOUR)
+        messages = take(consumer, 2)
+        assert [message.payload for message in messages] == [b"new", b"soon"]
+        assert messages[1].fired_at_ms >= soon.due_ms
+        cluster.kill(cluster.wait_for_leader())
+        client.schedule(topic, b"after a failover", delay=HOUR)
+        assert take(consumer, 1)[0].payload == b"after a failover"
+        cluster.kill_together(*[name for name in cluster.nodes if cluster.is_running(name)])
+        cluster.up()
+        client.schedule(topic, b"after a restart", delay=HOUR)
+        assert take(consumer, 1)[0].payload == b"after a restart"
+    assert client.get_timer(old).state is TimerState.PENDING
+    assert client.get_timer(old).due_ms == old.due_ms
+    assert effective(client, namespace=ns)["delayed_delivery"] is False
+    client.alter_policies({"delayed_delivery": True}, namespace=ns)
+    assert hours_away(client.schedule(topic, b"on again", delay=HOUR).due_ms, 1)
+    cluster.digests_agree()
+    cluster.counts_add_up()
+
+
+def test_reschedule_follows_the_policies_of_each_timers_topic(
+    cluster: Running, client: TimerClient, ns: str
+) -> None:
+    topics = f"{ns}/fixed", f"{ns}/plain"
+    timers = [client.schedule(topic, b"p", delay=HOUR, key="k") for topic in topics]
+    flushed(cluster)
+    timers += [client.schedule(topic, b"p", delay=HOUR) for topic in topics]  # in memory
+    client.alter_policies({"fixed_delay_ms": 3 * HOUR_MS}, topic=topics[0])
+    client.alter_policies({"delay_levels_ms": [2 * HOUR_MS]}, namespace=ns)
+    moved = client.reschedule_batch(timers, delay_level=1)
+    for one, hours in zip(moved, (3, 2, 3, 2), strict=True):
+        assert one.timer is not None
+        assert hours_away(one.timer.due_ms, hours)
+    for topic, hours in zip(topics, (3, 5), strict=True):
+        by_key = client.reschedule(key="k", topic=topic, delay=5 * HOUR)
+        assert hours_away(by_key.due_ms, hours)
+        assert client.reschedule_where(topic, {}, delay=5 * HOUR) == 2
+        assert all(hours_away(each.due_ms, hours) for each in client.list_timers(topic))
+    client.alter_policies({"delay_ms_max": HOUR_MS}, topic=topics[1])
+    with pytest.raises(InvalidRequest, match="delay_ms_max of the topic"):
+        client.reschedule_batch([t.raw for t in client.list_timers(topics[1])], delay=2 * HOUR)
+
+
+def test_retry_of_what_was_applied_is_answered_as_it_was_whatever_became_policy(
+    cluster: Running, client: TimerClient, ns: str
+) -> None:
+    timers = cluster.timers()
+    producer = timers.RegisterProducer(pb.RegisterProducerRequest(token=ns.encode()[:64]))
+    request = schedule(columns(f"{ns}/t", [b"four"]), producer_id=producer.producer_id, sequence=1)
+    first = timers.Schedule(request)
+    client.alter_policies({"delay_ms_max": 1, "payload_bytes_max": 3}, namespace=ns)
+    again = timers.Schedule(request)
+    assert (again.timer_ids, again.duplicate) == (first.timer_ids, True)
+    request.sequence = 2
+    with pytest.raises(grpc.RpcError) as refused:
+        timers.Schedule(request)
+    assert error_of(refused.value).field == "payload"
+
+
+# ---- the API, the terminal, HTTP
+
+
+@pytest.mark.parametrize(
+    ("ask", "field", "text"),
+    [
+        (lambda c, ns: c.alter_policies({"tick_ms": 0}, namespace=ns), "tick_ms", "1 .. 3600000"),
+        (lambda c, ns: c.alter_policies({"payload_bytes_max": 10**6}), "payload_bytes_max", "own"),
+        (lambda c, ns: c.alter_policies(namespace=ns), "set, unset", "at least one"),
+        (lambda c, ns: c.alter_policies(unset=["ttl"]), "unset", "must be one of delayed_delivery"),
+        (lambda c, ns: c.alter_policies({"ttl": 1}), "policy", "must be one of delayed_delivery"),
+        (lambda c, ns: c.alter_policies({"tick_ms": "1s"}), "tick_ms", "must fit"),
+        (lambda c, ns: c.alter_policies({"tick_ms": 1}, namespace="a/b"), "namespace", "must be 1"),
+        (lambda c, ns: c.describe_policies(namespace=ns, topic=ns), "namespace, topic", "at most"),
+        (lambda c, ns: c.schedule(f"{ns}/", b""), "topic", "not ending in /"),
+        (lambda c, ns: c.schedule("default/", b""), "topic", "must be 1"),
+    ],
+)  # fmt: skip
+def test_refusal_names_field_and_limit(
+    client: TimerClient, ns: str, ask: Callable[[TimerClient, str], Any], field: str, text: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=text) as refused:
+        ask(client, ns)
+    assert refused.value.field == field
+
+
+def test_topic_that_does_not_exist_is_made_by_setting_its_policy_only(
+    client: TimerClient, ns: str
+) -> None:
+    with pytest.raises(NotFound, match=f"{ns}/t"):
+        client.describe_policies(topic=f"{ns}/t")
+    with pytest.raises(NotFound, match=f"{ns}/t"):
+        client.alter_policies(unset=["tick_ms"], topic=f"{ns}/t")
+    client.alter_policies({"fixed_delay_ms": HOUR_MS}, topic=f"{ns}/t")
+    assert hours_away(client.schedule(f"{ns}/t", b"").due_ms, 1)
+
+
+def test_timerctl_and_http_show_what_was_set(
+    cluster: Running, ns: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ctl(*argv: str) -> str:
+        code = cli.main(["--cluster", ",".join(cluster.endpoints), *argv])
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, ""), argv
+        return out
+
+    ctl(
+        "policies", "set", ns, "delay_ms_max=1h", "delay_levels_ms=1s,90s", "payload_bytes_max=1KiB"
+    )
+    ctl("policies", "set", f"{ns}/t", "delayed_delivery=off", "tick_ms=50")
+    ctl("policies", "unset", f"{ns}/t", "tick_ms")
+    shown = json.loads(ctl("policies", "show", f"{ns}/t", "-o", "json"))
+    assert shown["own"] == {"delayed_delivery": False}
+    assert shown["effective"]["delay_levels_ms"] == [1_000, 90_000]
+    assert shown["sources"]["delay_ms_max"] == "namespace"
+    text = ctl("policies", "show", ns)
+    assert "1s,90s" in text
+    assert f"more is said by: {ns}/t" in text
+    assert f"{ns}/t" in ctl("policies", "show")
+    for name in cluster.nodes:
+
+        def told(name: str = name) -> bool:
+            status, body = cluster.get(name, f"/v1/policies?topic={ns}/t")
+            return status == 200 and json.loads(body)["own"] == {"delayed_delivery": False}
+
+        until(told)
+        assert cluster.json(name, "/v1/policies")["scope"] == {"namespace": "", "topic": ""}
+        assert cluster.get(name, f"/v1/policies?topic={ns}/none")[0] == 404
+        assert cluster.get(name, "/v1/policies?namespace=a/b")[0] == 400
+
+
+def test_cluster_policy_holds_for_all_until_it_is_unset(client: TimerClient, ns: str) -> None:
+    client.alter_policies({"fixed_delay_ms": HOUR_MS})
+    try:
+        assert hours_away(client.schedule(f"{ns}/t", b"").due_ms, 1)
+        assert hours_away(client.schedule(ns, b"", delay=timedelta(days=1)).due_ms, 1)
+    finally:
+        client.alter_policies(unset=["fixed_delay_ms"])
+    assert "fixed_delay_ms" not in effective(client)

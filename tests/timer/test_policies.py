@@ -1,0 +1,217 @@
+"""Policies: what a record may say, who wins, and that every replica and restart knows the same."""
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import Log, catch_up, engine_on
+from tests.timer.test_manifest import flush
+from timer.errors import InvalidRequest
+from timer.policies import (
+    CLUSTER,
+    DEFAULTS,
+    DELAY_LEVELS_MS,
+    FIELDS,
+    LEVELS_MAX,
+    Policies,
+    Policy,
+    Scope,
+    decode_policy,
+    encode_policy,
+    namespace_of,
+)
+from timer.units import DUE_MS_MAX, TopicId
+
+NS = Scope("ns")
+TOPIC = Scope("", TopicId(1))
+ALL = Policy(
+    delayed_delivery=False,
+    tick_ms=20,
+    delay_ms_min=1,
+    delay_ms_max=9,
+    fixed_delay_ms=5,
+    payload_bytes_max=100,
+    delay_levels_ms=(3, 1, 2),
+)
+
+
+def engine_with(**topics: dict[str, Any]) -> tuple[Log, Any, SimDisk]:
+    """Return an engine with topics, each with the policy that is given for it."""
+    log, disk = Log(), SimDisk()
+    log.begin_epoch()
+    for number, (name, said) in enumerate(topics.items(), 1):
+        log.topic(name)
+        log.policy(Scope("", TopicId(number)), **said)
+    engine = engine_on(disk)
+    catch_up(engine, log)
+    return log, engine, disk
+
+
+def test_default_levels_are_rocketmqs() -> None:
+    text = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    seconds = {"s": 1, "m": 60, "h": 3600}
+    wanted = [1000 * int(level[:-1]) * seconds[level[-1]] for level in text.split()]
+    assert [*DELAY_LEVELS_MS] == wanted
+
+
+@pytest.mark.parametrize(
+    ("topic", "namespace"), [("a", "default"), ("ns/a", "ns"), ("ns/a/b", "ns"), ("a.b", "default")]
+)
+def test_namespace_is_what_is_before_the_first_slash(topic: str, namespace: str) -> None:
+    assert namespace_of(topic) == namespace
+
+
+# ---- what a record may say
+
+
+@pytest.mark.parametrize("scope", [CLUSTER, NS, TOPIC])
+@pytest.mark.parametrize("policy", [Policy(), ALL, Policy(delayed_delivery=True)])
+def test_entry_says_what_was_put_into_it(scope: Scope, policy: Policy) -> None:
+    assert decode_policy(memoryview(encode_policy(scope, policy))) == (scope, policy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"version": None},
+        {"more": 1},
+        {"namespace": b"ns"},
+        {"topic": "1"},
+        {"topic": True},
+        {"topic": 1},  # and a namespace
+        {"policy": None},
+        {"policy": {"ttl_ms": 1}},
+        {"policy": {"tick_ms": "1"}},
+        {"policy": {"tick_ms": True}},
+        {"policy": {"delayed_delivery": 1}},
+        {"policy": {"delay_levels_ms": 1}},
+        {"policy": {"delay_levels_ms": [1, "2"]}},
+    ],
+)
+def test_entry_of_another_version_or_with_unknown_fields_is_refused(change: dict[str, Any]) -> None:
+    said = msgpack.unpackb(encode_policy(NS, ALL))
+    with pytest.raises(ValueError):  # noqa: PT011 - which it is, the message says to people
+        decode_policy(msgpack.packb({**said, **change}))
+
+
+@pytest.mark.parametrize("field", ["version", "namespace", "topic", "policy"])
+def test_entry_without_a_field_is_refused(field: str) -> None:
+    said = msgpack.unpackb(encode_policy(NS, ALL))
+    del said[field]
+    with pytest.raises(ValueError, match="policy"):
+        decode_policy(msgpack.packb(said))
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "limit"),
+    [
+        ({"tick_ms": 0}, "tick_ms", "1 .. 3600000"),
+        ({"tick_ms": 3_600_001}, "tick_ms", "1 .. 3600000"),
+        ({"delay_ms_min": -1}, "delay_ms_min", "0 .. "),
+        ({"delay_ms_max": -1}, "delay_ms_max", "0 .. "),
+        ({"fixed_delay_ms": DUE_MS_MAX + 1}, "fixed_delay_ms", f"0 .. {DUE_MS_MAX}"),
+        ({"payload_bytes_max": 0}, "payload_bytes_max", "1 .. 16777216"),
+        ({"delay_levels_ms": ()}, "delay_levels_ms", "1 to 256"),
+        ({"delay_levels_ms": (1,) * (LEVELS_MAX + 1)}, "delay_levels_ms", "1 to 256"),
+        ({"delay_levels_ms": (1, 0)}, "delay_levels_ms", "each in 1 .. "),
+        ({"delay_ms_min": 2, "delay_ms_max": 1}, "delay_ms_min", "at most delay_ms_max = 1"),
+        ({"fixed_delay_ms": 2, "delay_ms_max": 1}, "fixed_delay_ms", "at most delay_ms_max = 1"),
+        ({"fixed_delay_ms": 2, "delay_ms_min": 3}, "fixed_delay_ms", "at least delay_ms_min = 3"),
+    ],
+)
+def test_value_out_of_range_is_refused_by_name(
+    said: dict[str, Any], field: str, limit: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=limit) as refused:
+        Policy(**said).check()
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"tick_ms": 1, "delay_ms_min": 0, "delay_ms_max": 0, "fixed_delay_ms": 0},
+        {"delay_ms_min": 5, "fixed_delay_ms": 5, "delay_ms_max": 5},
+        {"fixed_delay_ms": DUE_MS_MAX, "payload_bytes_max": 16 << 20},
+        {"delay_levels_ms": (1,) * LEVELS_MAX},
+    ],
+)
+def test_values_at_their_limits_are_taken(said: dict[str, Any]) -> None:
+    assert Policy(**said).check() == Policy(**said)
+
+
+# ---- who wins
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_narrower_wins_field_by_field(field: str) -> None:
+    value = {field: getattr(ALL, field)}
+    policies = Policies()
+    wider = policies.effective(DEFAULTS, "ns", TopicId(1))
+    assert getattr(wider.policy, field) == getattr(DEFAULTS, field)
+    for scope, name in ((CLUSTER, "cluster"), (NS, "namespace"), (TOPIC, "topic")):
+        said = getattr(ALL, field) if scope == NS else getattr(DEFAULTS, field)
+        said = value[field] if said is None else said
+        policies = policies.changed(scope, Policy(**{field: said}))
+        policy, sources = policies.effective(DEFAULTS, "ns", TopicId(1))
+        assert (getattr(policy, field), sources[field]) == (said, name)
+        assert {name for each, name in sources.items() if each != field} == {"node"}
+    other, sources = policies.effective(DEFAULTS, "another", TopicId(2))
+    assert sources[field] == "cluster"
+    assert getattr(other, field) == getattr(policies.of(CLUSTER), field)
+
+
+def test_what_is_unset_is_the_wider_scopes_again_and_an_empty_record_is_none() -> None:
+    policies = Policies().changed(CLUSTER, Policy(tick_ms=20)).changed(NS, Policy(tick_ms=30))
+    assert policies.effective(DEFAULTS, "ns").policy.tick_ms == 30
+    policies = policies.changed(NS, Policy())
+    assert policies.effective(DEFAULTS, "ns").policy.tick_ms == 20
+    assert [*policies] == [(CLUSTER, Policy(tick_ms=20))]
+    assert policies.changed(CLUSTER, Policy()).packed == Policies().packed == b""
+
+
+def test_no_policy_allows_more_than_the_node() -> None:
+    node = Policy(delay_ms_max=100, payload_bytes_max=10).over(DEFAULTS)
+    policies = Policies().changed(NS, Policy(delay_ms_max=101, payload_bytes_max=9))
+    policy, sources = policies.effective(node, "ns")
+    assert (policy.delay_ms_max, sources["delay_ms_max"]) == (100, "node")
+    assert (policy.payload_bytes_max, sources["payload_bytes_max"]) == (9, "namespace")
+
+
+# ---- as state
+
+
+def test_digest_tells_policies_apart() -> None:
+    said: list[dict[str, Any]] = [{}, {"tick_ms": 20}, {"tick_ms": 30}, {"fixed_delay_ms": 20}]
+    digests = {engine_with(a=each)[1].machine.digest() for each in said}
+    assert len(digests) == len(said)
+
+
+def test_digest_depends_on_what_is_said_not_on_the_order_in_which_it_came() -> None:
+    first, second = (CLUSTER, Policy(tick_ms=20)), (NS, Policy(tick_ms=30))
+    one = Policies().changed(*first).changed(*second)
+    other = Policies().changed(*second).changed(CLUSTER, ALL).changed(*first)
+    assert one.packed == other.packed
+
+
+def test_restart_from_a_manifest_knows_every_scopes_policy() -> None:
+    log, engine, disk = engine_with(a={"delay_ms_max": 5}, b={})
+    log.policy(CLUSTER, tick_ms=20)
+    log.policy(NS, delay_levels_ms=(1, 2))
+    catch_up(engine, log)
+    flush(engine)
+    log.policy(NS)  # in the log alone
+    catch_up(engine, log)
+    again = engine_on(disk)
+    assert dict(again.machine.policies) == {
+        CLUSTER: Policy(tick_ms=20),
+        NS: Policy(delay_levels_ms=(1, 2)),
+        TOPIC: Policy(delay_ms_max=5),
+    }
+    catch_up(again, log)
+    assert again.machine.digest() == engine.machine.digest()
+    assert dict(again.machine.policies).keys() == {CLUSTER, TOPIC}

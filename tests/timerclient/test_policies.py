@@ -1,0 +1,198 @@
+"""Delay levels and policies as the client sends them, and as timerctl reads and prints them."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.timerclient.conftest import Threaded
+from tests.timerclient.fake_cluster import Cluster
+from tests.timerclient.test_cli import Ctl, ctl  # noqa: F401 -- a fixture
+from timerclient import (
+    AsyncTimerClient,
+    OutcomeUnknown,
+    TimerClient,
+    cli_policies,
+    policies,
+    rows,
+)
+from timerclient.errors import InvalidRequest
+from timerclient.proto import timer_pb2 as pb
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
+    async with AsyncTimerClient(cluster.address, timeout=10) as client:
+        yield client
+
+
+# ---- delay levels
+
+
+async def test_calls_with_delays_levels_and_times_are_kept_apart_in_one_topic(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    levels = [client.schedule("a", b"l%d" % level, delay_level=level) for level in (1, 2, 1)]
+    others = [client.schedule("a", b"d", delay=2), client.schedule("a", b"t", due_ms=5)]
+    timers = await asyncio.gather(*levels, *others)
+    assert len({timer.id for timer in timers}) == 5
+    due = {row.payload: row.due_ms for row in cluster.rows}
+    assert due[b"l2"] - due[b"l1"] == 1_000
+    assert due[b"t"] == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (-1, "must be in 0 .. 2147483647"),
+        (1 << 31, "must be in 0 .. 2147483647"),
+        (1.5, "whole number"),
+        ("1", "whole number"),
+        ([0, -1], "must be in 0"),
+    ],
+)
+def test_level_that_is_none_is_refused(value: Any, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text) as refused:
+        rows.moment({"delay_level": value})
+    assert refused.value.field == "delay_level"
+
+
+def test_level_goes_with_no_other_time() -> None:
+    with pytest.raises(InvalidRequest, match="only one of delay, delay_level, due, due_ms"):
+        rows.moment({"delay_level": 1, "delay": 1})
+
+
+# ---- policies
+
+
+async def test_fields_travel_as_they_are_named_and_only_those(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    said = {"delayed_delivery": False, "tick_ms": 5, "delay_levels_ms": [1, 2]}
+    answer = await client.alter_policies(said, unset=["delay_ms_max"], topic="ns/t")
+    [request] = cluster.alters
+    assert policies.said(request.set) == said
+    assert [*request.unset] == ["delay_ms_max"]
+    assert request.scope == answer.scope == pb.PolicyScope(topic="ns/t")
+    assert policies.said(answer.own) == said
+    assert (await client.describe_policies(namespace="ns")).scope.namespace == "ns"
+    assert (await client.describe_policies()).scope == pb.PolicyScope()
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "text"),
+    [
+        ({"ttl_ms": 1}, "policy", "must be one of delayed_delivery, tick_ms"),
+        ({"tick_ms": True}, "tick_ms", "must be a number"),
+        ({"tick_ms": 1.5}, "tick_ms", "must fit"),
+        ({"tick_ms": 1 << 64}, "tick_ms", "must fit"),
+        ({"delayed_delivery": 1}, "delayed_delivery", "true or false"),
+        ({"delay_levels_ms": 5}, "delay_levels_ms", "must fit"),
+        ({"delay_levels_ms": ["1s"]}, "delay_levels_ms", "must fit"),
+    ],
+)
+def test_value_that_its_field_does_not_take_is_refused(
+    said: dict[str, Any], field: str, text: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=text) as refused:
+        policies.policy(said)
+    assert refused.value.field == field
+
+
+async def test_change_whose_answer_is_lost_is_not_sent_again(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.lose_alters = True
+    with pytest.raises(OutcomeUnknown):
+        await client.alter_policies({"tick_ms": 5})
+    assert len(cluster.alters) == 1
+
+
+def test_threads_have_the_same(threaded: Threaded) -> None:
+    with TimerClient(threaded.cluster.address) as client:
+        client.alter_policies({"tick_ms": 5}, namespace="ns")
+        assert client.describe_policies(namespace="ns").own.tick_ms == 5
+
+
+# ---- timerctl
+
+
+@pytest.mark.parametrize(
+    ("text", "scope", "again"),
+    [
+        ("cluster", {}, "cluster"),
+        ("ns", {"namespace": "ns"}, "ns"),
+        ("cluster/", {"namespace": "cluster"}, "cluster/"),
+        ("ns/", {"namespace": "ns"}, "ns"),
+        ("ns/t", {"topic": "ns/t"}, "ns/t"),
+        ("ns/t/u", {"topic": "ns/t/u"}, "ns/t/u"),
+        ("default/t", {"topic": "default/t"}, "default/t"),
+    ],
+)
+def test_scope_is_written_in_one_word(text: str, scope: dict[str, str], again: str) -> None:
+    assert cli_policies.scope_of(text) == scope
+    assert cli_policies.scope_text(pb.PolicyScope(**scope)) == again
+
+
+def test_topic_without_a_namespace_is_shown_in_the_default_one() -> None:
+    assert cli_policies.scope_text(pb.PolicyScope(topic="t")) == "default/t"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("delay_ms_max=90s", 90_000),
+        ("delay_ms_max=1500", 1_500),
+        ("delay_ms_max=-1", -1),
+        ("tick_ms=1s500ms", 1_500),
+        ("delayed_delivery=on", True),
+        ("delayed_delivery=false", False),
+        ("payload_bytes_max=64KiB", 65_536),
+        ("payload_bytes_max=7", 7),
+        ("delay_levels_ms=1s,500,2h", [1_000, 500, 7_200_000]),
+    ],
+)
+def test_field_and_value_are_one_word(text: str, value: object) -> None:
+    assert cli_policies.field_value(text) == (text.partition("=")[0], value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tick_ms", "ttl=1", "tick_ms=soon", "delayed_delivery=maybe", "payload_bytes_max=1GB", "=1"],
+)
+def test_word_that_sets_no_field_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        cli_policies.field_value(text)
+
+
+def test_set_unset_and_show(ctl: Ctl, threaded: Threaded) -> None:  # noqa: F811
+    code, out, _ = ctl("policies", "set", "ns", "delay_ms_max=1h", "delayed_delivery=off")
+    assert code == 0
+    assert "delay_ms_max" in out
+    assert "60m" not in out
+    assert "1h" in out
+    code, out, _ = ctl("policies", "unset", "ns", "delay_ms_max", "-o", "json")
+    assert (code, json.loads(out)["scope"]) == (0, "ns")
+    assert [*threaded.cluster.alters[1].unset] == ["delay_ms_max"]
+    code, out, _ = ctl("policies", "show")
+    assert (code, out.splitlines()[0]) == (0, "cluster")
+    code, _, err = ctl("policies", "set", "ns", "tick_ms=1", "tick_ms=2")
+    assert (code, "set it once" in err) == (1, True)
+    assert ctl("policies", "set", "ns", "nothing=1")[0] == 2
+
+
+def test_schedule_takes_a_level(ctl: Ctl, threaded: Threaded) -> None:  # noqa: F811
+    assert ctl("schedule", "t", "x", "--delay-level", "2")[0] == 0
+    [row] = threaded.cluster.rows
+    assert row.payload == b"x"
+    code, _, err = ctl("schedule", "t", "x", "--delay-level", "-1")
+    assert (code, "delay_level = -1" in err) == (1, True)
+
+
+def test_delays_are_printed_as_they_are_read() -> None:
+    for ms in (1, 1_500, 60_000, 7_200_000, 90_000):
+        text = cli_policies._delay(ms)
+        assert cli_policies.field_value(f"tick_ms={text}") == ("tick_ms", ms)

@@ -1,0 +1,237 @@
+"""Policies: what the cluster, a namespace or a topic says about timers that are scheduled.
+
+    node's settings < cluster < namespace < topic        the narrower wins, field by field
+
+The topic "ns/name" is in the namespace `ns`; one without a "/" is in `default`, and "default/name"
+is another way to write "name". A namespace needs no making: it is there by its name.
+
+One POLICY entry of the log holds all that one scope says from there on, so that all replicas change
+at one point. What it says becomes part of a timer when that is scheduled (timer/admission.py): what
+is pending then keeps its effective due.
+
+    POLICY, and each record of the manifest, as a msgpack map with exactly these keys:
+        version    1
+        namespace  str, empty unless it is a namespace's
+        topic      TopicId, 0 unless it is a topic's
+        policy     map with the fields of `Policy` that are set, and no others
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from timer.errors import InvalidRequest
+from timer.units import DUE_MS_MAX, TopicId
+
+VERSION: Final = 1
+DEFAULT_NAMESPACE: Final = "default"
+NAMESPACES_MAX: Final = 4_096
+"""With policies: every replica holds them all in memory."""
+TICK_MS_MAX: Final = 3_600_000
+LEVELS_MAX: Final = 256
+PAYLOAD_BYTES_MAX: Final = 16 << 20
+DELAY_LEVELS_MS: Final = tuple(
+    1000 * seconds for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)
+)
+"""RocketMQ's: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h."""
+
+
+class Scope(NamedTuple):
+    """Whom a policy is for: the cluster, or one of the two."""
+
+    namespace: str = ""
+    topic: TopicId = TopicId(0)
+
+
+CLUSTER: Final = Scope()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What one scope says. None: the next wider one decides."""
+
+    delayed_delivery: bool | None = None
+    """False: what is scheduled is delivered at once."""
+    tick_ms: int | None = None
+    """Effective due times are rounded up to a multiple of this."""
+    delay_ms_min: int | None = None
+    """What is asked for sooner is due then."""
+    delay_ms_max: int | None = None
+    """What is asked for later is refused."""
+    fixed_delay_ms: int | None = None
+    """Everything is due after exactly this, whatever was asked for."""
+    payload_bytes_max: int | None = None
+    delay_levels_ms: tuple[int, ...] | None = None
+    """The delays of levels 1, 2, 3, …; higher levels have the last one's."""
+
+    def check(self) -> "Policy":
+        """Return itself.
+
+        Raises:
+            InvalidRequest: a value is out of range, or two of them contradict each other.
+        """
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(name, value, f"must be in {low} .. {high}")
+        levels = self.delay_levels_ms
+        if levels is not None:
+            if not 1 <= len(levels) <= LEVELS_MAX:
+                limit = f"must be 1 to {LEVELS_MAX} delays"
+                raise InvalidRequest("delay_levels_ms", f"{len(levels)} values", limit)
+            if not all(1 <= level <= DUE_MS_MAX for level in levels):
+                raise InvalidRequest("delay_levels_ms", [*levels], f"each in 1 .. {DUE_MS_MAX}")
+        least, most, fixed = self.delay_ms_min or 0, self.delay_ms_max, self.fixed_delay_ms
+        if most is not None and most < least:
+            raise InvalidRequest("delay_ms_min", least, f"must be at most delay_ms_max = {most}")
+        if fixed is not None and not least <= fixed <= (fixed if most is None else most):
+            limit = f"must be at least delay_ms_min = {least}"
+            if fixed > least:
+                limit = f"must be at most delay_ms_max = {most}"
+            raise InvalidRequest("fixed_delay_ms", fixed, limit)
+        return self
+
+    def pack(self) -> dict[str, Any]:
+        """Return the fields that are set."""
+        said = ((name, getattr(self, name)) for name in FIELDS)
+        return {name: value for name, value in said if value is not None}
+
+    @classmethod
+    def unpack(cls, said: object) -> "Policy":
+        """Return what `pack` has made, through msgpack.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(said, dict) or not said.keys() <= set(FIELDS):
+            raise ValueError(f"a policy has the fields {sorted(FIELDS)}, got {said!r}")
+        for name, value in said.items():
+            numbers = value if name == "delay_levels_ms" else [value]
+            kind = bool if name == "delayed_delivery" else int
+            if not isinstance(numbers, list) or any(type(each) is not kind for each in numbers):
+                raise ValueError(f"{name} = {value!r} in a policy")
+        levels = said.get("delay_levels_ms")
+        return cls(**{**said, "delay_levels_ms": levels and tuple(levels)})
+
+    def over(self, wider: "Policy") -> "Policy":
+        """Return what holds where this one is narrower than `wider`."""
+        return replace(wider, **self.pack())
+
+
+FIELDS: Final = tuple(each.name for each in fields(Policy))
+RANGES: Final = {
+    "tick_ms": (1, TICK_MS_MAX),
+    "delay_ms_min": (0, DUE_MS_MAX),
+    "delay_ms_max": (0, DUE_MS_MAX),
+    "fixed_delay_ms": (0, DUE_MS_MAX),
+    "payload_bytes_max": (1, PAYLOAD_BYTES_MAX),
+}
+DEFAULTS: Final = Policy(
+    delayed_delivery=True,
+    tick_ms=10,
+    delay_ms_min=0,
+    delay_ms_max=DUE_MS_MAX,
+    payload_bytes_max=PAYLOAD_BYTES_MAX,
+    delay_levels_ms=DELAY_LEVELS_MS,
+)
+"""Of a node whose settings say nothing."""
+NODE_BOUNDS: Final = ("delay_ms_max", "payload_bytes_max")
+"""Of these no policy gets more than the node's own setting allows."""
+
+
+class Effective(NamedTuple):
+    """What holds for a topic, or for new ones of a scope."""
+
+    policy: Policy
+    """All is said in it, a fixed delay only if there is one."""
+    sources: Mapping[str, str]
+    """Field -> who says it: node, cluster, namespace or topic."""
+
+
+class Policies:
+    """What all scopes say at one point of the log. It never changes; `changed` makes another."""
+
+    def __init__(self, records: Mapping[Scope, Policy] = MappingProxyType({})) -> None:
+        self._records = dict(sorted(records.items()))
+
+    def of(self, scope: Scope) -> Policy:
+        """Return what a scope says itself."""
+        return self._records.get(scope, Policy())
+
+    def changed(self, scope: Scope, policy: Policy) -> "Policies":
+        """Return what is said once `scope` says `policy`, and nothing else any more."""
+        records = {**self._records, scope: policy}
+        if not policy.pack():
+            del records[scope]
+        return Policies(records)
+
+    def __iter__(self) -> Iterator[tuple[Scope, Policy]]:
+        """Return the scopes that say something: the cluster, topics by id, namespaces by name."""
+        return iter(self._records.items())
+
+    @cached_property
+    def namespaces(self) -> int:
+        """How many namespaces say something."""
+        return sum(bool(scope.namespace) for scope in self._records)
+
+    @cached_property
+    def differ(self) -> bool:
+        """Whether something is said that does not hold for all topics."""
+        return any(scope != CLUSTER for scope in self._records)
+
+    @cached_property
+    def packed(self) -> bytes:
+        """All of it, for the digest: equal bytes if and only if it is equal."""
+        return b"".join(encode_policy(scope, policy) for scope, policy in self)
+
+    def effective(
+        self, node: Policy, namespace: str = "", topic: TopicId = TopicId(0)
+    ) -> Effective:
+        """Return what holds for a topic; without one, for new ones of the namespace, or of any."""
+        policy = node
+        sources = dict.fromkeys(node.pack(), "node")
+        narrower = {"cluster": CLUSTER, "namespace": Scope(namespace), "topic": Scope("", topic)}
+        for name, scope in narrower.items():
+            if name != "cluster" and scope == CLUSTER:
+                continue
+            said = self.of(scope)
+            policy = said.over(policy)
+            sources |= dict.fromkeys(said.pack(), name)
+        for name in NODE_BOUNDS:
+            if getattr(policy, name) > getattr(node, name):
+                policy = replace(policy, **{name: getattr(node, name)})
+                sources[name] = "node"
+        return Effective(policy, sources)
+
+
+def namespace_of(topic: str) -> str:
+    """Return the namespace that a topic is in, by its name."""
+    namespace, slash, _ = topic.partition("/")
+    return namespace if slash else DEFAULT_NAMESPACE
+
+
+def encode_policy(scope: Scope, policy: Policy) -> bytes:
+    """Return the payload of a POLICY entry: all that `scope` says from there on."""
+    said = {"version": VERSION, **scope._asdict(), "policy": policy.pack()}
+    return bytes(msgpack.packb(said))
+
+
+def decode_policy(payload: bytes | memoryview) -> tuple[Scope, Policy]:
+    """Return what a POLICY entry says.
+
+    Raises:
+        ValueError: the payload is malformed, or of another version.
+    """
+    said = msgpack.unpackb(payload)
+    if not isinstance(said, dict) or said.get("version") != VERSION:
+        raise ValueError(f"a policy of version {VERSION} is expected, got {said!r}")
+    if said.keys() != {"version", "policy", *Scope._fields}:
+        raise ValueError(f"a policy has a scope and what it says, got {said!r}")
+    namespace, topic = said["namespace"], said["topic"]
+    if type(namespace) is not str or type(topic) is not int or (namespace and topic):
+        raise ValueError(f"a policy of namespace {namespace!r} and topic {topic!r}")
+    return Scope(namespace, TopicId(topic)), Policy.unpack(said["policy"])

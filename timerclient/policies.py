@@ -1,0 +1,56 @@
+"""Policies as an application names them: scopes, and fields of the contract's Policy."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from timerclient import rows
+from timerclient.errors import InvalidRequest
+from timerclient.proto import timer_pb2 as pb
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+FIELDS: Final = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
+LEVELS: Final = "delay_levels_ms"
+
+
+def scope(namespace: str, topic: str) -> pb.PolicyScope:
+    """Return a scope: a namespace's or a topic's; without either the cluster's.
+
+    Raises:
+        InvalidRequest: a name is no text.
+    """
+    rows.utf8("namespace", namespace)
+    rows.utf8("topic", topic)
+    return pb.PolicyScope(namespace=namespace, topic=topic)
+
+
+def policy(said: Mapping[str, Any]) -> pb.Policy:
+    """Return what says the fields of `said`; `delay_levels_ms` is a sequence of delays.
+
+    Raises:
+        InvalidRequest: there is no such field, or it takes no such value.
+    """
+    out = pb.Policy()
+    for name, value in said.items():
+        if name not in FIELDS:
+            raise InvalidRequest.of("policy", name, f"must be one of {', '.join(FIELDS)}")
+        is_flag = name == "delayed_delivery"
+        if isinstance(value, bool) != is_flag:
+            limit = "must be true or false" if is_flag else "must be a number"
+            raise InvalidRequest.of(name, value, limit)
+        try:
+            if name == LEVELS:
+                out.delay_levels_ms.CopyFrom(pb.DelayLevels(ms=value))
+            else:
+                setattr(out, name, value)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest.of(name, value, f"must fit its field: {error}") from None
+    return out
+
+
+def said(message: pb.Policy) -> dict[str, Any]:
+    """Return the fields that are said, as `policy` takes them."""
+    found = {field.name: value for field, value in message.ListFields()}
+    if LEVELS in found:
+        found[LEVELS] = [*found[LEVELS].ms]
+    return found
