@@ -308,7 +308,7 @@ class NodeState:
 
     def _group(self, topic: Topic, group: Group) -> pb.GroupStatus:
         leader = self._host.leader
-        leased, consumers = leader.leased(group) if leader is not None else (0, 0)
+        leased, consumers = leader.groups.leased(group) if leader is not None else (0, 0)
         return pb.GroupStatus(
             name=group.name,
             group_id=group.group_id,
@@ -317,7 +317,7 @@ class NodeState:
             unacked=group.unacked(topic.queue.end),
             leased=leased,
             consumers=consumers,
-            lease_ms=group.lease_ms,
+            lease_ms=group.settings.lease_ms,
         )
 
     # ---- JSON

@@ -37,7 +37,7 @@ from timer.machine import (
     RescheduleApplied,
 )
 from timer.merge import Merge
-from timer.payloads import CreateGroup, Ids, Keys, Start
+from timer.payloads import CreateGroup, GroupSettings, Ids, Keys, Start
 from timer.producers import Answer
 from timer.room import Rooms
 from timer.units import Epoch, LeaseId, LogIndex, ProducerId, ReplicaId, UnixMs
@@ -392,8 +392,10 @@ class TimerApp:
             if isinstance(group, Group) and leader.closed is None:
                 self._join(consumer, stream, group, credit)
 
-        create = CreateGroup(topic.topic_id, consumer.group, Start.EARLIEST, LEASE_MS)
-        leader.create_group(create, join)
+        create = CreateGroup(
+            topic.topic_id, consumer.group, Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS)
+        )
+        leader.groups.create(create, join)
         self._kick()
 
     def _join(self, consumer: SimConsumer, stream: int, group: Group, credit: int) -> None:
@@ -405,22 +407,22 @@ class TimerApp:
 
         joined = Consumer("sim", LEASE_MS, sink)
         self._joined[consumer, stream] = (group, joined)
-        leader.join(group, joined)
-        leader.credit(group, joined, credit)
+        leader.groups.join(group, joined)
+        leader.groups.credit(group, joined, credit)
         self._kick()
 
     def leave(self, consumer: SimConsumer, stream: int) -> None:
         """A stream broke."""
         joined = self._joined.pop((consumer, stream), None)
         if joined is not None and self.engine.leader is not None:
-            self.engine.leader.leave(*joined)
+            self.engine.leader.groups.leave(*joined)
             self._kick()
 
     def credit(self, consumer: SimConsumer, stream: int, messages: int) -> None:
         """A consumer takes more."""
         joined = self._joined.get((consumer, stream))
         if joined is not None and self.engine.leader is not None:
-            self.engine.leader.credit(*joined, messages)
+            self.engine.leader.groups.credit(*joined, messages)
             self._kick()
 
     def ack(
@@ -440,7 +442,7 @@ class TimerApp:
             return
         column = np.array(offsets, np.uint64)
         try:
-            leader.ack(
+            leader.groups.ack(
                 joined[0],
                 Epoch(epoch),
                 LeaseId(lease_id),

@@ -8,7 +8,7 @@ import numpy as np
 from timer import entry, payloads, segment, timer_id
 from timer.columns import Binary, OnConflict, Part, encode_schedule
 from timer.entry import Kind
-from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
+from timer.payloads import CreateGroup, Fire, GroupOp, GroupSettings, Op, Start
 from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 
 SALT = 42
@@ -108,7 +108,7 @@ class Log:
         self.entry(Kind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
 
     def group(self, topic: TopicId, name: str, start: Start = Start.EARLIEST) -> GroupId:
-        create = CreateGroup(topic, name, start, 1000)
+        create = CreateGroup(topic, name, start, GroupSettings(lease_ms=1000))
         self.entry(Kind.GROUP, *payloads.encode_group([create]))
         self.groups += 1
         return GroupId(self.groups)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from chaos.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
+from timer import deadletters, serving, timer_id
 from timer import leader as leader_module
-from timer.columns import decode_schedule
+from timer.columns import Binary, decode_headers, decode_schedule, gather
 from timer.entry import Kind
 from timer.errors import (
+    DiskFull,
     InvalidRequest,
     LeadershipLost,
     NotFound,
@@ -27,9 +29,18 @@ from timer.errors import (
 )
 from timer.groups import Group
 from timer.leader import Delivery, Leader, LeaderConfig, Now, resolve_due
-from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Consumer
-from timer.machine import CANCELLED, Topic
-from timer.payloads import CreateGroup, Fire, Start, decode_cancel, decode_fire, decode_group
+from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED, Consumer
+from timer.machine import CANCELLED, MoveApplied, Topic
+from timer.payloads import (
+    AlterGroup,
+    CreateGroup,
+    Fire,
+    GroupSettings,
+    Start,
+    decode_cancel,
+    decode_fire,
+    decode_group,
+)
 from timer.units import DUE_MS_MAX, Epoch, LeaseId, LogIndex, MonoMs, TopicId, UnixMs
 
 LEASE_MS = 1000
@@ -98,9 +109,12 @@ class Play:
         raise AssertionError("it never settles")
 
     def hand_out(self) -> list[list[int]]:
+        return [delivery.lease.offsets.tolist() for delivery in self.hand_out_new()]
+
+    def hand_out_new(self) -> list[Delivery]:
         new = self.leader.hand_out(self.now)
         self.deliveries += new
-        return [delivery.lease.offsets.tolist() for delivery in new]
+        return new
 
     def done(self, name: str) -> Callable[[object], None]:
         def done(result: object) -> None:
@@ -119,8 +133,8 @@ class Play:
         return topic
 
     def make_group(self, name: str = "g") -> Group:
-        create = CreateGroup(self.topic_id, name, Start.EARLIEST, LEASE_MS)
-        self.leader.create_group(create, self.done(f"group {name}"))
+        create = CreateGroup(self.topic_id, name, Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
+        self.leader.groups.create(create, self.done(f"group {name}"))
         self.settle()
         group = self.answers.pop(f"group {name}")
         assert isinstance(group, Group)
@@ -140,8 +154,8 @@ class Play:
 
     def join(self, group: Group, credit: int = 100) -> Consumer:
         consumer = Consumer("c", LEASE_MS, lambda _: None)
-        self.leader.join(group, consumer)
-        self.leader.credit(group, consumer, credit)
+        self.leader.groups.join(group, consumer)
+        self.leader.groups.credit(group, consumer, credit)
         return consumer
 
     def ack(
@@ -154,10 +168,59 @@ class Play:
         chosen = delivery.lease.offsets if offsets is None else u64(offsets)
         epoch = self.log.epoch if epoch is None else epoch
         lease_id = delivery.lease.lease_id
-        self.leader.ack(delivery.group, Epoch(epoch), lease_id, chosen, self.done(name))
+        self.leader.groups.ack(delivery.group, Epoch(epoch), lease_id, chosen, self.done(name))
+
+    def nack(
+        self,
+        name: str,
+        delivery: Delivery,
+        offsets: list[int] | None = None,
+        delay_ms: int | None = None,
+    ) -> None:
+        chosen = delivery.lease.offsets if offsets is None else u64(offsets)
+        held = delivery.group, delivery.epoch, delivery.lease.lease_id, chosen
+        self.leader.groups.nack(*held, delay_ms, self.now, self.done(name))
+
+    def restart(self) -> None:
+        """Another leader begins, with the same state."""
+        self.leader.close(NotLeader(None))
+        self.machine.apply(self.log.begin_epoch())
+        self.lead()
+
+    def alter(self, group: Group, **changes: int | str) -> None:
+        alter = AlterGroup(group.topic, group.group_id, changes)
+        self.leader.groups.alter(alter, self.done("alter"))
+        self.settle()
+        assert self.answers.pop("alter") is group
+
+    def last(self) -> tuple[list[int], list[int]]:
+        """Return offsets and attempts of the last delivery."""
+        delivery = self.deliveries[-1]
+        return delivery.lease.offsets.tolist(), delivery.attempts.tolist()
+
+    def messages(self, topic: str) -> list[tuple[bytes, bytes | None, dict[str, str]]]:
+        """Return (payload, key, headers) of all that is in a topic's queue."""
+        queue = self.machine.topic_by_name[topic].queue
+        out = []
+        for page, at in queue.slices(np.arange(queue.begin, queue.end, dtype=np.uint64)):
+            rows = page.rows[at.astype(np.int64)]
+            columns = [gather(rows, page.bufs, name) for name in ("payload", "key", "headers")]
+            payloads_, keys, headers = ([bytes(b) for b in split(column)] for column in columns)
+            out += zip(
+                payloads_, [k or None for k in keys], map(decode_headers, headers), strict=True
+            )
+        return out
 
     def verdict(self, name: str) -> list[int]:
         return [int(each) for each in self.answers[name]]
+
+
+def split(column: Binary) -> list[bytes]:
+    """Return the strings of a column."""
+    ends = np.cumsum(column.sizes, dtype=np.int64).tolist()
+    return [
+        bytes(column.blob[end - size : end]) for end, size in zip(ends, column.sizes, strict=True)
+    ]
 
 
 def delivered(play: Play, *delays: int, credit: int = 100) -> tuple[Group, Consumer]:
@@ -362,11 +425,11 @@ def test_topic_asked_for_twice_at_once_is_one_topic_and_later_is_answered_at_onc
 
 def test_group_asked_for_twice_at_once_is_one_group() -> None:
     play = Play()
-    create = CreateGroup(play.topic_id, "g", Start.EARLIEST, LEASE_MS)
+    create = CreateGroup(play.topic_id, "g", Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
     for name in ("one", "two"):
-        play.leader.create_group(create, play.done(name))
+        play.leader.groups.create(create, play.done(name))
     play.settle()
-    play.leader.create_group(create, play.done("three"))
+    play.leader.groups.create(create, play.done("three"))
     assert play.answers["one"] is play.answers["two"] is play.answers["three"]
 
 
@@ -601,7 +664,7 @@ def test_consumer_leaving_and_another_joining_gets_everything_at_once_and_nothin
     group, consumer = delivered(play, 0, 0, 0, credit=2)
     play.ack("a", play.deliveries[0], [0])
     play.settle()
-    play.leader.leave(group, consumer)
+    play.leader.groups.leave(group, consumer)
     play.join(group)
     play.settle()
     rest = [(d.lease.offsets.tolist(), d.attempts.tolist()) for d in play.deliveries[1:]]
@@ -633,8 +696,8 @@ def test_refused_acks_and_ended_leases_are_tried_again() -> None:
     play.ack("a", play.deliveries[0], [0])
     play.wait(LEASE_MS)
     play.full = Overloaded("log", retry_after_ms=1)
-    create = CreateGroup(play.topic_id, "h", Start.EARLIEST, LEASE_MS)
-    play.leader.create_group(create, play.done("h"))
+    create = CreateGroup(play.topic_id, "h", Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
+    play.leader.groups.create(create, play.done("h"))
     play.step()
     play.step()
     assert play.answers == {"h": play.full}
@@ -648,23 +711,23 @@ def test_refused_acks_and_ended_leases_are_tried_again() -> None:
 def test_many_leases_that_end_at_once_go_in_bounded_entries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leader_module, "ENDED_OFFSETS_MAX", 4)
-    monkeypatch.setattr(leader_module, "GROUP_OFFSETS_MAX", 10)
+    monkeypatch.setattr(serving, "ENDED_OFFSETS_MAX", 4)
+    monkeypatch.setattr(serving, "GROUP_OFFSETS_MAX", 10)
     play = Play()
     group, consumer = delivered(play, *[0] * 21)
     before = len(play.log.entries)
-    play.leader.leave(group, consumer)
+    play.leader.groups.leave(group, consumer)
     play.settle()
     entries = [list(decode_group(e.payload)) for e in play.log.entries[before:]]
     assert [[len(op.offsets) for op in ops] for ops in entries] == [[4], [4], [4], [4], [4, 1]]  # type: ignore[union-attr]
     play.join(group)
     play.settle()
     assert play.deliveries[-1].lease.offsets.tolist()
-    assert play.leader.leased(group) == (21, 1)
+    assert play.leader.groups.leased(group) == (21, 1)
 
 
 def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "WAITING_ROWS_MAX", 3)
+    monkeypatch.setattr(serving, "WAITING_OFFSETS_MAX", 3)
     play = Play()
     delivered(play, 0, 0)
     (delivery,) = play.deliveries
@@ -677,8 +740,8 @@ def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "DELIVERY_ROWS_MAX", 1)
-    monkeypatch.setattr(leader_module, "DELIVERIES_MAX", 3)
+    monkeypatch.setattr(serving, "DELIVERY_ROWS_MAX", 1)
+    monkeypatch.setattr(serving, "DELIVERIES_MAX", 3)
     play = Play()
     groups = [play.make_group(name) for name in ("g", "h", "i", "j")]
     for group in groups:
@@ -698,6 +761,247 @@ def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPat
     assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
 
 
+# ---- nacks, extensions, dead letters
+
+
+def test_nacked_message_comes_again_after_its_delay_and_not_before() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0, 0)
+    first = play.deliveries[0]
+    play.nack("n", first, [1], delay_ms=5_000)
+    assert "n" not in play.answers, "it isn't committed"
+    play.settle()
+    assert play.verdict("n") == [ACCEPT]
+    play.ack("a", first, [0, 2])
+    play.settle()
+    assert play.leader.wake_at_ms(play.now) <= play.mono_ms + 5_000
+    for _ in range(4):  # checkpoints come in between
+        play.wait(1_249)
+        play.settle()
+    assert len(play.deliveries) == 1
+    play.wait(4)
+    play.settle()
+    assert play.last() == ([1], [2])
+    play.nack("at once", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    assert play.last() == ([1], [3])
+    assert group.later_sum
+    play.ack("b", play.deliveries[-1])
+    play.settle()
+    assert group.later_sum == 0
+
+
+def test_nacks_time_outlives_the_leader() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0)
+    play.nack("n", play.deliveries[0], [1], delay_ms=5_000)
+    play.settle()
+    play.restart()
+    play.join(group)
+    play.settle()
+    assert play.last() == ([0], [2])
+    assert play.leader.wake_at_ms(play.now) <= play.mono_ms + 5_000
+    play.wait(4_999)
+    play.settle()
+    assert play.last()[0] == [0]
+    play.wait(1)
+    play.settle()
+    assert play.last() == ([1], [3]), "the nack counts, and the epoch"
+
+
+def test_nack_is_judged_by_who_holds_the_message() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0, 0, 0)
+    first = play.deliveries[0]
+    play.ack("a", first, [0])
+    play.settle()
+    play.nack("n", first, [0, 1, 1, 9], delay_ms=10**6)
+    play.settle()
+    assert play.verdict("n") == [ALREADY_ACKED, ACCEPT, LEASE_LOST, NOT_DELIVERED]
+    play.nack("again", first, [1], delay_ms=0)
+    assert play.verdict("again") == [LEASE_LOST]
+    assert group.failures(u64([1])).tolist() == [1]
+    play.ack("after all", first, [1])
+    play.settle()
+    assert play.verdict("after all") == [ACCEPT], "nobody else has it"
+    play.wait(LEASE_MS)
+    play.settle()
+    play.nack("late", first, [2], delay_ms=0)
+    assert play.verdict("late") == [LEASE_LOST]
+    old = play.deliveries[-1]
+    play.restart()
+    play.join(group)
+    play.settle()
+    play.leader.groups.nack(
+        group, old.epoch, old.lease.lease_id, u64([2]), 0, play.now, play.done("old")
+    )
+    assert play.verdict("old") == [LEASE_LOST], "the epoch that leased it is over"
+
+
+def test_nack_without_a_delay_backs_off_as_the_group_says() -> None:
+    play = Play()
+    group, _ = delivered(play, 0)
+    play.alter(group, backoff_ms_min=100, backoff_ms_max=250)
+    for number, wait_ms in enumerate([100, 200, 250, 250]):
+        play.nack(f"n{number}", play.deliveries[-1])
+        play.settle()
+        play.wait(wait_ms - 1)
+        play.settle()
+        assert len(play.deliveries) == number + 1
+        play.wait(1)
+        play.settle()
+        assert len(play.deliveries) == number + 2
+
+
+def test_extended_lease_ends_later_and_never_sooner() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0, 0)
+    first = play.deliveries[0]
+    held = group, first.epoch, first.lease.lease_id
+    play.ack("a", first, [0])
+    play.settle()
+    play.wait(LEASE_MS // 2)
+    extend = play.leader.groups.extend
+    assert extend(*held, u64([0, 1, 9]), LEASE_MS, play.now).tolist() == [
+        ALREADY_ACKED,
+        ACCEPT,
+        NOT_DELIVERED,
+    ]
+    assert extend(*held, u64([1]), 1, play.now).tolist() == [ACCEPT], "not shorter"
+    play.wait(LEASE_MS - 1)
+    play.settle()
+    assert len(play.deliveries) == 1
+    play.wait(1)
+    play.settle()
+    assert play.last() == ([1, 2], [2, 2]), "what was delivered together is extended together"
+    assert extend(*held, u64([1]), LEASE_MS, play.now).tolist() == [LEASE_LOST]
+
+
+def dead_letters(play: Play, *, size: int = 1) -> Group:
+    """Deliver two messages to a group whose messages may fail twice."""
+    group = play.make_group()
+    play.alter(group, max_attempts=2)
+    play.join(group)
+    play.schedule("s", 0, 0, size=size)
+    play.settle()
+    del play.answers["s"]
+    return group
+
+
+def test_message_that_failed_too_often_goes_to_the_dead_letters_once() -> None:
+    play = Play(LeaderConfig(id_salt=77))
+    group = dead_letters(play)
+    play.nack("n1", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    play.nack("n2", play.deliveries[-1], [0], delay_ms=10**6)
+    play.settle()
+    play.wait(LEASE_MS)
+    play.settle()
+    assert len(play.deliveries) == 2, "nobody gets them any more"
+    assert group.unacked(play.machine.topics[play.topic_id].queue.end) == 0
+    (one, two) = play.messages("a.g.dead")
+    assert (one[0], two[0]) == (b"x", b"x")
+    assert one[2][deadletters.REASON] == "nacked"
+    assert two[2] == {
+        "dead-letter-reason": "lease ended",
+        "dead-letter-topic": "a",
+        "dead-letter-group": "g",
+        "dead-letter-timer-id": two[2][deadletters.TIMER_ID],
+        "dead-letter-offset": "1",
+        "dead-letter-attempts": "2",
+    }
+    raw = timer_id.from_text(two[2][deadletters.TIMER_ID])
+    _, seq, genuine = timer_id.decode(raw, 77)
+    assert (seq.tolist(), genuine.tolist()) == ([2], [True])
+    counts = play.machine.counts
+    assert (counts.scheduled, counts.fired, counts.pending) == (4, 4, 0)
+
+
+def test_dead_letters_move_without_a_consumer_and_from_disk() -> None:
+    play = Play()
+    group = dead_letters(play)
+    consumer = play.deliveries[0].lease.consumer
+    play.nack("n1", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    play.nack("n2", play.deliveries[-1], delay_ms=0)
+    queue = play.machine.topics[play.topic_id].queue
+    (block,) = queue.blocks
+    page, block.page = block.page, None  # as if only a file held it
+    play.leader.groups.leave(group, consumer)
+    play.settle()
+    assert "a.g.dead" not in play.machine.topic_by_name
+    block.page = page
+    play.leader.groups.fetched()
+    play.settle()
+    assert len(play.messages("a.g.dead")) == 2
+
+
+def test_full_disks_keep_dead_letters_where_they_are_until_there_is_room() -> None:
+    play = Play()
+    group = dead_letters(play)
+    play.alter(group, max_attempts=1)
+    play.leader.full = DiskFull([], retry_after_ms=1)
+    play.nack("n", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    play.settle()
+    assert "a.g.dead" not in play.machine.topic_by_name
+    play.leader.full = None
+    play.wait(serving.ROOM_LOOK_MS)
+    play.settle()
+    assert len(play.messages("a.g.dead")) == 2
+
+
+def test_lower_limit_makes_dead_letters_of_what_failed_before_also_for_a_new_leader() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0)
+    play.nack("n", play.deliveries[0], [0], delay_ms=10**6)
+    play.settle()
+    play.restart()
+    play.join(group)
+    play.alter(group, max_attempts=1, dead_letter_topic="elsewhere")
+    play.settle()
+    assert play.last() == ([1], [2])
+    assert "elsewhere" not in play.machine.topic_by_name, "it is not looked at before its time"
+    play.ack("done", play.deliveries[-1])
+    play.wait(10**6)
+    play.settle()
+    assert [m[2][deadletters.REASON] for m in play.messages("elsewhere")] == ["nacked"]
+
+
+def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
+    play = Play()
+    group = dead_letters(play)
+    play.alter(group, max_attempts=1)
+    play.nack("n", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    dead = play.machine.topic_by_name["a.g.dead"]
+    play.topic_id = dead.topic_id
+    play.schedule("stray", 0)  # nobody's dead letter
+    play.settle()
+    moved: list[object] = []
+    asked = []
+    letters = dead.groups[deadletters.GROUP]
+
+    def send_back(delivery: Delivery) -> None:
+        asked.append(play.leader.groups.redrive(delivery, moved.append))
+
+    consumer = Consumer("redrive", LEASE_MS, send_back)
+    play.leader.groups.join(letters, consumer)
+    play.leader.groups.credit(letters, consumer, 10)
+    assert play.hand_out() == [], "nothing is reserved yet"
+    play.step()
+    play.commit()
+    for delivery in play.hand_out_new():
+        delivery.lease.consumer.sink(delivery)
+    play.settle()
+    assert asked == [1]
+    assert [m.new.tolist() for m in moved if isinstance(m, MoveApplied)] == [[True, True]]
+    assert [m[0] for m in play.messages("a")] == [b"x", b"x"]
+    assert all(m[2] == {} for m in play.messages("a"))
+    assert letters.unacked(dead.queue.end) == 1, "the stray one stays"
+    assert play.last()[0] == [2, 3], "the group gets them as new ones"
+
+
 # ---- the end
 
 
@@ -709,8 +1013,10 @@ def everything(play: Play) -> tuple[list[str], list[str]]:
     for names, tag in ((flying, "flying"), (flying, "flying too"), (waiting, "waiting")):
         play.schedule(f"schedule {tag}", 100)
         play.cancel(f"cancel {tag}", (1, 1))
-        create = CreateGroup(play.topic_id, f"new {tag}", Start.EARLIEST, LEASE_MS)
-        play.leader.create_group(create, play.done(f"group {tag}"))
+        create = CreateGroup(
+            play.topic_id, f"new {tag}", Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS)
+        )
+        play.leader.groups.create(create, play.done(f"group {tag}"))
         play.ack(f"ack {tag}", play.deliveries[0])
         names += [f"{kind} {tag}" for kind in ("schedule", "cancel", "group", "ack")]
         play.step()
