@@ -31,6 +31,7 @@ from cluster.consume_service import ConsumeService
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.controller import ControllerConfig, Report, Role
+from cluster.groups import GroupDesk
 from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
@@ -284,14 +285,9 @@ class Node:
             auto_create_topics=config.auto_create_topics,
             topic_name_bytes_max=limits.topic_name_bytes_max,
         )
-        self._consumers = ConsumeService(
-            self.host,
-            timers,
-            salt=salt,
-            groups=config.groups,
-            group_name_bytes_max=limits.group_name_bytes_max,
-        )
-        admin = AdminService(self.view, timers, self.host.require_leader)
+        desk = GroupDesk(self.host, timers, config.groups, config.limits.group_name_bytes_max)
+        self._consumers = ConsumeService(self.host, desk, salt=salt)
+        admin = AdminService(self.view, timers, desk, self.host.require_leader)
         for service in (timers, self._consumers, admin):
             service.on_error = self._count_error
         self._server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -290,6 +290,7 @@ def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
     """Return a lease with its messages, sliced out of the queue's pages here and only here."""
     lease = delivery.lease
     out = pb.Deliveries(epoch=epoch, lease_id=lease.lease_id, lease_ms=lease.consumer.lease_ms)
+    out.handed_out_ms = delivery.at_ms
     out.queue_offsets.extend(lease.offsets.tolist())
     out.attempts.extend(delivery.attempts.tolist())
     ids: list[bytes] = []

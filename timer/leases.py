@@ -187,14 +187,15 @@ class Leases:
                 return offsets[:limit]
         end = min(int(queue_end), int(self.group.reserved))
         self._fresh = max(self._fresh, int(self.group.cursor))
-        scan, put_off = limit, len(self._waiting) + len(self._dead)
+        scan = looked = limit
         while self._fresh < end:
             offsets = np.arange(self._fresh, min(self._fresh + scan, end), dtype=np.uint64)
-            found: U64 = self._free(clock_ms, offsets)[:limit]
+            found = self._free(clock_ms, offsets)[:limit]
             self._fresh = int(found[-1] if len(found) == limit else offsets[-1]) + 1
             if len(found):
                 return found
-            if len(self._waiting) + len(self._dead) > put_off:  # to sort those took a while
+            looked += len(offsets)
+            if looked > SCAN_MAX and (self._waiting or self._dead):  # to sort those takes a while
                 self.unfinished = self._fresh < end
                 break
             scan = min(2 * scan, max(limit, SCAN_MAX))
@@ -203,15 +204,15 @@ class Leases:
     def _free(self, clock_ms: UnixMs, offsets: U64) -> U64:
         """Return which of these may be handed out; put off or bury those that may not."""
         group = self.group
-        offsets = offsets[~group.is_acked(offsets) & (self._marks_of(offsets) == FREE)]
+        free: U64 = offsets[~group.is_acked(offsets) & (self._marks_of(offsets) == FREE)]
         if group.settings.max_attempts:
-            offsets = self._bury(offsets)
+            free = self._bury(free)
         if len(group.later):
-            times = group.not_before(offsets)
+            times = group.not_before(free)
             early = times > clock_ms
-            self._put_off(offsets[early], times[early])
-            offsets = offsets[~early]
-        return offsets
+            self._put_off(free[early], times[early])
+            free = free[~early]
+        return free
 
     def _bury(self, offsets: U64) -> U64:
         """Let those that failed too often die; return the others."""
@@ -274,12 +275,13 @@ class Leases:
             offsets = offsets[still]
             if not len(offsets):
                 continue
-            taken = min(queue.at_hand(offsets), DEAD_ROWS_MAX)
-            if taken:
-                taken = queue.fitting(offsets[:taken], DELIVERY_BYTES)
-            if taken < len(offsets):
-                self._dead.appendleft(offsets[taken:])
-            return offsets[:taken]
+            count = min(queue.at_hand(offsets), DEAD_ROWS_MAX)
+            if count:
+                count = queue.fitting(offsets[:count], DELIVERY_BYTES)
+            if count < len(offsets):
+                self._dead.appendleft(offsets[count:])
+            taken: U64 = offsets[:count]
+            return taken
         return np.zeros(0, np.uint64)
 
     # ---- taking back

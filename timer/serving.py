@@ -22,7 +22,7 @@ import numpy.typing as npt
 from timer import deadletters, payloads
 from timer.columns import I64, U64
 from timer.entry import Kind
-from timer.errors import NotFound, Overloaded, TimerError
+from timer.errors import Overloaded, TimerError
 from timer.groups import Group
 from timer.leases import ACCEPT, ALREADY_ACKED, Consumer, Lease, Leases
 from timer.machine import (
@@ -35,7 +35,7 @@ from timer.machine import (
     Topic,
 )
 from timer.payloads import AlterGroup, AnyOp, CreateGroup, GroupOp, Move, Nack, Op
-from timer.units import DUE_MS_MAX, Epoch, GroupId, LeaseId, MonoMs, Now, TopicId
+from timer.units import DUE_MS_MAX, Epoch, GroupId, LeaseId, MonoMs, Now, TopicId, UnixMs
 
 GROUP_OFFSETS_MAX: Final = 2 * 65_536
 """Offsets in one GROUP entry."""
@@ -69,6 +69,8 @@ class Delivery:
     group: Group
     lease: Lease
     attempts: npt.NDArray[np.uint32]
+    at_ms: UnixMs
+    """When it was leased, on the cluster's clock."""
 
 
 class Alarms(Generic[Key]):
@@ -248,10 +250,7 @@ class Serving:
     def join(self, group: Group, consumer: Consumer) -> None:
         """Serve a consumer; it gets messages while it has credit."""
         self._check_open()
-        leases = self._leases.get(group.group_id)
-        if leases is None:
-            leases = self._leases[group.group_id] = Leases(group, self.epoch)
-        leases.join(consumer)
+        self._leases_of(group).join(consumer)
         self._hungry.setdefault(group.group_id)
 
     def leave(self, group: Group, consumer: Consumer) -> None:
@@ -273,7 +272,6 @@ class Serving:
         """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
 
         Raises:
-            NotFound: nobody consumes in this group on this leader.
             Overloaded: too many wait already; nothing was taken.
         """
         leases = self._leases_for(group, len(offsets))
@@ -288,7 +286,7 @@ class Serving:
         `done` gets the verdict per offset as in `Leases.nack`, once committed.
 
         Raises:
-            NotFound, Overloaded: see `ack`.
+            Overloaded: too many wait already; nothing was taken.
         """
         leases = self._leases_for(group, len(offsets))
         delays = group.backoff_ms(offsets) if delay_ms is None else np.full(len(offsets), delay_ms)
@@ -298,11 +296,7 @@ class Serving:
     def extend(
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int, now: Now
     ) -> Verdicts:
-        """Hold what is left of a lease for `lease_ms` from now; return the verdict per offset.
-
-        Raises:
-            NotFound: nobody consumes in this group on this leader.
-        """
+        """Hold what is left of a lease for `lease_ms` from now; return the verdict per offset."""
         leases = self._leases_for(group, 0)
         verdict = leases.extend(now.mono_ms, epoch, lease_id, offsets, lease_ms)
         self._ends.set(group.group_id, leases.wake_at_ms())
@@ -311,11 +305,14 @@ class Serving:
     def _leases_for(self, group: Group, offsets: int) -> Leases:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
-        leases = self._leases.get(group.group_id)
-        if leases is None:
-            raise NotFound("consumer of group", group.name)
         if self._acks_waiting + offsets > WAITING_OFFSETS_MAX:
             raise Overloaded("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
+        return self._leases_of(group)
+
+    def _leases_of(self, group: Group) -> Leases:
+        leases = self._leases.get(group.group_id)
+        if leases is None:
+            leases = self._leases[group.group_id] = Leases(group, self.epoch)
         return leases
 
     def _gather(
@@ -364,7 +361,8 @@ class Serving:
             topic = self.machine.topics[group.topic]
             lease = leases.hand_out(now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX)
             if lease is not None:
-                out.append(Delivery(self.epoch, topic, group, lease, group.attempts(lease.offsets)))
+                attempts = group.attempts(lease.offsets)
+                out.append(Delivery(self.epoch, topic, group, lease, attempts, now.clock_ms))
                 self._ends.set(turns[0], lease.deadline_ms)
                 turns.rotate(-1)
                 continue

@@ -438,10 +438,10 @@ class Session:
                 self.credit += request.credit
                 self.cluster.credits.append(request.credit)
             else:
-                self._ack(request.ack)
+                self._ack(getattr(request, kind))
             await self.cluster.notify()
 
-    def _ack(self, ack: pb.AckRequest) -> None:
+    def _ack(self, ack: pb.AckRequest | pb.NackRequest | pb.ExtendRequest) -> None:
         self.cluster.acks.append(ack)
         order = self.cluster.on_ack(ack)
         answer = pb.AckResponse(request_no=ack.request_no)
@@ -454,7 +454,7 @@ class Session:
         else:
             self.answers.append(pb.ConsumeResponse(acked=answer))
 
-    def _judge(self, ack: pb.AckRequest, offset: int) -> Any:
+    def _judge(self, ack: pb.AckRequest | pb.NackRequest | pb.ExtendRequest, offset: int) -> Any:
         group = self.group
         if offset in group.acked:
             return pb.ALREADY_ACKED
@@ -462,8 +462,15 @@ class Session:
             return pb.ACK_NOT_DELIVERED
         if group.held.get(offset, (ack.epoch, ack.lease_id)) != (ack.epoch, ack.lease_id):
             return pb.ACK_LEASE_LOST
+        if isinstance(ack, pb.ExtendRequest):
+            return pb.EXTENDED if offset in group.held else pb.ACK_LEASE_LOST
+        held = group.held.pop(offset, None)
+        if isinstance(ack, pb.NackRequest):
+            if held is None:
+                return pb.ACK_LEASE_LOST
+            group.back.append(offset)
+            return pb.NACKED
         group.acked.add(offset)
-        group.held.pop(offset, None)
         return pb.ACKED
 
     def ready(self) -> bool:
