@@ -136,6 +136,11 @@ class Message:
         """The leadership that handed it out."""
         return self._batch.epoch
 
+    @property
+    def handed_out_ms(self) -> int:
+        """When the leader leased it to this consumer, Unix milliseconds on the cluster's clock."""
+        return self._batch.handed_out_ms
+
     def ack(self) -> Acking[AckResult]:
         """Say that its work is done; return at once with the future of the answer.
 
