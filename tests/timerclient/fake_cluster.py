@@ -71,6 +71,7 @@ class Cluster:
     credits: list[int] = field(default_factory=list)
     registrations: int = 0
     probes: int = 0
+    dead_letters: int = 250
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     on_schedule: OnSchedule = lambda _: None
@@ -393,6 +394,22 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def CreateTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         return pb.CreateTopicResponse(topic_id=17)
+
+    async def CreateGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        return pb.GroupStatus(name=request.group, settings=request.settings)
+
+    async def AlterGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.group == "nobody":
+            missing = wire_error(pb.NOT_FOUND, "no such group: 'nobody'")
+            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+        return await self.CreateGroup(request, context)
+
+    async def Redrive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        moved = min(self.cluster.dead_letters, request.max_messages, 100)
+        self.cluster.dead_letters -= moved
+        return pb.RedriveResponse(redriven=moved, left=self.cluster.dead_letters)
 
     async def TransferLeadership(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
