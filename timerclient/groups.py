@@ -120,13 +120,16 @@ class GroupCalls(Existing):
             size = REDRIVE_MAX if left is None else min(left, REDRIVE_MAX)
             name = rows.utf8("topic", topic).decode()
             request = pb.RedriveRequest(topic=name, max_messages=size)
-            answer = await self._admin(lambda node, r=request: lambda: node.admin.Redrive(r))
+            answer = await self._redrive(request)
             sent += answer.redriven
             known = answer.left if left is None else left - answer.redriven
             left = min(known, answer.left)
             if not answer.redriven:
                 break
         return sent
+
+    async def _redrive(self, request: pb.RedriveRequest) -> pb.RedriveResponse:
+        return await self._admin(lambda node: lambda: node.admin.Redrive(request))
 
     async def _admin(self, method: Callable[[Node], Callable[[], Awaitable[T]]]) -> T:
         return await self.nodes().call(method, within_s=self.within_s(None))

@@ -72,6 +72,8 @@ class Cluster:
     registrations: int = 0
     probes: int = 0
     dead_letters: int = 250
+    settings: list[pb.GroupSettings] = field(default_factory=list)
+    """Of groups, as they were asked for."""
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     on_schedule: OnSchedule = lambda _: None
@@ -397,6 +399,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def CreateGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
+        self.cluster.settings.append(request.settings)
         return pb.GroupStatus(name=request.group, settings=request.settings)
 
     async def AlterGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
