@@ -5,6 +5,7 @@ What cluster/host.py does on an event loop is done here on the world's timeline.
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +38,7 @@ from timer.machine import (
     RescheduleApplied,
 )
 from timer.merge import Merge
-from timer.payloads import CreateGroup, GroupSettings, Ids, Keys, Start
+from timer.payloads import CreateGroup, Ids, Keys, Start
 from timer.producers import Answer
 from timer.room import Rooms
 from timer.units import Epoch, LeaseId, LogIndex, ProducerId, ReplicaId, UnixMs
@@ -217,7 +218,7 @@ class TimerApp:
         if self.may_hand_out():
             for delivery in leader.hand_out(now):
                 book, served = self._town.book, self.node.world.referee.served
-                book.handed_out(self.node, delivery.epoch, served)
+                book.handed_out(self.node, delivery, served)
                 delivery.lease.consumer.sink(delivery)
             leader.step(now)
         if not self._fetching and self.engine.machine.pages.wanted(1):
@@ -392,9 +393,8 @@ class TimerApp:
             if isinstance(group, Group) and leader.closed is None:
                 self._join(consumer, stream, group, credit)
 
-        create = CreateGroup(
-            topic.topic_id, consumer.group, Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS)
-        )
+        settings = self._town.settings(consumer.topic, consumer.group)
+        create = CreateGroup(topic.topic_id, consumer.group, Start.EARLIEST, settings)
         leader.groups.create(create, join)
         self._kick()
 
@@ -452,6 +452,43 @@ class TimerApp:
         except TimerError as refused:
             reply(refused)
         self._kick()
+
+    def nack(
+        self,
+        consumer: SimConsumer,
+        stream: int,
+        held: tuple[int, int, list[int]],
+        delay_ms: int | None,
+        reply: "Callable[[object], None]",
+    ) -> None:
+        """Nack messages; the answer is (topic id, group id, verdicts)."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is None or leader is None:
+            return
+        epoch, lease_id, offsets = held
+        group = joined[0]
+
+        def answer(result: object) -> None:
+            if not isinstance(result, TimerError):
+                reply((group.topic, group.group_id, _listed(result)))
+
+        column = np.array(offsets, np.uint64)
+        ids = Epoch(epoch), LeaseId(lease_id)
+        with suppress(TimerError):
+            leader.groups.nack(group, *ids, column, delay_ms, self._now(), answer)
+        self._kick()
+
+    def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:
+        """Hold messages longer; nobody waits for the answer."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is not None and leader is not None:
+            epoch, lease_id, offsets = held
+            ids = Epoch(epoch), LeaseId(lease_id)
+            column = np.array(offsets, np.uint64)
+            leader.groups.extend(joined[0], *ids, column, LEASE_MS, self._now())
+            self._kick()
 
 
 def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:
