@@ -184,7 +184,7 @@ class MoveApplied:
     new: npt.NDArray[np.bool_]
     to: TopicId
     first_seq: Seq
-    """Of the new messages."""
+    """As many as offsets: a message that did not move leaves its seq unused."""
     made: Group | None
     """The group that the topic was given."""
 
@@ -523,12 +523,12 @@ class Machine:
         if op.to_group and op.to_group not in to.groups:
             create = CreateGroup(to.topic_id, op.to_group, Start.EARLIEST, MOVED_GROUP)
             made = self._create_group(create)
-        rows, first_seq = rows[new], self.next_seq
-        self.next_seq = Seq(self.next_seq + len(rows))
+        first_seq = self.next_seq
+        self.next_seq = Seq(self.next_seq + len(rows))  # what a seq is, the log alone tells
         rows["topic"] = to.topic_id
         rows["seq"] = np.arange(first_seq, self.next_seq, dtype=np.uint64)
-        if len(rows):
-            self._admit(rows, op.rows)
+        if new.any():
+            self._admit(rows[new], op.rows)
         self.topics[op.topic].trim()
         return MoveApplied(op, new, to.topic_id, first_seq, made)
 

@@ -16,7 +16,7 @@ group) is a msgpack map with exactly the keys of its dataclass.
                   ALTER     n bytes of msgpack, the settings that change, padded to 8
                   MOVE      n bytes of msgpack {to, to_group, offsets, rows}, padded to 8: what is
                             unacked of these offsets is acked, and goes to the topic `to` as new
-                            messages, which get the next seqs and fire at once
+                            messages, which fire at once; it takes n seqs, as rows
     TOPIC       msgpack {name}
     PRODUCER    msgpack {token}
     CHECKPOINT  nothing

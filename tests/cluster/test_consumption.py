@@ -1,6 +1,9 @@
 """Nacks, extensions, dead letters and unary calls against three real processes, over failovers."""
 
+import re
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +16,9 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.sync import Consumer
 
 pytestmark = pytest.mark.slow
+
+DOCUMENT = Path(__file__).parents[2] / "docs/consuming.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +143,13 @@ def test_unary_call_beyond_a_limit_names_it(
         getattr(cluster.consuming(cluster.up()), method)(request)
     assert code_of(caught.value) == grpc.StatusCode.INVALID_ARGUMENT
     assert error_of(caught.value).field == field
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_example_of_the_documentation_runs(cluster: Running, number: int) -> None:
+    with cluster.client() as client:
+        client.schedule_batch("orders", [b"broken"] if number == 0 else [b"fine"])
+        exec(EXAMPLES[number], {"client": client, "timedelta": timedelta})
 
 
 def test_group_settings_are_checked_changed_in_part_and_told(client: TimerClient) -> None:
