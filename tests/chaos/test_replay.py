@@ -294,7 +294,7 @@ def test_moved_messages_are_acked_and_take_seqs_but_no_rows(log: Log, tmp_path: 
     log.ack(T, group, [0])
     log.move(T, group, [0, 1], "dead", "dead-letters")
     log.schedule(T, [(900, 2)])
-    log.entry(Kind.CHECKPOINT, b"")
+    log.entry(entry.Kind.CHECKPOINT, b"")
     story, notes = read(log, tmp_path)
     assert [row[0] for row in notes.acked[group]] == [0, 1]
     seqs = [int(seq) for rows in notes.rows for seq in rows["seq"]]
