@@ -33,7 +33,7 @@ class Played:
 
     def nack(self, offset: int, at_ms: int = NACKED_MS, attempts: int = 1) -> None:
         self.told(offset)
-        self.nacks.append(("t", "g", offset, attempts, at_ms + 1_000, 7))
+        self.nacks.append(("t", "g", offset, attempts, at_ms + 1_000, 7 + attempts))
 
     def told(self, offset: int, result: str = "NACKED") -> None:
         span = {"start_ms": 1, "end_ms": 2, "outcome": "ok", "delay_ms": 1_000}

@@ -60,7 +60,7 @@ def test_nacked_message_comes_back_after_its_delay_over_a_failover(
         handed_out_ms = again[b"later"].handed_out_ms
         assert handed_out_ms >= later.handed_out_ms + 4_000
         for message in again.values():
-            message.ack()
+            _ = message.ack()
     cluster.digests_agree()
 
 
@@ -73,7 +73,7 @@ def test_dead_letters_say_what_they_were_and_are_redriven_once(
     timer = client.schedule(topic, b"worst")
     with client.consumer(topic, "g") as consumer:
         for _ in range(2 * 601):
-            receive(consumer, 1)[0].nack()
+            _ = receive(consumer, 1)[0].nack()
         consumer.flush()
     dead = f"{topic}.g.dead"
     until(lambda: unacked(client, dead) == 601)

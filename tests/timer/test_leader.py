@@ -200,7 +200,7 @@ class Play:
     def messages(self, topic: str) -> list[tuple[bytes, bytes | None, dict[str, str]]]:
         """Return (payload, key, headers) of all that is in a topic's queue."""
         queue = self.machine.topic_by_name[topic].queue
-        out = []
+        out: list[tuple[bytes, bytes | None, dict[str, str]]] = []
         for page, at in queue.slices(np.arange(queue.begin, queue.end, dtype=np.uint64)):
             rows = page.rows[at.astype(np.int64)]
             columns = [gather(rows, page.bufs, name) for name in ("payload", "key", "headers")]

@@ -99,7 +99,7 @@ class Play:
             times = np.full(len(taken), self.now_ms + delay_ms, np.int64)
             ids = self.group.topic, self.group.group_id
             self.log.append(Nack(Op.NACK, *ids, taken, times))
-        return verdict.tolist()
+        return [int(each) for each in verdict]
 
     def apply(self, count: int | None = None) -> None:
         """Apply the first `count` proposed ops, all by default."""

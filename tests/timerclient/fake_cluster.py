@@ -33,6 +33,9 @@ def wire_error(reason: int, message: str = "", **detail: Any) -> pb.Error:
     )
 
 
+Settlement = pb.AckRequest | pb.NackRequest | pb.ExtendRequest
+
+
 @dataclass
 class Producer:
     last: int = 0
@@ -66,7 +69,7 @@ class Cluster:
     timers: Timers = field(default_factory=lambda: Timers(NOW_MS))
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     requests: list[pb.ScheduleRequest] = field(default_factory=list)
-    acks: list[pb.AckRequest] = field(default_factory=list)
+    acks: list[Settlement] = field(default_factory=list)
     opened: list[pb.OpenConsumer] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
     registrations: int = 0
@@ -77,7 +80,7 @@ class Cluster:
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     on_schedule: OnSchedule = lambda _: None
-    on_ack: Callable[[pb.AckRequest], "pb.Error | str | None"] = lambda _: None
+    on_ack: Callable[[Settlement], "pb.Error | str | None"] = lambda _: None
     on_cancel: Callable[[], "pb.Error | str | None"] = lambda: None
     hold: asyncio.Event | None = None
     """Answers wait for it. None: they don't."""
@@ -301,6 +304,11 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     # ---- consuming
 
+    async def Receive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError  # our client streams
+
+    Ack = Nack = Extend = Receive
+
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         await self._must_lead(context)
         cluster, epoch = self.cluster, self.cluster.epoch
@@ -461,7 +469,7 @@ class Session:
                 self._ack(getattr(request, kind))
             await self.cluster.notify()
 
-    def _ack(self, ack: pb.AckRequest | pb.NackRequest | pb.ExtendRequest) -> None:
+    def _ack(self, ack: Settlement) -> None:
         self.cluster.acks.append(ack)
         order = self.cluster.on_ack(ack)
         answer = pb.AckResponse(request_no=ack.request_no)
@@ -474,7 +482,7 @@ class Session:
         else:
             self.answers.append(pb.ConsumeResponse(acked=answer))
 
-    def _judge(self, ack: pb.AckRequest | pb.NackRequest | pb.ExtendRequest, offset: int) -> Any:
+    def _judge(self, ack: Settlement, offset: int) -> Any:
         group = self.group
         if offset in group.acked:
             return pb.ALREADY_ACKED

@@ -236,7 +236,7 @@ async def test_delay_that_cannot_be_is_refused_at_once(
     async with client.consumer("orders", "g") as consumer:
         [message] = await consumer.receive()
         with pytest.raises(errors.InvalidRequest):
-            message.nack(delay=delay)
+            _ = message.nack(delay=delay)
     assert cluster.acks == []
 
 
