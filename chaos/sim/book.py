@@ -135,6 +135,8 @@ class Book:
         op = moved.op
         group = machine.group(op.topic, op.group)
         topic = machine.topics[op.topic].name
+        if not group.is_acked(op.offsets).all():
+            raise Broken("dead", f"{topic}: {op.offsets} moved, and still there")
         for offset in op.offsets[moved.new].tolist():
             index = self.dead.setdefault((op.topic, op.group, offset), machine.applied_index)
             if index != machine.applied_index:
