@@ -31,6 +31,8 @@ from timerclient.proto import timer_pb2_grpc as rpc
 OUTBOX_BYTES_MAX: Final = 8 << 20
 CREDIT_MAX: Final = 1_000_000
 ACK_OFFSETS_MAX: Final = 65_536
+NACK_OFFSETS_MAX: Final = 16_384
+"""In one nack or extension."""
 UNREAD_ACKS_MAX: Final = 1 << 20
 """Offsets acked whose answers the consumer has not read yet; beyond it no request is read."""
 
@@ -218,8 +220,9 @@ def settle(
         TimerError: it was refused.
     """
     offsets = np.array(request.offsets, np.uint64)
-    if not 1 <= len(offsets) <= ACK_OFFSETS_MAX:
-        raise InvalidRequest("offsets", len(offsets), f"1 to {ACK_OFFSETS_MAX} in one request")
+    most = ACK_OFFSETS_MAX if isinstance(request, pb.AckRequest) else NACK_OFFSETS_MAX
+    if not 1 <= len(offsets) <= most:
+        raise InvalidRequest("offsets", len(offsets), f"1 to {most} in one request")
     held = Epoch(request.epoch), LeaseId(request.lease_id), offsets
     match request:
         case pb.AckRequest():

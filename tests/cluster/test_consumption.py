@@ -127,6 +127,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "too long a wait": ("Receive", pb.ReceiveRequest(wait_ms=20_001), "wait_ms"),
     "too short a lease": ("Receive", pb.ReceiveRequest(lease_ms=1), "lease_ms"),
     "no offset": ("Nack", pb.NackRequest(), "offsets"),
+    "too many offsets": ("Nack", pb.NackRequest(offsets=range(16_385)), "offsets"),
     "too long a delay": ("Nack", pb.NackRequest(offsets=[1], delay_ms=1 << 40), "delay_ms"),
     "too long a lease": ("Extend", pb.ExtendRequest(offsets=[1], lease_ms=1 << 31), "lease_ms"),
 }
