@@ -63,9 +63,11 @@ from timer.machine import (
     Checkpoint,
     FireApplied,
     GroupApplied,
+    GroupResult,
+    MoveApplied,
     ScheduleApplied,
 )
-from timer.payloads import GroupOp, Op
+from timer.payloads import GroupOp, Nack, Op
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -507,10 +509,17 @@ class Node:
             )
         elif isinstance(applied, GroupApplied):
             for result in applied.results:
-                if isinstance(result, AcksApplied):
-                    telemetry.acked.inc(int(result.new.sum()))
-                elif isinstance(result, GroupOp) and result.op is Op.ENDED:
-                    telemetry.leases_ended.inc(len(result.offsets))
+                self._count_group_op(result)
+
+    def _count_group_op(self, result: GroupResult) -> None:
+        telemetry = self.telemetry
+        if isinstance(result, AcksApplied):
+            nack = isinstance(result.op, Nack)
+            (telemetry.nacked if nack else telemetry.acked).inc(int(result.new.sum()))
+        elif isinstance(result, MoveApplied):
+            telemetry.moved.inc(int(result.new.sum()))
+        elif isinstance(result, GroupOp) and result.op is Op.ENDED:
+            telemetry.leases_ended.inc(len(result.offsets))
 
     def _handed_out(self, delivery: Delivery) -> None:
         self.telemetry.delivered.inc(len(delivery.attempts))
