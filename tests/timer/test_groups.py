@@ -6,8 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chaos.simdisk import SimDisk
+from tests.timer.machines import Log, machine_on, part_of
+from timer.columns import gather
 from timer.groups import Group
-from timer.payloads import GroupSettings
+from timer.machine import GroupApplied, MoveApplied
+from timer.payloads import GroupSettings, Op
 from timer.units import GroupId, QueueOffset, TopicId
 
 quick = settings(derandomize=True, deadline=None)
@@ -217,3 +221,30 @@ def test_arrays_follow_the_cursor_and_do_not_grow_with_what_is_done() -> None:
         group.ack(np.arange(start, start + 1000, dtype=np.uint64))
     assert group.cursor == 1_000_000
     assert len(group.acked) <= 4096
+
+
+def test_move_leaves_out_what_was_acked_and_makes_the_rest_messages_elsewhere_once() -> None:
+    machine, log = machine_on(SimDisk(), leads=True), Log()
+    machine.apply(log.topic("a"))
+    machine.apply(log.schedule(part_of([(1, due, b"%d" % due) for due in (1, 2, 3)])))
+    machine.apply(log.fire(5))
+    machine.apply(log.create_group(1, "g"))
+    machine.apply(log.op(Op.RESERVE, 1, 1, [3]))
+    machine.apply(log.op(Op.ACK, 1, 1, [1]))
+    first_seq = machine.next_seq
+    for expected in ([True, False], [False, False]):
+        applied = machine.apply(log.move(1, 1, [0, 1], "dead", "d"))
+        assert isinstance(applied, GroupApplied)
+        [moved] = applied.results
+        assert isinstance(moved, MoveApplied)
+        assert moved.new.tolist() == expected
+    dead = machine.topic_by_name["dead"]
+    assert (dead.queue.end, dead.groups["d"].cursor) == (1, 0)
+    [(page, _)] = dead.queue.slices(u64([0]))
+    assert bytes(gather(page.rows, page.bufs, "payload").blob) == b"moved 0"
+    assert page.rows["seq"].tolist() == [first_seq]
+    assert machine.next_seq == first_seq + 4, "a seq for each offset that is named"
+    assert machine.group(TopicId(1), GroupId(1)).cursor == 2
+    counts = machine.counts
+    assert (counts.scheduled, counts.fired, counts.pending, dead.counts.fired) == (4, 4, 0, 1)
+    machine.apply(log.checkpoint())
