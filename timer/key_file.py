@@ -1,16 +1,21 @@
-"""Key files: which rows of a run have a key, by hash, format version 1.
+"""Key files: which rows of a run have a key, by hash, format version 2.
 
 One lies beside each run that has rows with keys. Little-endian:
 
     0   8  magic        b"TIMERKEY"
-    8   4  version      1
+    8   4  version      2
     12  4  crc32        of bytes [16, 32) and of the filter and the fences
     16  8  entries      n >= 1
     24  4  blocks       b >= 1, of the filter
     28  4  pages        p = n / 92, rounded up
     32     filter       b x 64 bytes: a Bloom filter in blocks, 16 bits a key
            fences       p x u64: the first hash of each page
-           pages        each: 92 x ENTRY, the last one's as many as are left; their crc32 u32, 4 x 0
+           pages        each: crc32 of its entries u32, 4 x 0; 92 x ENTRY, the last one's as many
+                        as are left
+
+A checksum stands before what it is of. Behind it, it would take it out of the file's own checksum:
+the CRC-32 of any bytes and their CRC-32 is always the same, and with that no file is told from
+another (a snapshot that goes on from another source tells its files apart so).
 
 Entries are sorted by hash. Filter and fences are read once and kept: about 2 bytes a key. A look-up
 then reads no page when the run has no such key (but one in a thousand times), else one or two.
@@ -33,7 +38,7 @@ from timer.errors import CorruptFile, UnknownVersion
 from timer.keys import spans
 from timer.timer_id import mix
 
-VERSION: Final = 1
+VERSION: Final = 2
 SUFFIX: Final = ".keys"
 MAGIC: Final = b"TIMERKEY"
 PAGE_ENTRIES: Final = 92
@@ -57,10 +62,10 @@ Entries = npt.NDArray[np.void]
 _PREFIX: Final = struct.Struct("<8sII")
 _COUNTS: Final = struct.Struct("<QII")
 _HEAD_SIZE: Final = _PREFIX.size + _COUNTS.size
-_TAIL: Final = struct.Struct("<I4x")
+_SUM: Final = struct.Struct("<I4x")
 _BLOCK_BITS: Final = 512
 _BLOCK_SIZE: Final = _BLOCK_BITS // 8
-_PAGE_SIZE: Final = PAGE_ENTRIES * ENTRY.itemsize + _TAIL.size
+_PAGE_SIZE: Final = PAGE_ENTRIES * ENTRY.itemsize + _SUM.size
 _BLOCKS_AT_ONCE: Final = 16_384
 _PAGES_AT_ONCE: Final = 256
 
@@ -83,8 +88,8 @@ def encode(entries: Entries) -> Iterator[bytes]:
 def _pages(entries: Entries) -> Iterator[bytes]:
     for first in range(0, len(entries), PAGE_ENTRIES):
         data = entries[first : first + PAGE_ENTRIES].tobytes()
+        yield _SUM.pack(zlib.crc32(data))
         yield data
-        yield _TAIL.pack(zlib.crc32(data))
 
 
 def _filter(hashes: U64, blocks: int) -> bytes:
@@ -191,7 +196,8 @@ class KeyFile:
         """Return one page's entries, checked."""
         size = min(PAGE_ENTRIES, self.entries - number * PAGE_ENTRIES) * ENTRY.itemsize
         position = self._pages_at + number * _PAGE_SIZE
-        data = self._disk.read(self._path, position, size + _TAIL.size)
-        if len(data) < size + _TAIL.size or _TAIL.pack(zlib.crc32(data[:size])) != data[size:]:
+        read = self._disk.read(self._path, position, _SUM.size + size)
+        data = read[_SUM.size :]
+        if len(data) < size or _SUM.pack(zlib.crc32(data)) != read[: _SUM.size]:
             raise CorruptFile(self._path, position, "checksum mismatch of a page")
-        return data[:size]
+        return data

@@ -152,10 +152,11 @@ def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path)
         with cluster.client() as client:
             client.schedule("far", b"kept", delay=3600)
         cluster.digests_agree()
+        paths = [tmp_path / name / "state" / "manifest" for name in ("n1", "n2")]
+        until(lambda: all(path.exists() for path in paths), WAIT_S)
         cluster.stop()
         manifests = {}
-        for name in ("n1", "n2"):
-            manifest = tmp_path / name / "state" / "manifest"
+        for manifest in paths:
             manifests[manifest] = manifest.read_bytes()
             flip(manifest)
         for name in cluster.nodes:

@@ -44,6 +44,7 @@ INSTANCES: list[errors.TimerError] = [
     errors.StorageError("disk"),
     errors.CorruptFile("log/1", 40, "checksum"),
     errors.UnknownVersion("manifest", 2, 1),
+    errors.PromiseLost("formatted again"),
     errors.WrongDirectory("another cluster's"),
     errors.DiskFailed("fsync", errno=5),
     errors.ConfigError("tick_ms", 0, "at least 1"),

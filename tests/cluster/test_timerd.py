@@ -121,7 +121,7 @@ def refused(done: "subprocess.CompletedProcess[str]", code: int, *words: str) ->
         ("timing.tick_ms=ten", ("timing.tick_ms", "a whole number")),
         ("http=nowhere", ("http", "host:port")),
         ("grpc=0.0.0.0:7000", ("grpc", "insecure")),
-        ("leadership.heartbeat_ms=400", ("leadership.heartbeat_ms", "leadership.lease_ms")),
+        ("leadership.heartbeat_ms=2900", ("leadership.heartbeat_ms", "leadership.lease_ms")),
         ("limits.inflight_bytes_max=1048576", ("limits.inflight_bytes_max", "at least")),
         ("log_level=loud", ("log_level", "debug")),
         ("no equals sign", ("--set", "KEY=VALUE")),
