@@ -13,6 +13,8 @@ import numpy as np
 from chaos.sim.keybook import KeyBook, TimerName, Told
 from chaos.sim.policybook import PolicyBook
 from chaos.sim.referee import Broken
+from timer import deadletters, timer_id
+from timer.columns import decode_headers, decode_schedule
 from timer.entry import Entry, Kind
 from timer.groups import Group
 from timer.machine import (
@@ -26,7 +28,7 @@ from timer.machine import (
     MoveApplied,
     Topic,
 )
-from timer.payloads import Nack, decode_fire, decode_group
+from timer.payloads import Move, Nack, decode_fire, decode_group
 from timer.serving import Delivery
 from timer.units import Epoch, GroupId, LogIndex, TopicId
 
@@ -87,6 +89,8 @@ class Book:
     """Of those, which a consumer was told NACKED."""
     dead: dict[tuple[int, int, int], LogIndex] = field(default_factory=dict)
     """(topic id, group id, offset) -> the entry that made it a dead letter."""
+    buried: set[TimerName] = field(default_factory=set)
+    """Timers that became dead letters: perhaps they were leased, and nobody ever got them."""
     keys: KeyBook = field(default_factory=KeyBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
     committed: LogIndex = LogIndex(0)
@@ -140,6 +144,7 @@ class Book:
         topic = machine.topics[op.topic].name
         if not group.is_acked(op.offsets).all():
             raise Broken("dead", f"{topic}: {op.offsets} moved, and still there")
+        self.buried |= _names_in(op)
         for offset in op.offsets[moved.new].tolist():
             index = self.dead.setdefault((op.topic, op.group, offset), machine.applied_index)
             if index != machine.applied_index:
@@ -261,6 +266,7 @@ class Book:
             if block.page is not None
             for row in block.page.rows
         }
+        fired |= self.buried
         self.keys.at_end({*self.timers})
         for name, asked in self.timers.items():
             ended = asked.cancelled or asked.cancel_open or name in self.keys.ended
@@ -301,3 +307,15 @@ class Book:
         ]
         if len(moved) != topic.queue.end:
             raise Broken("dead", f"{topic.name} has {topic.queue.end} of {sorted(moved)}")
+
+
+def _names_in(op: Move) -> set[TimerName]:
+    """Return the timers that a MOVE's dead letters were, as their headers say."""
+    names = set()
+    for row in decode_schedule(memoryview(op.rows)).rows:
+        start, size = int(row["headers_start"]), int(row["headers_size"])
+        text = decode_headers(bytes(op.rows[start : start + size])).get(deadletters.TIMER_ID)
+        if text is not None:
+            due_ms, seq, _ = timer_id.decode(timer_id.from_text(text), 0)
+            names.add(TimerName(int(due_ms[0]), int(seq[0])))
+    return names
