@@ -183,7 +183,12 @@ def test_offset_that_a_group_never_got_is_lost() -> None:
     book = world.town.book
     app = world.town.apps()[0]
     book.at_end(app)
-    book.delivered.remove(next(iter(sorted(book.delivered))))
+    machine = app.engine.machine
+    dead = {
+        (machine.topics[TopicId(t)].name, machine.group(TopicId(t), GroupId(g)).name, offset)
+        for t, g, offset in book.dead
+    }
+    book.delivered.remove(min(book.delivered - dead))
     with pytest.raises(Broken, match="lost"):
         book.at_end(app)
 
