@@ -23,7 +23,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +42,7 @@ from timer.columns import I64, U32, RowArray, decode_schedule, gather
 from timer.disk import Disk, RealDisk
 from timer.entry import Entry, Kind
 from timer.errors import StorageError
+from timer.payloads import Move
 from timer.units import LogIndex
 
 FLUSH_S: Final = 0.5
@@ -120,9 +121,7 @@ class Story:
             case Kind.EPOCH:
                 self.epoch, self.since_ms = item.epoch, item.time_ms
             case Kind.TOPIC:
-                name = payloads.decode_topic(item.payload)
-                if name not in self.topics.values():
-                    self.topics[max(self.topics, default=0) + 1] = name
+                self._topic_of(payloads.decode_topic(item.payload))
             case Kind.FIRE:
                 self.read_ms = max(self.read_ms, payloads.decode_fire(item.payload).read_time_ms)
                 self.holders.read_ms = self.read_ms
@@ -132,7 +131,9 @@ class Story:
                 return self._reschedule(item)
             case Kind.CANCEL:
                 return self._cancel(item)
-            case Kind.GROUP | Kind.PRODUCER | Kind.CHECKPOINT | Kind.POLICY:
+            case Kind.GROUP:
+                return [*self._moves(item)]
+            case Kind.PRODUCER | Kind.CHECKPOINT | Kind.POLICY:
                 pass
         return []
 
@@ -175,6 +176,27 @@ class Story:
         names[used] = [self.topics.get(topic, "") for topic in used]
         columns = {"seq": seqs, "due_ms": due_ms, "topic": names[topics]}
         return Told(Event.SCHEDULED, len(seqs), columns | _at(item))
+
+    def _topic_of(self, name: str) -> int:
+        """Return the number of a topic, which is made if it isn't there."""
+        for number, known in self.topics.items():
+            if known == name:
+                return number
+        number = max(self.topics, default=0) + 1
+        self.topics[number] = name
+        return number
+
+    def _moves(self, item: Entry) -> Iterator[Told]:
+        """Yield what became new messages of other topics.
+
+        All that was named: whether some of it had been acked meanwhile, only its group knows.
+        """
+        for op in payloads.decode_group(item.payload):
+            if isinstance(op, Move):
+                due_ms = decode_schedule(memoryview(op.rows)).rows["due_ms"]
+                first, self.next_seq = self.next_seq, self.next_seq + len(due_ms)
+                topics = np.full(len(due_ms), self._topic_of(op.to), np.uint32)
+                yield self._scheduled(item, topics, np.arange(first, self.next_seq), due_ms)
 
     def _accepts(self, producer: int, sequence: int) -> bool:
         """Return whether a part gives timers: it has no producer, or is its producer's next."""

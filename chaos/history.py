@@ -3,7 +3,7 @@
 Every operation is one line, written as it ends, so that a crash of the harness loses nothing
 but a torn last line. What exists many times is a list, element i of each belonging together:
 a batch of a thousand timers is one line, not a thousand. Times are Unix milliseconds on the
-client's clock, except due times and `fired_at_ms`, which are the cluster's.
+client's clock, except due times, `fired_at_ms` and `handed_out_ms`, which are the cluster's.
 
     op        lists                                             single values
     schedule  marks, ids | null, due_ms                         start_ms end_ms outcome topic
@@ -14,9 +14,11 @@ client's clock, except due times and `fired_at_ms`, which are the cluster's.
                                                                 changed | null
     open                                                        start_ms topic group
     deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
-                                                                lease_id
+                                                                lease_id handed_out_ms
     ack       offsets, results | null                           start_ms end_ms outcome topic
                                                                 group epoch
+    nack      the same                                          and delay_ms
+    extend    the same                                          and lease_ms
 
 Every line also has `client`, and `detail` (the error's text) where something went wrong. `due_ms`
 of a schedule or reschedule is what was asked for, null for a delay: the cluster's clock resolves
@@ -78,7 +80,7 @@ SCHEMA: Final = (
     " due_ms ARRAY<BIGINT>, results ARRAY<STRING>, offsets ARRAY<BIGINT>,"
     " attempts ARRAY<INT>, fired_at_ms ARRAY<BIGINT>, keys ARRAY<STRING>, on_conflict STRING,"
     " existing ARRAY<STRING>, new_ids ARRAY<STRING>, due_from_ms BIGINT, due_to_ms BIGINT,"
-    " key_prefix STRING, changed BIGINT"
+    " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT"
 )
 """Of all lines together, in Spark's words."""
 FAULTS_SCHEMA: Final = "event STRING, at_ms BIGINT, node STRING, role STRING, epoch BIGINT"
@@ -252,6 +254,10 @@ class History(_Lines):
         """Record one acknowledgement; `results` are the names of the contract's enum."""
         lists = {"offsets": [*offsets], "results": results and [*results]}
         self._ended("ack", span_ms, outcome, topic=topic, group=group, **lists, **more)
+
+    def held(self, op: str, *, span_ms: tuple[int, int], outcome: Outcome, **fields: Any) -> None:
+        """Record one `nack` or `extend`; `fields` as in the module's table."""
+        self._ended(op, span_ms, outcome, **fields)
 
     def _ended(self, op: str, span_ms: tuple[int, int], outcome: Outcome, **rest: Any) -> None:
         start_ms, end_ms = span_ms

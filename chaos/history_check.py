@@ -87,7 +87,10 @@ CANCEL_RESULT: Final = _one_of(
 SCHEDULE_RESULT: Final = _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED")
 RESCHEDULE_RESULT: Final = _one_of("RESCHEDULED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND")
 ON_CONFLICT: Final = _one_of("reject", "replace", "keep")
-ACK_RESULT: Final = _one_of("ACKED", "ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED")
+_REFUSED: Final = ("ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED")
+ACK_RESULT: Final = _one_of("ACKED", *_REFUSED)
+NACK_RESULT: Final = _one_of("NACKED", *_REFUSED)
+EXTEND_RESULT: Final = _one_of("EXTENDED", *_REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "received_ms": Field(MS),
         "epoch": Field(COUNT),
         "lease_id": _OPTIONAL,
+        "handed_out_ms": Field(MS, required=False),
         "offsets": Field(COUNT, many=True),
         "ids": Field(ID, many=True),
         "marks": Field(_integer(MARK_NONE, _I64, ""), many=True),
@@ -173,11 +177,31 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "offsets": Field(COUNT, many=True),
         "results": Field(ACK_RESULT, many=True, answer=True),
     },
+    "nack": {
+        **_SPAN,
+        **_DETAIL,
+        **_WHERE,
+        "epoch": _OPTIONAL,
+        "delay_ms": _OPTIONAL,
+        "offsets": Field(COUNT, many=True),
+        "results": Field(NACK_RESULT, many=True, answer=True),
+    },
+    "extend": {
+        **_SPAN,
+        **_DETAIL,
+        **_WHERE,
+        "epoch": _OPTIONAL,
+        "lease_ms": _OPTIONAL,
+        "offsets": Field(COUNT, many=True),
+        "results": Field(EXTEND_RESULT, many=True, answer=True),
+    },
 }
 """Operation -> its fields; all have `op` and `client` besides."""
 NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))
 """What `op` may be."""
-_DISTINCT: Final = {"schedule": "marks", "deliver": "offsets", "ack": "offsets"}
+_DISTINCT: Final = {"schedule": "marks"} | dict.fromkeys(
+    ("deliver", "ack", "nack", "extend"), "offsets"
+)
 """Operation -> the list whose elements are all different."""
 
 Complaint = tuple[str, Any, str]

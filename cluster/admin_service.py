@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from cluster import wire
+from cluster.groups import GroupDesk
 from cluster.membership import Change
 from cluster.peers import Peers, ask_all, checkpoint_of, status_of
 from cluster.policies import PolicyDesk
@@ -40,6 +41,9 @@ class View(Protocol):
     def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""
 
+    def group(self, topic: str, group: str) -> pb.GroupStatus:
+        """A group, as this node has applied it."""
+
     def topics(self) -> list[pb.TopicStatus]:
         """Every topic, as this node has applied it."""
 
@@ -68,11 +72,13 @@ class AdminService(Service, rpc.AdminServiceServicer):
         view: View,
         timers: TimerService,
         policies: PolicyDesk,
+        groups: GroupDesk,
         require_leader: Callable[[], Any],
     ) -> None:
         self._view = view
         self._timers = timers
         self._policies = policies
+        self._groups = groups
         self._require_leader = require_leader
 
     @answered
@@ -126,6 +132,33 @@ class AdminService(Service, rpc.AdminServiceServicer):
         topic = await within(self._timers.topic(leader, name, create=True), context)
         assert isinstance(topic, Topic)
         return pb.CreateTopicResponse(topic_id=topic.topic_id)
+
+    @answered
+    async def CreateGroup(  # noqa: N802
+        self, request: pb.CreateGroupRequest, context: Context
+    ) -> pb.GroupStatus:
+        """Create a group; nothing if it exists."""
+        made = self._groups.open(request.topic, request.group, request.start, request.settings)
+        await within(made, context)
+        return self._view.group(request.topic, request.group)
+
+    @answered
+    async def AlterGroup(  # noqa: N802
+        self, request: pb.AlterGroupRequest, context: Context
+    ) -> pb.GroupStatus:
+        """Change settings of a group."""
+        altered = self._groups.alter(request.topic, request.group, request.settings)
+        await within(altered, context)
+        return self._view.group(request.topic, request.group)
+
+    @answered
+    async def Redrive(  # noqa: N802
+        self, request: pb.RedriveRequest, context: Context
+    ) -> pb.RedriveResponse:
+        """Send dead letters back where they came from."""
+        answer = await within(self._groups.redrive(request.topic, request.max_messages), context)
+        assert isinstance(answer, pb.RedriveResponse)
+        return answer
 
     @answered
     async def TransferLeadership(  # noqa: N802

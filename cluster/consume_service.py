@@ -1,51 +1,63 @@
 """ConsumeService: one stream per consumer.
 
-    client: open, credit, acks ->    reader --> leader (join, credit, ack)
+    client: open, credit, acks ->    reader --> leader (join, credit, ack, nack, extend)
                                                   |
     client: <- opened, deliveries    writer <-- outbox <-- sink, ack results
 
 The outbox is bounded: a consumer whose stream does not drain is paused, and its acks are read no
 faster than it reads their answers, so that a slow reader costs a bounded amount of memory and
-holds nobody up.
+holds nobody up. Receive is the same with one delivery: a consumer that joins, waits and is gone.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster import status, wire
-from cluster.config import Groups
+from cluster.groups import DELAY_MS_MAX, GroupDesk
 from cluster.host import Host
-from cluster.rpc import Context, Service
-from cluster.timer_service import TimerService
-from timer.errors import InvalidRequest, NotLeader, TimerError
+from cluster.rpc import Context, Service, answered, within
+from timer.errors import InvalidRequest, NotLeader, Overloaded, TimerError
 from timer.groups import Group
 from timer.leader import Delivery, Leader
 from timer.leases import Consumer
-from timer.payloads import CreateGroup, Start
-from timer.units import Epoch, LeaseId
+from timer.serving import OVERLOAD_RETRY_MS, Done
+from timer.units import Epoch, LeaseId, Now
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
 OUTBOX_BYTES_MAX: Final = 8 << 20
 CREDIT_MAX: Final = 1_000_000
 ACK_OFFSETS_MAX: Final = 65_536
+NACK_OFFSETS_MAX: Final = 16_384
+"""In one nack or extension."""
 UNREAD_ACKS_MAX: Final = 1 << 20
 """Offsets acked whose answers the consumer has not read yet; beyond it no request is read."""
 
-_RESULTS: Final = np.array(
-    [
-        pb.ACK_RESULT_UNSPECIFIED,
-        pb.ACKED,
-        pb.ALREADY_ACKED,
-        pb.ACK_LEASE_LOST,
-        pb.ACK_NOT_DELIVERED,
-    ]
-)
+RECEIVE_MAX: Final = 1000
+"""Messages of one Receive."""
+RECEIVES_MAX: Final = 1000
+"""Receives that wait at the same time."""
+WAIT_MS_MAX: Final = 20_000
+WAIT_S_MIN: Final = 0.25
+"""What a Receive that doesn't want to wait gives the leader: messages may have to be reserved, or
+to be read from the disk."""
+
+_REFUSALS: Final = [pb.ALREADY_ACKED, pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED]
+_RESULTS: Final = {
+    kind: np.array([pb.ACK_RESULT_UNSPECIFIED, accepted, *_REFUSALS])
+    for kind, accepted in (
+        (pb.AckRequest, pb.ACKED),
+        (pb.NackRequest, pb.NACKED),
+        (pb.ExtendRequest, pb.EXTENDED),
+    )
+}
 """timer.leases' verdicts to AckResult."""
+
+Settlement: TypeAlias = pb.AckRequest | pb.NackRequest | pb.ExtendRequest
+"""What a consumer says of messages that it was given."""
 
 
 class ConsumeService(Service, rpc.ConsumeServiceServicer):
@@ -54,23 +66,25 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     def __init__(
         self,
         host: Host,
-        timers: TimerService,
+        desk: GroupDesk,
         *,
         salt: int,
-        groups: Groups,
-        group_name_bytes_max: int,
     ) -> None:
         self._host = host
-        self._timers = timers
+        self._desk = desk
         self._salt = salt
-        self._groups = groups
-        self._group_name_bytes_max = group_name_bytes_max
         self._streams: set[_Stream] = set()
+        self._waiting: set[asyncio.Future[pb.Deliveries]] = set()
+        """For what Receives wait."""
+        self._receiving = 0
 
     def end_streams(self) -> None:
         """This node leads no more: send its consumers away."""
         for stream in list(self._streams):
             stream.end(NotLeader(self._host.leader_address()))
+        for delivered in self._waiting:
+            if not delivered.done():
+                delivered.set_exception(NotLeader(self._host.leader_address()))
 
     async def Consume(  # noqa: N802
         self, requests: AsyncIterator[pb.ConsumeRequest], context: Context
@@ -99,34 +113,150 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         if first is None or first.WhichOneof("kind") != "open":
             raise InvalidRequest("kind", first and first.WhichOneof("kind"), "must begin with open")
         opening = first.open
-        name = wire.topic_name(opening.topic)
-        wire.check_name("group", opening.group, wire.GROUP_NAME, self._group_name_bytes_max)
-        lease_ms = opening.lease_ms
-        low, high = self._groups.visibility_timeout_ms_min, self._groups.visibility_timeout_ms_max
-        if lease_ms and not low <= lease_ms <= high:
-            limit = f"must be {low} to {high}, or 0 for the group's default"
-            raise InvalidRequest("lease_ms", lease_ms, limit)
-        leader = self._host.require_leader()
-        topic = await self._timers.topic(leader, name)
-        start = Start.LATEST if opening.start == pb.LATEST else Start.EARLIEST
-        create = CreateGroup(
-            topic.topic_id, opening.group, start, lease_ms or self._groups.visibility_timeout_ms
+        self._desk.check_lease(opening.lease_ms)
+        leader, group = await self._open_group(
+            opening.topic, opening.group, opening.start, opening.lease_ms
         )
-        group = await self._host.ask(lambda done: leader.create_group(create, done))
-        assert isinstance(group, Group)
-        if leader.closed is not None:
-            raise leader.closed
-        stream = _Stream(self._host, leader, group, self._salt)
-        stream.join(opening.consumer or "?", lease_ms or group.lease_ms)
+        stream = _Stream(self._host, leader, group, self._desk, self._salt)
+        stream.join(opening.consumer or "?", opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
         return stream
+
+    async def _open_group(
+        self, topic: str, name: str, start: int, lease_ms: int
+    ) -> tuple[Leader, Group]:
+        settings = pb.GroupSettings(lease_ms=lease_ms or None)
+        return await self._desk.open(topic, name, start, settings)
+
+    # ---- unary
+
+    @answered
+    async def Receive(  # noqa: N802
+        self, request: pb.ReceiveRequest, context: Context
+    ) -> pb.Deliveries:
+        """Lease what is there, or comes in time."""
+        del context
+        check = ("max_messages", request.max_messages, RECEIVE_MAX)
+        for field, value, most in (check, ("wait_ms", request.wait_ms, WAIT_MS_MAX)):
+            if value > most:
+                raise InvalidRequest(field, value, f"must be at most {most}")
+        self._desk.check_lease(request.lease_ms)
+        leader, group = await self._open_group(
+            request.topic, request.group, request.start, request.lease_ms
+        )
+        if self._receiving >= RECEIVES_MAX:
+            raise Overloaded("the leader's waiting receives", retry_after_ms=OVERLOAD_RETRY_MS)
+        self._receiving += 1
+        try:
+            return await self._receive(leader, group, request)
+        finally:
+            self._receiving -= 1
+
+    async def _receive(
+        self, leader: Leader, group: Group, request: pb.ReceiveRequest
+    ) -> pb.Deliveries:
+        delivered: asyncio.Future[pb.Deliveries] = asyncio.get_running_loop().create_future()
+
+        def take(delivery: Delivery) -> None:
+            consumer.credit = 0  # one delivery answers
+            if not delivered.done():
+                delivered.set_result(wire.deliveries_of(delivery, leader.epoch, self._salt))
+
+        consumer = Consumer("receive", request.lease_ms or group.settings.lease_ms, take)
+        leader.groups.join(group, consumer)
+        keep = True
+        try:
+            leader.groups.credit(group, consumer, request.max_messages or 1)
+            self._host.kick()
+            wait_s = max(request.wait_ms / 1000, WAIT_S_MIN)
+            self._waiting.add(delivered)
+            return await asyncio.wait_for(delivered, wait_s)
+        except TimeoutError:
+            return pb.Deliveries(epoch=leader.epoch)
+        except BaseException:
+            keep = False  # nobody is there to take it
+            raise
+        finally:
+            self._waiting.discard(delivered)
+            (leader.groups.retire if keep else leader.groups.leave)(group, consumer)
+            self._host.kick()
+
+    @answered
+    async def Ack(  # noqa: N802
+        self, request: pb.AckRequest, context: Context
+    ) -> pb.AckResponse:
+        """Ack messages of a unary Receive, or of anyone."""
+        return await self._settle(request, context)
+
+    @answered
+    async def Nack(  # noqa: N802
+        self, request: pb.NackRequest, context: Context
+    ) -> pb.AckResponse:
+        """Give messages back."""
+        return await self._settle(request, context)
+
+    @answered
+    async def Extend(  # noqa: N802
+        self, request: pb.ExtendRequest, context: Context
+    ) -> pb.AckResponse:
+        """Hold messages longer."""
+        return await self._settle(request, context)
+
+    async def _settle(self, request: Settlement, context: Context) -> pb.AckResponse:
+        leader, _, group = self._desk.find(request.topic, request.group)
+        asked = self._host.ask(
+            lambda done: settle(leader, group, request, self._desk, self._host.now(), done)
+        )
+        return answer_to(request, await within(asked, context))
+
+
+def settle(
+    leader: Leader, group: Group, request: Settlement, desk: GroupDesk, now: Now, done: Done
+) -> None:
+    """Let the leader judge what a consumer says of messages; `done` gets the verdicts.
+
+    Raises:
+        InvalidRequest: too many offsets at once, or none; a time is out of range.
+        TimerError: it was refused.
+    """
+    offsets = np.array(request.offsets, np.uint64)
+    most = ACK_OFFSETS_MAX if isinstance(request, pb.AckRequest) else NACK_OFFSETS_MAX
+    if not 1 <= len(offsets) <= most:
+        raise InvalidRequest("offsets", len(offsets), f"1 to {most} in one request")
+    held = Epoch(request.epoch), LeaseId(request.lease_id), offsets
+    match request:
+        case pb.AckRequest():
+            leader.groups.ack(group, *held, done)
+        case pb.NackRequest():
+            delay_ms = request.delay_ms if request.HasField("delay_ms") else None
+            if (delay_ms or 0) > DELAY_MS_MAX:
+                raise InvalidRequest("delay_ms", delay_ms, f"must be at most {DELAY_MS_MAX}")
+            leader.groups.nack(group, *held, delay_ms, now, done)
+        case _:
+            desk.check_lease(request.lease_ms)
+            lease_ms = request.lease_ms or group.settings.lease_ms
+            done(leader.groups.extend(group, *held, lease_ms, now))
+
+
+def answer_to(request: Settlement, result: object) -> pb.AckResponse:
+    """Return the verdicts, or the error that came instead, as the answer to a request."""
+    answer = pb.AckResponse(request_no=request.request_no)
+    if isinstance(result, TimerError):
+        answer.error.CopyFrom(status.to_wire(result))
+    else:
+        assert isinstance(result, np.ndarray), result
+        answer.results.extend(_RESULTS[type(request)][result].tolist())
+    return answer
 
 
 class _Stream:
     """One open consumer."""
 
-    def __init__(self, host: Host, leader: Leader, group: Group, salt: int) -> None:
+    def __init__(
+        self, host: Host, leader: Leader, group: Group, desk: GroupDesk, salt: int
+    ) -> None:
         self._host = host
+        self._desk = desk
         self._leader = leader
         self._group = group
         self._salt = salt
@@ -152,14 +282,14 @@ class _Stream:
         )
         self._put(pb.ConsumeResponse(opened=opened), 0)
         self._consumer = Consumer(name, lease_ms, self._deliver)
-        self._leader.join(self._group, self._consumer)
+        self._leader.groups.join(self._group, self._consumer)
         self._host.kick()
 
     def credit(self, messages: int) -> None:
         """The client takes so many messages more."""
         assert self._consumer is not None
         allowed = CREDIT_MAX - self._consumer.credit
-        self._leader.credit(self._group, self._consumer, min(messages, allowed))
+        self._leader.groups.credit(self._group, self._consumer, min(messages, allowed))
         self._host.kick()
 
     async def read(self, requests: AsyncIterator[pb.ConsumeRequest]) -> None:
@@ -172,10 +302,11 @@ class _Stream:
                 kind = request.WhichOneof("kind")
                 if kind == "credit":
                     self.credit(request.credit)
-                elif kind == "ack":
-                    self._ack(request.ack)
+                elif kind in ("ack", "nack", "extend"):
+                    self._settle(getattr(request, kind))
                 else:
-                    raise InvalidRequest("kind", kind, "must be credit or ack once open")
+                    limit = "must be credit, ack, nack or extend once open"
+                    raise InvalidRequest("kind", kind, limit)
         except TimerError as error:
             self.end(error)
         finally:
@@ -186,27 +317,21 @@ class _Stream:
         if not self._reading and not self._acking:
             self._put(None, 0)
 
-    def _ack(self, request: pb.AckRequest) -> None:
-        offsets = np.array(request.offsets, np.uint64)
-        if not 1 <= len(offsets) <= ACK_OFFSETS_MAX:
-            raise InvalidRequest("offsets", len(offsets), f"1 to {ACK_OFFSETS_MAX} in one ack")
-        request_no = request.request_no
+    def _settle(self, request: Settlement) -> None:
+        size = len(request.offsets)
         self._acking += 1
-        self._unread_acks += len(offsets)
+        self._unread_acks += size
 
-        def done(result: npt.NDArray[np.uint8] | TimerError) -> None:
-            acked = pb.AckResponse(request_no=request_no)
-            if isinstance(result, TimerError):
-                acked.error.CopyFrom(status.to_wire(result))
-            else:
-                acked.results.extend(_RESULTS[result].tolist())
+        def done(result: object) -> None:
             self._acking -= 1
-            self._put(pb.ConsumeResponse(acked=acked), 0, acks=len(offsets))
+            self._put(pb.ConsumeResponse(acked=answer_to(request, result)), 0, acks=size)
             self._end_if_answered()
 
-        lease_id, epoch = LeaseId(request.lease_id), Epoch(request.epoch)
         try:
-            self._leader.ack(self._group, epoch, lease_id, offsets, done)
+            settle(self._leader, self._group, request, self._desk, self._host.now(), done)
+        except InvalidRequest:
+            self._acking -= 1
+            raise
         except TimerError as refused:
             done(refused)
         self._host.kick()
@@ -232,7 +357,7 @@ class _Stream:
         consumer = self._consumer
         if consumer is not None and consumer.paused and self._outbox_bytes < OUTBOX_BYTES_MAX // 2:
             consumer.paused = False
-            self._leader.credit(self._group, consumer, 0)
+            self._leader.groups.credit(self._group, consumer, 0)
             self._host.kick()
         return response
 
@@ -245,5 +370,5 @@ class _Stream:
         """Leave the group; what was held goes back at once."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            self._leader.leave(self._group, consumer)
+            self._leader.groups.leave(self._group, consumer)
             self._host.kick()

@@ -31,6 +31,7 @@ from cluster.consume_service import ConsumeService
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.controller import ControllerConfig, Report, Role
+from cluster.groups import GroupDesk
 from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
@@ -63,9 +64,11 @@ from timer.machine import (
     Checkpoint,
     FireApplied,
     GroupApplied,
+    GroupResult,
+    MoveApplied,
     ScheduleApplied,
 )
-from timer.payloads import GroupOp, Op
+from timer.payloads import GroupOp, Nack, Op
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -283,15 +286,10 @@ class Node:
             auto_create_topics=config.auto_create_topics,
             topic_name_bytes_max=limits.topic_name_bytes_max,
         )
-        self._consumers = ConsumeService(
-            self.host,
-            timers,
-            salt=salt,
-            groups=config.groups,
-            group_name_bytes_max=limits.group_name_bytes_max,
-        )
+        desk = GroupDesk(self.host, timers, config.groups, config.limits.group_name_bytes_max)
+        self._consumers = ConsumeService(self.host, desk, salt=salt)
         policies = PolicyDesk(self.host, timers)
-        admin = AdminService(self.view, timers, policies, self.host.require_leader)
+        admin = AdminService(self.view, timers, policies, desk, self.host.require_leader)
         for service in (timers, self._consumers, admin):
             service.on_error = self._count_error
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -511,10 +509,17 @@ class Node:
             )
         elif isinstance(applied, GroupApplied):
             for result in applied.results:
-                if isinstance(result, AcksApplied):
-                    telemetry.acked.inc(int(result.new.sum()))
-                elif isinstance(result, GroupOp) and result.op is Op.ENDED:
-                    telemetry.leases_ended.inc(len(result.offsets))
+                self._count_group_op(result)
+
+    def _count_group_op(self, result: GroupResult) -> None:
+        telemetry = self.telemetry
+        if isinstance(result, AcksApplied):
+            nack = isinstance(result.op, Nack)
+            (telemetry.nacked if nack else telemetry.acked).inc(int(result.new.sum()))
+        elif isinstance(result, MoveApplied):
+            telemetry.moved.inc(int(result.new.sum()))
+        elif isinstance(result, GroupOp) and result.op is Op.ENDED:
+            telemetry.leases_ended.inc(len(result.offsets))
 
     def _handed_out(self, delivery: Delivery) -> None:
         self.telemetry.delivered.inc(len(delivery.attempts))

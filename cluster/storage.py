@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from cluster import wire
 from cluster.config import NodeConfig
 from replication.install import install_if_ready
 from replication.promise import PromiseFile
@@ -66,6 +67,7 @@ def leader_config(config: NodeConfig) -> LeaderConfig:
         policy=node_policy(config),
         checkpoint_interval_ms=config.timing.checkpoint_interval_ms,
         waiting_bytes_max=config.limits.inflight_bytes_max // 2,
+        id_salt=wire.id_salt(config.cluster_id),
     )
 
 

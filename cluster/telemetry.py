@@ -212,6 +212,8 @@ class Telemetry:
         self.redelivered = self._counter("redelivered", "Those of them delivered before")
         self.acked = self._counter("acked", "Messages acked")
         self.leases_ended = self._counter("leases_ended", "Messages whose lease ended unacked")
+        self.nacked = self._counter("nacked", "Messages given back")
+        self.moved = self._counter("moved", "Messages that became dead letters, or were redriven")
         self.promotions = self._counter("promotions", "Times that this node became the leader")
         self.errors = Counter(
             "timer_grpc_errors",

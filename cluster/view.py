@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
+from cluster import groups
 from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
@@ -293,6 +294,11 @@ class NodeState:
         machine = self._host.engine.machine
         return [self._topic(topic) for _, topic in sorted(machine.topic_by_name.items())]
 
+    def group(self, topic: str, group: str) -> pb.GroupStatus:
+        """Return a group, as this node has applied it."""
+        of = self._host.engine.machine.topic_by_name[topic]
+        return self._group(of, of.groups[group])
+
     def _topic(self, topic: Topic) -> pb.TopicStatus:
         counts, queue = topic.counts, topic.queue
         return pb.TopicStatus(
@@ -309,17 +315,8 @@ class NodeState:
 
     def _group(self, topic: Topic, group: Group) -> pb.GroupStatus:
         leader = self._host.leader
-        leased, consumers = leader.leased(group) if leader is not None else (0, 0)
-        return pb.GroupStatus(
-            name=group.name,
-            group_id=group.group_id,
-            type="shared",
-            cursor=group.cursor,
-            unacked=group.unacked(topic.queue.end),
-            leased=leased,
-            consumers=consumers,
-            lease_ms=group.lease_ms,
-        )
+        leased, consumers = leader.groups.leased(group) if leader is not None else (0, 0)
+        return groups.status_of(group, topic.queue.end, leased, consumers)
 
     # ---- JSON
 

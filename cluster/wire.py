@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import timer_id
-from timer.admission import WAYS, Now, Rules, When
+from timer.admission import WAYS, Rules, When
 from timer.admission import when_of as when_of_ways
 from timer.columns import I64, U32, U64, Binary, OnConflict, Part, gather
 from timer.conflicts import Verdict
@@ -22,7 +22,7 @@ from timer.errors import InvalidRequest
 from timer.leader import Delivery, Leader
 from timer.policies import DEFAULT_NAMESPACE
 from timer.producers import Answer
-from timer.units import Epoch, ProducerId, TopicId, UnixMs
+from timer.units import Epoch, Now, ProducerId, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,253}[A-Za-z0-9._-])?")
@@ -324,6 +324,7 @@ def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
     """Return a lease with its messages, sliced out of the queue's pages here and only here."""
     lease = delivery.lease
     out = pb.Deliveries(epoch=epoch, lease_id=lease.lease_id, lease_ms=lease.consumer.lease_ms)
+    out.handed_out_ms = delivery.at_ms
     out.queue_offsets.extend(lease.offsets.tolist())
     out.attempts.extend(delivery.attempts.tolist())
     ids: list[bytes] = []

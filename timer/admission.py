@@ -27,20 +27,12 @@ from timer.policies import (
     Scope,
     namespace_of,
 )
-from timer.units import DUE_MS_MAX, MonoMs, TopicId, UnixMs
+from timer.units import DUE_MS_MAX, Now, TopicId, UnixMs
 
 if TYPE_CHECKING:
     from timer.machine import Machine
 
 WAYS: Final = ("due_ms", "delay_ms", "delay_level")
-
-
-class Now(NamedTuple):
-    """One instant on both clocks."""
-
-    mono_ms: MonoMs
-    clock_ms: UnixMs
-    """The cluster's clock."""
 
 
 class When(NamedTuple):

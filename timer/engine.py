@@ -297,7 +297,7 @@ class Engine:
         self.machine.pages.evict(PAGES_SIZE_MAX - FETCH_SIZE)
         fetch.install(self.machine.pages)
         if self.leader is not None:
-            self.leader.fetched()
+            self.leader.groups.fetched()
 
     # ---- flushing
 

@@ -5,22 +5,26 @@
       every offset below the cursor is acked; none at or above `reserved` was ever handed out
 
 Leases are the leader's memory (timer/leases.py); what outlives it is here: acks, how often a
-lease ended unacked (attempts), and how far the leader may hand out. A new epoch can't know what
-the old leader really handed out, so everything unacked below `reserved` counts as delivered once.
+lease ended unacked (attempts), when what was nacked may come again, and how far the leader may
+hand out. A new epoch can't know what the old leader really handed out, so everything unacked below
+`reserved` counts as delivered once more; not as failed once more: what was perhaps never delivered
+must not become a dead letter by it.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import U32, U64
+from timer.columns import I64, U32, U64
+from timer.payloads import GroupSettings
 from timer.timer_id import mix
 from timer.units import GroupId, QueueOffset, TopicId
 
 _MASK: Final = (1 << 64) - 1
 _ENDED_SALT: Final = np.uint64(0xE4DED)
+_LATER_SALT: Final = np.uint64(0x1A7E5)
 _ENDED_MAX: Final = np.iinfo(np.uint16).max
 
 
@@ -32,6 +36,10 @@ def _empty_u16() -> npt.NDArray[np.uint16]:
     return np.zeros(0, np.uint16)
 
 
+def _empty_i64() -> I64:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(slots=True, kw_only=True)
 class Group:
     """State of one group; the same on every replica that applied the same entries."""
@@ -39,7 +47,7 @@ class Group:
     group_id: GroupId
     topic: TopicId
     name: str
-    lease_ms: int
+    settings: GroupSettings
     cursor: QueueOffset
     reserved: QueueOffset
     """The leader may hand out offsets below this one."""
@@ -50,10 +58,17 @@ class Group:
     ended_sum: int = 0
     """The same for the leases that ended unacked."""
     acked_count: int = 0
+    later_sum: int = 0
+    """Sum of hashes of (offset, time) of what `later` holds, modulo 2 ** 64."""
     base: int = 0
     """The offset that element 0 of the arrays below belongs to; base <= cursor."""
     acked: npt.NDArray[np.bool_] = field(default_factory=_empty_bool)
     ended: npt.NDArray[np.uint16] = field(default_factory=_empty_u16)
+    later: I64 = field(default_factory=_empty_i64)
+    """Not to be delivered before this, of what was nacked last; 0: its lease ended, or nothing did.
+
+    As long as `acked`, or empty where nothing is nacked.
+    """
 
     def ack(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Mark `offsets` as done; return which were not yet (n, bool). Unknown ones: False.
@@ -69,6 +84,7 @@ class Group:
         _first_only(new, index)
         fresh = index[new]
         self.acked[fresh] = True
+        self._delay(fresh, None)
         self.ack_sum = (self.ack_sum + _sum(mix(offsets[new]))) & _MASK
         self.acked_count += len(fresh)
         self._advance()
@@ -85,12 +101,68 @@ class Group:
     def end_leases(self, offsets: U64) -> None:
         """Count one more attempt for each unacked offset whose lease ended."""
         live = np.unique(offsets[(offsets < self.reserved) & ~self.is_acked(offsets)])
-        if not len(live):
-            return
-        self._grow(int(live[-1]) + 1)
-        index = live.astype(np.int64) - self.base
+        if len(live):
+            self._grow(int(live[-1]) + 1)
+            self._delay(self._failed(live), None)
+
+    def nack(self, offsets: U64, not_before_ms: I64) -> npt.NDArray[np.bool_]:
+        """Count one more attempt for what was given back; return which were unacked (n, bool).
+
+        They are not to be delivered before their times, (n, int64). Of a repeated offset the first
+        one counts.
+        """
+        live = (offsets < self.reserved) & ~self.is_acked(offsets)
+        if not live.any():
+            return live
+        self._grow(int(offsets[live].max()) + 1)
+        _first_only(live, np.where(live, offsets.astype(np.int64) - self.base, 0))
+        self._delay(self._failed(offsets[live]), not_before_ms[live])
+        return live
+
+    def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
+        """Count one more attempt for each of these, all different; return where they lie."""
+        index = offsets.astype(np.int64) - self.base
         self.ended[index] += self.ended[index] < _ENDED_MAX  # it stays there: never back to "first"
-        self.ended_sum = (self.ended_sum + _sum(mix(live ^ _ENDED_SALT))) & _MASK
+        self.ended_sum = (self.ended_sum + _sum(mix(offsets ^ _ENDED_SALT))) & _MASK
+        return index
+
+    def _delay(self, index: npt.NDArray[np.int64], times: I64 | None) -> None:
+        """Note when offsets may come again; None: nothing says when."""
+        if not len(self.later):
+            if times is None:
+                return
+            self.later = np.zeros(len(self.acked), np.int64)
+        gone = self.later_hashes(index)
+        self.later[index] = 0 if times is None else times
+        self.later_sum = (self.later_sum - gone + self.later_hashes(index)) & _MASK
+
+    def later_hashes(self, index: npt.NDArray[np.int64] | slice) -> int:
+        """Return the sum of hashes of (offset, time) at these places of `later`."""
+        times = self.later[index]
+        offsets = np.arange(len(self.later))[index] if isinstance(index, slice) else index
+        set_ = times != 0
+        hashes = mix((offsets[set_] + self.base).astype(np.uint64) ^ _LATER_SALT)
+        return _sum(mix(hashes ^ times[set_].astype(np.uint64)))
+
+    def not_before(self, offsets: U64) -> I64:
+        """Return when each may be delivered, on the cluster's clock, (n, int64); 0: at once."""
+        return _look(self.later, offsets.astype(np.int64) - self.base)
+
+    def failures(self, offsets: U64) -> I64:
+        """Return how often each was nacked, or its lease ended, (n, int64)."""
+        return _look(self.ended, offsets.astype(np.int64) - self.base)
+
+    def exhausted(self, offsets: U64) -> npt.NDArray[np.bool_]:
+        """Return which of these, all unacked, are dead letters now (n, bool)."""
+        most = self.settings.max_attempts
+        return self.failures(offsets) >= most if most else np.zeros(len(offsets), np.bool_)
+
+    def backoff_ms(self, offsets: U64) -> I64:
+        """Return how long a nack without a delay puts each off, (n, int64)."""
+        low, high = self.settings.backoff_ms_min, self.settings.backoff_ms_max
+        doublings = np.minimum(self.failures(offsets), 62 - low.bit_length())
+        waits: I64 = np.minimum(np.int64(low) << doublings, max(low, high))
+        return waits
 
     def reserve(self, offset: QueueOffset) -> None:
         """Let the leader hand out offsets below `offset`; never goes back."""
@@ -127,6 +199,10 @@ class Group:
             acked, ended = np.zeros(capacity, np.bool_), np.zeros(capacity, np.uint16)
             acked[: len(self.acked) - skip] = self.acked[skip:]
             ended[: len(self.ended) - skip] = self.ended[skip:]
+            if len(self.later):
+                later = np.zeros(capacity, np.int64)
+                later[: len(self.later) - skip] = self.later[skip:]
+                self.later = later if self.later_sum else _empty_i64()
             self.acked, self.ended, self.base = acked, ended, self.cursor
 
     def _advance(self) -> None:
@@ -135,6 +211,14 @@ class Group:
         self.cursor = QueueOffset(self.cursor + run)
         if self.marks and min(self.marks) <= self.cursor:
             self.marks = [mark for mark in self.marks if mark > self.cursor]
+
+
+def _look(column: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> I64:
+    """Return what a column holds at these places, 0 outside."""
+    inside = (index >= 0) & (index < len(column))
+    out = np.zeros(len(index), np.int64)
+    out[inside] = column[index[inside]]
+    return out
 
 
 def _sum(values: U64) -> int:

@@ -5,59 +5,49 @@ goes through the log: it appends, waits until the entry was committed and applie
 
     request --> waiting --append--> in flight --applied--> answer
     clock   --> FIRE when something is due, CHECKPOINT every few seconds
-    fired   --> hand out to consumers, if the epoch's lease is held --> ack --> ACK in the log
+    fired   --> hand out to consumers, if the epoch's lease is held (timer/serving.py)
 
 What waits is coalesced: while entries of a kind are in flight, requests gather and go together
 in the next one (group commit). The shell calls `step` after every batch of events and at
 `wake_at_ms`, and carries no decision of its own.
 """
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from timer import payloads
-from timer.admission import UNBOUNDED, Admission, Now, Rules, When
+from timer.admission import UNBOUNDED, Admission, Rules, When
 from timer.columns import I64, U32, U64, Part, encode_schedule
 from timer.entry import PAYLOAD_SIZE_MAX, Entry, Kind
 from timer.errors import (
     InvalidRequest,
     LeadershipLost,
-    NotFound,
     Overloaded,
     SequenceGap,
     TimerError,
     UnknownProducer,
 )
-from timer.groups import Group
-from timer.leases import ACCEPT, Consumer, Lease, Leases
-from timer.leases import ALREADY_ACKED as LEASE_ALREADY_ACKED
 from timer.machine import (
-    AcksApplied,
     Applied,
     CancelApplied,
     Checkpoint,
     FireApplied,
-    GroupApplied,
     Machine,
     RescheduleApplied,
     ScheduleApplied,
-    Topic,
 )
-from timer.payloads import CreateGroup, Fire, GroupOp, Ids, Keys, Op, Reschedule, Targets
+from timer.payloads import Fire, Ids, Keys, Reschedule, Targets
 from timer.policies import DEFAULTS, Policy, Scope, encode_policy
 from timer.producers import Answer
+from timer.serving import OVERLOAD_RETRY_MS, Delivery, Done, Serving, fitting
 from timer.units import (
     Epoch,
-    GroupId,
-    LeaseId,
     LogIndex,
     MonoMs,
+    Now,
     ProducerId,
     TopicId,
     UnixMs,
@@ -71,10 +61,6 @@ CANCEL_ROWS_MAX: Final = 1024
 """Cancels gathered in one entry: so many that lie in runs take about 15 ms. One request is never
 split, and the service takes no larger one."""
 REQUEST_BYTES_MAX: Final = PAYLOAD_SIZE_MAX - 4096
-GROUP_OFFSETS_MAX: Final = 2 * 65_536
-"""Offsets in one GROUP entry."""
-ENDED_OFFSETS_MAX: Final = 65_536
-"""Offsets in one ENDED op."""
 KEYED_ROWS_MAX: Final = 1024
 """Timers with keys in one SCHEDULE entry, or request: each may have to be looked for in runs."""
 KEYS_MAX: Final = 256
@@ -84,11 +70,7 @@ RESCHEDULE_ROWS_MAX: Final = 32
 CHANGES_MAX: Final = 256
 """Entries of reschedules, and of cancels by key, in flight; beyond it they are Overloaded."""
 WAITING_ROWS_MAX: Final = 1 << 20
-"""Cancels that wait, and acked offsets that wait, beyond which they are refused as Overloaded."""
-DELIVERY_ROWS_MAX: Final = 2048
-DELIVERIES_MAX: Final = 32
-"""Leases, of about a megabyte at most, handed out before the shell's loop has its turn."""
-OVERLOAD_RETRY_MS: Final = 50
+"""Cancels that wait, beyond which they are refused as Overloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,85 +86,12 @@ class LeaderConfig:
     """SCHEDULE entries appended and not applied, beyond which small requests gather."""
     gather_bytes: int = 256 << 10
     """So much waiting is appended at once, whatever is in flight."""
+    id_salt: int = 0
+    """The cluster's salt of timer ids: a dead letter names the timer that it was."""
 
 
 Append: TypeAlias = Callable[[Kind, list[bytes], UnixMs], LogIndex]
 """Append to the log as its leader; raises NotLeader."""
-Done: TypeAlias = Callable[[object], None]
-"""Called once with the result, or with the TimerError that came instead."""
-
-
-@dataclass(slots=True)
-class _Acks:
-    """Accepted offsets of one ack request on their way through the log."""
-
-    group: Group
-    verdict: npt.NDArray[np.uint8]
-    accepted: U64
-    done: Callable[[npt.NDArray[np.uint8] | TimerError], None]
-
-
-@dataclass(slots=True)
-class _GroupBatch:
-    """Ops gathered for the next GROUP entries."""
-
-    ops: list[CreateGroup | GroupOp] = field(default_factory=list)
-    created: list[Done] = field(default_factory=list)
-    """For the CREATE ops in `ops`, in order."""
-    acks: list[_Acks] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.ops or self.acks)
-
-    def take(self) -> "_GroupBatch":
-        """Split off what comes next and fits into one entry."""
-        room = GROUP_OFFSETS_MAX
-        ops, room = _fitting([_weight(op) for op in self.ops], room)
-        ops = ops or len(self.ops[:1])  # at least one of anything
-        acks, _ = _fitting([len(ack.accepted) for ack in self.acks], room)
-        acks = acks or len(self.acks[:1])
-        created = sum(isinstance(op, CreateGroup) for op in self.ops[:ops])
-        taken = _GroupBatch(self.ops[:ops], self.created[:created], self.acks[:acks])
-        del self.ops[:ops], self.created[:created], self.acks[:acks]
-        return taken
-
-    def put_back(self, batch: "_GroupBatch") -> None:
-        """Undo a `take`, but for the groups to be created: these were answered."""
-        self.ops[:0] = [op for op in batch.ops if isinstance(op, GroupOp)]
-        self.acks[:0] = batch.acks
-
-    def by_group(self) -> dict[GroupId, list[_Acks]]:
-        """Return the acks of each group, in order."""
-        acks: dict[GroupId, list[_Acks]] = {}
-        for ack in self.acks:
-            acks.setdefault(ack.group.group_id, []).append(ack)
-        return acks
-
-
-def _weight(op: CreateGroup | GroupOp) -> int:
-    return 64 if isinstance(op, CreateGroup) else len(op.offsets) + 2
-
-
-def _fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
-    """Return how many of the weights fit one after the other, and the room that they leave."""
-    count = 0
-    for weight in weights:
-        if weight > room:
-            break
-        count += 1
-        room -= weight
-    return count, room
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A lease and its consumer; the rows are in the topic's queue."""
-
-    epoch: Epoch
-    topic: Topic
-    group: Group
-    lease: Lease
-    attempts: npt.NDArray[np.uint32]
 
 
 class Leader:
@@ -206,12 +115,8 @@ class Leader:
         """The last sequence taken of each producer, while that is on its way."""
         self._cancels: list[tuple[I64, U64, Done]] = []
         self._cancels_rows = 0
-        self._group_batch = _GroupBatch()
-        self._acks_waiting = 0
-        """Offsets in the acks of `_group_batch`."""
         self._in_flight: dict[LogIndex, Callable[[Applied | TimerError], None]] = {}
         self._schedules_in_flight = 0
-        self._groups_in_flight = 0
         self._cancels_in_flight = 0
         self._changes_in_flight = 0
         self.bytes_in_flight = 0
@@ -221,21 +126,13 @@ class Leader:
         self._fire_refused = False
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
-        self._leases: dict[GroupId, Leases] = {}
-        self._deadlines: list[tuple[MonoMs, GroupId]] = []
-        """A heap: when to look which group's leases may have ended."""
-        self._watched: dict[GroupId, MonoMs] = {}
-        """Group -> its least deadline in there."""
-        self._hungry: dict[GroupId, None] = {}
-        """Groups whose consumers may have something to get, in the order of their turns."""
-        self._cut_short = False
-        """The last `hand_out` stopped at its limit."""
         self._topics_in_flight: dict[str, list[Done]] = {}
         self.closed: TimerError | None = None
         """Why the epoch is over. None: it is not."""
         self._refusing: TimerError | None = None
         self.full: TimerError | None = None
         """Why nothing is taken that stays on the disk (timer/room.py). None: there is room."""
+        self.groups = Serving(machine, epoch, self._propose, config.id_salt)
 
     # ---- requests
 
@@ -394,82 +291,17 @@ class Leader:
 
             self._propose(Kind.TOPIC, [payloads.encode_topic(name)], now, answer)
 
-    def create_group(self, create: CreateGroup, done: Done) -> None:
-        """Create a group unless it exists; `done` gets the Group."""
-        self._check_open()
-        known = self.machine.topics[create.topic].groups.get(create.name)
-        if known is not None:
-            done(known)
-            return
-        self._group_batch.ops.append(create)
-        self._group_batch.created.append(done)
-
-    # ---- consumers
-
-    def join(self, group: Group, consumer: Consumer) -> None:
-        """Serve a consumer; it gets messages while it has credit."""
-        self._check_open()
-        leases = self._leases.get(group.group_id)
-        if leases is None:
-            leases = self._leases[group.group_id] = Leases(group, self.epoch)
-        leases.join(consumer)
-        self._hungry.setdefault(group.group_id)
-
-    def leave(self, group: Group, consumer: Consumer) -> None:
-        """A consumer is gone; what it held is handed out again at once."""
-        if self.closed is None:
-            self._add_op(self._leases[group.group_id].leave(consumer))
-
-    def credit(self, group: Group, consumer: Consumer, messages: int) -> None:
-        """A consumer takes so many messages more."""
-        consumer.credit += messages
-        self._hungry.setdefault(group.group_id)
-
-    def ack(
-        self,
-        group: Group,
-        epoch: Epoch,
-        lease_id: LeaseId,
-        offsets: U64,
-        done: Callable[[npt.NDArray[np.uint8] | TimerError], None],
-    ) -> None:
-        """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
-
-        Raises:
-            NotFound: nobody consumes in this group on this leader.
-            Overloaded: too many wait already; nothing was taken.
-        """
-        if self.closed is not None:
-            raise self.closed.with_traceback(None)
-        leases = self._leases.get(group.group_id)
-        if leases is None:
-            raise NotFound("consumer of group", group.name)
-        if self._acks_waiting + len(offsets) > WAITING_ROWS_MAX:
-            raise Overloaded("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
-        verdict = leases.ack(epoch, lease_id, offsets)
-        accepted = offsets[verdict == ACCEPT]
-        if not len(accepted):
-            done(verdict)
-            return
-        self._group_batch.acks.append(_Acks(group, verdict, accepted, done))
-        self._acks_waiting += len(accepted)
-
-    def leased(self, group: Group) -> tuple[int, int]:
-        """Return (messages leased now, consumers) of a group."""
-        leases = self._leases.get(group.group_id)
-        return (leases.leased(), len(leases.consumers)) if leases else (0, 0)
-
     # ---- time
 
     def step(self, now: Now) -> None:
         """Append what waits and what time asks for."""
         if self.closed is not None:
             return
-        self._expire_leases(now)
+        self.groups.expire(now)
         self._step_fire(now)
         self._flush_schedules(now)
         self._flush_cancels(now)
-        self._flush_groups(now)
+        self.groups.flush(now)
         if now.mono_ms >= self._checkpoint_at_ms and not self._checkpointing:
             self.checkpoint(now)
 
@@ -489,32 +321,13 @@ class Leader:
             # Refused by a log that is full: what commits will have the shell step again sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
             wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - now.clock_ms)))
-        if self._cut_short:
-            wake = min(wake, MonoMs(now.mono_ms + 1))
-        return min(wake, self._deadlines[0][0]) if self._deadlines else wake
+        return min(wake, self.groups.wake_at_ms(now))
 
     def hand_out(self, now: Now) -> list[Delivery]:
-        """Lease what is ready to consumers with credit. Only while the epoch's lease is held.
-
-        The groups take turns; after DELIVERIES_MAX leases the rest waits for the next call.
-        """
-        out: list[Delivery] = []
-        turns = deque() if self.closed or self._refusing else deque(self._hungry)
-        while turns and len(out) < DELIVERIES_MAX:
-            leases = self._leases[turns[0]]
-            group = leases.group
-            topic = self.machine.topics[group.topic]
-            lease = leases.hand_out(now.mono_ms, topic.queue, DELIVERY_ROWS_MAX)
-            if lease is not None:
-                out.append(Delivery(self.epoch, topic, group, lease, group.attempts(lease.offsets)))
-                self._watch(turns[0], lease.deadline_ms)
-                turns.rotate(-1)
-                continue
-            self._add_op(leases.reserve())
-            turns.popleft()
-        self._hungry = dict.fromkeys(turns)
-        self._cut_short = bool(turns)
-        return out
+        """See Serving. Only while the epoch's lease is held."""
+        if self.closed or self._refusing:
+            return []
+        return self.groups.hand_out(now, room=self.full is None)
 
     # ---- applied
 
@@ -525,24 +338,20 @@ class Leader:
             if done is not None:
                 done(applied)
         if isinstance(applied, FireApplied):
-            self._feed(topic for topic, _ in applied.fired)
+            self.groups.feed(topic for topic, _ in applied.fired)
         elif isinstance(applied, ScheduleApplied | RescheduleApplied):
-            self._feed(applied.ready)
-
-    def fetched(self) -> None:
-        """Messages that had left memory are there again."""
-        for group_id in self._leases:
-            self._hungry.setdefault(group_id)
+            self.groups.feed(applied.ready)
 
     def refuse(self, why: TimerError) -> None:
         """Take nothing new but acks, hand nothing out; what was taken goes on: a drain begins."""
-        self._refusing = why
+        self._refusing = self.groups.refusing = why
 
     def close(self, why: TimerError) -> None:
         """The epoch is over: what is in flight has an unknown outcome, what waits had none."""
         if self.closed is not None:
             return
         self.closed = why
+        self.groups.close(why)
         lost = LeadershipLost("the leader lost its epoch with the request in flight")
         in_flight, self._in_flight = self._in_flight, {}
         for done in in_flight.values():
@@ -551,16 +360,12 @@ class Leader:
             waiter(why)
         for _, _, waiter in self._cancels:
             waiter(why)
-        for waiter in self._group_batch.created:
-            waiter(why)
-        for ack in self._group_batch.acks:
-            ack.done(why)
-        self._parts, self._cancels, self._group_batch = [], [], _GroupBatch()
+        self._parts, self._cancels = [], []
 
     @property
     def idle(self) -> bool:
         """Nobody waits for an answer. Firing goes on."""
-        waiting = self._parts or self._cancels or self._group_batch
+        waiting = self._parts or self._cancels or self.groups.waiting
         return not waiting and len(self._in_flight) == self._fires_in_flight
 
     def _check_open(self) -> None:
@@ -644,7 +449,7 @@ class Leader:
     def _flush_cancels(self, now: Now) -> None:
         if not self._cancels or self._cancels_in_flight >= 2:
             return
-        taken, _ = _fitting([len(seq) for _, seq, _ in self._cancels], CANCEL_ROWS_MAX)
+        taken, _ = fitting([len(seq) for _, seq, _ in self._cancels], CANCEL_ROWS_MAX)
         taken = taken or 1
         batch = self._cancels[:taken]
         del self._cancels[:taken]
@@ -693,94 +498,6 @@ class Leader:
     def _checkpointed(self, applied: Applied | TimerError) -> None:
         self._checkpointing = False
         assert isinstance(applied, Checkpoint | TimerError), applied
-
-    # ---- groups
-
-    def _expire_leases(self, now: Now) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now.mono_ms:
-            at_ms, group_id = heapq.heappop(self._deadlines)
-            if self._watched.get(group_id) != at_ms:
-                continue  # it was looked at earlier
-            del self._watched[group_id]
-            leases = self._leases[group_id]
-            self._add_op(leases.expire(now.mono_ms))
-            next_ms = leases.wake_at_ms()
-            if next_ms is not None:
-                self._watch(group_id, next_ms)
-
-    def _watch(self, group_id: GroupId, deadline_ms: MonoMs) -> None:
-        """Look at a group's leases no later than at a deadline."""
-        known_ms = self._watched.get(group_id)
-        if known_ms is None or deadline_ms < known_ms:
-            self._watched[group_id] = deadline_ms
-            heapq.heappush(self._deadlines, (deadline_ms, group_id))
-
-    def _add_op(self, op: GroupOp | None) -> None:
-        if op is None:
-            return
-        for start in range(0, len(op.offsets), ENDED_OFFSETS_MAX):
-            offsets = op.offsets[start : start + ENDED_OFFSETS_MAX]
-            self._group_batch.ops.append(GroupOp(op.op, op.topic, op.group, offsets))
-
-    def _feed(self, topics: Iterable[TopicId]) -> None:
-        for topic_id in topics:
-            for group in self.machine.topics[topic_id].groups.values():
-                if group.group_id in self._leases:
-                    self._hungry.setdefault(group.group_id)
-
-    def _flush_groups(self, now: Now) -> None:
-        if not self._group_batch or self._groups_in_flight >= 2:
-            return
-        batch = self._group_batch.take()
-        self._acks_waiting -= sum(len(ack.accepted) for ack in batch.acks)
-        self._groups_in_flight += 1
-        ops = list(batch.ops)
-        for group_id, acks in batch.by_group().items():
-            offsets = np.concatenate([ack.accepted for ack in acks])
-            ops.append(GroupOp(Op.ACK, acks[0].group.topic, group_id, offsets))
-
-        def answer(applied: Applied | TimerError) -> None:
-            self._groups_in_flight -= 1
-            if isinstance(applied, GroupApplied):
-                self._group_applied(batch, applied)
-                return
-            assert isinstance(applied, TimerError)
-            for done in batch.created:
-                done(applied)
-            if self.closed is None:
-                # Refused before it was appended: acks and what time needs are tried again.
-                self._group_batch.put_back(batch)
-                self._acks_waiting += sum(len(ack.accepted) for ack in batch.acks)
-                return
-            for ack in batch.acks:
-                ack.done(applied)
-
-        self._propose(Kind.GROUP, payloads.encode_group(ops), now, answer)
-
-    def _group_applied(self, batch: _GroupBatch, applied: GroupApplied) -> None:
-        created = iter(batch.created)
-        acks = batch.by_group()
-        for result in applied.results:
-            if isinstance(result, Group):
-                next(created)(result)
-                continue
-            op = result.op if isinstance(result, AcksApplied) else result
-            leases = self._leases.get(op.group)
-            if leases is not None:
-                leases.applied(op)
-                self._hungry.setdefault(op.group)
-            if isinstance(result, AcksApplied):
-                self._acked(acks[op.group], result.new)
-
-    def _acked(self, acks: list[_Acks], new: npt.NDArray[np.bool_]) -> None:
-        start = 0
-        for ack in acks:
-            mine = new[start : start + len(ack.accepted)]
-            start += len(ack.accepted)
-            if not mine.all():
-                where = np.flatnonzero(ack.verdict == ACCEPT)
-                ack.verdict[where[~mine]] = LEASE_ALREADY_ACKED
-            ack.done(ack.verdict)
 
 
 __all__ = ["Answer", "Delivery", "Leader", "LeaderConfig", "Now"]

@@ -9,11 +9,14 @@ leadership.
                           |                +-------- ack --------+
                           |                                      |
                           +-- deadline, consumer gone --> ending +--ENDED applied--> back --+
+                          +-- nack ---------------------> ending +--NACK applied-> waiting -+
                           ^                                                                 |
                           +------------------------ hand out again -------------------------+
 
-An offset carries one mark: 0 (free), a lease id, ACKING or ENDING. Proposals (ACK, ENDED, RESERVE
-ops) go to the log; nothing is answered or handed out again before they were applied.
+What failed as often as the group allows is dying instead of coming back: `take_dead` gives it to
+whoever proposes its MOVE. An offset carries one mark: 0 (free), a lease id, ACKING, ENDING, WAITING
+or DYING. Proposals (ops) go to the log; nothing is answered or handed out again before they were
+applied.
 """
 
 import heapq
@@ -25,21 +28,26 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import U64
+from timer.columns import I64, U64
 from timer.groups import Group
 from timer.payloads import GroupOp, Op
 from timer.queues import Queue
-from timer.units import Epoch, LeaseId, MonoMs, QueueOffset
+from timer.units import Epoch, LeaseId, MonoMs, QueueOffset, UnixMs
 
 ACKING: Final = np.uint64((1 << 64) - 1)
 ENDING: Final = np.uint64((1 << 64) - 2)
+WAITING: Final = np.uint64((1 << 64) - 3)
+DYING: Final = np.uint64((1 << 64) - 4)
 FREE: Final = np.uint64(0)
 RESERVE_AHEAD: Final = 4096
 """How far beyond what was handed out the leader reserves: one RESERVE op for so many messages."""
 SCAN_MAX: Final = 65_536
 """Offsets looked at in one go when most are acked already, as after a failover."""
+DEAD_ROWS_MAX: Final = 256
+"""Dead letters in one MOVE: each gets headers, some microseconds' work."""
 
 DEADLINES_MIN: Final = 1024
+WAITING_MIN: Final = 256
 
 DELIVERY_BYTES: Final = 1 << 20
 """Of payloads, keys and headers in one delivery, unless one message alone has more."""
@@ -95,6 +103,13 @@ class Leases:
     _marks: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1024, np.uint64))
     _base: int = 0
     _reserving: bool = False
+    _waiting: list[tuple[UnixMs, int, I64, U64]] = field(default_factory=list)
+    """A heap of arrays: (first time, first offset, times ascending, their offsets)."""
+    _merge_at: int = WAITING_MIN
+    _dead: deque[U64] = field(default_factory=deque)
+    """Offsets marked DYING, each array ascending."""
+    unfinished: bool = False
+    """The last call stopped before it had looked at everything; call again."""
 
     def __post_init__(self) -> None:
         """Start at the group's cursor: what the old leader handed out comes again, marked."""
@@ -115,15 +130,17 @@ class Leases:
         offsets = np.array([fresh + RESERVE_AHEAD], np.uint64)
         return GroupOp(Op.RESERVE, self.group.topic, self.group.group_id, offsets)
 
-    def hand_out(self, now_ms: MonoMs, queue: Queue, limit: int) -> Lease | None:
+    def hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
         """Lease up to `limit` messages, of about a megabyte, to the next consumer with credit.
 
         None: no consumer has credit, no message is free, or those that are were sent for.
         """
+        self.unfinished = False
         consumer = self._next_consumer()
         if consumer is None:
             return None
-        offsets = self._take(queue.end, min(limit, consumer.credit))
+        self._release(clock_ms)
+        offsets = self._take(clock_ms, queue.end, min(limit, consumer.credit))
         if not len(offsets):
             return None
         there = queue.at_hand(offsets)
@@ -161,26 +178,110 @@ class Leases:
             self.consumers.rotate(-1)
         return None
 
-    def _take(self, queue_end: QueueOffset, limit: int) -> U64:
+    def _take(self, clock_ms: UnixMs, queue_end: QueueOffset, limit: int) -> U64:
         while self._back:
-            offsets: U64 = self._back.popleft()
-            free = ~self.group.is_acked(offsets) & (self._marks_of(offsets) == FREE)
-            offsets = offsets[free]
+            offsets = self._free(clock_ms, self._back.popleft())
             if len(offsets) > limit:
                 self._back.appendleft(offsets[limit:])
             if len(offsets):
                 return offsets[:limit]
         end = min(int(queue_end), int(self.group.reserved))
         self._fresh = max(self._fresh, int(self.group.cursor))
-        scan = limit
+        scan = looked = limit
         while self._fresh < end:
             offsets = np.arange(self._fresh, min(self._fresh + scan, end), dtype=np.uint64)
-            free = ~self.group.is_acked(offsets) & (self._marks_of(offsets) == FREE)
-            found: U64 = offsets[free][:limit]
+            found = self._free(clock_ms, offsets)[:limit]
             self._fresh = int(found[-1] if len(found) == limit else offsets[-1]) + 1
             if len(found):
                 return found
+            looked += len(offsets)
+            if looked > SCAN_MAX and (self._waiting or self._dead):  # to sort those takes a while
+                self.unfinished = self._fresh < end
+                break
             scan = min(2 * scan, max(limit, SCAN_MAX))
+        return np.zeros(0, np.uint64)
+
+    def _free(self, clock_ms: UnixMs, offsets: U64) -> U64:
+        """Return which of these may be handed out; put off or bury those that may not."""
+        group = self.group
+        free: U64 = offsets[~group.is_acked(offsets) & (self._marks_of(offsets) == FREE)]
+        if group.settings.max_attempts:
+            free = self._bury(free)
+        if len(group.later):
+            times = group.not_before(free)
+            early = times > clock_ms
+            self._put_off(free[early], times[early])
+            free = free[~early]
+        return free
+
+    def _bury(self, offsets: U64) -> U64:
+        """Let those that failed too often die; return the others."""
+        dead = self.group.exhausted(offsets)
+        if dead.any():
+            self._mark(offsets[dead], DYING)
+            self._dead.append(offsets[dead])
+        return offsets[~dead]
+
+    def _put_off(self, offsets: U64, times: I64) -> None:
+        if len(offsets):
+            self._mark(offsets, WAITING)
+            order = np.argsort(times, kind="stable")
+            self._wait(times[order], offsets[order])
+
+    def _wait(self, times: I64, offsets: U64) -> None:
+        heapq.heappush(self._waiting, (UnixMs(int(times[0])), int(offsets[0]), times, offsets))
+        if len(self._waiting) > self._merge_at:
+            self._merge_waiting()
+
+    def _merge_waiting(self) -> None:
+        """Make one array of many small ones: nacks of single messages must not cost one each."""
+        runs = sorted(self._waiting, key=lambda run: len(run[2]))
+        ends = np.cumsum([len(run[2]) for run in runs])
+        small = int(np.searchsorted(ends, SCAN_MAX, side="right"))
+        times = np.concatenate([run[2] for run in runs[:small]])
+        offsets = np.concatenate([run[3] for run in runs[:small]])
+        order = np.argsort(times, kind="stable")
+        times, offsets = times[order], offsets[order]
+        self._waiting = [(UnixMs(int(times[0])), int(offsets[0]), times, offsets), *runs[small:]]
+        heapq.heapify(self._waiting)
+        self._merge_at = len(self._waiting) + WAITING_MIN
+
+    def _release(self, clock_ms: UnixMs) -> None:
+        """Let what was put off until now come again."""
+        while self._waiting and self._waiting[0][0] <= clock_ms:
+            _, _, times, offsets = heapq.heappop(self._waiting)
+            due = int(np.searchsorted(times, clock_ms, side="right"))
+            if due < len(times):
+                self._wait(times[due:], offsets[due:])
+            ready = np.sort(offsets[:due])
+            ready = ready[self._marks_of(ready) == WAITING]
+            self._mark(ready, FREE)
+            self._back.append(ready)
+
+    def returns_at_ms(self) -> UnixMs | None:
+        """When something that was put off may come again, on the cluster's clock."""
+        return self._waiting[0][0] if self._waiting else None
+
+    @property
+    def dying(self) -> bool:
+        """Some messages may be dead letters, and still are here."""
+        return bool(self._dead)
+
+    def take_dead(self, queue: Queue) -> U64:
+        """Return messages for a MOVE, about a megabyte that is at hand; none if none are."""
+        while self._dead:
+            offsets = self._dead.popleft()
+            still = ~self.group.is_acked(offsets) & (self._marks_of(offsets) == DYING)
+            offsets = offsets[still]
+            if not len(offsets):
+                continue
+            count = min(queue.at_hand(offsets), DEAD_ROWS_MAX)
+            if count:
+                count = queue.fitting(offsets[:count], DELIVERY_BYTES)
+            if count < len(offsets):
+                self._dead.appendleft(offsets[count:])
+            taken: U64 = offsets[:count]
+            return taken
         return np.zeros(0, np.uint64)
 
     # ---- taking back
@@ -192,20 +293,55 @@ class Leases:
         out in. What is accepted is not handed out again; the caller proposes an ACK op for it.
         Of a repeated offset the first one counts.
         """
-        result = np.full(len(offsets), LEASE_LOST, np.uint8)
         marks = self._marks_of(offsets)
-        ours = (marks == FREE) | (marks == ACKING) | (marks == ENDING)
-        if epoch == self.epoch:
-            ours |= marks == np.uint64(lease_id)
+        held = (marks == np.uint64(lease_id)) & (epoch == self.epoch)
+        result = self._judge(offsets, held | (marks == FREE) | (marks >= DYING))
+        result[(result == ACCEPT) & _repeated(offsets)] = ALREADY_ACKED
+        accepted = result == ACCEPT
+        self._settle(lease_id, int(np.count_nonzero(accepted & held)))
+        self._mark(offsets[accepted], ACKING)
+        return result
+
+    def nack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
+        """Judge a nack, (n, uint8), as `ack` does; accepted only from who holds the message.
+
+        What is accepted is nobody's until its NACK op, which the caller proposes, is applied.
+        """
+        result = self._judge(offsets, self._held_of(epoch, lease_id, offsets))
+        result[(result == ACCEPT) & _repeated(offsets)] = LEASE_LOST  # the first one ended it
+        accepted = offsets[result == ACCEPT]
+        self._settle(lease_id, len(accepted))
+        self._mark(accepted, ENDING)
+        return result
+
+    def extend(
+        self, now_ms: MonoMs, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int
+    ) -> npt.NDArray[np.uint8]:
+        """Judge an extension, (n, uint8), as `nack` does.
+
+        If any is accepted, all that is left of the lease ends `lease_ms` from now, never earlier
+        than it would have.
+        """
+        result = self._judge(offsets, self._held_of(epoch, lease_id, offsets))
+        if (result == ACCEPT).any():
+            lease = self._held[lease_id]
+            lease.deadline_ms = MonoMs(max(lease.deadline_ms, now_ms + lease_ms))
+            self._watch(lease)
+        return result
+
+    def _held_of(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.bool_]:
+        held = np.zeros(len(offsets), np.bool_)
+        if epoch == self.epoch and lease_id in self._held:
+            held = self._marks_of(offsets) == np.uint64(lease_id)
+        return held
+
+    def _judge(self, offsets: U64, ours: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """Return a verdict per offset (n, uint8): ACCEPT where `ours`, if nothing is wrong."""
+        result = np.full(len(offsets), LEASE_LOST, np.uint8)
         result[ours] = ACCEPT
         delivered_below = max(self._fresh, *self.group.marks, 0)  # by this leader, by older ones
         result[offsets >= np.uint64(delivered_below)] = NOT_DELIVERED
         result[self.group.is_acked(offsets)] = ALREADY_ACKED
-        result[(result == ACCEPT) & _repeated(offsets)] = ALREADY_ACKED
-        accepted = result == ACCEPT
-        if epoch == self.epoch:
-            self._settle(lease_id, int(np.count_nonzero(accepted & (marks == np.uint64(lease_id)))))
-        self._mark(offsets[accepted], ACKING)
         return result
 
     def _settle(self, lease_id: LeaseId, acked: int) -> None:
@@ -223,7 +359,9 @@ class Leases:
         ended: list[U64] = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             _, lease_id = heapq.heappop(self._deadlines)
-            ended.append(self._end(lease_id))
+            lease = self._held.get(lease_id)
+            if lease is not None and lease.deadline_ms <= now_ms:  # else it was extended
+                ended.append(self._end(lease_id))
         return self._ended(ended)
 
     def join(self, consumer: Consumer) -> None:
@@ -234,6 +372,10 @@ class Leases:
         """A consumer's stream broke: its leases end at once. Return the ENDED op to propose."""
         self.consumers.remove(consumer)
         return self._ended([self._end(lease_id) for lease_id in sorted(consumer.leases)])
+
+    def retire(self, consumer: Consumer) -> None:
+        """A consumer takes nothing more; what it holds stays leased."""
+        self.consumers.remove(consumer)
 
     def _end(self, lease_id: LeaseId) -> U64:
         lease = self._held.pop(lease_id, None)
@@ -259,11 +401,13 @@ class Leases:
                 # What was acked meanwhile stays ACKING.
                 offsets = op.offsets[self._marks_of(op.offsets) == ENDING]
                 self._mark(offsets, FREE)
-                self._back.append(offsets)
-            case Op.ACK:
+                self._back.append(self._bury(offsets))
+            case Op.NACK:
+                offsets = op.offsets[self._marks_of(op.offsets) == ENDING]
+                offsets = self._bury(offsets[np.argsort(offsets)])
+                self._put_off(offsets, self.group.not_before(offsets))
+            case _:  # ACK, MOVE
                 self._forget_done()
-            case Op.CREATE:
-                raise AssertionError(op)
 
     def _forget_done(self) -> None:
         """Drop marks below the cursor once they are the greater half."""
@@ -276,7 +420,11 @@ class Leases:
 
     def wake_at_ms(self) -> MonoMs | None:
         """When `expire` must be called next; None: nothing is leased."""
-        while self._deadlines and self._deadlines[0][1] not in self._held:
+        while self._deadlines:
+            at_ms, lease_id = self._deadlines[0]
+            lease = self._held.get(lease_id)
+            if lease is not None and lease.deadline_ms == at_ms:
+                break
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 

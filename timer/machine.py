@@ -15,7 +15,7 @@ Conservation (P7): scheduled = pending + fired + cancelled + dropped, checked at
 import hashlib
 import struct
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -30,7 +30,18 @@ from timer.groups import Group
 from timer.keys import hash_keys
 from timer.outcomes import HORIZON_MS, Cancels
 from timer.pages import Pages
-from timer.payloads import CreateGroup, GroupOp, Ids, Op, Start, Targets
+from timer.payloads import (
+    MOVED_GROUP,
+    AlterGroup,
+    CreateGroup,
+    GroupOp,
+    Ids,
+    Move,
+    Nack,
+    Op,
+    Start,
+    Targets,
+)
 from timer.policies import Policies, decode_policy
 from timer.producers import Answer, Producers
 from timer.queues import Queue
@@ -160,17 +171,33 @@ class FireApplied:
 
 @dataclass(frozen=True, slots=True)
 class AcksApplied:
-    """An ACK op: which of its offsets were newly acked, (n, bool)."""
+    """An ACK or NACK op: which of its offsets were unacked until then, (n, bool)."""
 
     op: GroupOp
     new: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupApplied:
-    """Per op: the created or existing group, the acks, or the op as it was applied."""
+class MoveApplied:
+    """A MOVE op: which of its offsets were unacked until then (n, bool), and where they went."""
 
-    results: tuple[Group | AcksApplied | GroupOp, ...]
+    op: Move
+    new: npt.NDArray[np.bool_]
+    to: TopicId
+    first_seq: Seq
+    """As many as offsets: a message that did not move leaves its seq unused."""
+    made: Group | None
+    """The group that the topic was given."""
+
+
+GroupResult: TypeAlias = Group | AcksApplied | MoveApplied | GroupOp
+
+
+@dataclass(frozen=True, slots=True)
+class GroupApplied:
+    """Per op: the group created, found or altered, what it changed, or the op as it was applied."""
+
+    results: tuple[GroupResult, ...]
 
 
 Applied: TypeAlias = (
@@ -451,7 +478,10 @@ class Machine:
         return self.policies
 
     def _topic(self, entry: Entry) -> Topic:
-        name = payloads.decode_topic(entry.payload)
+        return self._topic_of(payloads.decode_topic(entry.payload))
+
+    def _topic_of(self, name: str) -> Topic:
+        """Return the topic of this name, which is made if it isn't there."""
         topic = self.topic_by_name.get(name)
         if topic is None:
             topic = Topic(self.next_topic_id, name, Queue(pages=self.pages))
@@ -466,25 +496,50 @@ class Machine:
         self.topic_by_name[topic.name] = topic
 
     def _group(self, entry: Entry) -> GroupApplied:
-        results: list[Group | AcksApplied | GroupOp] = []
-        for op in tuple(payloads.decode_group(entry.payload)):  # malformed: nothing is applied
-            if isinstance(op, CreateGroup):
-                results.append(self._create_group(op))
-                continue
-            group = self.group(op.topic, op.group)
-            match op.op:
-                case Op.ACK:
-                    results.append(AcksApplied(op, group.ack(op.offsets)))
-                    self.topics[op.topic].trim()
-                    continue
-                case Op.ENDED:
-                    group.end_leases(op.offsets)
-                case Op.RESERVE:
-                    group.reserve(QueueOffset(int(op.offsets[0])))
-                case Op.CREATE:
-                    raise AssertionError(op)
-            results.append(op)
-        return GroupApplied(tuple(results))
+        ops = tuple(payloads.decode_group(entry.payload))  # malformed: nothing is applied
+        return GroupApplied(tuple(map(self._group_op, ops)))
+
+    def _group_op(self, op: payloads.AnyOp) -> GroupResult:
+        if isinstance(op, CreateGroup):
+            return self._create_group(op)
+        group = self.group(op.topic, op.group)
+        if isinstance(op, AlterGroup):
+            group.settings = op.of(group.settings)
+            return group
+        if isinstance(op, Move):
+            return self._move(op, group)
+        if isinstance(op, Nack):
+            return AcksApplied(op, group.nack(op.offsets, op.not_before_ms))
+        match op.op:
+            case Op.ACK:
+                new = group.ack(op.offsets)
+                self.topics[op.topic].trim()
+                return AcksApplied(op, new)
+            case Op.ENDED:
+                group.end_leases(op.offsets)
+            case Op.RESERVE:
+                group.reserve(QueueOffset(int(op.offsets[0])))
+            case _:
+                raise AssertionError(op)
+        return op
+
+    def _move(self, op: Move, group: Group) -> MoveApplied:
+        """Let unacked messages leave a group for another topic, where they fire at once."""
+        rows = decode_schedule(memoryview(op.rows)).rows
+        assert int(rows["due_ms"].max()) <= self.last_read_time_ms, (op, self.last_read_time_ms)
+        new = group.ack(op.offsets)
+        to, made = self._topic_of(op.to), None
+        if op.to_group and op.to_group not in to.groups:
+            create = CreateGroup(to.topic_id, op.to_group, Start.EARLIEST, MOVED_GROUP)
+            made = self._create_group(create)
+        first_seq = self.next_seq
+        self.next_seq = Seq(self.next_seq + len(rows))  # what a seq is, the log alone tells
+        rows["topic"] = to.topic_id
+        rows["seq"] = np.arange(first_seq, self.next_seq, dtype=np.uint64)
+        if new.any():
+            self._admit(rows[new], op.rows)
+        self.topics[op.topic].trim()
+        return MoveApplied(op, new, to.topic_id, first_seq, made)
 
     def group(self, topic_id: TopicId, group_id: GroupId) -> Group:
         """Return a group by its id."""
@@ -499,7 +554,7 @@ class Machine:
                 group_id=self.next_group_id,
                 topic=create.topic,
                 name=create.name,
-                lease_ms=create.lease_ms,
+                settings=create.settings,
                 cursor=cursor,
                 reserved=cursor,
                 base=cursor,
@@ -563,7 +618,8 @@ class Machine:
             digest.update(topic.name.encode())
             for group in topic.groups.values():
                 put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
-                put(group.acked_count, group.lease_ms, len(group.marks), *group.marks)
+                put(group.acked_count, group.later_sum, len(group.marks), *group.marks)
+                digest.update(repr(astuple(group.settings)).encode())
         digest.update(self.policies.packed)
         put(self.cancels.sum, len(self.fire_marks), *self.voters)
         put(self.producers.next_id)

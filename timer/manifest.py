@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from timer.groups import Group
 from timer.machine import Checkpoint, Counts, Machine, Topic
 from timer.order import START, Position
 from timer.pages import Block, Pages, SpillRef
+from timer.payloads import GroupSettings
 from timer.policies import Policies, decode_policy, encode_policy
 from timer.producers import Answer, Producer
 from timer.queues import Queue
@@ -296,13 +298,14 @@ def _group_state(group: Group) -> State:
         "id": group.group_id,
         "topic": group.topic,
         "name": group.name,
-        "lease_ms": group.lease_ms,
+        "settings": asdict(group.settings),
         "cursor": group.cursor,
         "reserved": group.reserved,
         "marks": list(group.marks),
         "sums": [group.ack_sum, group.ended_sum, group.acked_count],
         "acked": group.acked[skip:].copy(),
         "ended": group.ended[skip:].copy(),
+        "later": group.later[skip:].copy(),
     }
 
 
@@ -324,12 +327,13 @@ def _group(fields: State) -> Group:
     ack_sum, ended_sum, acked_count = fields["sums"]
     acked = np.frombuffer(zlib.decompress(fields["acked"]), np.bool_)
     ended = np.frombuffer(zlib.decompress(fields["ended"]), np.uint16)
-    size = max(len(acked), len(ended))
-    return Group(
+    later = np.frombuffer(zlib.decompress(fields["later"]), np.int64)
+    size = max(len(acked), len(ended), len(later))
+    group = Group(
         group_id=GroupId(fields["id"]),
         topic=TopicId(fields["topic"]),
         name=fields["name"],
-        lease_ms=fields["lease_ms"],
+        settings=GroupSettings(**fields["settings"]),
         cursor=QueueOffset(fields["cursor"]),
         reserved=QueueOffset(fields["reserved"]),
         marks=list(fields["marks"]),
@@ -339,7 +343,10 @@ def _group(fields: State) -> Group:
         base=fields["cursor"],
         acked=np.pad(acked, (0, size - len(acked))),
         ended=np.pad(ended, (0, size - len(ended))),
+        later=np.pad(later, (0, size - len(later))) if len(later) else later,
     )
+    group.later_sum = group.later_hashes(slice(None))
+    return group
 
 
 def _producer_state(producer_id: ProducerId, producer: Producer) -> list[Any]:

@@ -8,10 +8,15 @@ group) is a msgpack map with exactly the keys of its dataclass.
     RESCHEDULE  targets, due_ms n x i64 (effective), requested_ms n x i64
     FIRE        read_time_ms i64, rows_max u32, bytes_max u32
     GROUP       ops, each: op u8, 3 x 0, topic u32, group u32, n u32, then by op:
-                  CREATE    n bytes of msgpack {name, start, lease_ms}, padded to 8 with zeros
+                  CREATE    n bytes of msgpack {name, start, settings}, padded to 8 with zeros
                   ACK       n x u64 queue offsets: done, never delivered again
                   ENDED     n x u64 queue offsets: their lease ended unacked; attempts rise
                   RESERVE   1 x u64: the leader may hand out offsets below this one
+                  NACK      n x u64 queue offsets, n x i64 time before which they don't come again
+                  ALTER     n bytes of msgpack, the settings that change, padded to 8
+                  MOVE      n bytes of msgpack {to, to_group, offsets, rows}, padded to 8: what is
+                            unacked of these offsets is acked, and goes to the topic `to` as new
+                            messages, which fire at once; it takes n seqs, as rows
     TOPIC       msgpack {name}
     PRODUCER    msgpack {token}
     CHECKPOINT  nothing
@@ -24,14 +29,14 @@ Targets name n timers, by id (by = 0) or by topic and key (by = 1):
 
 import enum
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, TypeAlias
 
 import msgpack
 import numpy as np
 
-from timer.columns import I64, U32, U64, Binary
+from timer.columns import I64, U32, U64, Binary, decode_schedule
 from timer.units import Epoch, GroupId, ReplicaId, TopicId, UnixMs
 
 _EPOCH: Final = struct.Struct("<QQII")
@@ -41,7 +46,7 @@ _OP: Final = struct.Struct("<B3xIII")
 
 APPLY_VERSION: Final = 4
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
-unique among the pending timers of a topic; RESCHEDULE. 4: POLICY."""
+unique among the pending timers of a topic; RESCHEDULE. 4: POLICY; groups' settings; NACK, MOVE."""
 FIRE_ROWS_MAX: Final = 65_536
 FIRE_BYTES_MAX: Final = 16 << 20
 
@@ -212,6 +217,9 @@ class Op(enum.IntEnum):
     ACK = 2
     ENDED = 3
     RESERVE = 4
+    NACK = 5
+    ALTER = 6
+    MOVE = 7
 
 
 class Start(enum.StrEnum):
@@ -221,6 +229,22 @@ class Start(enum.StrEnum):
     LATEST = "latest"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """How a group delivers. Names, units and order are those of the log and of the manifest."""
+
+    lease_ms: int
+    """Default time that a consumer holds a message."""
+    max_attempts: int = 0
+    """Nacks and ended leases after which a message is a dead letter. 0: it never is."""
+    dead_letter_topic: str = ""
+    """Empty: `<topic>.<group>.dead`."""
+    backoff_ms_min: int = 0
+    """A nack without a delay waits this long the first time, twice as long each time after, …"""
+    backoff_ms_max: int = 0
+    """… but never longer than this."""
+
+
 @dataclass(frozen=True, slots=True)
 class CreateGroup:
     """A group of a topic comes into being; its id is issued at apply."""
@@ -228,8 +252,25 @@ class CreateGroup:
     topic: TopicId
     name: str
     start: Start
-    lease_ms: int
-    """Default time that a consumer holds a message."""
+    settings: GroupSettings
+
+
+@dataclass(frozen=True, slots=True)
+class AlterGroup:
+    """Some settings of a group change; the others stay as they are at apply."""
+
+    topic: TopicId
+    group: GroupId
+    changes: Mapping[str, int | str]
+    """Field of GroupSettings -> its new value."""
+
+    def of(self, settings: GroupSettings) -> GroupSettings:
+        """Return the settings, changed."""
+        return GroupSettings(**{**asdict(settings), **self.changes})
+
+
+MOVED_GROUP: Final = GroupSettings(lease_ms=30_000)
+"""Settings of a group that a MOVE makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,23 +283,68 @@ class GroupOp:
     offsets: U64
 
 
-def encode_group(ops: Sequence[CreateGroup | GroupOp]) -> list[bytes]:
+@dataclass(frozen=True, slots=True)
+class Nack(GroupOp):
+    """Leases ended by their holders; not to be delivered before `not_before_ms`, (n, int64)."""
+
+    not_before_ms: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Move(GroupOp):
+    """Messages that leave a group for another topic, as new ones, which fire at once."""
+
+    to: str
+    """Name of the topic; it is made if it isn't there."""
+    to_group: str
+    """A group that the topic gets before, if it isn't there. Empty: none."""
+    rows: bytes
+    """Payload of a SCHEDULE of n rows, in the order of `offsets`; its topics are not looked at."""
+
+
+AnyOp: TypeAlias = CreateGroup | AlterGroup | GroupOp
+_SETTINGS: Final[Mapping[str, type]] = {
+    each.name: str if each.name == "dead_letter_topic" else int for each in fields(GroupSettings)
+}
+
+
+def encode_group(ops: Sequence[AnyOp]) -> list[bytes]:
     """Return the payload of a GROUP entry, in pieces to be concatenated."""
     pieces: list[bytes] = []
     for op in ops:
-        if isinstance(op, CreateGroup):
-            body: bytes = msgpack.packb(
-                {"name": op.name, "start": str(op.start), "lease_ms": op.lease_ms}
-            )
-            pieces += [_OP.pack(Op.CREATE, op.topic, 0, len(body)), body, bytes(-len(body) % 8)]
-        else:
-            assert op.op is not Op.CREATE
-            pieces.append(_OP.pack(op.op, op.topic, op.group, len(op.offsets)))
-            pieces.append(op.offsets.astype("<u8", copy=False).tobytes())
+        match op:
+            case CreateGroup():
+                body: dict[str, Any] = {
+                    "name": op.name,
+                    "start": str(op.start),
+                    "settings": asdict(op.settings),
+                }
+                pieces += _map(Op.CREATE, op.topic, 0, body)
+            case AlterGroup():
+                pieces += _map(Op.ALTER, op.topic, op.group, op.changes)
+            case Move():
+                offsets = op.offsets.astype("<u8", copy=False).tobytes()
+                body = {"to": op.to, "to_group": op.to_group, "offsets": offsets, "rows": op.rows}
+                pieces += _map(Op.MOVE, op.topic, op.group, body)
+            case _:
+                assert op.op in _COLUMNS, op
+                pieces.append(_OP.pack(op.op, op.topic, op.group, len(op.offsets)))
+                pieces.append(op.offsets.astype("<u8", copy=False).tobytes())
+                if isinstance(op, Nack):
+                    pieces.append(op.not_before_ms.astype("<i8", copy=False).tobytes())
     return pieces
 
 
-def decode_group(payload: memoryview) -> Iterator[CreateGroup | GroupOp]:
+def _map(op: Op, topic: int, group: int, fields: Mapping[str, Any]) -> list[bytes]:
+    body: bytes = msgpack.packb(fields)
+    return [_OP.pack(op, topic, group, len(body)), body, bytes(-len(body) % 8)]
+
+
+_COLUMNS: Final = {Op.ACK: 8, Op.ENDED: 8, Op.RESERVE: 8, Op.NACK: 16}
+"""Bytes of one offset, in the ops that are not maps."""
+
+
+def decode_group(payload: memoryview) -> Iterator[AnyOp]:
     """Yield the ops of a GROUP entry, in order.
 
     Raises:
@@ -271,20 +357,49 @@ def decode_group(payload: memoryview) -> Iterator[CreateGroup | GroupOp]:
         code, topic, group, n = _OP.unpack_from(payload, position)
         position += _OP.size
         op = Op(code)
-        end = position + (n + -n % 8 if op is Op.CREATE else 8 * n)
+        end = position + (_COLUMNS[op] * n if op in _COLUMNS else n + -n % 8)
         if end > len(payload) or (op is Op.RESERVE and n != 1):
             raise ValueError(f"GROUP of {len(payload)} bytes: {op.name} of {n} up to byte {end}")
-        if op is Op.CREATE:
-            yield _create_group(TopicId(topic), payload[position : position + n])
-        else:
+        if op in _COLUMNS:
             offsets = np.frombuffer(payload, "<u8", n, position)
-            yield GroupOp(op, TopicId(topic), GroupId(group), offsets)
+            if op is Op.NACK:
+                times = np.frombuffer(payload, "<i8", n, position + 8 * n)
+                yield Nack(op, TopicId(topic), GroupId(group), offsets, times)
+            else:
+                yield GroupOp(op, TopicId(topic), GroupId(group), offsets)
+        else:
+            body = payload[position : position + n]
+            yield _MAPS[op](TopicId(topic), GroupId(group), body)
         position = end
 
 
-def _create_group(topic: TopicId, body: memoryview) -> CreateGroup:
-    fields = _unpack(body, {"name": str, "start": str, "lease_ms": int})
-    return CreateGroup(topic, fields["name"], Start(fields["start"]), fields["lease_ms"])
+def _create_group(topic: TopicId, group: GroupId, body: memoryview) -> CreateGroup:
+    del group
+    read = _unpack(body, {"name": str, "start": str, "settings": dict})
+    settings = GroupSettings(**_typed(read["settings"], _SETTINGS))
+    return CreateGroup(topic, read["name"], Start(read["start"]), settings)
+
+
+def _alter_group(topic: TopicId, group: GroupId, body: memoryview) -> AlterGroup:
+    changes = msgpack.unpackb(body)
+    names = changes.keys() & _SETTINGS if isinstance(changes, dict) else ()
+    return AlterGroup(topic, group, _typed(changes, {name: _SETTINGS[name] for name in names}))
+
+
+def _move(topic: TopicId, group: GroupId, body: memoryview) -> Move:
+    read = _unpack(body, {"to": str, "to_group": str, "offsets": bytes, "rows": bytes})
+    offsets = np.frombuffer(read["offsets"], "<u8")
+    count = len(decode_schedule(memoryview(read["rows"])).rows)
+    if count != len(offsets):
+        raise ValueError(f"MOVE of {len(offsets)} offsets and {count} rows")
+    return Move(Op.MOVE, topic, group, offsets, read["to"], read["to_group"], read["rows"])
+
+
+_MAPS: Final[Mapping[Op, Callable[[TopicId, GroupId, memoryview], AnyOp]]] = {
+    Op.CREATE: _create_group,
+    Op.ALTER: _alter_group,
+    Op.MOVE: _move,
+}
 
 
 def encode_topic(name: str) -> bytes:
@@ -323,7 +438,11 @@ def _unpack(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:
     Raises:
         ValueError: it is something else. (What msgpack raises is a ValueError too.)
     """
-    fields = msgpack.unpackb(payload)
+    return _typed(msgpack.unpackb(payload), types)
+
+
+def _typed(fields: Any, types: Mapping[str, type]) -> dict[str, Any]:
+    """Return `fields` if that is a map with exactly these keys and values of these types."""
     if not isinstance(fields, dict) or fields.keys() != types.keys():
         raise ValueError(f"expected a map with {sorted(types)}, got {fields!r}")
     if any(type(fields[key]) is not expected for key, expected in types.items()):

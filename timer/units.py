@@ -1,6 +1,6 @@
 """Identifiers and units: a bare `int` never crosses a module boundary."""
 
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 UnixMs = NewType("UnixMs", int)
 """A wall-clock instant on the cluster's clock: milliseconds since 1970-01-01 UTC."""
@@ -29,3 +29,11 @@ LeaseId = NewType("LeaseId", int)
 
 DUE_MS_MAX: Final = (1 << 48) - 1
 """Latest due time (year 10889): the timer id keeps six bytes for it."""
+
+
+class Now(NamedTuple):
+    """One instant on both clocks."""
+
+    mono_ms: MonoMs
+    clock_ms: UnixMs
+    """The cluster's clock."""

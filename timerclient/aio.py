@@ -25,7 +25,8 @@ import grpc
 
 from timerclient import policies, rows
 from timerclient.errors import Closed, InvalidRequest, TimerError
-from timerclient.existing import Existing, Seconds, seconds
+from timerclient.existing import Seconds, seconds
+from timerclient.groups import STARTS, GroupCalls
 from timerclient.messages import Batch, Message
 from timerclient.nodes import Node, Nodes, parse_addresses
 from timerclient.producer import Call, Producer, Row
@@ -37,7 +38,6 @@ from timerclient.timers import Outcome, Timer, Timers
 
 T = TypeVar("T")
 
-STARTS = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
 WINDOW = 1_000
 WINDOW_MAX = 1_000_000
 """Of one consumer; the leader grants no more."""
@@ -111,7 +111,7 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     return Credit(window, max_messages)
 
 
-class AsyncTimerClient(Existing):
+class AsyncTimerClient(GroupCalls):
     """A connection to a cluster, for one event loop.
 
     `cluster`: "host:port,host:port", or a sequence of addresses; some of the nodes are enough.

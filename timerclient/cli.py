@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from timerclient import show
 from timerclient.cli_args import add_when, duration, when_of
+from timerclient.cli_groups import GroupCommands
 from timerclient.cli_policies import PolicyCommands
 from timerclient.cli_timers import TimerCommands
 from timerclient.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
@@ -126,6 +127,9 @@ def make_parser() -> argparse.ArgumentParser:
     TimerCommands(_client, _print).register(timers, common)
     policies = add("policies", _status, "show and change what holds for new timers")
     PolicyCommands(_client, _print).register(policies, common)
+    groups = add("groups", _status, "look at consumer groups, make them, change their settings")
+    letters = add("deadletters", _status, "send messages that failed too often back")
+    GroupCommands(_client, _print).register(groups, letters, common)
     _add_consume(add("consume", _consume, "print a group's messages as they come, and ack them"))
     transfer = add("transfer", _transfer, "hand the leadership over to another node")
     transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")

@@ -8,19 +8,21 @@ million objects.
 import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
+from enum import IntEnum
 from itertools import accumulate
-from typing import TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 from timerclient import ids
 from timerclient.proto import timer_pb2 as pb
-from timerclient.results import AckResult
-from timerclient.rows import decode_headers
+from timerclient.results import AckResult, ExtendResult, NackResult
+from timerclient.rows import decode_headers, moment
 
 T = TypeVar("T")
 
 
 class Acking(Future[T]):
-    """The answer to an ack, once it is there; for threads and for event loops.
+    """The answer to an ack, nack or extension, once it is there; for threads and for event loops.
 
     `result(timeout)` waits in a thread; `await acking` waits on an event loop. Nobody has to: an
     ack is on its way as soon as it is made, and `flush` or closing the consumer confirms all.
@@ -36,8 +38,42 @@ class Acking(Future[T]):
         return (yield from asyncio.wrap_future(self).__await__())
 
 
-SendAck = Callable[["Batch", Sequence[int], "Acking[AckResult] | Acking[int]"], None]
-"""How a consumer takes the ack of offsets of a batch."""
+class Word(NamedTuple):
+    """What a consumer says of messages that it holds."""
+
+    kind: str
+    """As the contract calls it: ack, nack or extend."""
+    results: type[IntEnum]
+    """What the answer for one message is."""
+    ms: int | None = None
+    """Delay of a nack, lease of an extension; None: as the group has it."""
+
+
+ACK = Word("ack", AckResult)
+
+
+def nack_after(delay: float | timedelta | None) -> Word:
+    """Return a nack.
+
+    Raises:
+        InvalidRequest: the delay is negative, or far too long.
+    """
+    return Word("nack", NackResult, None if delay is None else moment({"delay": delay}).values[0])
+
+
+def extend_by(lease: float | timedelta | None) -> Word:
+    """Return an extension.
+
+    Raises:
+        InvalidRequest: the lease is negative, or far too long.
+    """
+    ms = None if lease is None else max(1, moment({"delay": lease}).values[0])
+    return Word("extend", ExtendResult, ms)
+
+
+Said = Acking[AckResult] | Acking[NackResult] | Acking[ExtendResult] | Acking[int]
+SendAck = Callable[["Batch", Sequence[int], Said, Word], None]
+"""How a consumer takes what is said of offsets of a batch."""
 
 
 class Message:
@@ -100,6 +136,11 @@ class Message:
         """The leadership that handed it out."""
         return self._batch.epoch
 
+    @property
+    def handed_out_ms(self) -> int:
+        """When the leader leased it to this consumer, Unix milliseconds on the cluster's clock."""
+        return self._batch.handed_out_ms
+
     def ack(self) -> Acking[AckResult]:
         """Say that its work is done; return at once with the future of the answer.
 
@@ -107,7 +148,30 @@ class Message:
         it never was handed out.
         """
         acking: Acking[AckResult] = Acking()
-        self._batch.send_ack(self._batch, (self.queue_offset,), acking)
+        self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK)
+        return acking
+
+    def nack(self, delay: float | timedelta | None = None) -> Acking[NackResult]:
+        """Give it back: an attempt is counted, and it comes again, to anyone in the group.
+
+        Not before `delay` (a timedelta, or seconds; 0 is at once) is over; None: as the group backs
+        off. Return at once with the future of the answer, which raises LeaseLost if the message was
+        not this consumer's any more, and OutcomeUnknown if the connection was lost meanwhile.
+        """
+        acking: Acking[NackResult] = Acking()
+        word = nack_after(delay)
+        self._batch.send_ack(self._batch, (self.queue_offset,), acking, word)
+        return acking
+
+    def extend(self, lease: float | timedelta | None = None) -> Acking[ExtendResult]:
+        """Hold it longer: for `lease` from now on; None: as long as the group's default.
+
+        So is held whatever else came in the same batch and is not acked or nacked. The future
+        raises LeaseLost if the message was not this consumer's any more. A failover ends it.
+        """
+        acking: Acking[ExtendResult] = Acking()
+        word = extend_by(lease)
+        self._batch.send_ack(self._batch, (self.queue_offset,), acking, word)
         return acking
 
     def __repr__(self) -> str:
@@ -126,6 +190,7 @@ class Batch(Sequence[Message]):
         "due_ms",
         "epoch",
         "fired_at_ms",
+        "handed_out_ms",
         "lease_id",
         "lease_ms",
         "queue_offsets",
@@ -141,6 +206,8 @@ class Batch(Sequence[Message]):
         self.lease_id = columns.lease_id
         self.lease_ms = columns.lease_ms
         """How long the messages are leased, from when the leader sent them."""
+        self.handed_out_ms = columns.handed_out_ms
+        """When that was, Unix milliseconds on the cluster's clock."""
         self.queue_offsets: list[int] = list(columns.queue_offsets)
         self.due_ms: Sequence[int] = columns.due_ms
         self.fired_at_ms: Sequence[int] = columns.fired_at_ms
@@ -206,7 +273,25 @@ class Batch(Sequence[Message]):
         """
         acking: Acking[int] = Acking()
         acking.counts = True
-        self.send_ack(self, self.queue_offsets, acking)
+        self.send_ack(self, self.queue_offsets, acking, ACK)
+        return acking
+
+    def nack(self, delay: float | timedelta | None = None) -> Acking[int]:
+        """Give all its messages back: see `Message.nack`.
+
+        The future gives how many were not acked already. It raises LeaseLost, naming the offsets,
+        if some were not this consumer's any more; the others are nacked all the same.
+        """
+        return self._say(nack_after(delay))
+
+    def extend(self, lease: float | timedelta | None = None) -> Acking[int]:
+        """Hold what is left of it longer: see `Message.extend`; the future's result is a count."""
+        return self._say(extend_by(lease))
+
+    def _say(self, word: Word) -> Acking[int]:
+        acking: Acking[int] = Acking()
+        acking.counts = True
+        self.send_ack(self, self.queue_offsets, acking, word)
         return acking
 
     def __len__(self) -> int:

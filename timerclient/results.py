@@ -53,3 +53,20 @@ class AckResult(IntEnum):
     ACKED = 1
     """On a majority of disks: the message is never delivered again to this group."""
     ALREADY_ACKED = 2
+
+
+class NackResult(IntEnum):
+    """What became of a nack. The other two answers are raised: LeaseLost and NotDelivered."""
+
+    ALREADY_ACKED = 2
+    """It is done: it does not come again."""
+    NACKED = 5
+    """On a majority of disks: the message comes again, not before its delay is over."""
+
+
+class ExtendResult(IntEnum):
+    """What became of an extension. The other two answers are raised, as of a nack."""
+
+    ALREADY_ACKED = 2
+    EXTENDED = 6
+    """The message is this consumer's for so much longer, as long as the same node leads."""

@@ -2,8 +2,8 @@
 
     leader ──Deliveries──► inbox ──take──► application
        ▲                     │                  │
-       ├──── credit ◄────────┘                  │ ack
-       └──── AckRequests ◄── outbox ◄───────────┘
+       ├──── credit ◄────────┘                  │ ack, nack, extend
+       └──── requests ◄───── outbox ◄───────────┘
 
 - **Credit**: at most `window` messages are granted or in the inbox; what is taken is granted anew,
   half a window at a time. A message counts as taken when its batch is.
@@ -13,6 +13,8 @@
   acks of one lease that wait by then. They survive the stream: an unanswered one is sent again on
   the next, with the epoch and lease it came from; the answer to a repetition is ALREADY_ACKED.
   A new stream gets them before its credit, lest the leader hand the same messages out again.
+- **Nacks and extensions** go the same way, but end with their stream, as the lease does that they
+  are about: one that was sent and not answered is OutcomeUnknown.
 
 The inbox and the outbox may be used from any thread; all else belongs to the event loop's.
 """
@@ -35,7 +37,7 @@ from timerclient.errors import (
     TimerError,
     from_wire,
 )
-from timerclient.messages import Acking, Batch
+from timerclient.messages import ACK, Acking, Batch, Said, Word
 from timerclient.nodes import (
     Node,
     Nodes,
@@ -47,26 +49,31 @@ from timerclient.nodes import (
     write,
 )
 from timerclient.proto import timer_pb2 as pb
-from timerclient.results import AckResult
 
-Entry = tuple[Batch, Sequence[int], "Acking[AckResult] | Acking[int]"]
-"""An ack that waits to be sent."""
+Entry = tuple[Batch, Sequence[int], "Acking[Any]", Word]
+"""An ack, nack or extension that waits to be sent."""
 
 
 class AckCall:
-    """One AckRequest: acks of one lease, and who waits for each."""
+    """One request: the same said of messages of one lease, and who waits for each."""
 
-    __slots__ = ("entries", "request", "sent")
+    __slots__ = ("entries", "request", "sent", "word")
 
-    def __init__(self, request_no: int, epoch: int, lease_id: int) -> None:
-        self.request = pb.AckRequest(request_no=request_no, epoch=epoch, lease_id=lease_id)
+    def __init__(self, request_no: int, epoch: int, lease_id: int, word: Word) -> None:
+        self.word = word
+        kind = {"ack": pb.AckRequest, "nack": pb.NackRequest, "extend": pb.ExtendRequest}[word.kind]
+        self.request = kind(request_no=request_no, epoch=epoch, lease_id=lease_id)
+        if isinstance(self.request, pb.NackRequest) and word.ms is not None:
+            self.request.delay_ms = word.ms
+        elif isinstance(self.request, pb.ExtendRequest):
+            self.request.lease_ms = word.ms or 0
         self.entries: list[Entry] = []
         self.sent = False
         """It was sent at least once, and may have been applied."""
 
     def fail(self, error: TimerError) -> None:
         """Give every waiter `error`."""
-        for _, _, acking in self.entries:
+        for _, _, acking, _ in self.entries:
             acking.set_exception(error)
 
     def settle(self, results: Sequence[int]) -> int:
@@ -79,28 +86,34 @@ class AckCall:
             msg = f"{len(results)} results for {len(self.request.offsets)} acks"
             raise ConnectionLost(msg)
         start = lost = 0
-        for _, offsets, acking in self.entries:
+        for _, offsets, acking, word in self.entries:
             mine = results[start : start + len(offsets)]
             start += len(offsets)
-            lost += _settle(offsets, mine, acking)
+            lost += _settle(word, offsets, mine, acking)
         return lost
 
 
-def _settle(offsets: Sequence[int], results: Sequence[int], acking: "Acking[Any]") -> int:
+_REFUSED = (pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED)
+
+
+def _settle(
+    word: Word, offsets: Sequence[int], results: Sequence[int], acking: "Acking[Any]"
+) -> int:
     """Give one waiter the results of its offsets; return how many leases were lost."""
-    if len(offsets) == 1 and results[0] in (pb.ACKED, pb.ALREADY_ACKED):
-        acking.set_result(1 if acking.counts else AckResult(results[0]))
+    if len(offsets) == 1 and not acking.counts and results[0] not in _REFUSED:
+        acking.set_result(word.results(results[0]))
         return 0
     lost = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
     unknown = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_NOT_DELIVERED]
     if lost:
-        error = LeaseLost(f"{len(lost)} of {len(offsets)} messages are leased to others by now")
+        error = LeaseLost(f"{len(lost)} of {len(offsets)} messages are not this consumer's by now")
         error.offsets = tuple(lost)
         acking.set_exception(error)
     elif unknown:
         acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never handed out"))
     else:
-        acking.set_result(len(offsets))
+        done = 0 if word is ACK else results.count(pb.ALREADY_ACKED)
+        acking.set_result(len(offsets) - done)
     return len(lost)
 
 
@@ -221,15 +234,13 @@ class Subscription:
             self._kick()
         return batch
 
-    def ack(
-        self, batch: Batch, offsets: Sequence[int], acking: Acking[AckResult] | Acking[int]
-    ) -> None:
-        """Send an ack soon; `acking` gets the answer."""
+    def ack(self, batch: Batch, offsets: Sequence[int], acking: Said, word: Word) -> None:
+        """Send an ack, nack or extension soon; `acking` gets the answer."""
         acking.set_running_or_notify_cancel()
         with self._lock:
             over = self.over
             if not over:
-                self._outbox.append((batch, offsets, acking))
+                self._outbox.append((batch, offsets, acking, word))
         if over:
             acking.set_exception(Closed("the consumer is closed"))
         else:
@@ -346,7 +357,17 @@ class Subscription:
                     return
                 self._packed = dict(sorted((self._on_wire | self._packed).items()))
                 self._on_wire = {}
+                self._give_up_words()
                 await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
+
+    def _give_up_words(self) -> None:
+        """The stream is gone, and with it the leases: a nack can't be repeated as an ack can."""
+        lost = "the connection was lost before the answer came"
+        for request_no, call in [*self._packed.items()]:
+            if call.sent and call.word is not ACK:
+                del self._packed[request_no]
+                call.fail(OutcomeUnknown(lost))
+                self._answered.set()
 
     async def _stream(self, node: Node) -> None:
         """Consume on one stream until it breaks, always by raising."""
@@ -442,20 +463,20 @@ class Subscription:
         call.sent = True
         if len(self._on_wire) == 1:
             self._heard_at = max(self._heard_at, self._loop.time() - self._settings.stall_s / 2)
-        await write(stream, pb.ConsumeRequest(ack=call.request))
+        await write(stream, pb.ConsumeRequest(**{call.word.kind: call.request}))
 
     def _pack(self) -> None:
         """Put the waiting acks into requests, one per lease."""
         with self._lock:
             entries, self._outbox = self._outbox, []
-        open_calls: dict[tuple[int, int], AckCall] = {}
+        open_calls: dict[tuple[int, int, Word], AckCall] = {}
         for entry in entries:
-            batch, offsets, _ = entry
-            lease = batch.epoch, batch.lease_id
-            call = open_calls.get(lease)
+            batch, offsets, _, word = entry
+            same = batch.epoch, batch.lease_id, word
+            call = open_calls.get(same)
             if call is None or len(call.request.offsets) >= self._settings.ack_offsets_max:
                 self._request_no += 1
-                call = open_calls[lease] = AckCall(self._request_no, *lease)
+                call = open_calls[same] = AckCall(self._request_no, *same)
                 self._packed[self._request_no] = call
             call.entries.append(entry)
             call.request.offsets.extend(offsets)

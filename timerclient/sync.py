@@ -38,6 +38,7 @@ from timerclient.aio import (
 )
 from timerclient.errors import Closed, Overloaded, TimerError
 from timerclient.existing import Seconds, TimerLike, seconds
+from timerclient.groups import GroupOptions
 from timerclient.messages import Batch, Message
 from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.producer import Call
@@ -500,6 +501,23 @@ class TimerClient:
     def create_topic(self, topic: str) -> int:
         """Return the id of a topic that exists from now on."""
         return self._background.call(self._client.create_topic(topic))
+
+    def create_group(
+        self, topic: str, group: str, *, start: str = "earliest", **options: Unpack[GroupOptions]
+    ) -> pb.GroupStatus:
+        """Return a group that exists from now on; see AsyncTimerClient.create_group."""
+        made = self._client.create_group(topic, group, start=start, **options)
+        return self._background.call(made)
+
+    def alter_group(
+        self, topic: str, group: str, **options: Unpack[GroupOptions]
+    ) -> pb.GroupStatus:
+        """Change the settings that are given; see AsyncTimerClient.alter_group."""
+        return self._background.call(self._client.alter_group(topic, group, **options))
+
+    def redrive(self, topic: str, max_messages: int | None = None) -> int:
+        """Send dead letters back where they came from; see AsyncTimerClient.redrive."""
+        return self._background.call(self._client.redrive(topic, max_messages))
 
     def transfer(self, target: str = "") -> None:
         """Hand the leadership over to the node named `target`; empty: to any other."""

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import history
-from chaos.audit import changes, clients, figures, nodes, verdict
+from chaos.audit import changes, clients, figures, nacks, nodes, verdict
 from chaos.audit.faults import phases, windows
 from chaos.audit.report import Report, write
 from chaos.history import Run
@@ -69,6 +69,7 @@ def audit(spark: SparkSession, run: Run) -> Report:
     summary = _counts(found, disputes, held)
     summary |= _conserved(story, summary)
     summary |= _changed(lines, story["fates"], summary)
+    summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, _faults(run))

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import U64
+from timer.columns import I64, U64
 from timer.entry import Entry
 
 ACK: Final = np.dtype(
@@ -25,6 +25,15 @@ ACK: Final = np.dtype(
         ("index", "<i8"),
         ("epoch", "<i8"),
         ("time_ms", "<i8"),
+    ]
+)
+
+NACK: Final = np.dtype(
+    [
+        ("queue_offset", "<i8"),
+        ("attempts", "<i8"),  # the number of the delivery that was given back, at most
+        ("not_before_ms", "<i8"),
+        ("index", "<i8"),
     ]
 )
 
@@ -58,9 +67,7 @@ class Group:
         self.acked_count += len(at)
         acks = np.zeros(len(at), ACK)
         acks["queue_offset"] = at + self.base
-        acks["attempts"] = 1 + self._ended[at].astype(np.int64)
-        for mark in self._marks:
-            acks["attempts"] += acks["queue_offset"] < mark
+        acks["attempts"] = self._attempts(at)
         acks["index"], acks["epoch"], acks["time_ms"] = item.index, item.epoch, item.time_ms
         rest = self._acked[self.cursor - self.base :]
         self.cursor += len(rest) if rest.all() else int(np.argmin(rest))
@@ -72,6 +79,27 @@ class Group:
         at = self._open(offsets)
         self._ended[at] += 1
         self.ended_count += len(at)
+
+    def nack(self, offsets: U64, not_before_ms: I64, item: Entry) -> npt.NDArray[np.void]:
+        """Count an attempt more for offsets that were given back; return those (NACK)."""
+        at = self._open(offsets)
+        places = np.argsort(offsets, kind="stable")  # of a repeated one the first counts
+        first = places[np.searchsorted(offsets[places], (at + self.base).astype(np.uint64))]
+        nacks = np.zeros(len(at), NACK)
+        nacks["queue_offset"] = at + self.base
+        nacks["attempts"] = self._attempts(at)
+        nacks["not_before_ms"] = not_before_ms[first]
+        nacks["index"] = item.index
+        self._ended[at] += 1
+        self.ended_count += len(at)
+        return nacks
+
+    def _attempts(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the number of the delivery that these were given out with last, at most."""
+        attempts = 1 + self._ended[at].astype(np.int64)
+        for mark in self._marks:
+            attempts += at + self.base < mark
+        return attempts
 
     def begin_epoch(self, queue_end: int) -> None:
         """Count what the old leader may have handed out as given once more."""

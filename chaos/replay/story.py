@@ -14,8 +14,11 @@ Where it and the machine disagree, one of them is wrong, and the audit says `div
               the next seq, the new due time and the same key and payload begins: as many as have
               payloads of MOVED_BYTES_MAX together, but one at least
     fires =   gets the next offset of its topic's queue, at this entry's time
-    GROUP     ACK counts for offsets that were reserved and are not acked yet, ENDED counts an
-              attempt more for them, and so does EPOCH for all that may have been handed out
+    GROUP     ACK counts for offsets that were reserved and are not acked yet, ENDED and NACK
+              count an attempt more for them, and so does EPOCH for all that may have been handed
+              out. MOVE takes as many seqs as it has offsets; those that are not acked yet are
+              acked, and fire at once in another topic. That was not asked for by a client, so it
+              has no row of its own in the tables
 
 A row's fate leaves memory for a table as it ends, so a story of any length is told in one pass:
 what is kept is pending rows (pending.py spills them), per group what is not acked, and who has
@@ -35,8 +38,20 @@ from chaos.replay.pending import I64, ROW, ROWS_MAX, TOMBSTONE, Pending, Rows, T
 from timer import payloads
 from timer.columns import U32, Binary, OnConflict, RowArray, decode_schedule, gather, row_bytes
 from timer.entry import Entry, Kind
-from timer.payloads import CreateGroup, Ids, Op, Start, Targets
+from timer.payloads import (
+    MOVED_GROUP,
+    AlterGroup,
+    CreateGroup,
+    GroupOp,
+    Ids,
+    Move,
+    Nack,
+    Op,
+    Start,
+    Targets,
+)
 from timer.policies import decode_policy
+from timer.units import TopicId
 
 PENDING: Final = 0
 FIRED: Final = 1
@@ -68,6 +83,9 @@ class Book(Protocol):
     def acks(self, group: Group, acks: Any) -> None:
         """Take acks that counted, of dtype group.ACK."""
 
+    def nacks(self, group: Group, nacks: Any) -> None:
+        """Take nacks that counted, of dtype group.NACK."""
+
     def checkpoint(self, **figures: int) -> None:
         """Take the figures at one CHECKPOINT entry."""
 
@@ -85,6 +103,8 @@ class Story:
         self.timers = 0
         """Rows that became timers."""
         self.fired = 0
+        self.moved = 0
+        """Of both, those that a MOVE made."""
         self.epoch_starts: list[tuple[int, int]] = []
         """(index, epoch) of every EPOCH entry."""
         self.queue_end: dict[int, int] = {}
@@ -121,17 +141,15 @@ class Story:
                 self._book.checkpoint(
                     index=item.index,
                     time_ms=item.time_ms,
-                    scheduled=self.timers,
-                    fired=self.fired,
+                    scheduled=self.timers - self.moved,
+                    fired=self.fired - self.moved,
                 )
 
     def _settings(self, item: Entry) -> None:
         if item.kind is Kind.POLICY:
             _check_policy(item)
         elif item.kind is Kind.TOPIC:
-            name = payloads.decode_topic(item.payload)
-            if name not in self.topics.values():
-                self.topics[len(self.topics) + 1] = name
+            self._topic_of(payloads.decode_topic(item.payload))
         else:
             token = payloads.decode_producer(item.payload)
             producer = self._producers.setdefault(token, len(self._producers) + 1)
@@ -322,15 +340,46 @@ class Story:
                 self._create_group(op)
                 continue
             group = self.groups[op.group]
-            if op.op is Op.RESERVE:
+            if isinstance(op, AlterGroup):
+                continue  # what a group allows, the leader decides
+            if isinstance(op, Nack):
+                self._book.nacks(group, group.nack(op.offsets, op.not_before_ms, item))
+            elif isinstance(op, Move):
+                self._move(item, op, group)
+            elif op.op is Op.RESERVE:
                 group.reserved = max(group.reserved, int(op.offsets[0]))
             elif op.op is Op.ENDED:
                 group.end_leases(op.offsets)
             elif op.op is Op.ACK:
-                self._book.acks(group, group.ack(op.offsets, item))
-                # What every group has acked is gone: a later group does not start before it.
-                begin = min(g.cursor for g in self.groups.values() if g.topic == group.topic)
-                self._queue_begin[group.topic] = max(begin, self._queue_begin.get(group.topic, 0))
+                self._ack(item, op, group)
+
+    def _ack(self, item: Entry, op: GroupOp, group: Group) -> int:
+        """Take an ack; return how many offsets it was new for."""
+        acks = group.ack(op.offsets, item)
+        self._book.acks(group, acks)
+        # What every group has acked is gone: a later group does not start before it.
+        begin = min(g.cursor for g in self.groups.values() if g.topic == group.topic)
+        self._queue_begin[group.topic] = max(begin, self._queue_begin.get(group.topic, 0))
+        return len(acks)
+
+    def _move(self, item: Entry, op: Move, group: Group) -> None:
+        to = self._topic_of(op.to)
+        if op.to_group:
+            self._create_group(CreateGroup(to, op.to_group, Start.EARLIEST, MOVED_GROUP))
+        moved = self._ack(item, op, group)
+        self.seqs += len(op.offsets)
+        self.timers += moved
+        self.fired += moved
+        self.moved += moved
+        self.queue_end[to] = self.queue_end.get(to, 0) + moved
+
+    def _topic_of(self, name: str) -> TopicId:
+        """Return the number of a topic, which is made if it isn't there."""
+        for number, known in self.topics.items():
+            if known == name:
+                return TopicId(number)
+        self.topics[len(self.topics) + 1] = name
+        return TopicId(len(self.topics))
 
     def _create_group(self, create: CreateGroup) -> None:
         known = {(group.topic, group.name) for group in self.groups.values()}

@@ -6,6 +6,8 @@ fates        one row per row of the log that was asked for: seq mark topic due_m
              moved: a RESCHEDULE made it); what is not known, or is not so, is null
 acks         one row per acked message of a group: topic group queue_offset attempts
              ack_index ack_epoch acked_at_ms
+nacks        one row per nack that counted: topic group queue_offset attempts (of the delivery that
+             was given back, at most) not_before_ms nack_index
 groups       topic group start_offset acked lease_ends
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 """
@@ -55,6 +57,16 @@ ACKS: Final = pa.schema(
         ("acked_at_ms", pa.int64()),
     ]
 )
+NACKS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("queue_offset", pa.int64()),
+        ("attempts", pa.int64()),
+        ("not_before_ms", pa.int64()),
+        ("nack_index", pa.int64()),
+    ]
+)
 GROUPS: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -67,7 +79,13 @@ GROUPS: Final = pa.schema(
 CHECKPOINTS: Final = pa.schema(
     [(n, pa.int64()) for n in ("index", "time_ms", "scheduled", "fired")]
 )
-STORY: Final = {"fates": FATES, "acks": ACKS, "groups": GROUPS, "checkpoints": CHECKPOINTS}
+STORY: Final = {
+    "fates": FATES,
+    "acks": ACKS,
+    "nacks": NACKS,
+    "groups": GROUPS,
+    "checkpoints": CHECKPOINTS,
+}
 FIGURES: Final = ", ".join(
     f"{name} BIGINT" for name in ("last_index", "last_read_time_ms", "scheduled", *ENDS)
 )
@@ -128,7 +146,12 @@ class ParquetBook:
     def acks(self, group: Group, acks: Any) -> None:
         """Take acks that counted."""
         if self._tables["acks"].add(len(acks), group.group_id, acks):
-            self._write_acks()
+            self._write_slots("acks")
+
+    def nacks(self, group: Group, nacks: Any) -> None:
+        """Take nacks that counted."""
+        if self._tables["nacks"].add(len(nacks), group.group_id, nacks):
+            self._write_slots("nacks")
 
     def checkpoint(self, **figures: int) -> None:
         """Take the figures at one CHECKPOINT entry."""
@@ -161,9 +184,10 @@ class ParquetBook:
             ]
         )
 
-    def _write_acks(self) -> None:
+    def _write_slots(self, table: str) -> None:
+        """Write acks, or nacks."""
         assert self.story is not None
-        waiting = [*self._tables["acks"].drain()]
+        waiting = [*self._tables[table].drain()]
         if not waiting:
             return
         acks = np.concatenate([each for _, each in waiting])
@@ -172,7 +196,7 @@ class ParquetBook:
         topics = [None, *(self.story.topics.get(known[n].topic) for n in sorted(known))]
         names = [None, *(known[n].name for n in sorted(known))]
         columns = (np.ascontiguousarray(acks[name]) for name in acks.dtype.names or ())
-        self._tables["acks"].write(
+        self._tables[table].write(
             [
                 pa.array(topics, pa.string()).take(pa.array(numbers)),
                 pa.array(names, pa.string()).take(pa.array(numbers)),
@@ -184,7 +208,8 @@ class ParquetBook:
         """Write what waits, then the groups."""
         if self.story is not None:
             self._write_fates()
-            self._write_acks()
+            self._write_slots("acks")
+            self._write_slots("nacks")
             points = [*self._tables["checkpoints"].drain()]
             columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)
             self._tables["checkpoints"].write([pa.array(c, pa.int64()) for c in columns])

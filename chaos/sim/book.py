@@ -13,6 +13,8 @@ import numpy as np
 from chaos.sim.keybook import KeyBook, TimerName, Told
 from chaos.sim.policybook import PolicyBook
 from chaos.sim.referee import Broken
+from timer import deadletters, timer_id
+from timer.columns import decode_headers, decode_schedule
 from timer.entry import Entry, Kind
 from timer.groups import Group
 from timer.machine import (
@@ -23,9 +25,12 @@ from timer.machine import (
     Checkpoint,
     GroupApplied,
     Machine,
+    MoveApplied,
+    Topic,
 )
-from timer.payloads import decode_fire
-from timer.units import Epoch, LogIndex
+from timer.payloads import Move, Nack, decode_fire, decode_group
+from timer.serving import Delivery
+from timer.units import Epoch, GroupId, LogIndex, TopicId
 
 if TYPE_CHECKING:
     from chaos.sim.timers import TimerApp
@@ -70,12 +75,22 @@ class Book:
     """Row of a request -> the one timer that it became. None: nobody has seen that yet."""
     acked: set[tuple[str, str, int]] = field(default_factory=set)
     """(topic, group, offset) whose ack was confirmed."""
+    acked_first: set[tuple[str, str, int]] = field(default_factory=set)
+    """Of those, which were told ACKED: nothing else had ended them."""
     delivered: set[tuple[str, str, int]] = field(default_factory=set)
     deliveries: int = 0
     redeliveries: int = 0
     answers: int = 0
     starts: dict[tuple[str, str], int] = field(default_factory=dict)
     """(topic, group) -> the first offset that it gets."""
+    nacks: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """(topic id, group id, offset) -> the time of its last nack that was committed."""
+    nacks_told: set[tuple[int, int, int]] = field(default_factory=set)
+    """Of those, which a consumer was told NACKED."""
+    dead: dict[tuple[int, int, int], LogIndex] = field(default_factory=dict)
+    """(topic id, group id, offset) -> the entry that made it a dead letter."""
+    buried: set[TimerName] = field(default_factory=set)
+    """Timers that became dead letters: perhaps they were leased, and nobody ever got them."""
     keys: KeyBook = field(default_factory=KeyBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
     committed: LogIndex = LogIndex(0)
@@ -100,6 +115,11 @@ class Book:
             if read_time_ms < self.read_time_ms:
                 raise Broken("time", f"FIRE {entry.index}: {self.read_time_ms} -> {read_time_ms}")
             self.read_time_ms = read_time_ms
+        if entry.kind is Kind.GROUP:
+            for op in decode_group(entry.payload):
+                if isinstance(op, Nack):
+                    for offset, at_ms in zip(op.offsets.tolist(), op.not_before_ms, strict=True):
+                        self.nacks[op.topic, op.group, offset] = int(at_ms)
 
     def applied(self, node: object, machine: Machine, applied: Applied) -> None:
         """P7, on a replica that has just applied an entry; and where a new group begins."""
@@ -108,6 +128,8 @@ class Book:
                 if isinstance(result, Group):
                     key = (machine.topics[result.topic].name, result.name)
                     self.starts.setdefault(key, result.cursor)
+                elif isinstance(result, MoveApplied):
+                    self._moved(machine, result)
         if isinstance(applied, Checkpoint):
             self.keys.unique(node, machine)
         counts, held = machine.counts, machine.store.pending
@@ -115,16 +137,37 @@ class Book:
         if held != counts.pending or queued != counts.fired:
             raise Broken("conservation", f"{node}: {counts}, pending {held}, queued {queued}")
 
+    def _moved(self, machine: Machine, moved: MoveApplied) -> None:
+        """A message becomes a dead letter once, and not after its ack was confirmed."""
+        op = moved.op
+        group = machine.group(op.topic, op.group)
+        topic = machine.topics[op.topic].name
+        if not group.is_acked(op.offsets).all():
+            raise Broken("dead", f"{topic}: {op.offsets} moved, and still there")
+        self.buried |= _names_in(op)
+        for offset in op.offsets[moved.new].tolist():
+            index = self.dead.setdefault((op.topic, op.group, offset), machine.applied_index)
+            if index != machine.applied_index:
+                raise Broken("dead", f"{offset} moved at {index} and {machine.applied_index}")
+            if (topic, group.name, offset) in self.acked_first:
+                raise Broken("dead", f"{offset} of {topic} was acked, and is a dead letter")
+
     def digest(self, node: object, checkpoint: Checkpoint) -> None:
         """P6: every replica records the same digest at an index."""
         known = self.digests.setdefault(checkpoint.index, checkpoint.digest)
         if known != checkpoint.digest:
             raise Broken("digest", f"{checkpoint.index}: {known} and, on {node}, {checkpoint}")
 
-    def handed_out(self, node: object, epoch: Epoch, served: Epoch) -> None:
-        """P5: only the newest epoch that is `served` hands anything out."""
-        if epoch < served:
-            raise Broken("handout", f"{node} under epoch {epoch}; epoch {served} is served")
+    def handed_out(self, node: object, delivery: Delivery, served: Epoch) -> None:
+        """P5: only the newest epoch that is `served` hands anything out, and no nack too early."""
+        if delivery.epoch < served:
+            raise Broken("handout", f"{node} under epoch {delivery.epoch}; {served} is served")
+        group = delivery.group
+        for offset in delivery.lease.offsets.tolist():
+            not_before = self.nacks.get((group.topic, group.group_id, offset), 0)
+            if not_before > delivery.at_ms:
+                early = f"{offset} of {group.name} at {delivery.at_ms}, not before {not_before}"
+                raise Broken("nack", f"{node} hands out {early}")
 
     # ---- producers
 
@@ -223,6 +266,7 @@ class Book:
             if block.page is not None
             for row in block.page.rows
         }
+        fired |= self.buried
         self.keys.at_end({*self.timers})
         for name, asked in self.timers.items():
             ended = asked.cancelled or asked.cancel_open or name in self.keys.ended
@@ -231,14 +275,47 @@ class Book:
             ended = ended or (named is not None and self.keys.open.get(named, 0))
             if name not in fired and not ended:
                 raise Broken("lost", f"{name} of {asked.topic} never fired")
+        self._groups_at_end(machine)
+        missing = self.nacks_told - self.nacks.keys()
+        if missing:
+            raise Broken("nack", f"told NACKED, but the log has none: {sorted(missing)}")
+
+    def _groups_at_end(self, machine: Machine) -> None:
         for topic in machine.topics.values():
             for group in topic.groups.values():
                 key = (topic.name, group.name)
+                if key not in self.starts:
+                    self._all_there(topic, machine)
+                    continue
                 for offset in range(self.starts[key], topic.queue.end):
-                    if (*key, offset) not in self.delivered:
+                    dead = (topic.topic_id, group.group_id, offset) in self.dead
+                    if not dead and (*key, offset) not in self.delivered:
                         raise Broken("lost", f"{key} never got {offset} of {topic.queue.end}")
                 mine = np.array(
                     [offset for (t, g, offset) in self.acked if (t, g) == key], np.uint64
                 )
                 if not group.is_acked(mine).all():
                     raise Broken("lost", f"a confirmed ack of {key} is gone")
+
+    def _all_there(self, topic: Topic, machine: Machine) -> None:
+        """A dead-letter topic holds what its group moved there, and nothing else."""
+        moved = [
+            offset
+            for (topic_id, group_id, offset) in self.dead
+            if f"{machine.topics[TopicId(topic_id)].name}."
+            f"{machine.group(TopicId(topic_id), GroupId(group_id)).name}.dead" == topic.name
+        ]
+        if len(moved) != topic.queue.end:
+            raise Broken("dead", f"{topic.name} has {topic.queue.end} of {sorted(moved)}")
+
+
+def _names_in(op: Move) -> set[TimerName]:
+    """Return the timers that a MOVE's dead letters were, as their headers say."""
+    names = set()
+    for row in decode_schedule(memoryview(op.rows)).rows:
+        start, size = int(row["headers_start"]), int(row["headers_size"])
+        text = decode_headers(bytes(op.rows[start : start + size])).get(deadletters.TIMER_ID)
+        if text is not None:
+            due_ms, seq, _ = timer_id.decode(timer_id.from_text(text), 0)
+            names.add(TimerName(int(due_ms[0]), int(seq[0])))
+    return names

@@ -12,7 +12,7 @@ from chaos.sim.referee import Broken
 from timer.columns import decode_schedule
 from timer.entry import Entry, Kind
 from timer.machine import RESCHEDULED, RescheduleApplied, ScheduleApplied
-from timer.payloads import Ids, decode_reschedule, decode_topic
+from timer.payloads import Ids, Move, decode_group, decode_reschedule, decode_topic
 from timer.policies import decode_policy
 from timer.units import LogIndex
 
@@ -54,14 +54,22 @@ class PolicyBook:
     def on_commit(self, entry: Entry) -> None:
         """Look at an entry that is committed for the first time."""
         if entry.kind is Kind.TOPIC:
-            name = decode_topic(entry.payload)
-            self.topics += [] if name in self.topics else [name]
+            self._topic(decode_topic(entry.payload))
+        elif entry.kind is Kind.GROUP:
+            for op in decode_group(entry.payload):
+                if isinstance(op, Move):
+                    self._topic(op.to)
         elif entry.kind is Kind.POLICY:
             scope, policy = decode_policy(entry.payload)
             name = self.topics[scope.topic - 1] if scope.topic else scope.namespace
             name += "/" if scope.namespace else ""
             before = self.said[-1][1] if self.said else {}
             self.said.append((entry.index, {**before, name: policy.pack()}))
+
+    def _topic(self, name: str) -> None:
+        """A topic is there from here on, if it was not."""
+        if name not in self.topics:
+            self.topics.append(name)
 
     def at(self, index: int, topic: str) -> dict[str, Any]:
         """Return what holds for a topic at an entry."""

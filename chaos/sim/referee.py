@@ -42,6 +42,8 @@ CHECKERS: Final = {
     "key": "a key is unique among a topic's pending timers; what a change said of one is so",
     "list": "what is listed as pending is what is counted as such",
     "acked": "P5: nothing is delivered after its ack was confirmed",
+    "nack": "P5: what was nacked doesn't come before its time; who was told NACKED is in the log",
+    "dead": "P5, P7: a message becomes a dead letter once, and not when it was acked",
     "unmarked": "P5: what is delivered again says so",
     "handout": "P5: nobody hands out under an epoch when a later one is served already",
     "digest": "P6: replicas that applied the same log hold the same state",

@@ -15,15 +15,17 @@ from timer.columns import I64, U64
 from timer.conflicts import Decision, Verdict, Verdicts, decide
 from timer.groups import Group
 from timer.leader import Leader, Now
-from timer.leases import ACCEPT
+from timer.leases import ACCEPT, Leases
 from timer.machine import CANCELLED, RESCHEDULED, Machine
 from timer.memtable import Left, Peek
 from timer.order import START, Position
-from timer.payloads import Fire
+from timer.payloads import Fire, GroupOp, Op
 from timer.producers import Answer, Producers
 from timer.room import Rooms
 from timer.runs import Runs
+from timer.serving import Serving
 from timer.store import Store
+from timer.units import DUE_MS_MAX, UnixMs
 from timer.window import Window
 
 
@@ -41,19 +43,52 @@ def _repeated(self: Producers, producer_id: Any, sequence: int) -> Answer | None
     return None
 
 
-_ack = Leader.ack
+_ack = Serving.ack
 
 
 def _ack_at_once(
-    self: Leader, group: Group, epoch: Any, lease_id: Any, offsets: Any, done: Any
+    self: Serving, group: Group, epoch: Any, lease_id: Any, offsets: Any, done: Any
 ) -> None:
     def answered(result: object) -> None:
         del result
 
-    leases = self._leases.get(group.group_id)
     _ack(self, group, epoch, lease_id, offsets, answered)
-    if leases is not None:
-        done(np.full(len(offsets), ACCEPT, np.uint8))
+    done(np.full(len(offsets), ACCEPT, np.uint8))
+
+
+_gather = Serving._gather  # noqa: SLF001
+
+
+def _gather_nothing_told(self: Serving, *args: Any) -> None:
+    """A nack is told, and nobody proposes it."""
+    group, verdict, offsets, not_before_ms, done = args
+    if not_before_ms is None:
+        _gather(self, group, verdict, offsets, None, done)
+        return
+    leases = self._leases[group.group_id]
+    ended = offsets[verdict == ACCEPT]
+    op = GroupOp(Op.ENDED, group.topic, group.group_id, ended)
+    self._add_op(op if len(ended) else None)
+    assert leases.epoch == self.epoch
+    done(verdict)
+
+
+_free = Leases._free  # noqa: SLF001
+
+
+def _free_at_once(self: Leases, clock_ms: Any, offsets: Any) -> Any:
+    """What a new leader finds put off is handed out at once."""
+    del clock_ms
+    return _free(self, UnixMs(DUE_MS_MAX), offsets)
+
+
+_move = Machine._move  # noqa: SLF001
+
+
+def _move_a_copy(self: Machine, op: Any, group: Group) -> Any:
+    """A dead letter is where it goes, and where it was."""
+    with mock.patch.object(Group, "ack", lambda _, offsets: np.ones(len(offsets), np.bool_)):
+        return _move(self, op, group)
 
 
 _cancel = Leader.cancel
@@ -289,7 +324,31 @@ TIMER_MUTATIONS: Final = (
         {"acked", "lost"},
         40,
         "a failover with the ack in flight",
-        _patch(Leader, "ack", _ack_at_once),
+        _patch(Serving, "ack", _ack_at_once),
+    ),
+    _mutation(
+        "nack_is_an_ended_lease",
+        "a nack is told, but what goes to the log is that the lease ended",
+        {"nack"},
+        20,
+        f"{ANY_WORLD}: a nack",
+        _patch(Serving, "_gather", _gather_nothing_told),
+    ),
+    _mutation(
+        "failover_forgets_nacks",
+        "a new leader hands out at once what was nacked with a delay",
+        {"nack"},
+        60,
+        "a failover while a nacked message waits",
+        _patch(Leases, "_free", _free_at_once),
+    ),
+    _mutation(
+        "dead_letter_is_a_copy",
+        "a dead letter goes to its topic, and is not acked where it was",
+        {"dead"},
+        20,
+        f"{ANY_WORLD}: a message that fails too often",
+        _patch(Machine, "_move", _move_a_copy),
     ),
     _mutation(
         "cancel_before_commit",

@@ -224,7 +224,7 @@ class TimerApp:
         if self.may_hand_out():
             for delivery in leader.hand_out(now):
                 book, served = self._town.book, self.node.world.referee.served
-                book.handed_out(self.node, delivery.epoch, served)
+                book.handed_out(self.node, delivery, served)
                 delivery.lease.consumer.sink(delivery)
             leader.step(now)
         if not self._fetching and self.engine.machine.pages.wanted(1):
@@ -428,8 +428,9 @@ class TimerApp:
             if isinstance(group, Group) and leader.closed is None:
                 self._join(consumer, stream, group, credit)
 
-        create = CreateGroup(topic.topic_id, consumer.group, Start.EARLIEST, LEASE_MS)
-        leader.create_group(create, join)
+        settings = self._town.settings(consumer.topic, consumer.group)
+        create = CreateGroup(topic.topic_id, consumer.group, Start.EARLIEST, settings)
+        leader.groups.create(create, join)
         self._kick()
 
     def _join(self, consumer: SimConsumer, stream: int, group: Group, credit: int) -> None:
@@ -441,22 +442,22 @@ class TimerApp:
 
         joined = Consumer("sim", LEASE_MS, sink)
         self._joined[consumer, stream] = (group, joined)
-        leader.join(group, joined)
-        leader.credit(group, joined, credit)
+        leader.groups.join(group, joined)
+        leader.groups.credit(group, joined, credit)
         self._kick()
 
     def leave(self, consumer: SimConsumer, stream: int) -> None:
         """A stream broke."""
         joined = self._joined.pop((consumer, stream), None)
         if joined is not None and self.engine.leader is not None:
-            self.engine.leader.leave(*joined)
+            self.engine.leader.groups.leave(*joined)
             self._kick()
 
     def credit(self, consumer: SimConsumer, stream: int, messages: int) -> None:
         """A consumer takes more."""
         joined = self._joined.get((consumer, stream))
         if joined is not None and self.engine.leader is not None:
-            self.engine.leader.credit(*joined, messages)
+            self.engine.leader.groups.credit(*joined, messages)
             self._kick()
 
     def ack(
@@ -476,7 +477,7 @@ class TimerApp:
             return
         column = np.array(offsets, np.uint64)
         try:
-            leader.ack(
+            leader.groups.ack(
                 joined[0],
                 Epoch(epoch),
                 LeaseId(lease_id),
@@ -486,6 +487,43 @@ class TimerApp:
         except TimerError as refused:
             reply(refused)
         self._kick()
+
+    def nack(
+        self,
+        consumer: SimConsumer,
+        stream: int,
+        held: tuple[int, int, list[int]],
+        delay_ms: int | None,
+        reply: "Callable[[object], None]",
+    ) -> None:
+        """Nack messages; the answer is (topic id, group id, verdicts)."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is None or leader is None:
+            return
+        epoch, lease_id, offsets = held
+        group = joined[0]
+
+        def answer(result: object) -> None:
+            if not isinstance(result, TimerError):
+                reply((group.topic, group.group_id, _listed(result)))
+
+        column = np.array(offsets, np.uint64)
+        ids = Epoch(epoch), LeaseId(lease_id)
+        with suppress(TimerError):
+            leader.groups.nack(group, *ids, column, delay_ms, self._now(), answer)
+        self._kick()
+
+    def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:
+        """Hold messages longer; nobody waits for the answer."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is not None and leader is not None:
+            epoch, lease_id, offsets = held
+            ids = Epoch(epoch), LeaseId(lease_id)
+            column = np.array(offsets, np.uint64)
+            leader.groups.extend(joined[0], *ids, column, LEASE_MS, self._now())
+            self._kick()
 
 
 def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:

@@ -1,7 +1,8 @@
 """Clients of a simulated timer cluster; what they are promised is in chaos/sim/book.py.
 
     SimProducer   numbered requests, resent in order until answered; cancels and reschedules
-    SimConsumer   one consumer of a group; takes, acks late or never, reconnects, dies with leases
+    SimConsumer   one consumer of a group; takes, acks late or never, nacks, extends, reconnects,
+                  dies with leases
     SimOperator   in some worlds: changes policies
 
 Clients reach nodes through a lossy line of their own and know nothing but answers.
@@ -15,10 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from chaos.sim.book import Book, Row
 from chaos.sim.keybook import TimerName, Told
 from chaos.sim.referee import Broken
+from timer import deadletters
 from timer.columns import OnConflict
 from timer.errors import InvalidRequest, TimerError
 from timer.leader import Delivery
+from timer.leases import ACCEPT
 from timer.machine import RESCHEDULED
+from timer.payloads import GroupSettings
 from timer.policies import Policy
 
 if TYPE_CHECKING:
@@ -260,6 +264,9 @@ class SimConsumer:
         """Counts streams: what an earlier one still brings is dropped."""
         self._epoch = 0
         self._laziness = rng.choice((0.0, 0.1, 0.5))
+        self._moods = random.Random(rng.getstate()[1][0])  # aside: all else is as it was
+        self._temper = self._moods.choice((0.0, 0.0, 0.3, 0.6))
+        """How often it gives messages back."""
 
     def act(self) -> None:
         """Reconnect if the stream is gone; now and then break it, or die."""
@@ -306,7 +313,36 @@ class SimConsumer:
             return  # its lease will end
         delay_us = int(self._rng.choice((1, 20, 500, LEASE_MS + 200)) * 1000 * self._rng.random())
         epoch, lease_id = delivery.epoch, delivery.lease.lease_id
+        if self._moods.random() < self._temper and not self._town.closing:
+            self._complain(delay_us // 2, epoch, lease_id, offsets)
         self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, offsets)
+
+    def _complain(self, delay_us: int, epoch: int, lease_id: int, offsets: list[int]) -> None:
+        """Nack some of what came, or ask for more time."""
+        moods, timeline = self._moods, self._town.world.timeline
+        some = [offset for offset in offsets if moods.random() < 0.5] or offsets[:1]
+        if moods.random() < 0.2:
+            timeline.after(delay_us, self._extend, (epoch, lease_id, some))
+            return
+        delay_ms = moods.choice((None, 0, 30, 1_000, 4_000))
+        timeline.after(delay_us, self._nack, (epoch, lease_id, some), delay_ms)
+
+    def _extend(self, held: tuple[int, int, list[int]]) -> None:
+        if self._app is not None:
+            self._town.line.ask(self._app, self._app.extend, self, self._stream, held)
+
+    def _nack(self, held: tuple[int, int, list[int]], delay_ms: int | None) -> None:
+        def answered(result: object) -> None:
+            assert isinstance(result, tuple), result
+            topic_id, group_id, verdicts = result
+            for offset, verdict in zip(held[2], verdicts, strict=True):
+                if verdict == ACCEPT:
+                    self._town.book.nacks_told.add((topic_id, group_id, offset))
+
+        app = self._app
+        if app is not None:
+            reply = self._town.reply(answered)
+            self._town.line.ask(app, app.nack, self, self._stream, held, delay_ms, reply)
 
     def _ack(self, epoch: int, lease_id: int, offsets: list[int]) -> None:
         app = self._app
@@ -320,6 +356,8 @@ class SimConsumer:
             for offset, verdict in zip(offsets, result, strict=True):
                 if verdict in (1, 2):
                     self._town.book.acked.add((self.topic, self.group, offset))
+                if verdict == ACCEPT:
+                    self._town.book.acked_first.add((self.topic, self.group, offset))
 
         reply = self._town.reply(answered)
         self._town.line.ask(app, app.ack, self, self._stream, epoch, lease_id, offsets, reply)
@@ -369,6 +407,7 @@ class Town:
         if world.options.policies:
             self.operator = SimOperator(self, random.Random(rng.getstate()[1][0]))
             self.topics = NAMESPACED
+        self._settings_seed = rng.getstate()[1][0]
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
             for number in range(rng.choice((1, 2, 3)))
@@ -379,6 +418,17 @@ class Town:
             for group in GROUPS[: rng.choice((1, 2))]
             for _ in range(rng.choice((1, 1, 2)))
         ]
+
+    def settings(self, topic: str, group: str) -> GroupSettings:
+        """Return how a group delivers: the same each time that it is opened."""
+        rng = random.Random(f"{self._settings_seed} {topic} {group}")
+        backoff = rng.choice(((0, 0), (50, 400)))
+        return GroupSettings(
+            lease_ms=LEASE_MS,
+            max_attempts=rng.choice((0, 0, 1, 3)),
+            backoff_ms_min=backoff[0],
+            backoff_ms_max=backoff[1],
+        )
 
     def leader(self) -> "TimerApp | None":
         """Return somebody who believes to serve; deposed leaders included."""
@@ -434,7 +484,7 @@ class Town:
         return not any(p.waiting for p in self.producers) and all(
             app.engine.machine.counts.pending == 0
             and all(
-                group.cursor == topic.queue.end
+                group.cursor == topic.queue.end or group.name == deadletters.GROUP
                 for topic in app.engine.machine.topics.values()
                 for group in topic.groups.values()
             )

@@ -25,7 +25,7 @@ from chaos.synthetic.files import Client, Logs, ids_of, write_json
 from timer import payloads
 from timer.columns import I64, Binary, OnConflict, Part, encode_schedule
 from timer.entry import Kind
-from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
+from timer.payloads import CreateGroup, Fire, GroupOp, GroupSettings, Op, Start
 from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
 
 TOPIC: Final = "synthetic"
@@ -163,7 +163,7 @@ class World:
         self._logs.append(Kind.TOPIC, payloads.encode_topic(TOPIC), at_ms=BEGIN_MS)
         token = payloads.encode_producer(b"p" * 16)
         self._logs.append(Kind.PRODUCER, token, at_ms=BEGIN_MS)
-        create = CreateGroup(_T, GROUP, Start.EARLIEST, 1000)
+        create = CreateGroup(_T, GROUP, Start.EARLIEST, GroupSettings(lease_ms=1000))
         self._logs.append(Kind.GROUP, *payloads.encode_group([create]), at_ms=BEGIN_MS)
         self._consumer.line("open", topic=TOPIC, group=GROUP, start_ms=BEGIN_MS)
         ticks = -(-plan.timers // plan.rows_per_tick)

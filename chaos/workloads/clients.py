@@ -49,6 +49,8 @@ class Reader:
 
     group: str = GROUP
     lease: timedelta = LEASE
+    nacks: float = 0.0
+    """See Source."""
     habit: Callable[["Clients"], Habit] = lambda _: prompt
 
 
@@ -175,7 +177,7 @@ class Clients:
         number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
         name = f"{reader.group}-{number}"
         self.books.join(reader.group)
-        source = Source(topic=self.name, group=reader.group, lease=reader.lease)
+        source = Source(topic=self.name, group=reader.group, lease=reader.lease, nacks=reader.nacks)
         consumer = self._consumers[name] = Consumer(
             self._run, f"{self.name}-{name}", self.client, self.books, source, reader.habit(self)
         )

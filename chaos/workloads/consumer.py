@@ -1,18 +1,19 @@
 """A client that takes messages and acks them, each in its own manner, and writes all of it down."""
 
 import contextlib
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from chaos.history import History, Outcome, Run, mark_of
 from chaos.workloads.books import Books
 from chaos.workloads.producer import now_ms, outcome_of
 from timerclient import TimerClient
-from timerclient.errors import LeaseLost, OutcomeUnknown, TimerError
-from timerclient.messages import Acking, Batch
+from timerclient.errors import LeaseLost, NotDelivered, OutcomeUnknown, TimerError
+from timerclient.messages import ACK, Acking, Batch, Message
 from timerclient.sync import Consumer as Subscription
 
 LEASE: Final = timedelta(seconds=10)
@@ -25,6 +26,7 @@ END_TIMEOUT_S: Final = 40.0
 
 Habit = Callable[[Callable[[], None]], bool]
 """What to do with messages that came, given how to ack them. False: die, holding them."""
+NACK_DELAYS_S: Final = (None, 0.0, 0.3, 2.0, 5.0)
 
 
 def prompt(ack: Callable[[], None]) -> bool:
@@ -40,6 +42,8 @@ class Source:
     topic: str
     group: str
     lease: timedelta = LEASE
+    nacks: float = 0.0
+    """So many of the messages it gives back at first, or holds longer."""
 
 
 class Consumer:
@@ -59,6 +63,8 @@ class Consumer:
         self._books = books
         self._topic, self._group, self._lease = source.topic, source.group, source.lease
         self._habit = habit
+        self._nacks = source.nacks
+        self._moods = random.Random(name)
         self._opened = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -105,7 +111,9 @@ class Consumer:
     def _consume(self, subscription: Subscription) -> None:
         for batch in subscription.batches():
             marks = self._received(batch)
-            if not self._habit(lambda batch=batch, marks=marks: self._ack(batch, marks)):  # type: ignore[misc]
+            back = self._complain(batch)
+            mine = {o: m for o, m in zip(batch.queue_offsets, marks, strict=True) if o not in back}
+            if not self._habit(lambda batch=batch, mine=mine: self._ack(batch, mine)):  # type: ignore[misc]
                 with contextlib.suppress(OutcomeUnknown):  # so it is; the acks say it, too
                     subscription.close(AT_ONCE_S)
                 return
@@ -118,6 +126,7 @@ class Consumer:
             received_ms=now_ms(),
             epoch=batch.epoch,
             lease_id=batch.lease_id,
+            handed_out_ms=batch.handed_out_ms,
             offsets=[*batch.queue_offsets],
             ids=batch.ids,
             marks=marks,
@@ -128,29 +137,77 @@ class Consumer:
         self._books.given(self._group, batch.queue_offsets)
         return marks
 
-    def _ack(self, batch: Batch, marks: list[int]) -> None:
+    def _complain(self, batch: Batch) -> set[int]:
+        """Give some messages back, or hold their batch longer; return which were given back."""
+        back: set[int] = set()
+        for message in batch if self._nacks else ():
+            chance = self._moods.random()
+            if chance < self._nacks:
+                delay = self._moods.choice(NACK_DELAYS_S)
+                ms = {} if delay is None else {"delay_ms": round(delay * 1000)}
+                self._say("nack", batch, message, message.nack(delay), ms)
+                back.add(message.queue_offset)
+            elif chance < self._nacks * 1.1:
+                ms = {"lease_ms": round(self._lease.total_seconds() * 1000)}
+                self._say("extend", batch, message, message.extend(self._lease), ms)
+        return back
+
+    def _say(
+        self, op: str, batch: Batch, message: Message, acking: Acking[Any], ms: dict[str, int]
+    ) -> None:
+        start_ms, offset = now_ms(), message.queue_offset
+
+        def answered(acking: Acking[Any]) -> None:
+            with self._books.noting_failure():
+                error = acking.exception()
+                results: list[str] | None = None
+                outcome, more = Outcome.OK, dict[str, Any](ms)
+                if isinstance(error, LeaseLost | NotDelivered):
+                    lost = isinstance(error, LeaseLost)
+                    results = ["ACK_LEASE_LOST" if lost else "ACK_NOT_DELIVERED"]
+                elif isinstance(error, TimerError):
+                    outcome, more["detail"] = outcome_of(error), repr(error)
+                elif error is not None:
+                    raise error
+                else:
+                    results = [acking.result().name]
+                self._history.held(
+                    op, span_ms=(start_ms, now_ms()), outcome=outcome, topic=self._topic,
+                    group=self._group, offsets=[offset], results=results, epoch=batch.epoch,
+                    **more,
+                )  # fmt: skip
+
+        acking.add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
+
+    def _ack(self, batch: Batch, marks: dict[int, int]) -> None:
+        """Ack the messages at these offsets."""
         start_ms = now_ms()
+        if not marks:
+            return
 
         def answered(acking: Acking[int]) -> None:
             with self._books.noting_failure():
                 self._acked(batch, marks, start_ms, acking.exception())
 
-        batch.ack().add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
+        acking: Acking[int] = Acking()
+        acking.counts = True
+        batch.send_ack(batch, [*marks], acking, ACK)
+        acking.add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
 
     def _acked(
-        self, batch: Batch, marks: list[int], start_ms: int, error: BaseException | None
+        self, batch: Batch, marks: dict[int, int], start_ms: int, error: BaseException | None
     ) -> None:
         """Write down an ack's outcome; what may be acked need not come again."""
-        offsets = [*batch.queue_offsets]
+        offsets = [*marks]
         results: list[str] | None = ["ACKED"] * len(offsets)
-        outcome, more, done = Outcome.OK, {}, marks
+        outcome, more, done = Outcome.OK, {}, [*marks.values()]
         if isinstance(error, LeaseLost):
             lost = {*error.offsets}
             results = ["ACK_LEASE_LOST" if o in lost else "ACKED" for o in offsets]
-            done = [m for m, o in zip(marks, offsets, strict=True) if o not in lost]
+            done = [mark for offset, mark in marks.items() if offset not in lost]
         elif isinstance(error, TimerError):
             outcome, results, more = outcome_of(error), None, {"detail": repr(error)}
-            done = marks if outcome is Outcome.UNKNOWN else []
+            done = done if outcome is Outcome.UNKNOWN else []
         elif error is not None:
             raise error
         span_ms = (start_ms, now_ms())

@@ -383,6 +383,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         produce=evenly_short,
         readers=(Reader(lease=SLOW_LEASE), Reader(lease=SLOW_LEASE, habit=slow)),
     ),
+    "nacking": Kind(
+        line="consumers that give messages back, to come at once or later, and hold some longer",
+        produce=evenly_short,
+        readers=(Reader(nacks=0.2), Reader(nacks=0.05), Reader(group="backing-off", nacks=0.3)),
+    ),
     "dying": Kind(
         line="consumers that drop their connection holding leases, and come back",
         produce=evenly_short,

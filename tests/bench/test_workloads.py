@@ -10,7 +10,7 @@ from bench.delivery import Lateness, Tally
 from bench.failover import Firings
 from bench.feed import PAYLOAD_SIZE, Feed
 from timerclient import Batch, TimerError
-from timerclient.messages import Acking
+from timerclient.messages import ACK, Acking
 from timerclient.proto import timer_pb2 as pb
 
 
@@ -20,7 +20,8 @@ def make_batch(
     """Return a batch, and where its ack will be found."""
     ackings: list[Acking[int]] = []
 
-    def send_ack(batch: Batch, offsets: Sequence[int], acking: object) -> None:
+    def send_ack(batch: Batch, offsets: Sequence[int], acking: object, word: object) -> None:
+        assert word is ACK
         assert isinstance(acking, Acking)
         ackings.append(acking)
 

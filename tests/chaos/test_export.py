@@ -134,6 +134,23 @@ def test_every_event_is_exported_once_whenever_the_exporter_is_killed(
         assert seqs == sorted(seqs)
 
 
+def test_dead_letters_are_told_as_timers_of_their_topic_due_already() -> None:
+    log = world.Log()
+    topic = log.topic("t")
+    log.schedule(topic, [(100, 1), (100, 2)])
+    log.fire(120)
+    group = log.group(topic, "g")
+    log.reserve(topic, group, 2)
+    log.move(topic, group, [0, 1], "t.g.dead", "dead-letters")
+    log.schedule(topic, [(900, 3)])
+    story = Story()
+    found = [each for item in parsed(log) for each in story.apply(item)]
+    found = [each for each in found if each.kind is Event.SCHEDULED]
+    [dead] = [each.columns for each in found if "t.g.dead" in each.columns["topic"]]
+    assert (dead["seq"].tolist(), dead["due_ms"].tolist()) == ([3, 4], [1, 1])
+    assert found[-1].columns["seq"].tolist() == [5]
+
+
 def test_clock_is_told_while_nothing_happens(tmp_path: Path, data: dict[str, Path]) -> None:
     exporter = export.open_exporter(data, tmp_path / "out")
     for now_s in (0.0, 0.5, 1.0, 1.5, 2.0):

@@ -137,7 +137,7 @@ def test_problem_names_file_line_field_value_and_rule(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_no_objects_are_problems_and_the_rest_is_checked(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.jsonl", [BY_OP["open"]], 'torn{"op":1}\n[1]\n\n{"op":"nack"}\n')
+    path = write(tmp_path / "c.jsonl", [BY_OP["open"]], 'torn{"op":1}\n[1]\n\n{"op":"knock"}\n')
     found = [(problem.line, problem.field) for problem in check(path)]
     assert found == [(2, ""), (3, ""), (4, ""), (5, "op")]
     path.write_bytes(b'{"op":"\xff"}\n')

@@ -51,6 +51,7 @@ class Notes:
     def __init__(self) -> None:
         self.rows: list[np.ndarray[Any, Any]] = []
         self.acked: dict[int, list[tuple[int, ...]]] = {}
+        self.nacked: dict[int, list[tuple[int, ...]]] = {}
         self.checkpoints: list[dict[str, int]] = []
 
     def fates(self, rows: np.ndarray[Any, Any], **columns: Any) -> None:
@@ -65,6 +66,10 @@ class Notes:
     def acks(self, group: Group, acks: np.ndarray[Any, Any]) -> None:
         """Take acks."""
         self.acked.setdefault(group.group_id, []).extend(acks.tolist())
+
+    def nacks(self, group: Group, nacks: np.ndarray[Any, Any]) -> None:
+        """Take nacks."""
+        self.nacked.setdefault(group.group_id, []).extend(nacks.tolist())
 
     def checkpoint(self, **figures: int) -> None:
         """Take figures."""
@@ -282,6 +287,43 @@ def test_ack_knows_the_highest_attempt_that_was_possible_before_it(
     assert [(offset, attempts) for offset, attempts, *_ in notes.acked[group]] == [
         (0, 1), (1, 2), (2, 3), (3, 1), (4, 2)
     ]  # fmt: skip
+
+
+def test_nack_counts_an_attempt_once_and_knows_which_delivery_it_gave_back(
+    log: Log, tmp_path: Path
+) -> None:
+    log.schedule(T, [(100, mark) for mark in range(3)])
+    log.fire(100)
+    group = log.group(T, "g")
+    log.reserve(T, group, 3)
+    log.ack(T, group, [0])
+    log.nack(T, group, [2, 0, 2, 1, 9], [170, 171, 172, 173, 174])
+    log.epoch(2)
+    log.ended(T, group, [1])
+    log.nack(T, group, [1], [190])
+    log.ack(T, group, [1, 2])
+    story, notes = read(log, tmp_path)
+    assert [row[:3] for row in notes.nacked[group]] == [(1, 1, 173), (2, 1, 170), (1, 4, 190)]
+    assert [row[:2] for row in notes.acked[group]] == [(0, 1), (1, 5), (2, 3)]
+    assert story.groups[group].ended_count == 4
+
+
+def test_moved_messages_are_acked_and_take_seqs_but_no_rows(log: Log, tmp_path: Path) -> None:
+    log.schedule(T, [(100, 0), (100, 1)])
+    log.fire(100)
+    group = log.group(T, "g")
+    log.reserve(T, group, 2)
+    log.ack(T, group, [0])
+    log.move(T, group, [0, 1], "dead", "dead-letters")
+    log.schedule(T, [(900, 2)])
+    log.entry(entry.Kind.CHECKPOINT, b"")
+    story, notes = read(log, tmp_path)
+    assert [row[0] for row in notes.acked[group]] == [0, 1]
+    seqs = [int(seq) for rows in notes.rows for seq in rows["seq"]]
+    assert sorted(seqs) == [1, 2, 5], "two seqs for two offsets, one of them unused"
+    [dead] = [number for number, name in story.topics.items() if name == "dead"]
+    assert (story.groups[2].name, story.queue_end[dead]) == ("dead-letters", 1)
+    assert (notes.checkpoints[-1]["scheduled"], notes.checkpoints[-1]["fired"]) == (3, 2)
 
 
 def test_group_starts_at_the_earliest_message_that_is_kept(log: Log, tmp_path: Path) -> None:

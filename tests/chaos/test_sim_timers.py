@@ -1,5 +1,6 @@
 """Whole timer clusters in the simulator: the promises hold, and the book notices when not."""
 
+import numpy as np
 import pytest
 
 from chaos.sim.book import AHEAD_MS_MAX, Book, Row
@@ -12,9 +13,21 @@ from timer import payloads
 from timer.columns import OnConflict
 from timer.conflicts import Verdict
 from timer.entry import Entry, Kind
-from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED
-from timer.payloads import Fire
-from timer.units import Epoch, LogIndex, UnixMs
+from timer.groups import Group
+from timer.leases import Consumer, Lease
+from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, Topic
+from timer.payloads import Fire, GroupSettings
+from timer.serving import Delivery
+from timer.units import (
+    Epoch,
+    GroupId,
+    LeaseId,
+    LogIndex,
+    MonoMs,
+    QueueOffset,
+    TopicId,
+    UnixMs,
+)
 
 NAME = TimerName(1_000, 7)
 KEY = ("a", "g", 0)
@@ -124,10 +137,33 @@ def test_delivery_after_its_ack_and_one_that_does_not_say_again_are_told() -> No
         book.seen(KEY, row(), 3)
 
 
+def handed_out(epoch: int, at_ms: int) -> Delivery:
+    """Return the delivery of one message."""
+    group = Group(
+        group_id=GroupId(1),
+        topic=TopicId(1),
+        name="g",
+        settings=GroupSettings(lease_ms=1),
+        cursor=QueueOffset(0),
+        reserved=QueueOffset(9),
+    )
+    consumer, offsets = Consumer("c", 1, lambda _: None), np.array([7], np.uint64)
+    lease = Lease(LeaseId(1), consumer, offsets, MonoMs(1), 1)
+    topic, attempts = Topic(TopicId(1), "t"), np.ones(1, np.uint32)
+    return Delivery(Epoch(epoch), topic, group, lease, attempts, UnixMs(at_ms))
+
+
 def test_deposed_leader_that_hands_out_is_told() -> None:
-    Book().handed_out("node 1", Epoch(3), Epoch(3))
+    Book().handed_out("node 1", handed_out(3, 5), Epoch(3))
     with pytest.raises(Broken, match="handout"):
-        Book().handed_out("node 1", Epoch(2), Epoch(3))
+        Book().handed_out("node 1", handed_out(2, 5), Epoch(3))
+
+
+def test_nacked_message_that_comes_before_its_time_is_told() -> None:
+    book = Book(nacks={(1, 1, 7): 5, (1, 1, 8): 99, (1, 2, 7): 99})
+    book.handed_out("node 1", handed_out(3, 5), Epoch(3))
+    with pytest.raises(Broken, match="nack"):
+        book.handed_out("node 1", handed_out(3, 4), Epoch(3))
 
 
 def test_counts_that_do_not_add_up_are_told() -> None:
@@ -147,7 +183,12 @@ def test_offset_that_a_group_never_got_is_lost() -> None:
     book = world.town.book
     app = world.town.apps()[0]
     book.at_end(app)
-    book.delivered.remove(next(iter(sorted(book.delivered))))
+    machine = app.engine.machine
+    dead = {
+        (machine.topics[TopicId(t)].name, machine.group(TopicId(t), GroupId(g)).name, offset)
+        for t, g, offset in book.dead
+    }
+    book.delivered.remove(min(book.delivered - dead))
     with pytest.raises(Broken, match="lost"):
         book.at_end(app)
 

@@ -103,8 +103,10 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
         and did.at_once("singles")
     ),
     "messages came again": lambda did: all(
-        max(flat(did.of(name, "deliver"), "attempts"), default=0) > 1 for name in ("slow", "dying")
+        max(flat(did.of(name, "deliver"), "attempts"), default=0) > 1
+        for name in ("slow", "dying", "nacking")
     ),
+    "messages were given back": lambda did: "NACKED" in did.results("nacking", "nack"),
     "somebody gave up a timer that came": lambda did: any(
         {*line["marks"]} & {*flat(did.of("impatient", "deliver"), "marks")}
         for line in did.asked("impatient")

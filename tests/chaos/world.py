@@ -8,7 +8,7 @@ import numpy as np
 from timer import entry, payloads, segment, timer_id
 from timer.columns import Binary, OnConflict, Part, encode_schedule
 from timer.entry import Kind
-from timer.payloads import CreateGroup, Fire, GroupOp, Op, Start
+from timer.payloads import CreateGroup, Fire, GroupOp, GroupSettings, Move, Nack, Op, Start
 from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 
 SALT = 42
@@ -108,7 +108,7 @@ class Log:
         self.entry(Kind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
 
     def group(self, topic: TopicId, name: str, start: Start = Start.EARLIEST) -> GroupId:
-        create = CreateGroup(topic, name, start, 1000)
+        create = CreateGroup(topic, name, start, GroupSettings(lease_ms=1000))
         self.entry(Kind.GROUP, *payloads.encode_group([create]))
         self.groups += 1
         return GroupId(self.groups)
@@ -123,6 +123,29 @@ class Log:
 
     def ended(self, topic: TopicId, group: GroupId, offsets: Sequence[int]) -> None:
         self.op(GroupOp(Op.ENDED, topic, group, np.array(offsets, np.uint64)))
+
+    def nack(
+        self, topic: TopicId, group: GroupId, offsets: Sequence[int], times: Sequence[int]
+    ) -> None:
+        columns = np.array(offsets, np.uint64), np.array(times, np.int64)
+        self.op(Nack(Op.NACK, topic, group, *columns))
+
+    def move(
+        self, topic: TopicId, group: GroupId, offsets: Sequence[int], to: str, to_group: str
+    ) -> None:
+        """Messages that fire at once, as dead letters do."""
+        ones = np.ones(len(offsets), np.int64)
+        part = Part(
+            producer_id=ProducerId(0),
+            sequence=0,
+            due_ms=ones,
+            requested_ms=ones,
+            topic=np.zeros(len(offsets), np.uint32),
+            payload=Binary.of([b"moved"] * len(offsets)),
+        )
+        rows = b"".join(encode_schedule([part]))
+        column = np.array(offsets, np.uint64)
+        self.op(Move(Op.MOVE, topic, group, column, to, to_group, rows))
 
     def op(self, op: GroupOp, at_ms: int | None = None) -> None:
         self.entry(Kind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from cluster.wire import HEADERS_MAX, RequestLimits, count_texts, part_of, put_bytes
-from tests.timer.test_leader import Play
+from tests.timer.leading import Play
 from timer.columns import Binary, encode_headers
 from timer.errors import InvalidRequest
 from timer.leader import Now

@@ -36,12 +36,17 @@ from timer.manifest import SPILL_DIRECTORY
 from timer.outcomes import HORIZON_MS
 from timer.pages import Pages
 from timer.payloads import (
+    AlterGroup,
+    AnyOp,
     CreateGroup,
     EpochStart,
     Fire,
     GroupOp,
+    GroupSettings,
     Ids,
     Keys,
+    Move,
+    Nack,
     Op,
     Reschedule,
     Start,
@@ -134,14 +139,30 @@ class Log:
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max)
         return self.append(Kind.FIRE, [payloads.encode_fire(fire)])
 
-    def group(self, *ops: CreateGroup | GroupOp) -> Entry:
+    def group(self, *ops: AnyOp) -> Entry:
         return self.append(Kind.GROUP, payloads.encode_group(ops))
 
     def create_group(self, topic: int, name: str, start: Start = Start.EARLIEST) -> Entry:
-        return self.group(CreateGroup(TopicId(topic), name, start, 1000))
+        return self.group(CreateGroup(TopicId(topic), name, start, GroupSettings(lease_ms=1000)))
 
     def op(self, op: Op, topic: int, group: int, offsets: Iterable[int]) -> Entry:
         return self.group(GroupOp(op, TopicId(topic), GroupId(group), u64(offsets)))
+
+    def nack(self, topic: int, group: int, offsets: Sequence[int], not_before_ms: int) -> Entry:
+        times = np.full(len(offsets), not_before_ms, np.int64)
+        return self.group(Nack(Op.NACK, TopicId(topic), GroupId(group), u64(offsets), times))
+
+    def alter(self, topic: int, group: int, **changes: int | str) -> Entry:
+        return self.group(AlterGroup(TopicId(topic), GroupId(group), changes))
+
+    def move(
+        self, topic: int, group: int, offsets: Sequence[int], to: str, to_group: str = ""
+    ) -> Entry:
+        """Messages `moved 0`, `moved 1`, … go from one topic to another."""
+        timers = [(0, 1, b"moved %d" % offset) for offset in offsets]
+        rows = b"".join(encode_schedule([part_of(timers)]))
+        ids = TopicId(topic), GroupId(group)
+        return self.group(Move(Op.MOVE, *ids, u64(offsets), to, to_group, rows))
 
     def topic(self, name: str) -> Entry:
         return self.append(Kind.TOPIC, [payloads.encode_topic(name)])
@@ -288,6 +309,8 @@ def state_of(machine: Machine) -> dict[str, Any]:
                 group.marks,
                 group.is_acked(u64(range(200))).tolist(),
                 [a for o, a in enumerate(group.attempts(u64(range(200)))) if o >= group.cursor],
+                [t for o, t in enumerate(group.not_before(u64(range(200)))) if o >= group.cursor],
+                group.settings,
             )
             for topic in machine.topics.values()
             for group in topic.groups.values()

@@ -16,7 +16,7 @@ from timer.groups import Group
 from timer.leases import ACCEPT, Consumer, Leases
 from timer.payloads import Op
 from timer.spill import Fetch
-from timer.units import Epoch, MonoMs, TopicId
+from timer.units import Epoch, MonoMs, TopicId, UnixMs
 
 Message = tuple[int, bytes]
 """Fired at, payload."""
@@ -102,7 +102,7 @@ class Mailroom:
         queue = self.engine.machine.topics[group.topic].queue
         self.log.op(Op.RESERVE, group.topic, group.group_id, [queue.end])
         self.apply()
-        lease = leases.hand_out(MonoMs(0), queue, self.chance.choice([1, 3, 100]))
+        lease = leases.hand_out(MonoMs(0), UnixMs(0), queue, self.chance.choice([1, 3, 100]))
         if lease is None:
             self.step_fetch()
             return

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.timer.leading import Play
 from tests.timer.machines import START_MS, part_of
-from tests.timer.test_leader import Play
-from timer.admission import WAYS, Now, Rules, When, when_of
+from timer.admission import WAYS, Rules, When, when_of
 from timer.columns import decode_schedule
 from timer.entry import Kind
 from timer.errors import InvalidRequest, NotLeader, NotReady, Overloaded
 from timer.leader import CHANGES_MAX, LeaderConfig
 from timer.payloads import Ids, decode_reschedule
 from timer.policies import CLUSTER, DEFAULTS, NAMESPACES_MAX, Policies, Policy, Scope, decode_policy
-from timer.units import DUE_MS_MAX, MonoMs, TopicId, UnixMs
+from timer.units import DUE_MS_MAX, MonoMs, Now, TopicId, UnixMs
 
 NOW = 1_000_007
 AT = Now(MonoMs(0), UnixMs(NOW))
@@ -177,7 +177,7 @@ class Ruled(Play):
         super().__post_init__()
         self.b = Scope("", self.make_topic("ns/b").topic_id)
 
-    def alter(self, name: str, scope: Scope, *unset: str, **said: Any) -> None:
+    def say(self, name: str, scope: Scope, *unset: str, **said: Any) -> None:
         self.leader.alter(scope, Policy(**said), unset, self.now, self.done(name))
 
     def take(self, name: str, topic: int, delay_ms: int) -> int:
@@ -187,13 +187,13 @@ class Ruled(Play):
         self.leader.schedule(part_of([(topic, int(times.due_ms[0]), b"")]), self.done(name))
         return int(times.due_ms[0]) - self.now.clock_ms
 
-    def last(self, kind: Kind) -> Any:
+    def newest(self, kind: Kind) -> Any:
         return [each for each in self.log.entries if each.kind is kind][-1]
 
 
 def test_policy_holds_for_what_is_taken_after_it_though_it_is_not_applied_yet() -> None:
     play = Ruled()
-    play.alter("p", CLUSTER, fixed_delay_ms=70)
+    play.say("p", CLUSTER, fixed_delay_ms=70)
     assert play.take("s", play.topic_id, 10) == 70
     assert play.answers == {}
     play.settle()
@@ -207,7 +207,7 @@ def test_what_was_taken_before_a_policy_lies_before_it_in_the_log() -> None:
         play.take(f"s{at}", play.topic_id, 10)
         play.step()
     assert play.appended.count(Kind.SCHEDULE) == 2  # the others wait
-    play.alter("p", CLUSTER, fixed_delay_ms=70)
+    play.say("p", CLUSTER, fixed_delay_ms=70)
     play.take("after", play.topic_id, 10)
     play.settle()
     kinds = [entry.kind for entry in play.log.entries]
@@ -239,7 +239,7 @@ def test_pending_timers_keep_their_time() -> None:
 def test_policy_that_the_log_does_not_take_changes_nothing() -> None:
     play = Ruled(full=None)
     play.full = Overloaded("the log", retry_after_ms=1)
-    play.alter("p", CLUSTER, fixed_delay_ms=70)
+    play.say("p", CLUSTER, fixed_delay_ms=70)
     play.full = None
     assert isinstance(play.answers["p"], Overloaded)
     assert play.take("s", play.topic_id, 10) == 10
@@ -249,29 +249,29 @@ def test_policy_that_the_log_does_not_take_changes_nothing() -> None:
 
 def test_fields_are_set_and_unset_one_by_one_also_in_flight() -> None:
     play = Ruled()
-    play.alter("1", play.b, tick_ms=20, delay_ms_max=500)
-    play.alter("2", play.b, "tick_ms", fixed_delay_ms=30)
-    scope, policy = decode_policy(play.last(Kind.POLICY).payload)
+    play.say("1", play.b, tick_ms=20, delay_ms_max=500)
+    play.say("2", play.b, "tick_ms", fixed_delay_ms=30)
+    scope, policy = decode_policy(play.newest(Kind.POLICY).payload)
     assert (scope, policy) == (play.b, Policy(delay_ms_max=500, fixed_delay_ms=30))
     play.commit(1)
     assert play.machine.policies.of(play.b) == Policy(tick_ms=20, delay_ms_max=500)
     play.commit()
     assert play.machine.policies.of(play.b) == policy
-    play.alter("3", play.b, "delay_ms_max", "fixed_delay_ms")
+    play.say("3", play.b, "delay_ms_max", "fixed_delay_ms")
     play.commit()
     assert not [*play.machine.policies]
 
 
 def test_contradiction_with_what_the_scope_says_already_is_refused() -> None:
     play = Ruled()
-    play.alter("1", CLUSTER, delay_ms_max=500)
+    play.say("1", CLUSTER, delay_ms_max=500)
     with pytest.raises(InvalidRequest, match="at most delay_ms_max = 500"):
-        play.alter("2", CLUSTER, delay_ms_min=501)
-    play.alter("3", CLUSTER, "delay_ms_max", delay_ms_min=501)
+        play.say("2", CLUSTER, delay_ms_min=501)
+    play.say("3", CLUSTER, "delay_ms_max", delay_ms_min=501)
     with pytest.raises(InvalidRequest, match=r"unset.*must be one of delayed_delivery"):
-        play.alter("4", CLUSTER, "ttl")
+        play.say("4", CLUSTER, "ttl")
     with pytest.raises(InvalidRequest, match="either set or unset"):
-        play.alter("5", CLUSTER, "tick_ms", tick_ms=5)
+        play.say("5", CLUSTER, "tick_ms", tick_ms=5)
 
 
 def test_no_policy_goes_beyond_the_nodes_settings() -> None:
@@ -279,7 +279,7 @@ def test_no_policy_goes_beyond_the_nodes_settings() -> None:
     play = Ruled(LeaderConfig(policy=node))
     for field, most in (("delay_ms_max", 1_000), ("payload_bytes_max", 50)):
         with pytest.raises(InvalidRequest, match=f"at most {most}, the node's own limit"):
-            play.alter("p", CLUSTER, **{field: most + 1})
+            play.say("p", CLUSTER, **{field: most + 1})
     with pytest.raises(InvalidRequest, match=r"at most 1000 \(delay_ms_max of the node"):
         play.take("s", play.topic_id, 1_001)
 
@@ -290,18 +290,18 @@ def test_namespaces_with_policies_and_changes_in_flight_are_bounded() -> None:
     play.machine.policies = policies
     play.lead()
     with pytest.raises(InvalidRequest, match=f"at most {NAMESPACES_MAX} namespaces"):
-        play.alter("one more", Scope("ns"), tick_ms=5)
+        play.say("one more", Scope("ns"), tick_ms=5)
     for at in range(CHANGES_MAX):
-        play.alter(str(at), Scope("n1"), tick_ms=5 + at)
+        play.say(str(at), Scope("n1"), tick_ms=5 + at)
     with pytest.raises(Overloaded):
-        play.alter("too many", Scope("n1"), tick_ms=5)
+        play.say("too many", Scope("n1"), tick_ms=5)
 
 
 def test_successor_decides_by_what_was_committed() -> None:
     play = Ruled()
-    play.alter("kept", CLUSTER, fixed_delay_ms=70)
+    play.say("kept", CLUSTER, fixed_delay_ms=70)
     play.commit()
-    play.alter("lost", CLUSTER, fixed_delay_ms=90)
+    play.say("lost", CLUSTER, fixed_delay_ms=90)
     play.log.entries.pop()
     play.leader.close(NotLeader(None))
     play.machine.apply(play.log.begin_epoch())
@@ -314,8 +314,8 @@ def test_reschedule_follows_the_policies_of_each_timers_topic() -> None:
     for name, topic in (("a", play.topic_id), ("b", play.b.topic), ("c", play.topic_id)):
         play.take(name, topic, 10_000)
     play.settle()
-    play.alter("fixed", play.b, fixed_delay_ms=70)
-    play.alter("least", Scope("default"), delay_ms_min=30)
+    play.say("fixed", play.b, fixed_delay_ms=70)
+    play.say("least", Scope("default"), delay_ms_min=30)
     play.settle()
     dues = np.full(3, play.now.clock_ms + 10_000)
     ids = Ids(dues, np.arange(1, 4, dtype=np.uint64))
@@ -323,7 +323,7 @@ def test_reschedule_follows_the_policies_of_each_timers_topic() -> None:
     assert topics.tolist() == [play.topic_id, play.b.topic, play.topic_id]
     when = When("delay_ms", np.array([20, 20, 40]))
     play.leader.reschedule(ids, topics, when, play.now, play.done("moved"))
-    order = decode_reschedule(play.last(Kind.RESCHEDULE).payload)
+    order = decode_reschedule(play.newest(Kind.RESCHEDULE).payload)
     now_ms = play.now.clock_ms
     assert (order.due_ms - now_ms).tolist() == [30, 70, 40]
     assert (order.requested_ms - now_ms).tolist() == [20, 20, 40]
@@ -334,10 +334,10 @@ def test_reschedule_follows_the_policies_of_each_timers_topic() -> None:
 def test_whose_timers_are_rescheduled_is_asked_only_if_it_matters() -> None:
     play = Ruled()
     when, now = When("delay_ms", np.array([5_000])), play.now
-    play.alter("1", CLUSTER, delay_ms_max=4_000)
+    play.say("1", CLUSTER, delay_ms_max=4_000)
     with pytest.raises(InvalidRequest, match="delay_ms_max of the cluster"):
         play.leader.admission.times(when, 1, None, now)
-    play.alter("2", play.b, delay_ms_max=6_000)
+    play.say("2", play.b, delay_ms_max=6_000)
     with pytest.raises(NotReady, match="ask again"):
         play.leader.admission.times(when, 1, None, now)
     topics = np.array([play.b.topic, 0], np.uint32)  # 0: not pending, so nothing comes of it
@@ -352,7 +352,7 @@ def test_reschedule_at_once_by_policy_is_followed_by_a_fire() -> None:
     play = Ruled()
     play.take("s", play.b.topic, 10_000)
     play.settle()
-    play.alter("off", play.b, delayed_delivery=False)
+    play.say("off", play.b, delayed_delivery=False)
     play.settle()
     ids = Ids(np.array([play.now.clock_ms + 10_000]), np.ones(1, np.uint64))
     when, topics = When("delay_ms", np.array([5_000])), np.array([play.b.topic], np.uint32)
@@ -364,14 +364,14 @@ def test_reschedule_at_once_by_policy_is_followed_by_a_fire() -> None:
 
 def test_rules_of_a_topic_name_who_says_what() -> None:
     play = Ruled()
-    play.alter("1", Scope("ns"), payload_bytes_max=7)
+    play.say("1", Scope("ns"), payload_bytes_max=7)
     assert play.leader.admission.rules(play.b.topic).payload_limit == (
         7,
         " (payload_bytes_max of the namespace)",
     )
     assert play.leader.admission.rules(play.topic_id).payload_limit[1].endswith("the node)")
     differs = [play.leader.admission.differs]
-    play.alter("2", Scope("ns"), "payload_bytes_max")
-    play.alter("3", CLUSTER, payload_bytes_max=9)
+    play.say("2", Scope("ns"), "payload_bytes_max")
+    play.say("3", CLUSTER, payload_bytes_max=9)
     assert [*differs, play.leader.admission.differs] == [True, False]
     assert play.leader.admission.rules(TopicId(0)).payload_limit[0] == 9

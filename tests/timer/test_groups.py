@@ -6,7 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chaos.simdisk import SimDisk
+from tests.timer.machines import Log, machine_on, part_of
+from timer.columns import gather
 from timer.groups import Group
+from timer.machine import GroupApplied, MoveApplied
+from timer.payloads import GroupSettings, Op
 from timer.units import GroupId, QueueOffset, TopicId
 
 quick = settings(derandomize=True, deadline=None)
@@ -18,7 +23,7 @@ def group_at(cursor: int = 0, reserved: int | None = None) -> Group:
         group_id=GroupId(1),
         topic=TopicId(1),
         name="g",
-        lease_ms=1000,
+        settings=GroupSettings(lease_ms=1000),
         cursor=QueueOffset(cursor),
         reserved=QueueOffset(reserved),
         base=cursor,
@@ -38,6 +43,7 @@ class Model:
     acked: set[int] = field(default_factory=set)
     ended: dict[int, int] = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
+    later: dict[int, int] = field(default_factory=dict)
 
     @property
     def cursor(self) -> int:
@@ -52,12 +58,24 @@ class Model:
             new.append(self.start <= offset < self.reserved and offset not in self.acked)
             if new[-1]:
                 self.acked.add(offset)
+                self.later.pop(offset, None)
+        return new
+
+    def nack(self, offsets: list[int]) -> list[bool]:
+        """Nack; the time is a hundred times the offset."""
+        new = []
+        for at, offset in enumerate(offsets):
+            live = self.start <= offset < self.reserved and offset not in self.acked
+            new.append(live and offset not in offsets[:at])
+        self.end(offsets)
+        self.later |= {o: 100 * o + 1 for o, n in zip(offsets, new, strict=True) if n}
         return new
 
     def end(self, offsets: list[int]) -> None:
         for offset in set(offsets):
             if self.start <= offset < self.reserved and offset not in self.acked:
                 self.ended[offset] = self.ended.get(offset, 0) + 1
+                self.later.pop(offset, None)
 
     def epoch(self, queue_end: int) -> None:
         self.marks.append(min(self.reserved, queue_end))
@@ -75,6 +93,7 @@ steps_of = st.lists(
         st.tuples(st.just("ack"), offsets_of),
         st.tuples(st.just("ack"), st.integers(0, 30).map(lambda n: list(range(n)))),
         st.tuples(st.just("end"), offsets_of),
+        st.tuples(st.just("nack"), offsets_of),
         st.tuples(st.just("reserve"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
         st.tuples(st.just("epoch"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
     ),
@@ -92,6 +111,9 @@ def test_group_agrees_with_the_model(start: int, steps: list[tuple[str, list[int
         elif what == "end":
             group.end_leases(u64(values))
             model.end(values)
+        elif what == "nack":
+            times = (u64(values) * np.uint64(100) + np.uint64(1)).astype(np.int64)
+            assert group.nack(u64(values), times).tolist() == model.nack(values)
         elif what == "reserve":
             group.reserve(QueueOffset(values[0]))
             model.reserved = max(model.reserved, values[0])
@@ -101,6 +123,10 @@ def test_group_agrees_with_the_model(start: int, steps: list[tuple[str, list[int
         assert (group.cursor, group.reserved) == (model.cursor, model.reserved)
         live = [o for o in [*range(start, 45), 1023, 1024, 2999] if o not in model.acked]
         assert group.attempts(u64(live)).tolist() == [model.attempts(o) for o in live]
+        assert group.failures(u64(live)).tolist() == [model.ended.get(o, 0) for o in live]
+        assert group.not_before(u64(live)).tolist() == [model.later.get(o, 0) for o in live]
+        assert group.later_sum == group.later_hashes(slice(None))
+        assert bool(group.later_sum) == bool(model.later)
         some = [*range(45), 1023, 1024, 1025, 3000, 2**63, 2**64 - 1]
         done = [o < start or o in model.acked for o in some]
         assert group.is_acked(u64(some)).tolist() == done
@@ -144,6 +170,42 @@ def test_attempts_never_wrap_back_to_the_first() -> None:
     assert group.attempts(u64([3, 4])).tolist() == [65_536, 1]
 
 
+def test_backoff_doubles_from_its_minimum_to_its_maximum() -> None:
+    group = group_at(0, 4)
+    assert group.backoff_ms(u64([0])).tolist() == [0]
+    group.settings = GroupSettings(lease_ms=1000, backoff_ms_min=100, backoff_ms_max=1500)
+    waits = []
+    for _ in range(7):
+        waits += group.backoff_ms(u64([0])).tolist()
+        group.nack(u64([0]), np.array([5]))
+    assert waits == [100, 200, 400, 800, 1500, 1500, 1500]
+    group.settings = GroupSettings(lease_ms=1000, backoff_ms_min=2**40, backoff_ms_max=2**41)
+    for _ in range(100):
+        group.nack(u64([0]), np.array([5]))
+    assert group.backoff_ms(u64([0, 1])).tolist() == [2**41, 2**40]
+
+
+def test_failover_marks_a_redelivery_and_makes_no_dead_letter() -> None:
+    group = group_at(0, 4)
+    group.settings = GroupSettings(lease_ms=1000, max_attempts=1)
+    group.begin_epoch(QueueOffset(4))
+    assert group.attempts(u64([0, 1])).tolist() == [2, 2]
+    assert not group.exhausted(u64([0, 1])).any()
+    group.nack(u64([1]), np.array([5]))
+    assert group.exhausted(u64([0, 1])).tolist() == [False, True]
+    group.settings = GroupSettings(lease_ms=1000, max_attempts=0)
+    assert not group.exhausted(u64([0, 1])).any()
+
+
+def test_times_take_no_memory_once_nothing_is_nacked() -> None:
+    group = group_at(0, 100_000)
+    group.nack(u64([1, 2]), np.array([5, 6]))
+    assert len(group.later) == len(group.acked)
+    group.ack(u64([0, 1, 2]))
+    group.ack(u64([50_000]))
+    assert len(group.later) == group.later_sum == 0
+
+
 def test_epoch_marks_what_may_have_been_handed_out_and_nothing_after_it() -> None:
     group = group_at(0, 8)
     group.begin_epoch(QueueOffset(5))  # 5, 6, 7 were reserved, but had not fired
@@ -159,3 +221,30 @@ def test_arrays_follow_the_cursor_and_do_not_grow_with_what_is_done() -> None:
         group.ack(np.arange(start, start + 1000, dtype=np.uint64))
     assert group.cursor == 1_000_000
     assert len(group.acked) <= 4096
+
+
+def test_move_leaves_out_what_was_acked_and_makes_the_rest_messages_elsewhere_once() -> None:
+    machine, log = machine_on(SimDisk(), leads=True), Log()
+    machine.apply(log.topic("a"))
+    machine.apply(log.schedule(part_of([(1, due, b"%d" % due) for due in (1, 2, 3)])))
+    machine.apply(log.fire(5))
+    machine.apply(log.create_group(1, "g"))
+    machine.apply(log.op(Op.RESERVE, 1, 1, [3]))
+    machine.apply(log.op(Op.ACK, 1, 1, [1]))
+    first_seq = machine.next_seq
+    for expected in ([True, False], [False, False]):
+        applied = machine.apply(log.move(1, 1, [0, 1], "dead", "d"))
+        assert isinstance(applied, GroupApplied)
+        [moved] = applied.results
+        assert isinstance(moved, MoveApplied)
+        assert moved.new.tolist() == expected
+    dead = machine.topic_by_name["dead"]
+    assert (dead.queue.end, dead.groups["d"].cursor) == (1, 0)
+    [(page, _)] = dead.queue.slices(u64([0]))
+    assert bytes(gather(page.rows, page.bufs, "payload").blob) == b"moved 0"
+    assert page.rows["seq"].tolist() == [first_seq]
+    assert machine.next_seq == first_seq + 4, "a seq for each offset that is named"
+    assert machine.group(TopicId(1), GroupId(1)).cursor == 2
+    counts = machine.counts
+    assert (counts.scheduled, counts.fired, counts.pending, dead.counts.fired) == (4, 4, 0, 1)
+    machine.apply(log.checkpoint())

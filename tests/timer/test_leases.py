@@ -23,11 +23,12 @@ from timer.leases import (
     NOT_DELIVERED,
     RESERVE_AHEAD,
     SCAN_MAX,
+    WAITING_MIN,
     Consumer,
     Lease,
     Leases,
 )
-from timer.payloads import GroupOp, Op
+from timer.payloads import GroupOp, GroupSettings, Nack, Op
 from timer.queues import Queue
 from timer.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, TopicId, UnixMs
 
@@ -44,7 +45,7 @@ class Play:
             group_id=GroupId(1),
             topic=TopicId(1),
             name="g",
-            lease_ms=LEASE_MS,
+            settings=GroupSettings(lease_ms=LEASE_MS),
             cursor=QueueOffset(0),
             reserved=QueueOffset(0),
         )
@@ -57,6 +58,8 @@ class Play:
     """Offset -> how often it was handed out."""
     done: set[int] = field(default_factory=set)
     """Offsets whose ack was applied."""
+    not_before: dict[int, int] = field(default_factory=dict)
+    """Offset -> the time of its last nack that was applied."""
     consumers: list[Consumer] = field(default_factory=list)
     held: list[tuple[int, Lease]] = field(default_factory=list)
     """(epoch, lease) of all that was ever handed out."""
@@ -85,6 +88,19 @@ class Play:
         if op is not None:
             self.log.append(op)
 
+    def nack(self, back: int, picks: int, delay_ms: int) -> list[int]:
+        """Nack some of a lease; the clock shows what `now_ms` does."""
+        epoch, lease = self.held[-back]
+        chosen = [o for at, o in enumerate(lease.offsets.tolist()) if picks >> (at % 12) & 1]
+        asked = np.array(chosen + chosen[:1], np.uint64)
+        verdict = self.leases.nack(Epoch(epoch), lease.lease_id, asked)
+        taken = asked[verdict == ACCEPT]
+        if len(taken):
+            times = np.full(len(taken), self.now_ms + delay_ms, np.int64)
+            ids = self.group.topic, self.group.group_id
+            self.log.append(Nack(Op.NACK, *ids, taken, times))
+        return [int(each) for each in verdict]
+
     def apply(self, count: int | None = None) -> None:
         """Apply the first `count` proposed ops, all by default."""
         now, self.log = self.log[:count], self.log[len(self.log[:count]) :]
@@ -94,13 +110,18 @@ class Play:
                 self.done.update(op.offsets.tolist())
             elif op.op is Op.ENDED:
                 self.group.end_leases(op.offsets)
+            elif isinstance(op, Nack):
+                new = self.group.nack(op.offsets, op.not_before_ms)
+                told = zip(op.offsets[new].tolist(), op.not_before_ms[new].tolist(), strict=True)
+                self.not_before.update(told)
             else:
                 self.group.reserve(QueueOffset(int(op.offsets[0])))
             self.leases.applied(op)
 
     def hand_out(self, limit: int = 1000) -> list[int]:
         """Hand out once; check what must hold of everything handed out."""
-        lease = self.leases.hand_out(MonoMs(self.now_ms), self.queue, limit)
+        now = MonoMs(self.now_ms), UnixMs(self.now_ms)
+        lease = self.leases.hand_out(*now, self.queue, limit)
         self.propose(self.leases.reserve())
         if lease is None:
             return []
@@ -110,6 +131,8 @@ class Play:
         assert lease.consumer.credit >= 0
         assert offsets[-1] < min(int(self.queue.end), int(self.group.reserved))
         assert not self.done & set(offsets), "delivered after its ack"
+        early = [o for o in offsets if self.not_before.get(o, 0) > self.now_ms]
+        assert not early, "delivered before the time that its nack named"
         attempts = self.group.attempts(lease.offsets).tolist()
         for offset, attempt in zip(offsets, attempts, strict=True):
             before = self.delivered.get(offset, 0)
@@ -166,6 +189,9 @@ steps_of = st.lists(
         st.tuples(st.just("hand out"), st.integers(1, 4)),
         st.tuples(st.just("ack"), st.integers(0, 2**12 - 1)),
         st.tuples(st.just("ack"), st.integers(0, 2**12 - 1)),
+        st.tuples(st.just("nack"), st.integers(0, 2**12 - 1)),
+        st.tuples(st.just("nack"), st.integers(0, 2**12 - 1)),
+        st.tuples(st.just("extend"), st.integers(0, 2**12 - 1)),
         st.tuples(st.just("wait"), st.sampled_from([1, LEASE_MS - 1, LEASE_MS])),
         st.tuples(st.just("apply"), st.integers(1, 3)),
         st.tuples(st.just("apply"), st.integers(1, 3)),
@@ -192,7 +218,7 @@ def test_whatever_happens_every_message_is_acked_and_none_is_delivered_after_it(
         play.apply()
         while play.hand_out():
             assert set(play.ack_lease()) == {ACCEPT}
-        play.wait(LEASE_MS)
+        play.wait(3 * LEASE_MS)
     assert play.done == set(range(int(play.queue.end)))
     assert play.leases.leased() == 0
     assert play.leases.wake_at_ms() is None
@@ -208,6 +234,14 @@ def take_step(play: Play, what: str, value: int) -> None:
         epoch, lease = play.held[value % len(play.held)]
         chosen = [o for at, o in enumerate(lease.offsets.tolist()) if value >> (at % 12) & 1]
         play.ack(epoch, lease.lease_id, chosen + chosen[:1])
+    elif what == "nack" and play.held:
+        play.nack(1 + value % len(play.held), value, delay_ms=(0, 1, 3 * LEASE_MS)[value % 3])
+    elif what == "extend" and play.held:
+        epoch, lease = play.held[value % len(play.held)]
+        now, ids = MonoMs(play.now_ms), (Epoch(epoch), lease.lease_id)
+        verdict = play.leases.extend(now, *ids, lease.offsets, 2 * LEASE_MS)
+        held = (verdict == ACCEPT).any()
+        assert not held or lease.deadline_ms >= play.now_ms + 2 * LEASE_MS
     elif what in SIMPLE:
         SIMPLE[what](play, value)
 
@@ -297,6 +331,50 @@ def test_deadlines_of_leases_that_were_acked_do_not_gather() -> None:
         assert play.ack_lease([offset]) == [ACCEPT]
         play.apply()
     assert len(play.leases._deadlines) <= DEADLINES_MIN + 2
+
+
+def test_single_nacks_share_their_memory() -> None:
+    play = ready(3 * WAITING_MIN)
+    play.hand_out()
+    for offset in range(3 * WAITING_MIN):
+        epoch, lease = play.held[-1]
+        asked = np.array([offset], np.uint64)
+        assert play.leases.nack(Epoch(epoch), lease.lease_id, asked).tolist() == [ACCEPT]
+        times = np.array([1_000 + 7 * offset % 11])
+        op = Nack(Op.NACK, play.group.topic, play.group.group_id, asked, times)
+        play.log.append(op)
+        play.apply()
+    assert len(play.leases._waiting) <= WAITING_MIN + 2
+    play.consumers[0].credit = 10_000
+    assert play.hand_out() == []
+    play.now_ms = 1_005
+    early = 0
+    while got := play.hand_out():
+        early += len(got)
+    assert early == sum(7 * o % 11 <= 5 for o in range(3 * WAITING_MIN))
+    play.now_ms = 1_010
+    while play.hand_out():
+        pass
+    assert len(play.delivered) == 3 * WAITING_MIN
+    assert set(play.delivered.values()) == {2}
+
+
+def test_new_leader_with_much_put_off_looks_at_it_in_steps() -> None:
+    play = Play()
+    for _ in range(4):
+        play.fire(50_000)
+    play.group.reserve(QueueOffset(200_000))
+    every = np.arange(200_000, dtype=np.uint64)
+    play.group.nack(every, np.full(200_000, 50))
+    play.next_epoch()
+    play.join(credit=1000)
+    calls = 0
+    while play.hand_out() or play.leases.unfinished:
+        calls += 1
+    assert 1 <= calls < 10
+    assert play.leases.returns_at_ms() == 50
+    play.now_ms = 50
+    assert len(play.hand_out()) == 1000
 
 
 def test_consumer_that_leaves_gives_back_what_it_did_not_ack() -> None:

@@ -31,12 +31,12 @@ from timer.leader import (
     KEYED_ROWS_MAX,
     KEYS_MAX,
     RESCHEDULE_ROWS_MAX,
-    Done,
     Leader,
     Now,
 )
 from timer.machine import ALREADY_CANCELLED, CANCELLED, LEFT, NOT_FOUND, RESCHEDULED
 from timer.payloads import Targets
+from timer.serving import Done
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 
 FAR = START_MS + 10**7

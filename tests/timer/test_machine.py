@@ -208,6 +208,14 @@ class World:
             values = [offset for offset in offsets if offset < end]
         self.apply(self.log.op(op, group.topic, group.group_id, values))
 
+    def nack(self, pick: int, offsets: list[int], delay: int) -> None:
+        groups = [group for topic in self.leader.topics.values() for group in topic.groups.values()]
+        if groups:
+            group = groups[pick % len(groups)]
+            end = self.leader.topics[group.topic].queue.end
+            values = [offset for offset in offsets if offset < end]
+            self.apply(self.log.nack(group.topic, group.group_id, values, self.log.now_ms + delay))
+
     def epoch(self) -> None:
         self.apply(self.log.begin_epoch())
 
@@ -347,6 +355,9 @@ steps_of = st.lists(
             st.sampled_from([Op.ACK, Op.ENDED, Op.RESERVE]),
             st.integers(0, 3),
             offsets_of,
+        ),
+        st.tuples(
+            st.just(World.nack), st.integers(0, 3), offsets_of, st.sampled_from([0, 1, 10**6])
         ),
         st.tuples(st.just(World.epoch)),
         st.tuples(st.just(World.checkpoint)),
@@ -714,6 +725,15 @@ CHANGES: dict[str, Callable[[Log], Entry]] = {
     "another ack": lambda log: log.op(Op.ACK, 1, 1, [1]),
     "an ended lease": lambda log: log.op(Op.ENDED, 1, 1, [0]),
     "another ended lease": lambda log: log.op(Op.ENDED, 1, 1, [1]),
+    "a nack": lambda log: log.nack(1, 1, [0], 5),
+    "a later nack": lambda log: log.nack(1, 1, [0], 6),
+    "another nack": lambda log: log.nack(1, 1, [1], 5),
+    "an altered group": lambda log: log.alter(1, 1, max_attempts=3),
+    "a group altered otherwise": lambda log: log.alter(1, 1, backoff_ms_min=3),
+    "a dead-letter topic": lambda log: log.alter(1, 1, dead_letter_topic="c"),
+    "a move": lambda log: log.move(1, 1, [0], "c", "h"),
+    "a move elsewhere": lambda log: log.move(1, 1, [0], "b", "h"),
+    "another move": lambda log: log.move(1, 1, [1], "c", "h"),
     "a reserve": lambda log: log.op(Op.RESERVE, 1, 1, [500]),
     "a topic": lambda log: log.topic("c"),
     "another name": lambda log: log.topic("d"),

@@ -52,6 +52,10 @@ def busy_log() -> Log:
     log.policy(CLUSTER, tick_ms=5, delay_levels_ms=(1_000, 60_000))
     log.policy(Scope("ns"), fixed_delay_ms=7)
     log.policy(Scope("", TopicId(1)), delayed_delivery=False, delay_ms_min=1, delay_ms_max=2)
+    log.nack(1, 1, [3, 5], START_MS + 100)
+    log.nack(1, 1, [5], START_MS + 10**6)
+    log.alter(1, 1, max_attempts=3, backoff_ms_min=10, dead_letter_topic="dead")
+    log.move(1, 2, [2], "dead", "h")
     log.begin_epoch()
     log.fire(START_MS + 12)
     log.now_ms += 5000
@@ -115,6 +119,8 @@ def test_spill_files_leave_with_the_last_block_that_a_group_needs() -> None:
     for group in (1, 2):
         log.op(Op.RESERVE, 1, group, [end])
         log.op(Op.ACK, 1, group, range(end))
+    log.op(Op.RESERVE, 3, 3, [1])
+    log.op(Op.ACK, 3, 3, [0])
     catch_up(engine, log)
     assert disk.list_dir(SPILLS) == first
     flush(engine)

@@ -1,6 +1,8 @@
 """Payloads: what goes in comes out; anything malformed is a ValueError and nothing else."""
 
 from collections.abc import Callable
+from dataclasses import asdict
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import msgpack
@@ -9,15 +11,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.timer.machines import part_of
 from timer import payloads
-from timer.columns import Binary
+from timer.columns import Binary, encode_schedule
 from timer.payloads import (
+    AlterGroup,
+    AnyOp,
     CreateGroup,
     EpochStart,
     Fire,
     GroupOp,
+    GroupSettings,
     Ids,
     Keys,
+    Move,
+    Nack,
     Op,
     Reschedule,
     Start,
@@ -42,12 +50,18 @@ DECODERS: dict[str, Callable[[memoryview], Any]] = {
     "TOPIC": payloads.decode_topic,
     "PRODUCER": payloads.decode_producer,
 }
+SETTINGS = asdict(GroupSettings(lease_ms=1))
 TWO = Ids(np.array([5, 6], np.int64), np.array([1, 2], np.uint64))
-OPS: list[CreateGroup | GroupOp] = [
-    CreateGroup(TopicId(1), "group", Start.LATEST, 30_000),
+TWO_ROWS = b"".join(encode_schedule([part_of([(0, 5, b"x"), (0, 6, b"yz")])]))
+OPS: list[AnyOp] = [
+    CreateGroup(TopicId(1), "group", Start.LATEST, GroupSettings(lease_ms=30_000)),
     GroupOp(Op.ACK, TopicId(1), GroupId(2), np.array([1, 2, 2**64 - 1], np.uint64)),
     GroupOp(Op.ENDED, TopicId(1), GroupId(2), np.array([], np.uint64)),
     GroupOp(Op.RESERVE, TopicId(2**32 - 1), GroupId(3), np.array([4096], np.uint64)),
+    Nack(Op.NACK, TopicId(1), GroupId(2), np.array([7, 3], np.uint64), np.array([0, 2**62])),
+    AlterGroup(TopicId(1), GroupId(2), {"max_attempts": 3, "dead_letter_topic": "d"}),
+    AlterGroup(TopicId(1), GroupId(2), {}),
+    Move(Op.MOVE, TopicId(1), GroupId(2), np.array([8, 9], np.uint64), "to", "g", TWO_ROWS),
 ]
 SAMPLES: dict[str, bytes] = {
     "EPOCH": payloads.encode_epoch(
@@ -64,12 +78,16 @@ SAMPLES: dict[str, bytes] = {
 }
 
 
-def plain(ops: list[CreateGroup | GroupOp]) -> list[Any]:
+def plain(ops: list[AnyOp]) -> list[Any]:
     """Return ops as values that `==` compares."""
     return [
-        op if isinstance(op, CreateGroup) else (op.op, op.topic, op.group, op.offsets.tolist())
+        (type(op), *(getattr(value, "tolist", lambda v=value: v)() for value in values_of(op)))
         for op in ops
     ]
+
+
+def values_of(op: AnyOp) -> list[Any]:
+    return [getattr(op, each.name) for each in dataclass_fields(op)]
 
 
 @quick
@@ -139,7 +157,7 @@ creates = st.builds(
     u32.map(TopicId),
     st.text(max_size=9),
     st.sampled_from(Start),
-    st.integers(0, 2**32),
+    st.builds(GroupSettings, lease_ms=st.integers(0, 2**32), max_attempts=st.integers(0, 9)),
 )
 moves = st.builds(
     GroupOp,
@@ -153,7 +171,7 @@ moves = st.builds(
 @quick
 @given(st.lists(st.one_of(creates, moves), max_size=5))
 @example(OPS)
-def test_group_gives_back_its_ops_in_order(ops: list[CreateGroup | GroupOp]) -> None:
+def test_group_gives_back_its_ops_in_order(ops: list[AnyOp]) -> None:
     assert plain(decode_group(memoryview(b"".join(payloads.encode_group(ops))))) == plain(ops)
 
 
@@ -231,17 +249,38 @@ def test_fields_of_another_name_or_type_are_a_value_error(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"name": "g", "start": "middle", "lease_ms": 1},
-        {"name": 1, "start": "latest", "lease_ms": 1},
-        {"name": "g", "start": "latest", "lease_ms": "1"},
-        {"name": "g", "start": ["latest"], "lease_ms": 1},
-        {"name": "g", "start": "latest", "lease_ms": True},
+        {"name": "g", "start": "middle", "settings": SETTINGS},
+        {"name": 1, "start": "latest", "settings": SETTINGS},
+        {"name": "g", "start": "latest", "settings": SETTINGS | {"lease_ms": "1"}},
+        {"name": "g", "start": ["latest"], "settings": SETTINGS},
+        {"name": "g", "start": "latest", "settings": SETTINGS | {"max_attempts": True}},
+        {"name": "g", "start": "latest", "settings": SETTINGS | {"more": 1}},
+        {"name": "g", "start": "latest", "settings": {"lease_ms": 1}},
     ],
 )
 def test_created_group_with_a_wrong_field_is_a_value_error(fields: Any) -> None:
     body = msgpack.packb(fields)
     head = np.array([Op.CREATE, 1, 0, len(body)], "<u4").tobytes()
-    with pytest.raises(ValueError, match=r"type|valid"):
+    with pytest.raises(ValueError, match=r"type|valid|expected"):
+        decode_group(memoryview(head + body + bytes(-len(body) % 8)))
+
+
+@pytest.mark.parametrize(
+    ("op", "fields"),
+    [
+        (Op.ALTER, {"lease_ms": "1"}),
+        (Op.ALTER, {"unknown": 1}),
+        (Op.ALTER, [1]),
+        (Op.MOVE, {"to": "t", "to_group": "", "offsets": bytes(8), "rows": TWO_ROWS}),
+        (Op.MOVE, {"to": "t", "to_group": "", "offsets": bytes(7), "rows": TWO_ROWS}),
+        (Op.MOVE, {"to": "t", "to_group": "", "offsets": bytes(16), "rows": b"x"}),
+        (Op.MOVE, {"to": "t", "offsets": bytes(16), "rows": TWO_ROWS}),
+    ],
+)
+def test_altered_group_and_move_with_a_wrong_field_are_value_errors(op: Op, fields: Any) -> None:
+    body = msgpack.packb(fields)
+    head = np.array([op, 1, 1, len(body)], "<u4").tobytes()
+    with pytest.raises(ValueError, match=r"type|expected|MOVE|multiple|SCHEDULE"):
         decode_group(memoryview(head + body + bytes(-len(body) % 8)))
 
 

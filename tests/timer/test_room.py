@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.timer.leading import Play
 from tests.timer.machines import START_MS, u64
-from tests.timer.test_leader import Play
 from timer.admission import When
 from timer.errors import DiskFull
 from timer.leases import ACCEPT

@@ -33,6 +33,9 @@ def wire_error(reason: int, message: str = "", **detail: Any) -> pb.Error:
     )
 
 
+Settlement = pb.AckRequest | pb.NackRequest | pb.ExtendRequest
+
+
 @dataclass
 class Producer:
     last: int = 0
@@ -66,17 +69,20 @@ class Cluster:
     timers: Timers = field(default_factory=lambda: Timers(NOW_MS))
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     requests: list[pb.ScheduleRequest] = field(default_factory=list)
-    acks: list[pb.AckRequest] = field(default_factory=list)
+    acks: list[Settlement] = field(default_factory=list)
     opened: list[pb.OpenConsumer] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
     registrations: int = 0
     probes: int = 0
+    dead_letters: int = 250
+    settings: list[pb.GroupSettings] = field(default_factory=list)
+    """Of groups, as they were asked for."""
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     alters: list[pb.AlterPoliciesRequest] = field(default_factory=list)
     lose_alters: bool = False
     on_schedule: OnSchedule = lambda _: None
-    on_ack: Callable[[pb.AckRequest], "pb.Error | str | None"] = lambda _: None
+    on_ack: Callable[[Settlement], "pb.Error | str | None"] = lambda _: None
     on_cancel: Callable[[], "pb.Error | str | None"] = lambda: None
     hold: asyncio.Event | None = None
     """Answers wait for it. None: they don't."""
@@ -301,6 +307,11 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     # ---- consuming
 
+    async def Receive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError  # our client streams
+
+    Ack = Nack = Extend = Receive
+
     async def Consume(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         await self._must_lead(context)
         cluster, epoch = self.cluster, self.cluster.epoch
@@ -397,6 +408,23 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         await self._must_lead(context)
         return pb.CreateTopicResponse(topic_id=17)
 
+    async def CreateGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        self.cluster.settings.append(request.settings)
+        return pb.GroupStatus(name=request.group, settings=request.settings)
+
+    async def AlterGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.group == "nobody":
+            missing = wire_error(pb.NOT_FOUND, "no such group: 'nobody'")
+            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+        return await self.CreateGroup(request, context)
+
+    async def Redrive(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        moved = min(self.cluster.dead_letters, request.max_messages, 100)
+        self.cluster.dead_letters -= moved
+        return pb.RedriveResponse(redriven=moved, left=self.cluster.dead_letters)
+
     async def TransferLeadership(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         self.cluster.transfers.append(request.target)
@@ -456,10 +484,10 @@ class Session:
                 self.credit += request.credit
                 self.cluster.credits.append(request.credit)
             else:
-                self._ack(request.ack)
+                self._ack(getattr(request, kind))
             await self.cluster.notify()
 
-    def _ack(self, ack: pb.AckRequest) -> None:
+    def _ack(self, ack: Settlement) -> None:
         self.cluster.acks.append(ack)
         order = self.cluster.on_ack(ack)
         answer = pb.AckResponse(request_no=ack.request_no)
@@ -472,7 +500,7 @@ class Session:
         else:
             self.answers.append(pb.ConsumeResponse(acked=answer))
 
-    def _judge(self, ack: pb.AckRequest, offset: int) -> Any:
+    def _judge(self, ack: Settlement, offset: int) -> Any:
         group = self.group
         if offset in group.acked:
             return pb.ALREADY_ACKED
@@ -480,8 +508,15 @@ class Session:
             return pb.ACK_NOT_DELIVERED
         if group.held.get(offset, (ack.epoch, ack.lease_id)) != (ack.epoch, ack.lease_id):
             return pb.ACK_LEASE_LOST
+        if isinstance(ack, pb.ExtendRequest):
+            return pb.EXTENDED if offset in group.held else pb.ACK_LEASE_LOST
+        held = group.held.pop(offset, None)
+        if isinstance(ack, pb.NackRequest):
+            if held is None:
+                return pb.ACK_LEASE_LOST
+            group.back.append(offset)
+            return pb.NACKED
         group.acked.add(offset)
-        group.held.pop(offset, None)
         return pb.ACKED
 
     def ready(self) -> bool:

@@ -257,6 +257,32 @@ def test_commands_of_other_packages_are_added_and_broken_ones_say_why(
     assert ctl("status")[0] == 0
 
 
+def test_groups_are_made_altered_and_listed(ctl: Ctl, threaded: Threaded) -> None:
+    settings = ("--max-attempts", "5", "--backoff-min", "250ms", "--backoff-max", "1m")
+    code, out, err = ctl("groups", "create", "orders", "billing", *settings)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1].split() == [
+        *("orders", "billing", "0", "0", "0", "0", "5", "250..60000", "orders.billing.dead"),
+    ]
+    assert threaded.cluster.settings[-1].HasField("lease_ms") is False
+    _, out, _ = ctl("groups", "alter", "orders", "billing", "--max-attempts", "0", "-o", "json")
+    assert json.loads(out)["groups"][0]["settings"]["max_attempts"] == 0
+    assert ctl("groups", "alter", "orders", "nobody", "--lease", "5s")[0] != 0
+    assert ctl("groups", "list")[0] == 0
+    [group] = json.loads(ctl("groups", "list", "orders", "-o", "json")[1])["groups"]
+    assert group["unacked"] == 3
+    assert ctl("groups", "describe", "orders", "nobody")[0] != 0
+    assert ctl("groups", "list", "nothing")[1].strip() == "no groups"
+
+
+def test_dead_letters_are_redriven_all_or_some(ctl: Ctl) -> None:
+    assert ctl("deadletters", "redrive", "orders.billing.dead", "--limit", "30")[1] == (
+        "30 redriven\n"
+    )
+    out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
+    assert json.loads(out) == {"redriven": 220}
+
+
 def test_own_parser_has_no_command_without_a_run() -> None:
     parser = cli.make_parser()
     [commands] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]

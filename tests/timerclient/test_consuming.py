@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, deliveries, id_text, wire_error
-from timerclient import AckResult, AsyncTimerClient, Settings, errors
+from timerclient import AckResult, AsyncTimerClient, ExtendResult, NackResult, Settings, errors
 from timerclient.messages import Batch
 from timerclient.proto import timer_pb2 as pb
 from timerclient.subscription import Credit
@@ -162,6 +163,81 @@ async def test_acks_that_wait_share_a_request(cluster: Cluster) -> None:
         for acking in ackings:
             await acking
     assert len(cluster.acks) <= 2
+
+
+async def test_nacked_message_comes_again_and_a_delay_is_sent_along(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(2))
+    async with client.consumer("orders", "g") as consumer:
+        one, two = await consumer.receive(2)
+        assert await one.nack(delay=timedelta(seconds=1.5)) == NackResult.NACKED
+        assert await two.ack() == AckResult.ACKED
+        assert await two.nack() == NackResult.ALREADY_ACKED
+        with pytest.raises(errors.LeaseLost):
+            await one.nack(delay=0)
+        [again] = await consumer.receive(2)
+        assert (again.payload, again.attempt) == (b"0", 2)
+    sent = [request for request in cluster.acks if isinstance(request, pb.NackRequest)]
+    delays = [request.delay_ms if request.HasField("delay_ms") else None for request in sent]
+    assert delays == [1_500, None, 0]
+
+
+async def test_batch_is_nacked_and_extended_as_a_whole(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(3))
+    async with client.consumer("orders", "g") as consumer:
+        await until(lambda: cluster.groups["orders", "g"].next == 3)
+        batch = await anext(aiter(consumer.batches()))
+        assert await batch[0].ack() == AckResult.ACKED
+        assert await batch.extend(lease=60) == 2
+        assert await batch[1].extend() == ExtendResult.EXTENDED
+        assert await batch.nack() == 2
+        with pytest.raises(errors.LeaseLost) as caught:
+            await batch.extend()
+        assert caught.value.offsets == (1, 2)
+    leases = [r.lease_ms for r in cluster.acks if isinstance(r, pb.ExtendRequest)]
+    assert leases == [60_000, 0, 0]
+
+
+async def test_nacks_of_one_delay_share_a_request(cluster: Cluster) -> None:
+    cluster.seed("orders", numbers(100))
+    settings = Settings(ack_requests_max=1)
+    async with (
+        AsyncTimerClient(cluster.address, settings=settings) as client,
+        client.consumer("orders", "g", window=100) as consumer,
+    ):
+        nackings = [message.nack(delay=5) for message in await consumer.receive(100)]
+        for nacking in nackings:
+            assert await nacking == NackResult.NACKED
+    assert len(cluster.acks) <= 2
+
+
+async def test_nack_whose_answer_is_lost_is_unknown_and_not_repeated(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(1))
+    async with client.consumer("orders", "g") as consumer:
+        [message] = await consumer.receive()
+        cluster.on_ack = once("lose")
+        with pytest.raises(errors.OutcomeUnknown):
+            await message.nack(delay=0)
+        [again] = await consumer.receive()
+        assert await again.ack() == AckResult.ACKED
+    assert [type(request) for request in cluster.acks] == [pb.NackRequest, pb.AckRequest]
+
+
+@pytest.mark.parametrize("delay", [-1, timedelta(days=-1), float("nan"), 1e18])
+async def test_delay_that_cannot_be_is_refused_at_once(
+    cluster: Cluster, client: AsyncTimerClient, delay: float | timedelta
+) -> None:
+    cluster.seed("orders", numbers(1))
+    async with client.consumer("orders", "g") as consumer:
+        [message] = await consumer.receive()
+        with pytest.raises(errors.InvalidRequest):
+            _ = message.nack(delay=delay)
+    assert cluster.acks == []
 
 
 async def test_lost_lease_is_raised_and_counted(cluster: Cluster, client: AsyncTimerClient) -> None:

@@ -265,6 +265,10 @@ class _AckResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AckResult.V
     """leased to somebody else meanwhile"""
     ACK_NOT_DELIVERED: _AckResult.ValueType  # 4
     """no such message was handed out"""
+    NACKED: _AckResult.ValueType  # 5
+    """committed: comes again, not before its delay is over"""
+    EXTENDED: _AckResult.ValueType  # 6
+    """leased for longer, as long as this leader leads"""
 
 class AckResult(_AckResult, metaclass=_AckResultEnumTypeWrapper): ...
 
@@ -276,6 +280,10 @@ ACK_LEASE_LOST: AckResult.ValueType  # 3
 """leased to somebody else meanwhile"""
 ACK_NOT_DELIVERED: AckResult.ValueType  # 4
 """no such message was handed out"""
+NACKED: AckResult.ValueType  # 5
+"""committed: comes again, not before its delay is over"""
+EXTENDED: AckResult.ValueType  # 6
+"""leased for longer, as long as this leader leads"""
 Global___AckResult: _TypeAlias = AckResult  # noqa: Y015
 
 @_typing.final
@@ -957,28 +965,74 @@ class ConsumeRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
+    NACK_FIELD_NUMBER: _builtins.int
+    EXTEND_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """so many messages more may be delivered"""
     @_builtins.property
     def open(self) -> Global___OpenConsumer: ...
     @_builtins.property
     def ack(self) -> Global___AckRequest: ...
+    @_builtins.property
+    def nack(self) -> Global___NackRequest: ...
+    @_builtins.property
+    def extend(self) -> Global___ExtendRequest: ...
     def __init__(
         self,
         *,
         open: Global___OpenConsumer | None = ...,
         credit: _builtins.int = ...,
         ack: Global___AckRequest | None = ...,
+        nack: Global___NackRequest | None = ...,
+        extend: Global___ExtendRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "kind", b"kind", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "nack", b"nack", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "kind", b"kind", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "nack", b"nack", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "credit", "ack"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "credit", "ack", "nack", "extend"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___ConsumeRequest: _TypeAlias = ConsumeRequest  # noqa: Y015
+
+@_typing.final
+class ReceiveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGES_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    max_messages: _builtins.int
+    """1 to 1000; 0: 1"""
+    wait_ms: _builtins.int
+    """until the first message is there; at most 20000"""
+    lease_ms: _builtins.int
+    """0: the group's default"""
+    start: Global___GroupStart.ValueType
+    """where the group begins if this creates it"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        max_messages: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        start: Global___GroupStart.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lease_ms", b"lease_ms", "max_messages", b"max_messages", "start", b"start", "topic", b"topic", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiveRequest: _TypeAlias = ReceiveRequest  # noqa: Y015
 
 @_typing.final
 class OpenConsumer(_message.Message):
@@ -1025,12 +1079,17 @@ class AckRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     """echoed in the answer"""
     lease_id: _builtins.int
     """of the delivery; 0 when it came from an earlier connection"""
     epoch: _builtins.int
     """of the delivery"""
+    topic: _builtins.str
+    """of a unary request only, as in the two below"""
+    group: _builtins.str
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1040,14 +1099,100 @@ class AckRequest(_message.Message):
         lease_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
         offsets: _abc.Iterable[_builtins.int] | None = ...,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AckRequest: _TypeAlias = AckRequest  # noqa: Y015
+
+@_typing.final
+class NackRequest(_message.Message):
+    """Ends leases now: an attempt is counted, and the messages come again, not before delay_ms."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_NO_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    request_no: _builtins.int
+    lease_id: _builtins.int
+    epoch: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    delay_ms: _builtins.int
+    """0: at once. Absent: as the group backs off"""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        request_no: _builtins.int = ...,
+        lease_id: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        delay_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+
+Global___NackRequest: _TypeAlias = NackRequest  # noqa: Y015
+
+@_typing.final
+class ExtendRequest(_message.Message):
+    """Holds what is left of a lease for lease_ms from now; never shorter than it is held anyway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_NO_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    request_no: _builtins.int
+    lease_id: _builtins.int
+    epoch: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    lease_ms: _builtins.int
+    """0: the group's default"""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        request_no: _builtins.int = ...,
+        lease_id: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExtendRequest: _TypeAlias = ExtendRequest  # noqa: Y015
 
 @_typing.final
 class ConsumeResponse(_message.Message):
@@ -1127,6 +1272,7 @@ class Deliveries(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     HEADERS_SIZES_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    HANDED_OUT_MS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """older than an epoch seen before: drop it"""
     lease_id: _builtins.int
@@ -1136,6 +1282,8 @@ class Deliveries(_message.Message):
     payloads: _builtins.bytes
     keys: _builtins.bytes
     headers: _builtins.bytes
+    handed_out_ms: _builtins.int
+    """when the leader leased them, on the cluster's clock"""
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1175,10 +1323,11 @@ class Deliveries(_message.Message):
         keys: _builtins.bytes = ...,
         headers_sizes: _abc.Iterable[_builtins.int] | None = ...,
         headers: _builtins.bytes = ...,
+        handed_out_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "fired_at_ms", b"fired_at_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "fired_at_ms", b"fired_at_ms", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1186,6 +1335,8 @@ Global___Deliveries: _TypeAlias = Deliveries  # noqa: Y015
 
 @_typing.final
 class AckResponse(_message.Message):
+    """The answer to an ack, a nack or an extension."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_NO_FIELD_NUMBER: _builtins.int
@@ -1675,6 +1826,7 @@ class GroupStatus(_message.Message):
     LEASED_FIELD_NUMBER: _builtins.int
     CONSUMERS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group_id: _builtins.int
     type: _builtins.str
@@ -1685,6 +1837,8 @@ class GroupStatus(_message.Message):
     leased: _builtins.int
     consumers: _builtins.int
     lease_ms: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
     def __init__(
         self,
         *,
@@ -1696,14 +1850,176 @@ class GroupStatus(_message.Message):
         leased: _builtins.int = ...,
         consumers: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
+        settings: Global___GroupSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "type", b"type", "unacked", b"unacked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "settings", b"settings", "type", b"type", "unacked", b"unacked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupStatus: _TypeAlias = GroupStatus  # noqa: Y015
+
+@_typing.final
+class GroupSettings(_message.Message):
+    """What is absent is left as it is, or at its default."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
+    BACKOFF_MS_MIN_FIELD_NUMBER: _builtins.int
+    BACKOFF_MS_MAX_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    """how long a message is held; 30 s"""
+    max_attempts: _builtins.int
+    """1 to 1000: after so many nacks and ended leases a message is"""
+    dead_letter_topic: _builtins.str
+    """a dead letter; 0: it never is
+    empty: TOPIC.GROUP.dead
+    """
+    backoff_ms_min: _builtins.int
+    """a nack without a delay waits so long, then twice as long, …"""
+    backoff_ms_max: _builtins.int
+    """… up to this"""
+    def __init__(
+        self,
+        *,
+        lease_ms: _builtins.int | None = ...,
+        max_attempts: _builtins.int | None = ...,
+        dead_letter_topic: _builtins.str | None = ...,
+        backoff_ms_min: _builtins.int | None = ...,
+        backoff_ms_max: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backoff_ms_max", b"_backoff_ms_max", "_backoff_ms_min", b"_backoff_ms_min", "_dead_letter_topic", b"_dead_letter_topic", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "backoff_ms_max", b"backoff_ms_max", "backoff_ms_min", b"backoff_ms_min", "dead_letter_topic", b"dead_letter_topic", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backoff_ms_max", b"_backoff_ms_max", "_backoff_ms_min", b"_backoff_ms_min", "_dead_letter_topic", b"_dead_letter_topic", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "backoff_ms_max", b"backoff_ms_max", "backoff_ms_min", b"backoff_ms_min", "dead_letter_topic", b"dead_letter_topic", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__backoff_ms_max: _TypeAlias = _typing.Literal["backoff_ms_max"]  # noqa: Y015
+    _WhichOneofArgType__backoff_ms_max: _TypeAlias = _typing.Literal["_backoff_ms_max", b"_backoff_ms_max"]  # noqa: Y015
+    _WhichOneofReturnType__backoff_ms_min: _TypeAlias = _typing.Literal["backoff_ms_min"]  # noqa: Y015
+    _WhichOneofArgType__backoff_ms_min: _TypeAlias = _typing.Literal["_backoff_ms_min", b"_backoff_ms_min"]  # noqa: Y015
+    _WhichOneofReturnType__dead_letter_topic: _TypeAlias = _typing.Literal["dead_letter_topic"]  # noqa: Y015
+    _WhichOneofArgType__dead_letter_topic: _TypeAlias = _typing.Literal["_dead_letter_topic", b"_dead_letter_topic"]  # noqa: Y015
+    _WhichOneofReturnType__lease_ms: _TypeAlias = _typing.Literal["lease_ms"]  # noqa: Y015
+    _WhichOneofArgType__lease_ms: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms"]  # noqa: Y015
+    _WhichOneofReturnType__max_attempts: _TypeAlias = _typing.Literal["max_attempts"]  # noqa: Y015
+    _WhichOneofArgType__max_attempts: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backoff_ms_max) -> _WhichOneofReturnType__backoff_ms_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backoff_ms_min) -> _WhichOneofReturnType__backoff_ms_min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_letter_topic) -> _WhichOneofReturnType__dead_letter_topic | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_ms) -> _WhichOneofReturnType__lease_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_attempts) -> _WhichOneofReturnType__max_attempts | None: ...
+
+Global___GroupSettings: _TypeAlias = GroupSettings  # noqa: Y015
+
+@_typing.final
+class CreateGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    start: Global___GroupStart.ValueType
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        start: Global___GroupStart.ValueType = ...,
+        settings: Global___GroupSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "settings", b"settings", "start", b"start", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateGroupRequest: _TypeAlias = CreateGroupRequest  # noqa: Y015
+
+@_typing.final
+class AlterGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        settings: Global___GroupSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterGroupRequest: _TypeAlias = AlterGroupRequest  # noqa: Y015
+
+@_typing.final
+class RedriveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGES_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """of the dead letters"""
+    max_messages: _builtins.int
+    """1 to 256; 0: 256. Fewer may be redriven: about a megabyte at once"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        max_messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_messages", b"max_messages", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveRequest: _TypeAlias = RedriveRequest  # noqa: Y015
+
+@_typing.final
+class RedriveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVEN_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    redriven: _builtins.int
+    left: _builtins.int
+    """dead letters that are there yet"""
+    def __init__(
+        self,
+        *,
+        redriven: _builtins.int = ...,
+        left: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left", b"left", "redriven", b"redriven"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveResponse: _TypeAlias = RedriveResponse  # noqa: Y015
 
 @_typing.final
 class CreateTopicRequest(_message.Message):

@@ -428,6 +428,26 @@ class ConsumeServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ConsumeRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.ConsumeResponse.FromString,
                 _registered_method=True)
+        self.Receive = channel.unary_unary(
+                '/timer.v1.ConsumeService/Receive',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ReceiveRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.Deliveries.FromString,
+                _registered_method=True)
+        self.Ack = channel.unary_unary(
+                '/timer.v1.ConsumeService/Ack',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.AckRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+                _registered_method=True)
+        self.Nack = channel.unary_unary(
+                '/timer.v1.ConsumeService/Nack',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.NackRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+                _registered_method=True)
+        self.Extend = channel.unary_unary(
+                '/timer.v1.ConsumeService/Extend',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ExtendRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+                _registered_method=True)
 
 
 class ConsumeServiceServicer:
@@ -443,6 +463,31 @@ class ConsumeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Receive(self, request, context):
+        """For simple clients, on the same leases: what comes within wait_ms, or nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ack(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Nack(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Extend(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConsumeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -450,6 +495,26 @@ def add_ConsumeServiceServicer_to_server(servicer, server):
                     servicer.Consume,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.ConsumeRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.ConsumeResponse.SerializeToString,
+            ),
+            'Receive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Receive,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ReceiveRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.Deliveries.SerializeToString,
+            ),
+            'Ack': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ack,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.AckRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.SerializeToString,
+            ),
+            'Nack': grpc.unary_unary_rpc_method_handler(
+                    servicer.Nack,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.NackRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.SerializeToString,
+            ),
+            'Extend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Extend,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ExtendRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.AckResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -491,6 +556,114 @@ class ConsumeService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Receive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.ConsumeService/Receive',
+            timerclient_dot_proto_dot_timer__pb2.ReceiveRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.Deliveries.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.ConsumeService/Ack',
+            timerclient_dot_proto_dot_timer__pb2.AckRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Nack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.ConsumeService/Nack',
+            timerclient_dot_proto_dot_timer__pb2.NackRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Extend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.ConsumeService/Extend',
+            timerclient_dot_proto_dot_timer__pb2.ExtendRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.AckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class AdminServiceStub:
     """---- administration
@@ -522,6 +695,21 @@ class AdminServiceStub:
                 '/timer.v1.AdminService/CreateTopic',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.CreateTopicRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateTopicResponse.FromString,
+                _registered_method=True)
+        self.CreateGroup = channel.unary_unary(
+                '/timer.v1.AdminService/CreateGroup',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.CreateGroupRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+                _registered_method=True)
+        self.AlterGroup = channel.unary_unary(
+                '/timer.v1.AdminService/AlterGroup',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+                _registered_method=True)
+        self.Redrive = channel.unary_unary(
+                '/timer.v1.AdminService/Redrive',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.RedriveRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.RedriveResponse.FromString,
                 _registered_method=True)
         self.TransferLeadership = channel.unary_unary(
                 '/timer.v1.AdminService/TransferLeadership',
@@ -576,6 +764,27 @@ class AdminServiceServicer:
 
     def CreateTopic(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateGroup(self, request, context):
+        """Makes a group, and its topic, unless it exists; answers with it as it is then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterGroup(self, request, context):
+        """Changes the settings that are given, at one point of the log.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Redrive(self, request, context):
+        """Sends some dead letters back to the topics that they came from, each exactly once.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -635,6 +844,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CreateTopic,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateTopicRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.CreateTopicResponse.SerializeToString,
+            ),
+            'CreateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateGroup,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateGroupRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.SerializeToString,
+            ),
+            'AlterGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterGroup,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.SerializeToString,
+            ),
+            'Redrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Redrive,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.RedriveRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.RedriveResponse.SerializeToString,
             ),
             'TransferLeadership': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferLeadership,
@@ -772,6 +996,87 @@ class AdminService:
             '/timer.v1.AdminService/CreateTopic',
             timerclient_dot_proto_dot_timer__pb2.CreateTopicRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.CreateTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/CreateGroup',
+            timerclient_dot_proto_dot_timer__pb2.CreateGroupRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/AlterGroup',
+            timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Redrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/Redrive',
+            timerclient_dot_proto_dot_timer__pb2.RedriveRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.RedriveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -159,6 +159,11 @@ class ConsumeServiceStub:
     """One consumer of one group. The first request opens; the server then delivers within the
     credit, and answers every ack.
     """
+    Receive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ReceiveRequest, _timer_pb2.Deliveries]
+    """For simple clients, on the same leases: what comes within wait_ms, or nothing."""
+    Ack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AckRequest, _timer_pb2.AckResponse]
+    Nack: _grpc.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.AckResponse]
+    Extend: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.AckResponse]
 
 @_typing.type_check_only
 class ConsumeServiceAsyncStub(ConsumeServiceStub):
@@ -169,6 +174,11 @@ class ConsumeServiceAsyncStub(ConsumeServiceStub):
     """One consumer of one group. The first request opens; the server then delivers within the
     credit, and answers every ack.
     """
+    Receive: _aio.UnaryUnaryMultiCallable[_timer_pb2.ReceiveRequest, _timer_pb2.Deliveries]  # type: ignore[assignment]
+    """For simple clients, on the same leases: what comes within wait_ms, or nothing."""
+    Ack: _aio.UnaryUnaryMultiCallable[_timer_pb2.AckRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
+    Nack: _aio.UnaryUnaryMultiCallable[_timer_pb2.NackRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
+    Extend: _aio.UnaryUnaryMultiCallable[_timer_pb2.ExtendRequest, _timer_pb2.AckResponse]  # type: ignore[assignment]
 
 class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- consuming"""
@@ -182,6 +192,35 @@ class ConsumeServiceServicer(metaclass=_abc_1.ABCMeta):
         """One consumer of one group. The first request opens; the server then delivers within the
         credit, and answers every ack.
         """
+
+    @_abc_1.abstractmethod
+    def Receive(
+        self,
+        request: _timer_pb2.ReceiveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.Deliveries, _abc.Awaitable[_timer_pb2.Deliveries]]:
+        """For simple clients, on the same leases: what comes within wait_ms, or nothing."""
+
+    @_abc_1.abstractmethod
+    def Ack(
+        self,
+        request: _timer_pb2.AckRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.AckResponse, _abc.Awaitable[_timer_pb2.AckResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Nack(
+        self,
+        request: _timer_pb2.NackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.AckResponse, _abc.Awaitable[_timer_pb2.AckResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Extend(
+        self,
+        request: _timer_pb2.ExtendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.AckResponse, _abc.Awaitable[_timer_pb2.AckResponse]]: ...
 
 def add_ConsumeServiceServicer_to_server(servicer: ConsumeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -197,6 +236,12 @@ class AdminServiceStub:
     """The checkpoints of all nodes that answer, and the shared one."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListTopicsRequest, _timer_pb2.ListTopicsResponse]
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]
+    CreateGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.GroupStatus]
+    """Makes a group, and its topic, unless it exists; answers with it as it is then."""
+    AlterGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]
+    """Changes the settings that are given, at one point of the log."""
+    Redrive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]
+    """Sends some dead letters back to the topics that they came from, each exactly once."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]
     """Hands the data plane's leadership over; the target is a node's name, or empty for any."""
     ListMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]
@@ -216,6 +261,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """The checkpoints of all nodes that answer, and the shared one."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListTopicsRequest, _timer_pb2.ListTopicsResponse]  # type: ignore[assignment]
     CreateTopic: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]  # type: ignore[assignment]
+    CreateGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
+    """Makes a group, and its topic, unless it exists; answers with it as it is then."""
+    AlterGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
+    """Changes the settings that are given, at one point of the log."""
+    Redrive: _aio.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]  # type: ignore[assignment]
+    """Sends some dead letters back to the topics that they came from, each exactly once."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
     """Hands the data plane's leadership over; the target is a node's name, or empty for any."""
     ListMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
@@ -256,6 +307,30 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.CreateTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.CreateTopicResponse, _abc.Awaitable[_timer_pb2.CreateTopicResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CreateGroup(
+        self,
+        request: _timer_pb2.CreateGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
+        """Makes a group, and its topic, unless it exists; answers with it as it is then."""
+
+    @_abc_1.abstractmethod
+    def AlterGroup(
+        self,
+        request: _timer_pb2.AlterGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
+        """Changes the settings that are given, at one point of the log."""
+
+    @_abc_1.abstractmethod
+    def Redrive(
+        self,
+        request: _timer_pb2.RedriveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.RedriveResponse, _abc.Awaitable[_timer_pb2.RedriveResponse]]:
+        """Sends some dead letters back to the topics that they came from, each exactly once."""
 
     @_abc_1.abstractmethod
     def TransferLeadership(

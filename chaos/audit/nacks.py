@@ -1,0 +1,89 @@
+"""What became of nacks: three promises about messages that were given back, judged by joins.
+
+    nacked_early  P5  handed out again before the time that its nack named, on the cluster's clock
+    nacked_lost   P1  its time came long ago, it is not acked, and nobody was given it again
+    nack_lost     P5  a consumer was told NACKED, but the log has no nack of the message
+
+As for acks (chaos/audit/verdict.py) the attempt says on which side of a nack a delivery lies: the
+replay knows the highest that was possible before it. When a message was handed out, the leader
+says (`handed_out_ms`); a history without that is judged by the other two alone.
+"""
+
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.clients import SLOT
+
+GRACE_MS: Final = 15_000
+"""After its time a message has so long to come again: the longest lease of a workload, and some."""
+
+
+def judged_nacks(
+    lines: DataFrame, log_nacks: DataFrame, log_acks: DataFrame, *, until_ms: int
+) -> dict[str, DataFrame]:
+    """Return violation -> one row per message that breaks it, with the evidence.
+
+    `log_nacks`: slot, attempts, not_before_ms, nack_index; `log_acks`: slot; `until_ms`: when the
+    clients looked last.
+    """
+    given = _given(lines)
+    after = (
+        log_nacks.withColumnRenamed("attempts", "nacked")
+        .join(given, [*SLOT])
+        .where("attempt > nacked")
+    )
+    early = after.where("handed_out_ms < not_before_ms")
+    again = after.select(*SLOT, "nack_index").distinct()
+    read = lines.where("op = 'open'").select("topic", "group").distinct()
+    lost = (
+        log_nacks.where(F.col("not_before_ms") + GRACE_MS <= until_ms)
+        .join(F.broadcast(read), ["topic", "group"], "left_semi")
+        .join(log_acks.select(*SLOT), [*SLOT], "left_anti")
+        .join(again, [*SLOT, "nack_index"], "left_anti")
+    )
+    untold = _told(lines).join(log_nacks.select(*SLOT), [*SLOT], "left_anti")
+    return {"nacked_early": early, "nacked_lost": lost, "nack_lost": untold}
+
+
+def _given(lines: DataFrame) -> DataFrame:
+    """Return each message's deliveries: slot, attempt, handed_out_ms."""
+    heads, names = ("topic", "group", "handed_out_ms"), ("queue_offset", "attempt")
+    rows = lines.where("op = 'deliver'").select(
+        *heads, F.inline(F.arrays_zip("offsets", "attempts"))
+    )
+    return rows.toDF(*heads, *names)
+
+
+def _told(lines: DataFrame) -> DataFrame:
+    """Return the messages of which a consumer was told NACKED."""
+    rows = (
+        lines.where("op = 'nack' AND outcome = 'ok'")
+        .select("topic", "group", F.inline(F.arrays_zip("offsets", "results")))
+        .toDF("topic", "group", "queue_offset", "result")
+    )
+    return rows.where("result = 'NACKED'").select(*SLOT).distinct()
+
+
+def nacked(
+    lines: DataFrame, story: dict[str, DataFrame], summary: dict[str, Any], *, until_ms: int,
+    offenders_max: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the summary's part about nacks: how many, and what is wrong with which."""
+    count = story["nacks"].count()
+    violations, offenders = dict(summary["violations"]), []
+    if count or lines.where("op = 'nack'").head(1):
+        found = judged_nacks(lines, story["nacks"], story["acks"], until_ms=until_ms)
+        for name, rows in found.items():
+            wrong = rows.select(*SLOT).distinct()
+            if number := wrong.count():
+                violations[name] = number
+                shown = wrong.orderBy(*SLOT).limit(offenders_max).collect()
+                offenders += [{"verdict": name} | row.asDict() for row in shown]
+    return {
+        "verdict": "VIOLATED" if violations else "OK",
+        "violations": violations,
+        "nacked": count,
+        "nack_offenders": offenders,
+    }

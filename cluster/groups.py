@@ -1,0 +1,217 @@
+"""Consumer groups as clients and operators name them: opened, found, altered, redriven.
+
+Everything that a client says of a group is checked here; the error names the field, the value and
+the limit. What groups do is timer/serving.py's affair.
+"""
+
+import asyncio
+from typing import Final
+
+from cluster import wire
+from cluster.config import Groups
+from cluster.host import Host
+from cluster.timer_service import TimerService
+from timer import deadletters
+from timer.errors import InvalidRequest, NotFound
+from timer.groups import Group
+from timer.leader import Leader
+from timer.leases import Consumer
+from timer.machine import MoveApplied, Topic
+from timer.payloads import AlterGroup, CreateGroup, GroupSettings, Start
+from timer.serving import Delivery, Done
+from timer.units import QueueOffset
+from timerclient.proto import timer_pb2 as pb
+
+ATTEMPTS_MAX: Final = 1000
+DELAY_MS_MAX: Final = 30 * 86_400_000
+"""Thirty days: of a nack, and of backing off."""
+REDRIVE_MAX: Final = 256
+REDRIVE_WAIT_S: Final = 2.0
+"""Until a redrive gives up: the dead letters are leased to somebody else, or the disk is slow."""
+
+
+class GroupDesk:
+    """Finds groups on the leader, makes them, changes them."""
+
+    def __init__(
+        self, host: Host, timers: TimerService, defaults: Groups, name_bytes_max: int
+    ) -> None:
+        self._host = host
+        self._timers = timers
+        self._defaults = defaults
+        self._name_bytes_max = name_bytes_max
+
+    def check_lease(self, lease_ms: int, zero: str = "the group's default") -> None:
+        """Check how long a consumer wants to hold messages; 0 is `zero`.
+
+        Raises:
+            InvalidRequest: it may not.
+        """
+        low = self._defaults.visibility_timeout_ms_min
+        high = self._defaults.visibility_timeout_ms_max
+        if lease_ms and not low <= lease_ms <= high:
+            limit = f"must be {low} to {high}, or 0 for {zero}"
+            raise InvalidRequest("lease_ms", lease_ms, limit)
+
+    async def open(
+        self, topic: str, group: str, start: int, changes: pb.GroupSettings
+    ) -> tuple[Leader, Group]:
+        """Return the leader and a group, which is made if it isn't there.
+
+        Raises:
+            InvalidRequest: a name or a setting may not be.
+            NotLeader: this node does not lead, or not any more.
+        """
+        topic = wire.topic_name(topic)
+        wire.check_name("group", group, wire.GROUP_NAME, self._name_bytes_max)
+        settings = GroupSettings(lease_ms=self._defaults.visibility_timeout_ms)
+        settings = self._changed(settings, topic, group, changes)
+        leader = self._host.require_leader()
+        of = await self._timers.topic(leader, topic)
+        at = Start.LATEST if start == pb.LATEST else Start.EARLIEST
+        create = CreateGroup(of.topic_id, group, at, settings)
+        made = await self._host.ask(lambda done: leader.groups.create(create, done))
+        assert isinstance(made, Group)
+        if leader.closed is not None:
+            raise leader.closed
+        return leader, made
+
+    def find(self, topic: str, group: str) -> tuple[Leader, Topic, Group]:
+        """Return the leader, a topic and a group of it.
+
+        Raises:
+            NotFound: there is no such group.
+            NotLeader: this node does not lead.
+        """
+        leader = self._host.require_leader()
+        of = leader.machine.topic_by_name.get(wire.topic_name(topic))
+        if of is None:
+            raise NotFound("topic", topic)
+        found = of.groups.get(group)
+        if found is None:
+            raise NotFound("group", group)
+        return leader, of, found
+
+    async def alter(self, topic: str, group: str, changes: pb.GroupSettings) -> Group:
+        """Change settings of a group; committed when this returns.
+
+        Raises:
+            InvalidRequest: a setting may not be.
+            NotFound: there is no such group.
+        """
+        leader, _, found = self.find(topic, group)
+        self._changed(found.settings, topic, group, changes)
+        given = {field.name: value for field, value in changes.ListFields()}
+        alter = AlterGroup(found.topic, found.group_id, given)
+        altered = await self._host.ask(lambda done: leader.groups.alter(alter, done))
+        assert isinstance(altered, Group)
+        return altered
+
+    def _changed(
+        self, settings: GroupSettings, topic: str, group: str, changes: pb.GroupSettings
+    ) -> GroupSettings:
+        """Return settings with changes, checked; the topic's name in them is written plainly."""
+        if changes.dead_letter_topic:
+            changes.dead_letter_topic = wire.topic_name(changes.dead_letter_topic)
+        limits = {
+            "lease_ms": (
+                self._defaults.visibility_timeout_ms_min,
+                self._defaults.visibility_timeout_ms_max,
+            ),
+            "max_attempts": (0, ATTEMPTS_MAX),
+            "backoff_ms_min": (0, DELAY_MS_MAX),
+            "backoff_ms_max": (0, DELAY_MS_MAX),
+        }
+        values: dict[str, int | str] = {}
+        for name, (low, high) in limits.items():
+            value = getattr(changes, name) if changes.HasField(name) else getattr(settings, name)  # type: ignore[arg-type]
+            if not low <= value <= high:
+                raise InvalidRequest(name, value, f"must be {low} to {high}")
+            values[name] = value
+        if values["backoff_ms_max"] and values["backoff_ms_min"] > values["backoff_ms_max"]:  # type: ignore[operator]
+            limit = f"must be at most backoff_ms_max ({values['backoff_ms_max']})"
+            raise InvalidRequest("backoff_ms_min", values["backoff_ms_min"], limit)
+        given = changes.HasField("dead_letter_topic")
+        to = changes.dead_letter_topic if given else settings.dead_letter_topic
+        if to or values["max_attempts"]:
+            wire.check_name("dead_letter_topic", deadletters.topic_of(topic, group, to))
+        if to == topic:
+            raise InvalidRequest("dead_letter_topic", to, "must be another topic than the group's")
+        return GroupSettings(**values, dead_letter_topic=to)  # type: ignore[arg-type]
+
+    async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
+        """Send up to `messages` dead letters back where they came from; committed on return.
+
+        Raises:
+            InvalidRequest: too many at once.
+            NotFound: the topic has no dead letters.
+        """
+        if not 0 <= messages <= REDRIVE_MAX:
+            raise InvalidRequest("max_messages", messages, f"must be at most {REDRIVE_MAX}")
+        leader, of, group = self.find(topic, deadletters.GROUP)
+        redriven = 0
+        if group.unacked(of.queue.end):
+            redriven = await self._redrive(leader, group, messages or REDRIVE_MAX)
+        return pb.RedriveResponse(redriven=redriven, left=group.unacked(of.queue.end))
+
+    async def _redrive(self, leader: Leader, group: Group, messages: int) -> int:
+        delivered: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+
+        def take(delivery: Delivery) -> None:
+            consumer.credit = 0  # one delivery is enough
+            if not delivered.done():
+                delivered.set_result(delivery)
+
+        consumer = Consumer("redrive", group.settings.lease_ms, take)
+        leader.groups.join(group, consumer)
+        try:
+            leader.groups.credit(group, consumer, messages)
+            self._host.kick()
+            delivery = await asyncio.wait_for(delivered, REDRIVE_WAIT_S)
+        except TimeoutError:
+            return 0
+        finally:
+            # What is not sent back stays leased a while, so that the next call gets others.
+            leader.groups.retire(group, consumer)
+        moved = await self._moved(leader, delivery)
+        return sum(int(each.new.sum()) for each in moved)
+
+    async def _moved(self, leader: Leader, delivery: Delivery) -> list[MoveApplied]:
+        """Send a delivery's messages back; return what was applied."""
+        moved: list[MoveApplied] = []
+
+        def start(done: Done) -> None:
+            def one(result: object) -> None:
+                if isinstance(result, MoveApplied):
+                    moved.append(result)
+                if not isinstance(result, MoveApplied) or len(moved) == waiting:
+                    done(result)
+
+            waiting = leader.groups.redrive(delivery, one)
+            if not waiting:
+                done(None)
+
+        await self._host.ask(start)
+        return moved
+
+
+def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int) -> pb.GroupStatus:
+    """Return a group as operators see it."""
+    settings = group.settings
+    return pb.GroupStatus(
+        name=group.name,
+        group_id=group.group_id,
+        type="shared",
+        cursor=group.cursor,
+        unacked=group.unacked(queue_end),
+        leased=leased,
+        consumers=consumers,
+        lease_ms=settings.lease_ms,
+        settings=pb.GroupSettings(
+            lease_ms=settings.lease_ms,
+            max_attempts=settings.max_attempts,
+            dead_letter_topic=settings.dead_letter_topic,
+            backoff_ms_min=settings.backoff_ms_min,
+            backoff_ms_max=settings.backoff_ms_max,
+        ),
+    )

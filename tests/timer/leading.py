@@ -1,0 +1,219 @@
+"""A leader over a log in memory that commits what is appended when told, and its surroundings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
+from timer.admission import When
+from timer.columns import Binary, decode_headers, gather
+from timer.entry import Kind
+from timer.errors import (
+    NotLeader,
+    TimerError,
+)
+from timer.groups import Group
+from timer.leader import Delivery, Leader, LeaderConfig
+from timer.leases import Consumer
+from timer.machine import Topic
+from timer.payloads import (
+    AlterGroup,
+    CreateGroup,
+    GroupSettings,
+    Start,
+)
+from timer.units import Epoch, LogIndex, MonoMs, Now, UnixMs
+
+LEASE_MS = 1000
+
+
+@dataclass
+class Play:
+    """A leader and its surroundings: log, clocks, and what it answered."""
+
+    config: LeaderConfig = field(default_factory=LeaderConfig)
+    full: TimerError | None = None
+    """What appending is refused with."""
+    mono_ms: int = 50_000
+    answers: dict[str, Any] = field(default_factory=dict)
+    deliveries: list[Delivery] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.log = Log()
+        self.machine = machine_on(SimDisk(), leads=True)
+        self.machine.apply(self.log.begin_epoch())
+        self.lead()
+        self.topic_id = self.make_topic("a").topic_id
+
+    def lead(self) -> None:
+        epoch = Epoch(self.log.epoch)
+        self.leader = Leader(self.machine, epoch, self.append, self.config, self.now)
+
+    def append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        if self.full is not None:
+            raise self.full
+        assert time_ms >= (self.log.entries[-1].time_ms if self.log.entries else 0)
+        self.log.now_ms = time_ms
+        return self.log.append(kind, payload).index
+
+    @property
+    def now(self) -> Now:
+        return Now(MonoMs(self.mono_ms), UnixMs(START_MS + self.mono_ms))
+
+    @property
+    def appended(self) -> list[Kind]:
+        """Kinds of the entries that are appended and not applied."""
+        return [entry.kind for entry in self.log.entries[self.machine.applied_index :]]
+
+    def commit(self, count: int | None = None) -> None:
+        """Commit and apply what is appended, the first `count` of it."""
+        waiting = self.log.entries[self.machine.applied_index :]
+        for entry in waiting[:count]:
+            self.leader.applied(entry, self.machine.apply(entry))
+
+    def step(self) -> list[Kind]:
+        self.leader.step(self.now)
+        return self.appended
+
+    def wait(self, ms: int) -> None:
+        self.mono_ms += ms
+
+    def settle(self) -> None:
+        """Step, hand out, commit, until nothing is left to do at this instant."""
+        for _ in range(100):
+            self.step()
+            self.hand_out()
+            self.step()
+            if not self.appended:
+                return
+            self.commit()
+        raise AssertionError("it never settles")
+
+    def hand_out(self) -> list[list[int]]:
+        return [delivery.lease.offsets.tolist() for delivery in self.hand_out_new()]
+
+    def hand_out_new(self) -> list[Delivery]:
+        new = self.leader.hand_out(self.now)
+        self.deliveries += new
+        return new
+
+    def done(self, name: str) -> Callable[[object], None]:
+        def done(result: object) -> None:
+            assert name not in self.answers, f"{name} was answered twice"
+            self.answers[name] = result
+
+        return done
+
+    # ---- requests
+
+    def make_topic(self, name: str) -> Topic:
+        self.leader.topic(name, self.now, self.done(f"topic {name}"))
+        self.commit()
+        topic = self.answers.pop(f"topic {name}")
+        assert isinstance(topic, Topic)
+        return topic
+
+    def make_group(self, name: str = "g") -> Group:
+        create = CreateGroup(self.topic_id, name, Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
+        self.leader.groups.create(create, self.done(f"group {name}"))
+        self.settle()
+        group = self.answers.pop(f"group {name}")
+        assert isinstance(group, Group)
+        return group
+
+    def schedule(
+        self, name: str, *delays: int, producer: int = 0, sequence: int = 0, size: int = 1
+    ) -> None:
+        requested = np.array([self.now.clock_ms + delay for delay in delays], np.int64)
+        when, topics = When("due_ms", requested), np.full(len(requested), self.topic_id, np.uint32)
+        _, due = self.leader.admission.times(when, len(requested), topics, self.now)
+        timers: list[Timer] = [(self.topic_id, each, b"x" * size) for each in due.tolist()]
+        self.leader.schedule(part_of(timers, producer, sequence), self.done(name))
+
+    def cancel(self, name: str, *targets: tuple[int, int]) -> None:
+        due = np.array([due for due, _ in targets], np.int64)
+        self.leader.cancel(due, u64(seq for _, seq in targets), self.done(name))
+
+    def join(self, group: Group, credit: int = 100) -> Consumer:
+        consumer = Consumer("c", LEASE_MS, lambda _: None)
+        self.leader.groups.join(group, consumer)
+        self.leader.groups.credit(group, consumer, credit)
+        return consumer
+
+    def ack(
+        self,
+        name: str,
+        delivery: Delivery,
+        offsets: list[int] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        chosen = delivery.lease.offsets if offsets is None else u64(offsets)
+        epoch = self.log.epoch if epoch is None else epoch
+        lease_id = delivery.lease.lease_id
+        self.leader.groups.ack(delivery.group, Epoch(epoch), lease_id, chosen, self.done(name))
+
+    def nack(
+        self,
+        name: str,
+        delivery: Delivery,
+        offsets: list[int] | None = None,
+        delay_ms: int | None = None,
+    ) -> None:
+        chosen = delivery.lease.offsets if offsets is None else u64(offsets)
+        held = delivery.group, delivery.epoch, delivery.lease.lease_id, chosen
+        self.leader.groups.nack(*held, delay_ms, self.now, self.done(name))
+
+    def restart(self) -> None:
+        """Another leader begins, with the same state."""
+        self.leader.close(NotLeader(None))
+        self.machine.apply(self.log.begin_epoch())
+        self.lead()
+
+    def alter(self, group: Group, **changes: int | str) -> None:
+        alter = AlterGroup(group.topic, group.group_id, changes)
+        self.leader.groups.alter(alter, self.done("alter"))
+        self.settle()
+        assert self.answers.pop("alter") is group
+
+    def last(self) -> tuple[list[int], list[int]]:
+        """Return offsets and attempts of the last delivery."""
+        delivery = self.deliveries[-1]
+        return delivery.lease.offsets.tolist(), delivery.attempts.tolist()
+
+    def messages(self, topic: str) -> list[tuple[bytes, bytes | None, dict[str, str]]]:
+        """Return (payload, key, headers) of all that is in a topic's queue."""
+        queue = self.machine.topic_by_name[topic].queue
+        out: list[tuple[bytes, bytes | None, dict[str, str]]] = []
+        for page, at in queue.slices(np.arange(queue.begin, queue.end, dtype=np.uint64)):
+            rows = page.rows[at.astype(np.int64)]
+            columns = [gather(rows, page.bufs, name) for name in ("payload", "key", "headers")]
+            payloads_, keys, headers = ([bytes(b) for b in split(column)] for column in columns)
+            out += zip(
+                payloads_, [k or None for k in keys], map(decode_headers, headers), strict=True
+            )
+        return out
+
+    def verdict(self, name: str) -> list[int]:
+        return [int(each) for each in self.answers[name]]
+
+
+def split(column: Binary) -> list[bytes]:
+    """Return the strings of a column."""
+    ends = np.cumsum(column.sizes, dtype=np.int64).tolist()
+    return [
+        bytes(column.blob[end - size : end]) for end, size in zip(ends, column.sizes, strict=True)
+    ]
+
+
+def delivered(play: Play, *delays: int, credit: int = 100) -> tuple[Group, Consumer]:
+    """Schedule messages that are due at once and deliver them to one consumer."""
+    group = play.make_group()
+    consumer = play.join(group, credit)
+    play.settle()
+    play.schedule("s", *(delays or (0,)))
+    play.settle()
+    del play.answers["s"]
+    return group, consumer

@@ -1,0 +1,252 @@
+"""The leader's part for groups: nacks, extensions, dead letters and their way back."""
+
+from tests.timer.leading import LEASE_MS, Play, delivered
+from tests.timer.machines import u64
+from timer import deadletters, serving, timer_id
+from timer.errors import (
+    DiskFull,
+)
+from timer.groups import Group
+from timer.leader import Delivery, LeaderConfig
+from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED, Consumer
+from timer.machine import MoveApplied
+
+# ---- nacks, extensions, dead letters
+
+
+def test_nacked_message_comes_again_after_its_delay_and_not_before() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0, 0)
+    first = play.deliveries[0]
+    play.nack("n", first, [1], delay_ms=5_000)
+    assert "n" not in play.answers, "it isn't committed"
+    play.settle()
+    assert play.verdict("n") == [ACCEPT]
+    play.ack("a", first, [0, 2])
+    play.settle()
+    assert play.leader.wake_at_ms(play.now) <= play.mono_ms + 5_000
+    for _ in range(4):  # checkpoints come in between
+        play.wait(1_249)
+        play.settle()
+    assert len(play.deliveries) == 1
+    play.wait(4)
+    play.settle()
+    assert play.last() == ([1], [2])
+    play.nack("at once", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    assert play.last() == ([1], [3])
+    assert group.later_sum
+    play.ack("b", play.deliveries[-1])
+    play.settle()
+    assert group.later_sum == 0
+
+
+def test_nacks_time_outlives_the_leader() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0)
+    play.nack("n", play.deliveries[0], [1], delay_ms=5_000)
+    play.settle()
+    play.restart()
+    play.join(group)
+    play.settle()
+    assert play.last() == ([0], [2])
+    assert play.leader.wake_at_ms(play.now) <= play.mono_ms + 5_000
+    play.wait(4_999)
+    play.settle()
+    assert play.last()[0] == [0]
+    play.wait(1)
+    play.settle()
+    assert play.last() == ([1], [3]), "the nack counts, and the epoch"
+
+
+def test_nack_is_judged_by_who_holds_the_message() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0, 0, 0)
+    first = play.deliveries[0]
+    play.ack("a", first, [0])
+    play.settle()
+    play.nack("n", first, [0, 1, 1, 9], delay_ms=10**6)
+    play.settle()
+    assert play.verdict("n") == [ALREADY_ACKED, ACCEPT, LEASE_LOST, NOT_DELIVERED]
+    play.nack("again", first, [1], delay_ms=0)
+    assert play.verdict("again") == [LEASE_LOST]
+    assert group.failures(u64([1])).tolist() == [1]
+    play.ack("after all", first, [1])
+    play.settle()
+    assert play.verdict("after all") == [ACCEPT], "nobody else has it"
+    play.wait(LEASE_MS)
+    play.settle()
+    play.nack("late", first, [2], delay_ms=0)
+    assert play.verdict("late") == [LEASE_LOST]
+    old = play.deliveries[-1]
+    play.restart()
+    play.join(group)
+    play.settle()
+    play.leader.groups.nack(
+        group, old.epoch, old.lease.lease_id, u64([2]), 0, play.now, play.done("old")
+    )
+    assert play.verdict("old") == [LEASE_LOST], "the epoch that leased it is over"
+
+
+def test_nack_without_a_delay_backs_off_as_the_group_says() -> None:
+    play = Play()
+    group, _ = delivered(play, 0)
+    play.alter(group, backoff_ms_min=100, backoff_ms_max=250)
+    for number, wait_ms in enumerate([100, 200, 250, 250]):
+        play.nack(f"n{number}", play.deliveries[-1])
+        play.settle()
+        play.wait(wait_ms - 1)
+        play.settle()
+        assert len(play.deliveries) == number + 1
+        play.wait(1)
+        play.settle()
+        assert len(play.deliveries) == number + 2
+
+
+def test_extended_lease_ends_later_and_never_sooner() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0, 0)
+    first = play.deliveries[0]
+    held = group, first.epoch, first.lease.lease_id
+    play.ack("a", first, [0])
+    play.settle()
+    play.wait(LEASE_MS // 2)
+    extend = play.leader.groups.extend
+    assert extend(*held, u64([0, 1, 9]), LEASE_MS, play.now).tolist() == [
+        ALREADY_ACKED,
+        ACCEPT,
+        NOT_DELIVERED,
+    ]
+    assert extend(*held, u64([1]), 1, play.now).tolist() == [ACCEPT], "not shorter"
+    play.wait(LEASE_MS - 1)
+    play.settle()
+    assert len(play.deliveries) == 1
+    play.wait(1)
+    play.settle()
+    assert play.last() == ([1, 2], [2, 2]), "what was delivered together is extended together"
+    assert extend(*held, u64([1]), LEASE_MS, play.now).tolist() == [LEASE_LOST]
+
+
+def dead_letters(play: Play, *, size: int = 1) -> Group:
+    """Deliver two messages to a group whose messages may fail twice."""
+    group = play.make_group()
+    play.alter(group, max_attempts=2)
+    play.join(group)
+    play.schedule("s", 0, 0, size=size)
+    play.settle()
+    del play.answers["s"]
+    return group
+
+
+def test_message_that_failed_too_often_goes_to_the_dead_letters_once() -> None:
+    play = Play(LeaderConfig(id_salt=77))
+    group = dead_letters(play)
+    play.nack("n1", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    play.nack("n2", play.deliveries[-1], [0], delay_ms=10**6)
+    play.settle()
+    play.wait(LEASE_MS)
+    play.settle()
+    assert len(play.deliveries) == 2, "nobody gets them any more"
+    assert group.unacked(play.machine.topics[play.topic_id].queue.end) == 0
+    (one, two) = play.messages("a.g.dead")
+    assert (one[0], two[0]) == (b"x", b"x")
+    assert one[2][deadletters.REASON] == "nacked"
+    assert two[2] == {
+        "dead-letter-reason": "lease ended",
+        "dead-letter-topic": "a",
+        "dead-letter-group": "g",
+        "dead-letter-timer-id": two[2][deadletters.TIMER_ID],
+        "dead-letter-offset": "1",
+        "dead-letter-attempts": "2",
+    }
+    raw = timer_id.from_text(two[2][deadletters.TIMER_ID])
+    _, seq, genuine = timer_id.decode(raw, 77)
+    assert (seq.tolist(), genuine.tolist()) == ([2], [True])
+    counts = play.machine.counts
+    assert (counts.scheduled, counts.fired, counts.pending) == (4, 4, 0)
+
+
+def test_dead_letters_move_without_a_consumer_and_from_disk() -> None:
+    play = Play()
+    group = dead_letters(play)
+    consumer = play.deliveries[0].lease.consumer
+    play.nack("n1", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    play.nack("n2", play.deliveries[-1], delay_ms=0)
+    queue = play.machine.topics[play.topic_id].queue
+    (block,) = queue.blocks
+    page, block.page = block.page, None  # as if only a file held it
+    play.leader.groups.leave(group, consumer)
+    play.settle()
+    assert "a.g.dead" not in play.machine.topic_by_name
+    block.page = page
+    play.leader.groups.fetched()
+    play.settle()
+    assert len(play.messages("a.g.dead")) == 2
+
+
+def test_full_disks_keep_dead_letters_where_they_are_until_there_is_room() -> None:
+    play = Play()
+    group = dead_letters(play)
+    play.alter(group, max_attempts=1)
+    play.leader.full = DiskFull([], retry_after_ms=1)
+    play.nack("n", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    play.settle()
+    assert "a.g.dead" not in play.machine.topic_by_name
+    play.leader.full = None
+    play.wait(serving.ROOM_LOOK_MS)
+    play.settle()
+    assert len(play.messages("a.g.dead")) == 2
+
+
+def test_lower_limit_makes_dead_letters_of_what_failed_before_also_for_a_new_leader() -> None:
+    play = Play()
+    group, _ = delivered(play, 0, 0)
+    play.nack("n", play.deliveries[0], [0], delay_ms=10**6)
+    play.settle()
+    play.restart()
+    play.join(group)
+    play.alter(group, max_attempts=1, dead_letter_topic="elsewhere")
+    play.settle()
+    assert play.last() == ([1], [2])
+    assert "elsewhere" not in play.machine.topic_by_name, "it is not looked at before its time"
+    play.ack("done", play.deliveries[-1])
+    play.wait(10**6)
+    play.settle()
+    assert [m[2][deadletters.REASON] for m in play.messages("elsewhere")] == ["nacked"]
+
+
+def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
+    play = Play()
+    group = dead_letters(play)
+    play.alter(group, max_attempts=1)
+    play.nack("n", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    dead = play.machine.topic_by_name["a.g.dead"]
+    play.topic_id = dead.topic_id
+    play.schedule("stray", 0)  # nobody's dead letter
+    play.settle()
+    moved: list[object] = []
+    asked = []
+    letters = dead.groups[deadletters.GROUP]
+
+    def send_back(delivery: Delivery) -> None:
+        asked.append(play.leader.groups.redrive(delivery, moved.append))
+
+    consumer = Consumer("redrive", LEASE_MS, send_back)
+    play.leader.groups.join(letters, consumer)
+    play.leader.groups.credit(letters, consumer, 10)
+    assert play.hand_out() == [], "nothing is reserved yet"
+    play.step()
+    play.commit()
+    for delivery in play.hand_out_new():
+        delivery.lease.consumer.sink(delivery)
+    play.settle()
+    assert asked == [1]
+    assert [m.new.tolist() for m in moved if isinstance(m, MoveApplied)] == [[True, True]]
+    assert [m[0] for m in play.messages("a")] == [b"x", b"x"]
+    assert all(m[2] == {} for m in play.messages("a"))
+    assert letters.unacked(dead.queue.end) == 1, "the stray one stays"
+    assert play.last()[0] == [2, 3], "the group gets them as new ones"

@@ -1,0 +1,501 @@
+"""The leader's part for consumer groups: who consumes, what they hold, what they say of it.
+
+    consumers --join, credit--> hungry groups --hand_out--> Delivery
+              --ack, nack-----> gathered --flush--> GROUP entry --applied--> verdicts
+              --extend--------> leases (timer/leases.py), at once
+    deadlines --expire--------> ENDED ops
+    failed too often ---------> MOVE ops (timer/deadletters.py)
+
+A pure core, as the leader is (timer/leader.py) that owns it. What a group's state is stands in the
+log; what is gathered here are the ops that move it.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from timer import deadletters, payloads
+from timer.columns import I64, U64
+from timer.entry import Kind
+from timer.errors import Overloaded, TimerError
+from timer.groups import Group
+from timer.leases import ACCEPT, ALREADY_ACKED, Consumer, Lease, Leases
+from timer.machine import (
+    AcksApplied,
+    Applied,
+    GroupApplied,
+    GroupResult,
+    Machine,
+    MoveApplied,
+    Topic,
+)
+from timer.payloads import AlterGroup, AnyOp, CreateGroup, GroupOp, Move, Nack, Op
+from timer.units import DUE_MS_MAX, Epoch, GroupId, LeaseId, MonoMs, Now, TopicId, UnixMs
+
+GROUP_OFFSETS_MAX: Final = 2 * 65_536
+"""Offsets in one GROUP entry."""
+NACK_WEIGHT: Final = 8
+"""What a nacked offset counts for in there: to apply 16,384 in any order takes about 10 ms."""
+ENDED_OFFSETS_MAX: Final = 65_536
+"""Offsets in one ENDED op."""
+WAITING_OFFSETS_MAX: Final = 1 << 20
+"""Acked and nacked offsets that wait, beyond which they are refused as Overloaded."""
+DELIVERY_ROWS_MAX: Final = 2048
+DELIVERIES_MAX: Final = 32
+"""Leases, of about a megabyte at most, handed out before the shell's loop has its turn."""
+ROOM_LOOK_MS: Final = 1000
+"""While the disks are full, dead letters wait so long until they are tried again."""
+OVERLOAD_RETRY_MS: Final = 50
+
+Verdicts: TypeAlias = npt.NDArray[np.uint8]
+Done: TypeAlias = Callable[[object], None]
+"""Called once with the result, or with the TimerError that came instead."""
+Told: TypeAlias = Callable[[Verdicts | TimerError], None]
+Propose: TypeAlias = Callable[
+    [Kind, list[bytes], Now, Callable[[Applied | TimerError], None]], object
+]
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A lease and its consumer; the rows are in the topic's queue."""
+
+    epoch: Epoch
+    topic: Topic
+    group: Group
+    lease: Lease
+    attempts: npt.NDArray[np.uint32]
+    at_ms: UnixMs
+    """When it was leased, on the cluster's clock."""
+
+
+class Alarms(Generic[Key]):
+    """When to look at what: the earliest time asked for counts, once."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, Key]] = []
+        self._known: dict[Key, int] = {}
+
+    def set(self, key: Key, at_ms: int | None) -> None:
+        """Look at `key` no later than at a time."""
+        known = self._known.get(key)
+        if at_ms is not None and (known is None or at_ms < known):
+            self._known[key] = at_ms
+            heapq.heappush(self._heap, (at_ms, key))
+
+    def due(self, now_ms: int) -> Iterator[Key]:
+        """Yield what is to be looked at by now; it may be set again meanwhile."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            at_ms, key = heapq.heappop(self._heap)
+            if self._known.get(key) == at_ms:  # else it was looked at earlier
+                del self._known[key]
+                yield key
+
+    def next_ms(self) -> int | None:
+        """Return when something is to be looked at."""
+        return self._heap[0][0] if self._heap else None
+
+
+class _Asked(NamedTuple):
+    """An op, and who waits for its result."""
+
+    op: AnyOp
+    done: Done | None = None
+
+
+@dataclass(slots=True)
+class _Acks:
+    """Accepted offsets of one ack or nack request on their way through the log."""
+
+    group: Group
+    verdict: Verdicts
+    accepted: U64
+    not_before_ms: I64 | None
+    """Of a nack, (n,)."""
+    done: Told
+
+
+_Same: TypeAlias = tuple[GroupId, bool]
+"""Acks that become one op: those of a group, or its nacks."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is gathered for the next GROUP entries."""
+
+    ops: list[_Asked] = field(default_factory=list)
+    acks: list[_Acks] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.ops or self.acks)
+
+    def take(self) -> "_Batch":
+        """Split off what comes next and fits into one entry."""
+        room = GROUP_OFFSETS_MAX
+        ops, room = fitting([_weight(asked.op) for asked in self.ops], room)
+        ops = ops or len(self.ops[:1])  # at least one of anything
+        weights = [
+            len(ack.accepted) * (1 if ack.not_before_ms is None else NACK_WEIGHT)
+            for ack in self.acks
+        ]
+        acks, _ = fitting(weights, room)
+        acks = acks or len(self.acks[:1])
+        taken = _Batch(self.ops[:ops], self.acks[:acks])
+        del self.ops[:ops], self.acks[:acks]
+        return taken
+
+    def put_back(self, batch: "_Batch") -> None:
+        """Undo a `take`, but for what somebody waits for: these were answered."""
+        self.ops[:0] = [asked for asked in batch.ops if asked.done is None]
+        self.acks[:0] = batch.acks
+
+    def together(self) -> dict[_Same, list[_Acks]]:
+        """Return the acks that become one op, in order."""
+        acks: dict[_Same, list[_Acks]] = {}
+        for ack in self.acks:
+            acks.setdefault((ack.group.group_id, ack.not_before_ms is not None), []).append(ack)
+        return acks
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets its acks have."""
+        return sum(len(ack.accepted) for ack in self.acks)
+
+
+def _weight(op: AnyOp) -> int:
+    if isinstance(op, Move):
+        return len(op.rows) // 8 + len(op.offsets)
+    return len(op.offsets) + 2 if isinstance(op, GroupOp) else 64
+
+
+def fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
+    """Return how many of the weights fit one after the other, and the room that they leave."""
+    count = 0
+    for weight in weights:
+        if weight > room:
+            break
+        count += 1
+        room -= weight
+    return count, room
+
+
+def _one_op(acks: list[_Acks]) -> GroupOp:
+    group = acks[0].group
+    offsets = np.concatenate([ack.accepted for ack in acks])
+    times = [ack.not_before_ms for ack in acks if ack.not_before_ms is not None]
+    if times:
+        return Nack(Op.NACK, group.topic, group.group_id, offsets, np.concatenate(times))
+    return GroupOp(Op.ACK, group.topic, group.group_id, offsets)
+
+
+class Serving:
+    """Groups and their consumers, in one epoch."""
+
+    def __init__(self, machine: Machine, epoch: Epoch, propose: Propose, id_salt: int) -> None:
+        self.machine = machine
+        self.epoch = epoch
+        self.refusing: TimerError | None = None
+        """Why no consumer and no group is taken any more; acks still are."""
+        self._closed: TimerError | None = None
+        self._propose = propose
+        self._id_salt = id_salt
+        self._batch = _Batch()
+        self._acks_waiting = 0
+        """Offsets in the acks of `_batch`."""
+        self._in_flight = 0
+        self._leases: dict[GroupId, Leases] = {}
+        self._ends: Alarms[GroupId] = Alarms()
+        """When leases may end, on the monotonic clock."""
+        self._returns: Alarms[GroupId] = Alarms()
+        """When what was put off may come again, on the cluster's clock."""
+        self._hungry: dict[GroupId, None] = {}
+        """Groups whose consumers may have something to get, in the order of their turns."""
+        self._cut_short = False
+        """The last `hand_out` stopped at its limit."""
+
+    @property
+    def waiting(self) -> bool:
+        """Something is gathered and not appended."""
+        return bool(self._batch)
+
+    def _check_open(self) -> None:
+        refused = self._closed or self.refusing
+        if refused is not None:
+            raise refused.with_traceback(None)  # one error raised often: it would keep every frame
+
+    # ---- groups
+
+    def create(self, create: CreateGroup, done: Done) -> None:
+        """Create a group unless it exists; `done` gets the Group."""
+        self._check_open()
+        known = self.machine.topics[create.topic].groups.get(create.name)
+        if known is not None:
+            done(known)
+            return
+        self._batch.ops.append(_Asked(create, done))
+
+    def alter(self, alter: AlterGroup, done: Done) -> None:
+        """Change settings of a group; `done` gets the Group."""
+        self._check_open()
+        self._batch.ops.append(_Asked(alter, done))
+
+    def leased(self, group: Group) -> tuple[int, int]:
+        """Return (messages leased now, consumers) of a group."""
+        leases = self._leases.get(group.group_id)
+        return (leases.leased(), len(leases.consumers)) if leases else (0, 0)
+
+    # ---- consumers
+
+    def join(self, group: Group, consumer: Consumer) -> None:
+        """Serve a consumer; it gets messages while it has credit."""
+        self._check_open()
+        self._leases_of(group).join(consumer)
+        self._hungry.setdefault(group.group_id)
+
+    def leave(self, group: Group, consumer: Consumer) -> None:
+        """A consumer is gone; what it held is handed out again at once."""
+        if self._closed is None:
+            self._add_op(self._leases[group.group_id].leave(consumer))
+
+    def retire(self, group: Group, consumer: Consumer) -> None:
+        """A consumer takes nothing more; what it holds stays leased."""
+        if self._closed is None:
+            self._leases[group.group_id].retire(consumer)
+
+    def credit(self, group: Group, consumer: Consumer, messages: int) -> None:
+        """A consumer takes so many messages more."""
+        consumer.credit += messages
+        self._hungry.setdefault(group.group_id)
+
+    def ack(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, done: Told) -> None:
+        """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
+
+        Raises:
+            Overloaded: too many wait already; nothing was taken.
+        """
+        leases = self._leases_for(group, len(offsets))
+        self._gather(group, leases.ack(epoch, lease_id, offsets), offsets, None, done)
+
+    def nack(  # noqa: PLR0913 -- as ack, and when
+        self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, delay_ms: int | None,
+        now: Now, done: Told,
+    ) -> None:  # fmt: skip
+        """Give messages back, to come again after `delay_ms`; None: as the group backs off.
+
+        `done` gets the verdict per offset as in `Leases.nack`, once committed.
+
+        Raises:
+            Overloaded: too many wait already; nothing was taken.
+        """
+        leases = self._leases_for(group, len(offsets))
+        delays = group.backoff_ms(offsets) if delay_ms is None else np.full(len(offsets), delay_ms)
+        not_before = np.minimum(now.clock_ms + delays, DUE_MS_MAX).astype(np.int64)
+        self._gather(group, leases.nack(epoch, lease_id, offsets), offsets, not_before, done)
+
+    def extend(
+        self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int, now: Now
+    ) -> Verdicts:
+        """Hold what is left of a lease for `lease_ms` from now; return the verdict per offset."""
+        leases = self._leases_for(group, 0)
+        verdict = leases.extend(now.mono_ms, epoch, lease_id, offsets, lease_ms)
+        self._ends.set(group.group_id, leases.wake_at_ms())
+        return verdict
+
+    def _leases_for(self, group: Group, offsets: int) -> Leases:
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
+        if self._acks_waiting + offsets > WAITING_OFFSETS_MAX:
+            raise Overloaded("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
+        return self._leases_of(group)
+
+    def _leases_of(self, group: Group) -> Leases:
+        leases = self._leases.get(group.group_id)
+        if leases is None:
+            leases = self._leases[group.group_id] = Leases(group, self.epoch)
+        return leases
+
+    def _gather(
+        self, group: Group, verdict: Verdicts, offsets: U64, not_before_ms: I64 | None, done: Told
+    ) -> None:
+        taken = verdict == ACCEPT
+        accepted = offsets[taken]
+        if not len(accepted):
+            done(verdict)
+            return
+        times = None if not_before_ms is None else not_before_ms[taken]
+        self._batch.acks.append(_Acks(group, verdict, accepted, times, done))
+        self._acks_waiting += len(accepted)
+
+    # ---- time
+
+    def expire(self, now: Now) -> None:
+        """End the leases whose deadlines have passed; notice what may come again."""
+        for group_id in self._ends.due(now.mono_ms):
+            leases = self._leases[group_id]
+            self._add_op(leases.expire(now.mono_ms))
+            self._ends.set(group_id, leases.wake_at_ms())
+        for group_id in self._returns.due(now.clock_ms):
+            self._hungry.setdefault(group_id)
+
+    def wake_at_ms(self, now: Now) -> MonoMs:
+        """When the leader must step next."""
+        wakes = [now.mono_ms + 1] if self._cut_short else []
+        if (ends := self._ends.next_ms()) is not None:
+            wakes.append(MonoMs(ends))
+        if (returns := self._returns.next_ms()) is not None:
+            wakes.append(MonoMs(now.mono_ms + max(0, returns - now.clock_ms)))
+        return MonoMs(min(wakes, default=now.mono_ms + DUE_MS_MAX))
+
+    def hand_out(self, now: Now, *, room: bool) -> list[Delivery]:
+        """Lease what is ready to consumers with credit.
+
+        The groups take turns; after DELIVERIES_MAX leases the rest waits for the next call. With
+        `room` on the disks, dead letters go where they belong.
+        """
+        out: list[Delivery] = []
+        turns, later = deque(self._hungry), dict[GroupId, None]()
+        while turns and len(out) < DELIVERIES_MAX:
+            leases = self._leases[turns[0]]
+            group = leases.group
+            topic = self.machine.topics[group.topic]
+            lease = leases.hand_out(now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX)
+            if lease is not None:
+                attempts = group.attempts(lease.offsets)
+                out.append(Delivery(self.epoch, topic, group, lease, attempts, now.clock_ms))
+                self._ends.set(turns[0], lease.deadline_ms)
+                turns.rotate(-1)
+                continue
+            self._add_op(leases.reserve())
+            if room and self._bury(leases, topic):
+                later[turns[0]] = None
+            elif leases.dying and not room:
+                self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
+            self._returns.set(turns[0], leases.returns_at_ms())
+            turns.popleft()
+        self._hungry = dict.fromkeys(turns) | later
+        self._cut_short = bool(self._hungry)
+        return out
+
+    def _bury(self, leases: Leases, topic: Topic) -> bool:
+        """Send dead letters away; return whether there is more to do."""
+        offsets = leases.take_dead(topic.queue)
+        if len(offsets):
+            due_ms = self.machine.last_read_time_ms
+            group = leases.group
+            move = deadletters.bury(group, topic.name, topic.queue, offsets, due_ms, self._id_salt)
+            self._batch.ops.append(_Asked(move))
+        return bool(len(offsets)) or leases.unfinished
+
+    def redrive(self, delivery: Delivery, done: Done) -> int:
+        """Send delivered dead letters back where they came from; `done` gets each MoveApplied.
+
+        Returns how many ops that are: none if no message says where it came from.
+        """
+        queue, offsets = delivery.topic.queue, delivery.lease.offsets
+        due_ms = self.machine.last_read_time_ms
+        moves = deadletters.redrive(delivery.group, queue, offsets, due_ms)
+        self._batch.ops += [_Asked(move, done) for move in moves]
+        return len(moves)
+
+    def feed(self, topics: Iterable[TopicId]) -> None:
+        """Topics' queues have grown."""
+        for topic_id in topics:
+            for group in self.machine.topics[topic_id].groups.values():
+                if group.group_id in self._leases:
+                    self._hungry.setdefault(group.group_id)
+
+    def fetched(self) -> None:
+        """Messages that had left memory are there again."""
+        for group_id in self._leases:
+            self._hungry.setdefault(group_id)
+
+    # ---- the log
+
+    def _add_op(self, op: GroupOp | None) -> None:
+        if op is None:
+            return
+        for start in range(0, len(op.offsets), ENDED_OFFSETS_MAX):
+            offsets = op.offsets[start : start + ENDED_OFFSETS_MAX]
+            self._batch.ops.append(_Asked(GroupOp(op.op, op.topic, op.group, offsets)))
+
+    def flush(self, now: Now) -> None:
+        """Append what is gathered, unless enough is in flight."""
+        if not self._batch or self._in_flight >= 2:
+            return
+        batch = self._batch.take()
+        self._acks_waiting -= batch.offsets
+        self._in_flight += 1
+        ops = [asked.op for asked in batch.ops]
+        ops += [_one_op(acks) for acks in batch.together().values()]
+
+        def answer(applied: Applied | TimerError) -> None:
+            self._in_flight -= 1
+            if isinstance(applied, GroupApplied):
+                self._applied(batch, applied)
+                return
+            assert isinstance(applied, TimerError)
+            for asked in batch.ops:
+                if asked.done is not None:
+                    asked.done(applied)
+            if self._closed is None:
+                # Refused before it was appended: acks and what time needs are tried again.
+                self._batch.put_back(batch)
+                self._acks_waiting += batch.offsets
+                return
+            for ack in batch.acks:
+                ack.done(applied)
+
+        self._propose(Kind.GROUP, payloads.encode_group(ops), now, answer)
+
+    def _applied(self, batch: _Batch, applied: GroupApplied) -> None:
+        waiters = [asked.done for asked in batch.ops]
+        for result, done in zip(applied.results, waiters, strict=False):
+            self._notice(result)
+            if done is not None:
+                done(result)
+        together = batch.together().values()
+        for result, acks in zip(applied.results[len(waiters) :], together, strict=True):
+            assert isinstance(result, AcksApplied), result
+            self._notice(result)
+            _answer(acks, result.new)
+
+    def _notice(self, result: GroupResult) -> None:
+        """Let leases know what was applied."""
+        if isinstance(result, MoveApplied):
+            self.feed([result.to])
+        if isinstance(result, Group):
+            self.feed([result.topic])  # altered, it may have dead letters now
+            return
+        op = result.op if isinstance(result, AcksApplied | MoveApplied) else result
+        leases = self._leases.get(op.group)
+        if leases is not None:
+            leases.applied(op)
+            self._hungry.setdefault(op.group)
+            self._returns.set(op.group, leases.returns_at_ms())
+
+    def close(self, why: TimerError) -> None:
+        """The epoch is over: what is gathered had no effect."""
+        self._closed = why
+        batch, self._batch = self._batch, _Batch()
+        for asked in batch.ops:
+            if asked.done is not None:
+                asked.done(why)
+        for ack in batch.acks:
+            ack.done(why)
+
+
+def _answer(acks: list[_Acks], new: npt.NDArray[np.bool_]) -> None:
+    start = 0
+    for ack in acks:
+        mine = new[start : start + len(ack.accepted)]
+        start += len(ack.accepted)
+        if not mine.all():
+            where = np.flatnonzero(ack.verdict == ACCEPT)
+            ack.verdict[where[~mine]] = ALREADY_ACKED
+        ack.done(ack.verdict)

@@ -1,0 +1,135 @@
+"""The part of the client that is about consumer groups: made, altered, their dead letters."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Final, TypedDict, TypeVar, Unpack
+
+from timerclient import rows
+from timerclient.errors import InvalidRequest
+from timerclient.existing import Existing, Seconds
+from timerclient.nodes import Node
+from timerclient.proto import timer_pb2 as pb
+
+T = TypeVar("T")
+
+STARTS: Final = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
+REDRIVE_MAX: Final = 256
+"""Dead letters in one request."""
+
+
+class GroupOptions(TypedDict, total=False):
+    """Settings of a group. What is not given is left as it is, or at its default."""
+
+    lease: Seconds
+    """How long a consumer holds a message, unless it asks for something else."""
+    max_attempts: int
+    """After so many nacks and ended leases a message is a dead letter. 0: it never is."""
+    dead_letter_topic: str
+    """Where dead letters go. Empty: TOPIC.GROUP.dead."""
+    backoff_min: Seconds
+    """How long a nack without a delay waits the first time; each time after twice as long …"""
+    backoff_max: Seconds
+    """… but never longer than this."""
+
+
+_TIMES: Final = {
+    "lease": "lease_ms",
+    "backoff_min": "backoff_ms_min",
+    "backoff_max": "backoff_ms_max",
+}
+
+
+def encode_options(options: GroupOptions) -> pb.GroupSettings:
+    """Return settings as the contract has them.
+
+    Raises:
+        InvalidRequest: a value is of the wrong kind, or out of range.
+        TypeError: an option of another name.
+    """
+    settings = pb.GroupSettings()
+    for name, value in options.items():
+        if name in _TIMES:
+            if not isinstance(value, int | float | timedelta):
+                raise InvalidRequest.of(name, value, "must be a timedelta, or seconds")
+            setattr(settings, _TIMES[name], rows.moment({"delay": value}).values[0])
+        elif name in ("max_attempts", "dead_letter_topic"):
+            try:
+                setattr(settings, name, value)
+            except (TypeError, ValueError):
+                raise InvalidRequest.of(name, value, "is of the wrong kind") from None
+        else:
+            msg = f"unexpected keyword argument {name!r}"
+            raise TypeError(msg)
+    return settings
+
+
+class GroupCalls(Existing):
+    """Calls about groups, for an event loop."""
+
+    async def create_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        start: str = "earliest",
+        **options: Unpack[GroupOptions],
+    ) -> pb.GroupStatus:
+        """Return a group that exists from now on, as it is: one that was there stays as it was.
+
+        Raises:
+            InvalidRequest: an argument breaks a limit.
+        """
+        if start not in STARTS:
+            raise InvalidRequest.of("start", start, f"must be one of {', '.join(STARTS)}")
+        request = pb.CreateGroupRequest(
+            topic=rows.utf8("topic", topic).decode(),
+            group=rows.utf8("group", group).decode(),
+            start=STARTS[start],
+            settings=encode_options(options),
+        )
+        return await self._admin(lambda node: lambda: node.admin.CreateGroup(request))
+
+    async def alter_group(
+        self, topic: str, group: str, **options: Unpack[GroupOptions]
+    ) -> pb.GroupStatus:
+        """Change the settings that are given; return the group as it is then.
+
+        Raises:
+            InvalidRequest: an argument breaks a limit.
+            NotFound: there is no such group.
+        """
+        request = pb.AlterGroupRequest(
+            topic=rows.utf8("topic", topic).decode(),
+            group=rows.utf8("group", group).decode(),
+            settings=encode_options(options),
+        )
+        return await self._admin(lambda node: lambda: node.admin.AlterGroup(request))
+
+    async def redrive(self, topic: str, max_messages: int | None = None) -> int:
+        """Send dead letters of `topic` back to the topics that they came from, each exactly once.
+
+        Those that are there when it begins, or so many of them; return how many were sent. Others
+        may be leased by a consumer of the group `dead-letters`, or say of no topic they came from.
+
+        Raises:
+            NotFound: there is no such topic, or it has no dead letters.
+            OutcomeUnknown: an answer was lost; to call it again sends none twice.
+        """
+        sent, left = 0, max_messages
+        while left is None or left > 0:
+            size = REDRIVE_MAX if left is None else min(left, REDRIVE_MAX)
+            name = rows.utf8("topic", topic).decode()
+            request = pb.RedriveRequest(topic=name, max_messages=size)
+            answer = await self._redrive(request)
+            sent += answer.redriven
+            known = answer.left if left is None else left - answer.redriven
+            left = min(known, answer.left)
+            if not answer.redriven:
+                break
+        return sent
+
+    async def _redrive(self, request: pb.RedriveRequest) -> pb.RedriveResponse:
+        return await self._admin(lambda node: lambda: node.admin.Redrive(request))
+
+    async def _admin(self, method: Callable[[Node], Callable[[], Awaitable[T]]]) -> T:
+        return await self.nodes().call(method, within_s=self.within_s(None))
