@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 4.
+"""The manifest: one replica's state at one committed index, format version 5.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  4
+    8   4   version  5
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` makes
@@ -49,7 +49,7 @@ from timer.units import (
 )
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 4
+VERSION: Final = 5
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"

@@ -44,9 +44,10 @@ _TARGETS: Final = struct.Struct("<II")
 _FIRE: Final = struct.Struct("<qII")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 4
+APPLY_VERSION: Final = 5
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
-unique among the pending timers of a topic; RESCHEDULE. 4: POLICY; groups' settings; NACK, MOVE."""
+unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
+ALTER, MOVE."""
 FIRE_ROWS_MAX: Final = 65_536
 FIRE_BYTES_MAX: Final = 16 << 20
 
