@@ -149,7 +149,8 @@ class ControlPlane:
         self._reported: Report | None = None
         self._reported_at_ms = MonoMs(0)
         self._pending: dict[int, asyncio.Future[Outcome]] = {}
-        self._asked: dict[int, asyncio.Future[TransferAnswer]] = {}
+        self._asked: dict[int, tuple[str, asyncio.Future[TransferAnswer]]] = {}
+        """What was asked of which controller, by the ask's id."""
         self._publishing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -197,7 +198,7 @@ class ControlPlane:
             await asyncio.to_thread(self._raft.stop)
         for settled in self._pending.values():
             settled.cancel()
-        for answered in self._asked.values():
+        for _, answered in self._asked.values():
             answered.cancel()
 
     @property
@@ -209,6 +210,11 @@ class ControlPlane:
     def is_controller(self) -> bool:
         """Whether this node appoints."""
         return self._view.leads
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other node can be reached."""
+        return not any(self._link.is_up(peer) for peer in self._peers)
 
     @property
     def raft_term(self) -> int:
@@ -262,7 +268,7 @@ class ControlPlane:
         assert self._loop is not None
         ask_id = next_nonce()
         answered: asyncio.Future[TransferAnswer] = self._loop.create_future()
-        self._asked[ask_id] = answered
+        self._asked[ask_id] = controller, answered
         self._link.send(controller, Kind.ASK, (ask_id, *words))
         try:
             async with asyncio.timeout(COMMAND_DEADLINE_S):
@@ -432,6 +438,10 @@ class ControlPlane:
         if up and peer == self.controller_name:
             self._reported = None
             self._make_report()
+        if not up:
+            lost = f"the connection to {peer} was lost before it answered"
+            for ask_id in [each for each, (asked, _) in self._asked.items() if asked == peer]:
+                self._answered(ask_id, TransferAnswer(Outcome.UNKNOWN, lost))
 
     def _on_frame(self, peer: str, kind: Kind, body: object) -> None:
         match kind, body:
@@ -445,11 +455,15 @@ class ControlPlane:
             case Kind.ASK, (int(ask_id), str(change), str(name)) if change in set(Change):
                 self._spawn(self._answer(peer, ask_id, ChangeAsked(Change(change), name)))
             case Kind.ANSWER, (int(ask_id), str(outcome), str(why)):
-                answered = self._asked.get(ask_id)
-                if answered is not None and not answered.done() and outcome in set(Outcome):
-                    answered.set_result(TransferAnswer(Outcome(outcome), why))
+                if ask_id in self._asked and outcome in set(Outcome):
+                    self._answered(ask_id, TransferAnswer(Outcome(outcome), why))
             case _:
                 logger.warning("unknown frame %s from %s: %.80r", kind, peer, body)
+
+    def _answered(self, ask_id: int, answer: TransferAnswer) -> None:
+        _, answered = self._asked[ask_id]
+        if not answered.done():
+            answered.set_result(answer)
 
     async def _answer(self, peer: str, ask_id: int, asked: Asked) -> None:
         answer = await self._asked_for(asked)

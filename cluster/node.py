@@ -31,6 +31,7 @@ from cluster.consume_service import ConsumeService
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.controller import ControllerConfig, Report, Role
+from cluster.exits import Diverged
 from cluster.groups import GroupDesk
 from cluster.host import Host
 from cluster.http import HttpServer
@@ -106,15 +107,6 @@ _ROLES: Final = {
     replication.Role.LEADER: Role.LEADER,
 }
 """A replica's role to what the controller cares about."""
-
-
-class Diverged(Exception):
-    """A majority holds another state at the same index than this replica, or none agrees (P6)."""
-
-    def __init__(self, why: str, *, curable: bool) -> None:
-        """`curable`: a majority agrees, so its state can be fetched."""
-        super().__init__(why)
-        self.curable = curable
 
 
 def mono_ms() -> MonoMs:
@@ -602,14 +594,19 @@ class Node:
         await self.host.drain(lambda: asyncio.sleep(DRAIN_POLL_S))
         self._stopping = True
         if led:
-            # The successor's fence makes this replica commit its tail and release the epoch.
-            answer = await self.control.request_transfer(None)
-            if answer.outcome is not Outcome.OK:
-                logger.warning("nobody takes over: %s", answer.why)
-                await self.replica.release()
-            while self.replica.serving:  # noqa: ASYNC110 - bounded by the drain's timeout
-                await asyncio.sleep(DRAIN_POLL_S)
+            await self._resign()
         await self.host.flush()
+
+    async def _resign(self) -> None:
+        """Let somebody else lead, or nobody; the drain's timeout bounds it."""
+        answer = await self.control.request_transfer(None)
+        if answer.outcome is Outcome.OK:
+            # The successor's fence makes this replica commit its tail and release the epoch.
+            while self.replica.serving and not self.control.is_alone:  # noqa: ASYNC110
+                await asyncio.sleep(DRAIN_POLL_S)
+        else:
+            logger.warning("nobody takes over: %s", answer.why)
+        await self.replica.release()
 
 
 def _channel(address: str) -> grpc.aio.Channel:

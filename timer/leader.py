@@ -44,6 +44,7 @@ from timer.policies import DEFAULTS, Policy, Scope, encode_policy
 from timer.producers import Answer
 from timer.serving import OVERLOAD_RETRY_MS, Delivery, Done, Serving, fitting
 from timer.units import (
+    DUE_MS_MAX,
     Epoch,
     LogIndex,
     MonoMs,
@@ -302,7 +303,7 @@ class Leader:
         self._flush_schedules(now)
         self._flush_cancels(now)
         self.groups.flush(now)
-        if now.mono_ms >= self._checkpoint_at_ms and not self._checkpointing:
+        if now.mono_ms >= self._next_checkpoint_ms() and not self._checkpointing:
             self.checkpoint(now)
 
     def checkpoint(self, now: Now) -> None:
@@ -313,9 +314,13 @@ class Leader:
             self._fire(now)
         self._propose(Kind.CHECKPOINT, [], now, self._checkpointed)
 
+    def _next_checkpoint_ms(self) -> MonoMs:
+        """When one falls due; in a drain none does: an idle leader's tail is to stay committed."""
+        return MonoMs(DUE_MS_MAX) if self._refusing else self._checkpoint_at_ms
+
     def wake_at_ms(self, now: Now) -> MonoMs:
         """When `step` must be called next, on the monotonic clock."""
-        wake = self._checkpoint_at_ms
+        wake = self._next_checkpoint_ms()
         due = None if self._fires_in_flight else self.machine.store.next_due()
         if due is not None:
             # Refused by a log that is full: what commits will have the shell step again sooner.

@@ -27,13 +27,17 @@ RPC_S: Final = 30.0
 CALL_S: Final = 120.0
 """A client goes on trying for so long, unless a test says otherwise."""
 POLL_S: Final = 0.02
-USUAL: Final = ("timing.checkpoint_interval_ms = 300", "leadership.lease_ms = 3000")
-"""Checkpoints come soon, and no hiccup of the machine costs the leadership."""
+USUAL: Final = (
+    *("timing.checkpoint_interval_ms = 300", "timing.drain_timeout_ms = 60000"),
+    "leadership.lease_ms = 3000",
+)
+"""Checkpoints come soon, and no hiccup of the machine costs the leadership, or ends a drain."""
 AS_SHIPPED: Final = "leadership.lease_ms = 500"
 """For tests of failovers; in them the leader may change at any time."""
 
 _BAD_LINE: Final = re.compile(
     r"level=(error|critical)|exc=|Traceback|never retrieved|was never awaited|was destroyed"
+    r"|not drained"
 )
 T = TypeVar("T")
 

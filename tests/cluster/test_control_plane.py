@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -283,6 +284,28 @@ def test_transfer_asked_of_a_node_that_is_not_the_controller(tmp_path: Path) -> 
         await until(lambda: cluster.serves(above=epoch), "transferred")
         assert cluster.leader != leader
         await comes(lambda: asked(ReplicaId(99)), Outcome.NOT_NOW)
+
+    run(scenario, tmp_path)
+
+
+def test_asking_a_controller_that_ends_says_so_when_its_link_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        plane = cluster.nodes[cluster.leader].plane
+        await until(lambda: plane.controller_name not in (None, cluster.leader), "a controller")
+        controller = plane.controller_name
+        assert controller is not None
+        monkeypatch.setattr(control_plane, "COMMAND_DEADLINE_S", 600)  # only the link can tell
+        silent = cluster.nodes[controller].plane
+        monkeypatch.setattr(silent, "_answer", AsyncMock())
+        asked = asyncio.ensure_future(plane.request_transfer(None))
+        await asyncio.sleep(0)
+        assert not asked.done()
+        await cluster.stop(controller)
+        answer = await asyncio.wait_for(asked, 60)
+        assert answer.outcome is Outcome.UNKNOWN
+        assert f"the connection to {controller} was lost" in answer.why
 
     run(scenario, tmp_path)
 

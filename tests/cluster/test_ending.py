@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import timerd
+from cluster import process
 from timer.errors import CorruptFile, DiskFailed
 
 Act = Callable[["FakeNode"], Awaitable[None]]
@@ -79,11 +79,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(at_start: Act, at_stop: Act) -> int:
         monkeypatch.setattr(FakeNode, "at_start", staticmethod(at_start), raising=False)
         monkeypatch.setattr(FakeNode, "at_stop", staticmethod(at_stop), raising=False)
-        return timerd.run(["--config", str(config)])
+        return process.run(["--config", str(config)])
 
-    monkeypatch.setattr(timerd, "Node", FakeNode)
-    monkeypatch.setattr(timerd, "start_again", start_again)
-    monkeypatch.setattr(timerd, "setup_logs", lambda **_: None)
+    monkeypatch.setattr(process, "Node", FakeNode)
+    monkeypatch.setattr(process, "start_again", start_again)
+    monkeypatch.setattr(process, "setup_logs", lambda **_: None)
     monkeypatch.setattr(os, "_exit", exited)
     config = tmp_path / "n1.toml"
     (tmp_path / "data").mkdir()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.timerd import EXIT_CORRUPT
+from cluster.exits import EXIT_CORRUPT
 from tests.cluster.running import Running, take, until
 from timerclient import TimerError
 

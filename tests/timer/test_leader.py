@@ -583,6 +583,19 @@ def test_refusing_leader_takes_nothing_new_and_drains() -> None:
     assert not any(isinstance(answer, TimerError) for answer in play.answers.values())
 
 
+def test_drained_leader_appends_nothing_more() -> None:
+    play = Play()
+    play.leader.refuse(ShuttingDown("bye"))
+    play.leader.checkpoint(play.now)
+    play.settle()
+    count = len(play.log.entries)
+    for _ in range(5):
+        play.wait(10_000)
+        play.settle()
+    assert len(play.log.entries) == count
+    assert play.leader.wake_at_ms(play.now) > play.now.mono_ms + 10_000
+
+
 def test_error_raised_often_does_not_keep_every_frame() -> None:
     play = Play()
     why = ShuttingDown("bye")

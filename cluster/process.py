@@ -1,0 +1,165 @@
+"""A running node's process: signals, fatal errors, healing by starting again."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import uvloop
+
+from cluster.allocator import give_back_large_blocks
+from cluster.config import NodeConfig, add_flags, flags_of, load_config, print_config
+from cluster.exits import Diverged, exit_code
+from cluster.logs import setup_logs
+from cluster.node import PEER_OPTIONS, Node
+from cluster.repair import repair
+from cluster.space import wait_for_room
+from cluster.storage import Damaged, note_damage
+from timer.disk import Disk, RealDisk, is_full
+from timer.errors import CorruptFile, DiskFailed, StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class Ending:
+    """Why a node ends. Who asks it to end for good is heard whatever else it is ending for."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.asked = False
+        """By SIGTERM or SIGINT."""
+        self._again = False
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a new process takes its place."""
+        return self._again and not self.asked
+
+    def ask(self) -> None:
+        """End for good."""
+        self.asked = True
+        self.begun.set()
+
+    def start_again(self) -> None:
+        """End, and start again: there is a snapshot to install."""
+        self._again = True
+        self.begun.set()
+
+
+def run(argv: list[str]) -> int:
+    """Run a node until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="timerd", description="Run one node of the cluster.")
+    add_flags(parser)
+    parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
+    arguments = parser.parse_args(argv)
+    path = arguments.config or os.environ.get("TIMERD_CONFIG")
+    config = load_config(Path(path) if path else None, os.environ, flags_of(arguments))
+    if arguments.print_config:
+        sys.stdout.write(print_config(config))
+        return 0
+    setup_logs(level=config.log_level, node=config.name)
+    give_back_large_blocks()
+    ending = Ending()
+    try:
+        uvloop.run(_run(config, ending))
+    except DiskFailed as error:
+        if not is_full(error) or ending.asked:
+            raise
+        logger.exception("no room, to be waited for")
+        start_again()
+    if ending.restarts:  # asked only now: a signal may have come while the loop ended
+        start_again()
+    return 0
+
+
+def start_again() -> NoReturn:
+    """Become a new process of the same program and arguments, under the same pid."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
+
+
+def _curable(config: NodeConfig, error: BaseException) -> bool:
+    """Return whether others have what this node has lost."""
+    others = len(config.peers) > 1
+    return others and (
+        isinstance(error, CorruptFile) or (isinstance(error, Diverged) and error.curable)
+    )
+
+
+def _begin_anew(
+    disk: Disk, config: NodeConfig, ending: Ending, error: BaseException
+) -> BaseException:
+    """Start again if that helps against `error`; else return what ends the process."""
+    if _curable(config, error):
+        logger.error("fatal, to be healed: %s", error, exc_info=error)
+        try:
+            note_damage(disk, config, error)
+            if not ending.asked:
+                start_again()
+        except DiskFailed as failed:  # the damage will be met again
+            error = failed
+    if is_full(error) and not ending.asked:
+        logger.error("no room, to be waited for: %s", error, exc_info=error)
+        start_again()
+    return error
+
+
+async def _run(config: NodeConfig, ending: Ending) -> None:
+    disk = RealDisk()
+
+    def fatal(error: BaseException) -> None:
+        """What is in memory can't be trusted: end at once, or begin anew."""
+        error = _begin_anew(disk, config, ending, error)
+        logger.critical("fatal: %s", error, exc_info=error)
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        os._exit(exit_code(error))
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.ask)
+
+    def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        del loop
+        error = context.get("exception")
+        if isinstance(error, AssertionError | StorageError):
+            fatal(error)
+        cause = error if isinstance(error, BaseException) else None
+        logger.error("%s", context.get("message"), exc_info=cause)
+
+    loop.set_exception_handler(on_exception)
+
+    waiting = loop.create_task(wait_for_room(disk, config))
+    if not await _unless_ended(waiting, ending):
+        return
+    node = Node(config, fatal, ending.start_again)
+    try:
+        await node.start()
+    except Damaged as damaged:
+        if len(config.peers) == 1:
+            raise damaged.why from None
+        healing = loop.create_task(repair(disk, config, damaged, [*PEER_OPTIONS]))
+        if await _unless_ended(healing, ending):
+            ending.start_again()
+        return
+    await ending.begun.wait()
+    logger.info("starting again" if ending.restarts else "stopping")
+    await node.stop()
+
+
+async def _unless_ended(work: asyncio.Task[None], ending: Ending) -> bool:
+    """Wait for `work`, and return True; or cancel it when the process is told to end."""
+    stopped = asyncio.create_task(ending.begun.wait())
+    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})
+        return False
+    stopped.cancel()
+    work.result()
+    return True
