@@ -170,9 +170,9 @@ class Replica:
         return await asyncio.to_thread(self._read, first, last)
 
     def _read(self, first: LogIndex, last: LogIndex) -> list[Entry]:
-        found = self._log.read(first, READ_BYTES)
+        found = self._log.read(first, READ_BYTES, last)
         assert found, f"entry {first} is not in the log any more"
-        return [entry for frame in found[: last - first + 1] for entry in frames(memoryview(frame))]
+        return [entry for frame in found for entry in frames(memoryview(frame))]
 
     def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
         """This node's restart does not need entries below `index`.
@@ -353,12 +353,13 @@ class Replica:
             if error is not None:
                 self._fatal(error)
                 return
-            found = future.result()[: order.last - order.first + 1]
+            found = future.result()
             if found and not self._stopped:  # else it was truncated meanwhile
                 with self._fatal_errors():
                     self._driver.loaded(order, found)
 
-        work = self._loop.run_in_executor(None, self._log.read, order.first, order.limit_bytes)
+        wanted = order.first, order.limit_bytes, order.last
+        work = self._loop.run_in_executor(None, self._log.read, *wanted)
         work.add_done_callback(finished)
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:

@@ -234,8 +234,10 @@ class Log:
             return None
         return view.epochs[bisect.bisect_right(view.starts, index) - 1]
 
-    def read(self, first: LogIndex, max_bytes: int) -> list[memoryview]:
-        """Return whole, checked frames from entry `first` on.
+    def read(
+        self, first: LogIndex, max_bytes: int, last: LogIndex | None = None
+    ) -> list[memoryview]:
+        """Return whole, checked frames from entry `first` on, none after `last`.
 
         At least one, then as many as fit `max_bytes`; fewer where a segment ends: ask again
         from the next. They may not be durable yet. Empty: `first` is not in the log (any more).
@@ -249,7 +251,7 @@ class Log:
         while True:
             removals = self._removals
             try:
-                found = self._read(self._view, first, max_bytes)
+                found = self._read(self._view, first, max_bytes, last)
             except (CorruptFile, FileNotFoundError) as error:
                 if removals == self._removals:
                     if isinstance(error, FileNotFoundError):
@@ -259,10 +261,13 @@ class Log:
                 if removals == self._removals:
                     return found
 
-    def _read(self, view: _View, first: LogIndex, max_bytes: int) -> list[memoryview]:
+    def _read(
+        self, view: _View, first: LogIndex, max_bytes: int, wanted: LogIndex | None
+    ) -> list[memoryview]:
         if not view.first <= first <= view.last:
             return []
         each, last = self._segment_with(view, first)
+        last = last if wanted is None else min(last, wanted)
         assert each.positions is not None
         expected, position = each.positions.at_or_before(first)
         found: list[memoryview] = []

@@ -25,6 +25,7 @@ damage. Changing anything else means VERSION += 1 and a reader for the old one.
 import bisect
 import struct
 import zlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ VERSION: Final = 1
 HEADER_SIZE: Final = 48
 SUFFIX: Final = ".log"
 
-STEP_SIZE: Final = 64 << 10
+STEP_SIZE: Final = 4 << 10
 """Bytes between two remembered positions: what a read may have to skip."""
 SCAN_SIZE: Final = 4 << 20
 """Bytes per read of a scan."""
@@ -121,8 +122,8 @@ class Positions:
     Readers in other threads bisect while the writer adds: a position is there before its index.
     """
 
-    _indexes: list[LogIndex] = field(default_factory=list[LogIndex])
-    _positions: list[int] = field(default_factory=list[int])
+    _indexes: "array[int]" = field(default_factory=lambda: array("Q"))
+    _positions: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def add(self, index: LogIndex, position: int) -> None:
         """Remember the frame, if the last one remembered is far enough behind."""
@@ -134,7 +135,7 @@ class Positions:
         """Return the last remembered frame that is not after `index`."""
         number = bisect.bisect_right(self._indexes, index) - 1
         assert number >= 0, f"index {index} is not in this segment"
-        return self._indexes[number], self._positions[number]
+        return LogIndex(self._indexes[number]), self._positions[number]
 
     def up_to(self, index: LogIndex) -> "Positions":
         """Return a copy without the frames after `index`."""

@@ -408,7 +408,7 @@ class SimNode:
         self.later(READ_US, self._read, order)
 
     def _read(self, order: Read) -> None:
-        found = self.log.read(order.first, order.limit_bytes)[: order.last - order.first + 1]
+        found = self.log.read(order.first, order.limit_bytes, order.last)
         if found:  # else it was truncated meanwhile
             self.driver.loaded(order, found)
 
@@ -456,7 +456,7 @@ class SimNode:
         if found is None:
             found = []
             while first <= last:
-                for frame in self.log.read(first, 1 << 16)[: last - first + 1]:
+                for frame in self.log.read(first, 1 << 16, last):
                     found += frames(frame)
                 first = LogIndex(found[-1].index + 1)
         return found
