@@ -19,9 +19,9 @@ from timer.snapshot import Leadership, Part, Snapshot
 if TYPE_CHECKING:
     from chaos.sim.node import SimNode
 
-CHUNK: Final = 300
-LARGE_CHUNK: Final = 10_000
-"""Where timers are large."""
+CHUNK_MIN: Final = 300
+CHUNKS_MAX: Final = 8
+"""Of one file, so that it arrives within a healed world's patience, however slow the network."""
 ANSWER_MS: Final = 300
 TRIES: Final = 4
 SETTLE_MS_MAX: Final = 3_000
@@ -57,7 +57,7 @@ def read(
     node: "SimNode", part: Part, position: int, answer: Callable[[bytes | None], None]
 ) -> None:
     """Answer with the next bytes of a part; None: it is not pinned here any more."""
-    chunk = LARGE_CHUNK if node.world.options.tight else CHUNK
+    chunk = max(CHUNK_MIN, -(-part.size // CHUNKS_MAX))
     answer(node.outgoing.read(node.mono_ms(), part, position, chunk))
 
 
