@@ -1,18 +1,16 @@
 """A running node's process: signals, fatal errors, healing by starting again."""
 
-import argparse
 import asyncio
 import logging
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import uvloop
 
 from cluster.allocator import give_back_large_blocks
-from cluster.config import NodeConfig, add_flags, flags_of, load_config, print_config
+from cluster.config import NodeConfig
 from cluster.exits import Diverged, exit_code
 from cluster.logs import setup_logs
 from cluster.node import PEER_OPTIONS, Node
@@ -50,17 +48,8 @@ class Ending:
         self.begun.set()
 
 
-def run(argv: list[str]) -> int:
+def run(config: NodeConfig) -> int:
     """Run a node until SIGTERM or SIGINT."""
-    parser = argparse.ArgumentParser(prog="timerd", description="Run one node of the cluster.")
-    add_flags(parser)
-    parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
-    arguments = parser.parse_args(argv)
-    path = arguments.config or os.environ.get("TIMERD_CONFIG")
-    config = load_config(Path(path) if path else None, os.environ, flags_of(arguments))
-    if arguments.print_config:
-        sys.stdout.write(print_config(config))
-        return 0
     setup_logs(level=config.log_level, node=config.name)
     give_back_large_blocks()
     ending = Ending()

@@ -15,10 +15,12 @@ memory stays. It ends with 66 if no leader offers a snapshot in time, or there a
 """
 
 import argparse
+import os
 import secrets
 import sys
 from pathlib import Path
 
+from cluster.config import add_flags, flags_of, load_config, print_config
 from cluster.exits import exit_code
 from replication.promise import PromiseFile
 from timer.directory import format_directory, founding_replica_id
@@ -35,8 +37,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments[:1] == ["init"]:
             return init(arguments[1:])
-        from cluster.process import run  # two thirds of a second, which init does without
-
         return run(arguments)
     except TimerError as error:
         print(f"timerd: {error}", file=sys.stderr)  # noqa: T201
@@ -87,6 +87,22 @@ def init(argv: list[str]) -> int:
         promise.set_unsure(unsure=True)
     print(f"{arguments.data}: {role} {arguments.name} of {arguments.cluster_id}")  # noqa: T201
     return 0
+
+
+def run(argv: list[str]) -> int:
+    """Run a node until SIGTERM or SIGINT, or show its settings."""
+    parser = argparse.ArgumentParser(prog="timerd", description="Run one node of the cluster.")
+    add_flags(parser)
+    parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
+    arguments = parser.parse_args(argv)
+    path = arguments.config or os.environ.get("TIMERD_CONFIG")
+    config = load_config(Path(path) if path else None, os.environ, flags_of(arguments))
+    if arguments.print_config:
+        sys.stdout.write(print_config(config))
+        return 0
+    from cluster import process  # half a second, which nothing above has to wait for
+
+    return process.run(config)
 
 
 if __name__ == "__main__":

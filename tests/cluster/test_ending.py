@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import process
+from cluster.config import load_config
 from timer.errors import CorruptFile, DiskFailed
 
 Act = Callable[["FakeNode"], Awaitable[None]]
@@ -79,7 +80,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(at_start: Act, at_stop: Act) -> int:
         monkeypatch.setattr(FakeNode, "at_start", staticmethod(at_start), raising=False)
         monkeypatch.setattr(FakeNode, "at_stop", staticmethod(at_stop), raising=False)
-        return process.run(["--config", str(config)])
+        return process.run(load_config(config, {}, {}))
 
     monkeypatch.setattr(process, "Node", FakeNode)
     monkeypatch.setattr(process, "start_again", start_again)
