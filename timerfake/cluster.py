@@ -38,7 +38,8 @@ NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 class AsyncFakeCluster:
     """A cluster in memory, for the event loop that it is entered on.
 
-    `start`: what its clock shows at first, an aware datetime; by default the present.
+    `start`: what its clock shows at first, an aware datetime; by default the present, cut to
+    a whole second: due times are rounded up to the tick, and a delay should end when it says.
     `settings`: of its node, by key, as timerd's --set has them: {"limits.key_bytes_max": 64}.
     """
 
@@ -50,7 +51,7 @@ class AsyncFakeCluster:
     ) -> None:
         if start is not None and start.tzinfo is None:
             raise InvalidRequest.of("start", start, "must be aware of its time zone")
-        first_ms = time.time_ns() // 1_000_000 if start is None else _ms_of(start)
+        first_ms = 1000 * int(time.time()) if start is None else _ms_of(start)
         self._clock = Clock(first_ms)
         self._settings = dict(settings)
         self._node: FakeNode | None = None
@@ -112,7 +113,7 @@ class AsyncFakeCluster:
             before = node.steps
             await asyncio.sleep(0)
             quiet = quiet + 1 if node.steps == before else 0
-        _ = node.leader  # which fails, if it is dead
+        node.check()
 
     # ---- mishaps
 
@@ -137,6 +138,7 @@ class AsyncFakeCluster:
         """End; close its clients before."""
         if self._node is not None:
             await self._node.stop()
+            self._node.check()
 
     async def __aenter__(self) -> Self:
         """Start, and return the cluster."""
@@ -204,8 +206,10 @@ class FakeCluster:
     def close(self) -> None:
         """End; close its clients before."""
         if not self._background.stopped:
-            self._background.call(self._cluster.close())
-            self._background.stop()
+            try:
+                self._background.call(self._cluster.close())
+            finally:
+                self._background.stop()
 
     def __enter__(self) -> Self:
         """Return the cluster."""

@@ -66,9 +66,13 @@ class Context:
 
 
 class Server:
-    """Servicers by method; the event loop that it is made on is the only one that calls it."""
+    """Servicers by method; the event loop that it is made on is the only one that calls it.
 
-    def __init__(self) -> None:
+    `failed` hears of a servicer's bug: what no caller should be left to make sense of.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self.failed = failed
         self.moved = 0
         """Messages that were sent or taken, calls that began or ended."""
         self._loop = asyncio.get_running_loop()
@@ -116,6 +120,9 @@ class Stream:
                     await self._put(self._down, handler.response_serializer(answer))
         except Aborted as aborted:
             self._error = aborted.error
+        except Exception as bug:  # noqa: BLE001 - it is told to who can
+            self._server.failed(bug)
+            self._error = failed(grpc.StatusCode.UNKNOWN, repr(bug))
         await self._put(self._down, None)
 
     async def _requests(self, handler: Any) -> AsyncIterator[Any]:
@@ -178,25 +185,25 @@ class Channel(grpc.aio.Channel):
         serialize, parse = _serializers(serializers, more)
 
         async def call(request: Any, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109
-            self._server.moved += 1
+            server, handler = self._server, self._server.handler(method)
+            server.moved += 1
             try:
                 async with asyncio.timeout(timeout):
-                    return parse(await self._call(method, serialize(request), timeout))
+                    parsed = handler.request_deserializer(serialize(request))
+                    answer = await handler.unary_unary(parsed, Context(timeout))
+                    return parse(handler.response_serializer(answer))
             except Aborted as aborted:
                 raise aborted.error from None
             except TimeoutError:
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
                 raise failed(code, "Deadline Exceeded") from None
+            except Exception as bug:
+                server.failed(bug)
+                raise
             finally:
-                self._server.moved += 1
+                server.moved += 1
 
         return call
-
-    async def _call(self, method: str, data: bytes, within_s: float | None) -> bytes:
-        handler = self._server.handler(method)
-        answer = await handler.unary_unary(handler.request_deserializer(data), Context(within_s))
-        encoded: bytes = handler.response_serializer(answer)
-        return encoded
 
     def stream_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
         """Return the method, whose call is a Stream."""

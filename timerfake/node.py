@@ -70,10 +70,10 @@ class FakeNode(TopicView):
         self.host.on_leading = self._leading_changed
         services = services_of(self.host, self, config, threads=Here())
         self._consumers = services.consumers
-        self.server = Server()
+        self.server = Server(self._failed)
         services.add_to(self.server)
         self.failure: BaseException | None = None
-        """What would have ended a real node's process: a bug."""
+        """A bug: what would have ended a real node's process."""
 
     def start(self) -> None:
         """Begin to lead."""
@@ -90,15 +90,18 @@ class FakeNode(TopicView):
         await self.host.stop()
         self._consumers.end_streams()
 
-    @property
-    def leader(self) -> Leader:
-        """The leader's core.
+    def check(self) -> None:
+        """Make a bug known.
 
         Raises:
-            RuntimeError: a bug has ended it.
+            RuntimeError: there was one; nothing that was seen can be relied on.
         """
         if self.failure is not None:
             raise RuntimeError("the fake cluster failed") from self.failure
+
+    @property
+    def leader(self) -> Leader:
+        """The leader's core."""
         return self.host.require_leader()
 
     @property
