@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import grpc
 
 from timer.units import DUE_MS_MAX
-from timerclient import AsyncTimerClient, TimerClient
+from timerclient import AsyncTimerClient, Settings, TimerClient
 from timerclient.errors import InvalidRequest
 from timerclient.existing import Seconds, seconds
 from timerclient.sync import Background
@@ -58,9 +58,14 @@ class AsyncFakeCluster:
 
     # ---- clients
 
-    def client(self, **options: Any) -> AsyncTimerClient:
-        """Return a new client of it; `options` are AsyncTimerClient's."""
-        return AsyncTimerClient(self.address, dial=self.dial, **options)
+    def client(
+        self,
+        *,
+        timeout: Seconds | None = None,
+        settings: Settings = Settings(),  # noqa: B008 -- frozen
+    ) -> AsyncTimerClient:
+        """Return a new client of it; the arguments are AsyncTimerClient's."""
+        return AsyncTimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)
 
     def dial(self, address: str) -> grpc.aio.Channel:
         """Return a channel to it, whatever the address: what clients take as `dial`."""
@@ -125,6 +130,17 @@ class AsyncFakeCluster:
         self._running().fail_over()
         await self.settle()
 
+    async def disconnect(self) -> None:
+        """Break all connections, with what is on its way, and take none until `reconnect`.
+
+        To clients the cluster is unreachable; time may pass meanwhile.
+        """
+        self._running().server.disconnect()
+
+    async def reconnect(self) -> None:
+        """Take connections again; clients find back within some real milliseconds."""
+        self._running().server.reconnect()
+
     # ---- life
 
     async def start(self) -> None:
@@ -173,9 +189,14 @@ class FakeCluster:
         self._background = Background()
         self._background.call(self._cluster.start())
 
-    def client(self, **options: Any) -> TimerClient:
-        """Return a new client of it; `options` are TimerClient's."""
-        return TimerClient(self.address, dial=self.dial, **options)
+    def client(
+        self,
+        *,
+        timeout: Seconds | None = None,
+        settings: Settings = Settings(),  # noqa: B008 -- frozen
+    ) -> TimerClient:
+        """Return a new client of it; the arguments are TimerClient's."""
+        return TimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)
 
     def dial(self, address: str) -> grpc.aio.Channel:
         """Return a channel to it, whatever the address: what a TimerClient takes as `dial`."""
@@ -202,6 +223,14 @@ class FakeCluster:
     def fail_over(self) -> None:
         """Let another leader begin; see AsyncFakeCluster.fail_over."""
         self._background.call(self._cluster.fail_over())
+
+    def disconnect(self) -> None:
+        """Break all connections; see AsyncFakeCluster.disconnect."""
+        self._background.call(self._cluster.disconnect())
+
+    def reconnect(self) -> None:
+        """Take connections again; see AsyncFakeCluster.reconnect."""
+        self._background.call(self._cluster.reconnect())
 
     def close(self) -> None:
         """End; close its clients before."""

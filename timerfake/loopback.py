@@ -40,6 +40,10 @@ def failed(
     )
 
 
+def _unavailable() -> grpc.aio.AioRpcError:
+    return failed(grpc.StatusCode.UNAVAILABLE, "the fake cluster is disconnected")
+
+
 class Context:
     """What a servicer is told of its caller."""
 
@@ -77,6 +81,9 @@ class Server:
         """Messages that were sent or taken, calls that began or ended."""
         self._loop = asyncio.get_running_loop()
         self._handlers: dict[str, Any] = {}
+        self.streams: set[Stream] = set()
+        """Those that are open."""
+        self._down = False
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Serve methods of a service: what generated code calls."""
@@ -86,8 +93,18 @@ class Server:
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Serve nothing more: generated code says the same twice."""
 
-    def handler(self, method: str) -> Any:
-        """Return what serves a method.
+    def disconnect(self) -> None:
+        """Break all streams, with what is on its way, and take no call until `reconnect`."""
+        self._down = True
+        for stream in [*self.streams]:
+            stream.lose(_unavailable())
+
+    def reconnect(self) -> None:
+        """Take calls again."""
+        self._down = False
+
+    def enter(self) -> None:
+        """Note that a call begins.
 
         Raises:
             RuntimeError: on another event loop.
@@ -95,6 +112,16 @@ class Server:
         if asyncio.get_running_loop() is not self._loop:
             msg = "a fake cluster is of one event loop: coroutines use their own AsyncFakeCluster"
             raise RuntimeError(msg)
+        self.moved += 1
+
+    def handler(self, method: str) -> Any:
+        """Return what serves a method.
+
+        Raises:
+            Aborted: it is disconnected.
+        """
+        if self._down:
+            raise Aborted(_unavailable())
         return self._handlers[method]
 
 
@@ -102,6 +129,7 @@ class Stream:
     """One call of a method that takes a stream and gives one, as its client holds it."""
 
     def __init__(self, server: Server, method: str, serialize: Serialize, parse: Parse) -> None:
+        server.enter()
         self._server = server
         self._serialize = serialize
         self._parse = parse
@@ -110,10 +138,13 @@ class Stream:
         self._down: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_MAX)
         """None: it is over, as `_error` says."""
         self._error: grpc.aio.AioRpcError | None = None
-        self._task = asyncio.ensure_future(self._serve(server.handler(method)))
+        self._cancelled = False
+        self._task = asyncio.ensure_future(self._serve(method))
 
-    async def _serve(self, handler: Any) -> None:
+    async def _serve(self, method: str) -> None:
+        self._server.streams.add(self)
         try:
+            handler = self._server.handler(method)
             answers = handler.stream_stream(self._requests(handler), Context(None))
             async with contextlib.aclosing(answers):
                 async for answer in answers:
@@ -123,6 +154,8 @@ class Stream:
         except Exception as bug:  # noqa: BLE001 - it is told to who can
             self._server.failed(bug)
             self._error = failed(grpc.StatusCode.UNKNOWN, repr(bug))
+        finally:
+            self._server.streams.discard(self)
         await self._put(self._down, None)
 
     async def _requests(self, handler: Any) -> AsyncIterator[Any]:
@@ -159,7 +192,7 @@ class Stream:
             grpc.aio.AioRpcError: the call has failed.
             asyncio.CancelledError: it was cancelled here.
         """
-        if self._task.cancelled():
+        if self._cancelled:
             raise asyncio.CancelledError
         data = await self._get(self._down)
         if data is not None:
@@ -171,7 +204,16 @@ class Stream:
 
     def cancel(self) -> bool:
         """End the call; return whether that made a difference."""
-        return self._task.cancel()
+        self._cancelled = self._task.cancel() or self._cancelled
+        return self._cancelled
+
+    def lose(self, error: grpc.aio.AioRpcError) -> None:
+        """Break the connection: what is on its way is lost."""
+        self._error = error
+        self._task.cancel()
+        while not self._down.empty():
+            self._down.get_nowait()
+        self._down.put_nowait(None)
 
 
 class Channel(grpc.aio.Channel):
@@ -185,9 +227,10 @@ class Channel(grpc.aio.Channel):
         serialize, parse = _serializers(serializers, more)
 
         async def call(request: Any, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109
-            server, handler = self._server, self._server.handler(method)
-            server.moved += 1
+            server = self._server
+            server.enter()
             try:
+                handler = server.handler(method)
                 async with asyncio.timeout(timeout):
                     parsed = handler.request_deserializer(serialize(request))
                     answer = await handler.unary_unary(parsed, Context(timeout))

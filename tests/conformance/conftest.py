@@ -8,11 +8,14 @@ from tests.cluster.running import Running
 from tests.conformance.worlds import FakeWorld, RealWorld, World
 from timerfake import FakeCluster
 
+SETTINGS = ("timing.drain_timeout_ms = 500",)
+"""Who stops with all others finds nobody to hand over to, however long it waits."""
+
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Three nodes."""
-    with Running(tmp_path_factory.mktemp("conformance")).cleaned() as running:
+    with Running(tmp_path_factory.mktemp("conformance"), SETTINGS).cleaned() as running:
         yield running
 
 

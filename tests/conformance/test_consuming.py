@@ -106,7 +106,7 @@ def test_lease_that_ends_gives_the_message_to_another(world: World, topic: str) 
     client.schedule(topic, b"p")
     with client.consumer(topic, "g", lease=world.moment, max_messages=1) as slow:
         [late] = world.receive(slow, 1)
-        with client.consumer(topic, "g") as other:
+        with client.consumer(topic, "g", lease=60) as other:
             world.pass_time(1.5)
             [again] = world.receive(other, 1)
             assert (again.payload, again.attempt) == (b"p", 2)
@@ -120,11 +120,11 @@ def test_lease_that_ends_gives_the_message_to_another(world: World, topic: str) 
 def test_extended_lease_holds_longer(world: World, topic: str) -> None:
     client = world.client
     client.schedule(topic, b"p")
-    with client.consumer(topic, "g", lease=4 * world.moment, max_messages=1) as slow:
+    with client.consumer(topic, "g", lease=8 * world.moment, max_messages=1) as slow:
         [message] = world.receive(slow, 1)
         extended = message.extend(lease=100 * world.moment).result(WAIT_S)
         assert extended is ExtendResult.EXTENDED
-        world.pass_time(5)
+        world.pass_time(9)
         assert message.ack().result(WAIT_S) is AckResult.ACKED
     with client.consumer(topic, "g") as consumer:
         world.nothing_waits(consumer, topic)

@@ -14,7 +14,14 @@ import pytest
 from tests.cluster.running import WAIT_S, until
 from timer.errors import ConfigError
 from timer.units import DUE_MS_MAX
-from timerclient import AsyncTimerClient, InvalidRequest, TimerClient, TimerError, Unreachable
+from timerclient import (
+    AsyncTimerClient,
+    InvalidRequest,
+    OutcomeUnknown,
+    TimerClient,
+    TimerError,
+    Unreachable,
+)
 from timerclient.sync import Consumer
 from timerfake import AsyncFakeCluster, FakeCluster
 
@@ -289,6 +296,41 @@ def test_failover_ends_leases_and_consumers_come_back_by_themselves() -> None:
             assert again.ack().result(WAIT_S)
             assert consumer.dropped_stale == consumer.leases_lost == 0
             consumer.flush()
+
+
+def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself() -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        client.schedule("t", b"p", delay=HOUR)
+        consumer = client.consumer("t", "g")
+        cluster.disconnect()
+        with pytest.raises(Unreachable) as refused:
+            client.schedule("t", b"q", timeout=0.1)
+        assert refused.value.outcome_known
+        with pytest.raises(Unreachable):
+            client.count_timers("t", timeout=0.1)
+        cluster.advance(HOUR)
+        assert consumer.receive(timeout=0) == []
+        cluster.reconnect()
+        [message] = consumer.receive(timeout=WAIT_S)
+        assert message.payload == b"p"
+        assert client.topics()[0].scheduled == 1
+
+
+async def test_answer_that_is_lost_is_an_unknown_outcome_or_a_duplicate() -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.schedule("t", b"the stream stands", delay=HOUR)
+        impatient = asyncio.create_task(client.schedule("t", b"q", delay=HOUR, timeout=0.2))
+        patient = asyncio.create_task(client.schedule("t", b"q", delay=HOUR))
+        assert cluster._node is not None
+        while cluster._node.host.engine.machine.counts.pending < 3:  # noqa: ASYNC110 -- one loop
+            await asyncio.sleep(0)
+        await cluster.disconnect()  # they are scheduled, and nobody has heard of it
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await impatient
+        assert not unknown.value.outcome_known
+        await cluster.reconnect()
+        assert (await patient).duplicate
+        assert (await client.count_timers("t")).pending == 3
 
 
 def test_submitted_schedules_are_answered_in_the_background() -> None:

@@ -151,3 +151,20 @@ async def test_cancelled_stream_ends_its_servicer(play: Play) -> None:
     await play.servicer.ended.wait()
     with pytest.raises(asyncio.CancelledError):
         await stream.read()
+
+
+async def test_disconnected_server_breaks_streams_with_what_is_on_its_way(play: Play) -> None:
+    stream = await play.stream(1, 2)
+    await stream.read()
+    play.server.disconnect()
+    for lost in (stream, await play.stream()):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await lost.read()
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.aio.AioRpcError):
+        await play.count("four")
+    assert play.servicer.ended.is_set()
+    play.server.reconnect()
+    assert (await play.count("four")).pending == 4
+    assert play.server.streams == set()
+    assert play.failures == []
