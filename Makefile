@@ -18,7 +18,7 @@ SEEDS ?= 300
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-lock
-PACKAGES := timer replication cluster timerclient deploy chaos bench tests
+PACKAGES := timer replication cluster timerclient timerfake deploy chaos bench tests
 PROTOS = $(wildcard timerclient/proto/*.proto replication/*.proto replication/proto/*.proto)
 
 SERVICES = $(shell grep -lE '^service ' $(PROTOS))

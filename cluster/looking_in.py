@@ -11,7 +11,7 @@ process, whoever met it: it must not lead on.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar
@@ -50,11 +50,14 @@ _T = TypeVar("_T")
 class LookingIn:
     """See the module."""
 
-    def __init__(self, host: Host, *, salt: int, key_bytes_max: int) -> None:
+    def __init__(
+        self, host: Host, *, salt: int, key_bytes_max: int, threads: Executor | None = None
+    ) -> None:
+        """`threads`: None: its own."""
         self._host = host
         self._salt = salt
         self._key_bytes_max = key_bytes_max
-        self._threads = ThreadPoolExecutor(LOOKS_MAX, "looking-in")
+        self._threads = threads or ThreadPoolExecutor(LOOKS_MAX, "looking-in")
         self._turns = asyncio.Semaphore(LOOKS_MAX)
         self._waiting = 0
 

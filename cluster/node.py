@@ -24,32 +24,26 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cluster import wire
-from cluster.admin_service import AdminService
 from cluster.config import NodeConfig
-from cluster.consume_service import ConsumeService
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.controller import ControllerConfig, Report, Role
 from cluster.exits import Diverged
-from cluster.groups import GroupDesk
 from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
 from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
-from cluster.policies import PolicyDesk
 from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
 from cluster.repair import check_state, dials
 from cluster.scrub import Scrubber
+from cluster.services import services_of
 from cluster.space import Space
 from cluster.status import reason_of
 from cluster.storage import open_storage
 from cluster.telemetry import Telemetry
-from cluster.timer_service import TimerService
 from cluster.view import VERSION, NodeState
 from cluster.wallclock import wall_clock
-from cluster.wire import RequestLimits
 from replication import steps as replication
 from replication.refetch import Refetch
 from replication.replica import Replica
@@ -263,26 +257,10 @@ class Node:
         )
 
     async def _serve(self) -> None:
-        config, limits = self.config, self.config.limits
-        salt = wire.id_salt(config.cluster_id)
-        request_limits = RequestLimits(
-            key_bytes_max=limits.key_bytes_max,
-            headers_bytes_max=limits.headers_bytes_max,
-            request_rows_max=limits.request_rows_max,
-            request_bytes_max=limits.request_bytes_max,
-        )
-        timers = TimerService(
-            self.host,
-            limits=request_limits,
-            salt=salt,
-            auto_create_topics=config.auto_create_topics,
-            topic_name_bytes_max=limits.topic_name_bytes_max,
-        )
-        desk = GroupDesk(self.host, timers, config.groups, config.limits.group_name_bytes_max)
-        self._consumers = ConsumeService(self.host, desk, salt=salt)
-        policies = PolicyDesk(self.host, timers)
-        admin = AdminService(self.view, timers, policies, desk, self.host.require_leader)
-        for service in (timers, self._consumers, admin):
+        config = self.config
+        services = services_of(self.host, self.view, config)
+        self._consumers = services.consumers
+        for service in services:
             service.on_error = self._count_error
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(
@@ -292,9 +270,7 @@ class Node:
                 self._snapshots.handler(),
             )
         )
-        rpc.add_TimerServiceServicer_to_server(timers, self._server)
-        rpc.add_ConsumeServiceServicer_to_server(self._consumers, self._server)
-        rpc.add_AdminServiceServicer_to_server(admin, self._server)
+        services.add_to(self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

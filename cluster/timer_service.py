@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
 from cluster import status, wire
@@ -33,14 +34,16 @@ class TimerService(Service, rpc.TimerServiceServicer):
         salt: int,
         auto_create_topics: bool,
         topic_name_bytes_max: int,
+        threads: Executor | None = None,
     ) -> None:
+        """`threads` look in; None: threads of its own."""
         self._host = host
         self._limits = limits
         self._salt = salt
         self._auto_create_topics = auto_create_topics
         self._topic_name_bytes_max = topic_name_bytes_max
         key_bytes_max = limits.key_bytes_max
-        self._looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max)
+        self._looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
         self._changes = Changes(host, self._looking_in, salt=salt, key_bytes_max=key_bytes_max)
 
     @answered

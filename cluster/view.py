@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
-from cluster import groups
 from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
@@ -18,10 +17,9 @@ from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.policies import description
 from cluster.scrub import Scrubber
 from cluster.telemetry import Levels, rss_bytes
+from cluster.topics import TopicView
 from replication.replica import Replica
 from timer.errors import CommitTimeout, InvalidRequest, NotReady
-from timer.groups import Group
-from timer.machine import Topic
 from timer.units import LogIndex, MonoMs, ReplicaId
 from timerclient.proto import timer_pb2 as pb
 
@@ -31,7 +29,7 @@ CHANGE_TIMEOUT_MS: Final = 8_000
 CHANGE_POLL_S: Final = 0.05
 
 
-class NodeState:
+class NodeState(TopicView):
     """A node's view of itself and of the cluster."""
 
     def __init__(  # noqa: PLR0913 - all that it tells of
@@ -44,11 +42,11 @@ class NodeState:
         mono_ms: Callable[[], MonoMs],
         scrubber: Scrubber,
     ) -> None:
+        super().__init__(host)
         self.name = config.name
         self.cluster_id = config.cluster_id
         self._config = config
         self._replica = replica
-        self._host = host
         self._control = control
         self._stubs = stubs
         self._mono_ms = mono_ms
@@ -288,35 +286,6 @@ class NodeState:
             published_at_ms=shared.published_at_ms,
             age_ms=max(0, self._host.now().clock_ms - shared.published_at_ms),
         )
-
-    def topics(self) -> list[pb.TopicStatus]:
-        """Return every topic, as this node has applied it."""
-        machine = self._host.engine.machine
-        return [self._topic(topic) for _, topic in sorted(machine.topic_by_name.items())]
-
-    def group(self, topic: str, group: str) -> pb.GroupStatus:
-        """Return a group, as this node has applied it."""
-        of = self._host.engine.machine.topic_by_name[topic]
-        return self._group(of, of.groups[group])
-
-    def _topic(self, topic: Topic) -> pb.TopicStatus:
-        counts, queue = topic.counts, topic.queue
-        return pb.TopicStatus(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            pending=counts.pending,
-            scheduled=counts.scheduled,
-            fired=counts.fired,
-            cancelled=counts.cancelled,
-            queue_end=queue.end,
-            queue_begin=queue.begin,
-            groups=[self._group(topic, group) for group in topic.groups.values()],
-        )
-
-    def _group(self, topic: Topic, group: Group) -> pb.GroupStatus:
-        leader = self._host.leader
-        leased, consumers = leader.groups.leased(group) if leader is not None else (0, 0)
-        return groups.status_of(group, topic.queue.end, leased, consumers)
 
     # ---- JSON
 

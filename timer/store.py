@@ -204,7 +204,7 @@ class Store:
         """Return what a thread should ask the runs before these are folded; None: it is little."""
         runs = self._runs.runs
         asked = Asked(entries, keys=any(run.meta.keys_size for run in runs))
-        return None if asked.is_little(runs) else Prepared(runs, asked)
+        return None if not runs or asked.is_little(runs) else Prepared(runs, asked)
 
     def begin_look(self, targets: Targets) -> Prepared | None:
         """Return what a thread should ask the runs before these timers are looked for and read.

@@ -28,7 +28,7 @@ from timerclient.errors import Closed, InvalidRequest, TimerError
 from timerclient.existing import Seconds, seconds
 from timerclient.groups import STARTS, GroupCalls
 from timerclient.messages import Batch, Message
-from timerclient.nodes import Node, Nodes, parse_addresses
+from timerclient.nodes import Dial, Node, Nodes, parse_addresses, tcp
 from timerclient.producer import Call, Producer, Row
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import Headers, When, WhenMany
@@ -116,6 +116,8 @@ class AsyncTimerClient(GroupCalls):
 
     `cluster`: "host:port,host:port", or a sequence of addresses; some of the nodes are enough.
     `timeout`: how long a call may take, failovers included, unless it says otherwise.
+    `credentials`: of TLS; None: there is none.
+    `dial`: makes the channel to an address, if that is not TCP; `credentials` don't count then.
     """
 
     def __init__(
@@ -124,11 +126,12 @@ class AsyncTimerClient(GroupCalls):
         *,
         timeout: Seconds | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        dial: Dial | None = None,
         settings: Settings = Settings(),  # noqa: B008 -- frozen
     ) -> None:
         self._addresses = parse_addresses(cluster)
         self._settings = settings
-        self._credentials = credentials
+        self._dial = dial or tcp(credentials)
         self._call_s = settings.call_s if timeout is None else seconds(timeout)
         self._nodes: Nodes | None = None
         self._producer: Producer | None = None
@@ -376,7 +379,7 @@ class AsyncTimerClient(GroupCalls):
         if self._closed:
             raise Closed("the client is closed")
         if self._nodes is None:
-            self._nodes = Nodes(self._addresses, self._settings, self._credentials)
+            self._nodes = Nodes(self._addresses, self._settings, self._dial)
         return self._nodes
 
     def producer(self) -> Producer:
@@ -464,9 +467,12 @@ class AsyncConsumer:
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> list[Message]:
-        """Return 1 to `max_messages` messages; none if none comes in time, or it was closed."""
+        """Return 1 to `max_messages` messages; none if none comes in time, or it was closed.
+
+        `timeout`: None waits for ever, 0 not at all.
+        """
         if not self._rest:
-            batch = await self._next_batch(None if timeout is None else seconds(timeout))
+            batch = await self._next_batch(None if timeout is None else seconds(timeout, zero=True))
             self._rest = [] if batch is None else [*batch][::-1]
         taken = self._rest[: -max_messages - 1 : -1]
         del self._rest[len(self._rest) - len(taken) :]

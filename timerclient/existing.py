@@ -32,15 +32,17 @@ TimerLike = Timer | str | bytes
 """A timer, its id as text, or its raw id."""
 
 
-def seconds(value: Seconds) -> float:
-    """Return a duration in seconds.
+def seconds(value: Seconds, *, zero: bool = False) -> float:
+    """Return a duration in seconds; `zero`: it may be none at all.
 
     Raises:
         InvalidRequest: it is not positive.
     """
     value_s = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    if not value_s > 0:
-        raise InvalidRequest.of("duration", value, "must be positive")
+    if not (value_s > 0 or (zero and value_s == 0)):
+        raise InvalidRequest.of(
+            "duration", value, "must be 0 or more" if zero else "must be positive"
+        )
     return value_s
 
 

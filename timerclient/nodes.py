@@ -44,15 +44,27 @@ CHANNEL_OPTIONS: Final = (
 )
 
 
+Dial = Callable[[str], grpc.aio.Channel]
+"""How a channel to an address (host:port) is made; it connects with its first call."""
+
+
+def tcp(credentials: grpc.ChannelCredentials | None) -> Dial:
+    """Return how to reach nodes over TCP; None: without TLS."""
+
+    def dial(address: str) -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+
+    return dial
+
+
 class Node:
     """One address: its channel and the stubs on it."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address
-        if credentials is None:
-            self.channel = grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
-        else:
-            self.channel = grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+        self.channel = channel
         self.timers = rpc.TimerServiceStub(self.channel)
         self.consuming = rpc.ConsumeServiceStub(self.channel)
         self.schedule_stream: Any = self.channel.stream_stream(
@@ -89,19 +101,14 @@ class Pauses:
 class Nodes:
     """All nodes of one cluster; lives on one event loop."""
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        settings: Settings,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
+    def __init__(self, addresses: Sequence[str], settings: Settings, dial: Dial) -> None:
         self.settings = settings
         self.rng = random.Random()  # noqa: S311 -- jitter, no secret
         self.epoch = 0
         """The highest epoch that a delivery or an opened consumer carried."""
         self.last_error: TimerError | None = None
         self._addresses = list(addresses)
-        self._credentials = credentials
+        self._dial = dial
         self._nodes: dict[str, Node] = {}
         self._leader: Node | None = None
         self._hint = ""
@@ -112,7 +119,7 @@ class Nodes:
         """Return the node at an address; connecting happens with its first call."""
         node = self._nodes.get(address)
         if node is None:
-            node = self._nodes[address] = Node(address, self._credentials)
+            node = self._nodes[address] = Node(address, self._dial(address))
         return node
 
     async def close(self) -> None:

@@ -40,6 +40,7 @@ from timerclient.errors import Closed, Overloaded, TimerError
 from timerclient.existing import Seconds, TimerLike, seconds
 from timerclient.groups import GroupOptions
 from timerclient.messages import Batch, Message
+from timerclient.nodes import Dial
 from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
@@ -165,10 +166,11 @@ class TimerClient:
         *,
         timeout: Seconds | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        dial: Dial | None = None,
         settings: Settings = Settings(),  # noqa: B008 -- frozen
     ) -> None:
         self._client = AsyncTimerClient(
-            cluster, timeout=timeout, credentials=credentials, settings=settings
+            cluster, timeout=timeout, credentials=credentials, dial=dial, settings=settings
         )
         self._budget = Budget(settings.submitted_bytes_max)
         self._background = Background()
@@ -649,9 +651,12 @@ class Consumer:
             yield batch
 
     def receive(self, max_messages: int = 1, *, timeout: Seconds | None = None) -> list[Message]:
-        """Return 1 to `max_messages` messages; none if none comes in time, or it was closed."""
+        """Return 1 to `max_messages` messages; none if none comes in time, or it was closed.
+
+        `timeout`: None waits for ever, 0 not at all.
+        """
         if not self._rest:
-            batch = self._next_batch(None if timeout is None else seconds(timeout))
+            batch = self._next_batch(None if timeout is None else seconds(timeout, zero=True))
             self._rest = [] if batch is None else [*batch][::-1]
         taken = self._rest[: -max_messages - 1 : -1]
         del self._rest[len(self._rest) - len(taken) :]

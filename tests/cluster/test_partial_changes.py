@@ -43,7 +43,7 @@ class Caller:
     def __init__(self) -> None:
         self.host = Hosted()
         host: Any = self.host
-        limits = {"salt": SALT, "key_bytes_max": 100}
+        limits: dict[str, Any] = {"salt": SALT, "key_bytes_max": 100}
         looking_in = LookingIn(host, **limits)
         self._changes = Changes(host, looking_in, **limits)
 

@@ -1,0 +1,39 @@
+"""Each test of a behaviour runs twice: in a fake world, and in a real one that all tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.running import Running
+from tests.conformance.worlds import FakeWorld, RealWorld, World
+from timerfake import FakeCluster
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Three nodes."""
+    with Running(tmp_path_factory.mktemp("conformance")).cleaned() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def real_world(cluster: Running) -> Iterator[World]:
+    """The three nodes and a client."""
+    with cluster.client() as client:
+        yield RealWorld(cluster, client)
+
+
+@pytest.fixture(params=["fake", pytest.param("cluster", marks=pytest.mark.slow)])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """A fake cluster of the test's own, or the real one."""
+    if request.param == "cluster":
+        yield request.getfixturevalue("real_world")
+        return
+    with FakeCluster() as fake, fake.client() as client:
+        yield FakeWorld(fake, client)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has, for a topic."""
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)

@@ -1,0 +1,169 @@
+"""Cancelling and rescheduling: by id, by key, by filter, before and after a timer has fired."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.conformance.worlds import World
+from timerclient import (
+    CancelResult,
+    InvalidRequest,
+    NotFound,
+    NotPending,
+    RescheduleResult,
+    TimerState,
+)
+
+HOUR = 3600.0
+HOUR_MS = 3_600_000
+
+
+def test_cancel_tells_what_became_of_the_timer(world: World, topic: str) -> None:
+    client = world.client
+    pending = client.schedule(topic, b"pending", delay=HOUR)
+    fired = client.schedule(topic, b"fired", delay=world.moment)
+    with client.consumer(topic, "g") as consumer:
+        world.pass_time(2)
+        world.take(consumer, 1)
+    assert client.cancel(pending) is CancelResult.CANCELLED
+    assert client.cancel(pending.id) is CancelResult.ALREADY_CANCELLED
+    assert client.cancel(fired.raw) is CancelResult.ALREADY_FIRED
+    unknown = bytearray(pending.raw)
+    unknown[-1] ^= 1
+    assert client.cancel(bytes(unknown)) is CancelResult.NOT_FOUND
+
+
+def test_cancelled_timer_never_fires_and_its_neighbours_of_the_same_tick_do(
+    world: World, topic: str
+) -> None:
+    due_ms = world.clock_ms() + 2 * world.moment_ms
+    timers = world.client.schedule_batch(topic, [b"%d" % n for n in range(100)], due_ms=due_ms)
+    assert len({*timers.due_ms}) == 1
+    assert world.client.cancel(timers[50]) is CancelResult.CANCELLED
+    assert world.client.cancel_batch([timers[0], timers[99]]) == [CancelResult.CANCELLED] * 2
+    with world.client.consumer(topic, "g") as consumer:
+        world.pass_time(3)
+        came = [message.payload for message in world.take(consumer, 97)]
+        world.nothing_waits(consumer, topic)
+    assert came == [b"%d" % n for n in range(100) if n not in (0, 50, 99)]
+
+
+def test_cancels_around_the_time_that_timers_fire_and_what_comes_agree(
+    world: World, topic: str
+) -> None:
+    """Whatever is answered while they fire: one that is CANCELLED does not come, the others do."""
+    client, due_ms = world.client, world.clock_ms() + world.moment_ms
+    payloads = [b"%d" % n for n in range(200)]
+    timers = client.schedule_batch(topic, payloads, due_ms=[due_ms + n for n in range(200)])
+    half = client.cancel_batch([timers[n] for n in range(0, 200, 20)])
+    world.pass_time(1)
+    rest = [client.cancel(timers[n]) for n in range(1, 200, 20)]
+    assert {*half, *rest} <= {CancelResult.CANCELLED, CancelResult.ALREADY_FIRED}
+    results = dict(zip([*range(0, 200, 20), *range(1, 200, 20)], [*half, *rest], strict=True))
+    gone = {payloads[n] for n, result in results.items() if result is CancelResult.CANCELLED}
+    with client.consumer(topic, "g") as consumer:
+        world.pass_time(1)
+        came = [message.payload for message in world.take(consumer, 200 - len(gone))]
+        world.nothing_waits(consumer, topic)
+    assert len({*came}) == len(came)
+    assert {*came} == {*payloads} - gone
+
+
+def test_cancel_by_key_finds_pending_timers_only(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule_batch(topic, [b""] * 2, keys=["a", "b"], delay=HOUR)
+    assert client.cancel(key="a", topic=topic) is CancelResult.CANCELLED
+    cancelled, gone = client.cancel_keys(topic, ["b", "a"])
+    assert (cancelled, gone) == (CancelResult.CANCELLED, CancelResult.NOT_FOUND)
+    client.schedule(topic, b"", key="a", delay=HOUR)
+    assert client.count_timers(topic).pending == 1
+
+
+def test_cancel_by_filter_hits_what_it_names_and_nothing_else(world: World, topic: str) -> None:
+    client, now_ms = world.client, world.clock_ms()
+    dues = [now_ms + HOUR_MS * (1 + n // 10) for n in range(30)]
+    keys = [f"{'even' if n % 2 == 0 else 'odd'}-{n}" for n in range(30)]
+    client.schedule_batch(topic, [b""] * 30, keys=keys, due_ms=dues)
+    hit = client.cancel_where(
+        topic,
+        key_prefix="even-",
+        due_from=now_ms + 3 * HOUR_MS // 2,
+        due_to=now_ms + 5 * HOUR_MS // 2,
+    )
+    assert (hit, hit.exact) == (5, True)
+    left = {timer.key for timer in client.list_timers(topic)}
+    assert left == {key for n, key in enumerate(keys) if n // 10 != 1 or n % 2}
+    assert client.cancel_where(topic) == 25
+    with pytest.raises(NotFound):
+        client.cancel_where(f"{topic}-nobody-knows")
+
+
+# ---- rescheduling
+
+
+def test_reschedule_gives_a_new_id_and_keeps_all_else(world: World, topic: str) -> None:
+    client = world.client
+    old = client.schedule(topic, b"p", delay=HOUR, key="k", headers={"h": "1"})
+    new = client.reschedule(old, delay=world.moment)
+    assert new.id != old.id
+    assert client.get_timer(old).state is TimerState.CANCELLED
+    with pytest.raises(NotPending) as refused:
+        client.reschedule(old, delay=HOUR)
+    assert refused.value.result is RescheduleResult.ALREADY_CANCELLED
+    with client.consumer(topic, "g") as consumer:
+        world.pass_time(2)
+        [message] = world.take(consumer, 1)
+        world.nothing_waits(consumer, topic)
+    assert (message.id, message.payload) == (new.id, b"p")
+    assert (message.key, message.headers) == ("k", {"h": "1"})
+    with pytest.raises(NotPending) as refused:
+        client.reschedule(new, delay=HOUR)
+    assert refused.value.result is RescheduleResult.ALREADY_FIRED
+
+
+def test_reschedule_to_the_past_delivers_at_once(world: World, topic: str) -> None:
+    timer = world.client.schedule(topic, b"p", delay=HOUR)
+    world.client.reschedule(timer, due_ms=0)
+    with world.client.consumer(topic, "g") as consumer:
+        assert world.take(consumer, 1)[0].payload == b"p"
+
+
+def test_reschedule_by_key_and_in_batches_answers_each(world: World, topic: str) -> None:
+    client = world.client
+    timers = client.schedule_batch(topic, [b"1", b"2"], keys=["a", "b"], delay=HOUR)
+    moved = client.reschedule(key="a", topic=topic, delay=2 * HOUR)
+    assert client.get_timer(key="a", topic=topic).id == moved.id
+    gone, done = client.reschedule_batch([timers[0], timers[1]], delay=[HOUR, 3 * HOUR])
+    assert (gone.result, gone.timer) == (RescheduleResult.ALREADY_CANCELLED, None)
+    assert done.timer is not None
+    assert [t.key for t in client.list_timers(topic)] == ["a", "b"]
+    none, one = client.reschedule_keys(topic, ["nobody", "b"], due_ms=world.clock_ms() + HOUR_MS)
+    assert none.result is RescheduleResult.NOT_FOUND
+    assert one.result is RescheduleResult.RESCHEDULED
+    assert [t.key for t in client.list_timers(topic)] == ["b", "a"]
+
+
+def test_reschedule_by_filter_moves_each_once(world: World, topic: str) -> None:
+    client, due_ms = world.client, world.clock_ms() + 5 * HOUR_MS
+    client.schedule_batch(topic, [b""] * 100, delay=HOUR)
+    later = client.schedule(topic, b"later", delay=9 * HOUR)
+    assert client.reschedule_where(topic, {"due_to": due_ms}, due_ms=due_ms) == 100
+    times = [timer.due_ms for timer in client.list_timers(topic)]
+    assert [ms - due_ms < 10 for ms in times] == [True] * 100 + [False]
+    assert client.get_timer(later).state is TimerState.PENDING
+    client.cancel_where(topic)
+
+
+def test_change_names_one_timer_in_one_way(world: World, topic: str) -> None:
+    timer = world.client.schedule(topic, b"", key="k", delay=HOUR)
+    asked: list[Callable[[], object]] = [
+        world.client.cancel,
+        lambda: world.client.cancel(timer, key="k", topic=topic),
+        lambda: world.client.cancel(key="k"),
+        lambda: world.client.reschedule(timer, delay=1, due_ms=1),
+        lambda: world.client.cancel_where(topic, due_from=5, due_to=4),
+    ]
+    for ask in asked:
+        with pytest.raises(InvalidRequest):
+            ask()
+    world.client.cancel(timer)

@@ -1,0 +1,294 @@
+"""Groups, leases, acks, nacks, dead letters, and calls without a stream."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.cluster.running import WAIT_S
+from tests.conformance.worlds import World, refusal
+from timerclient import AckResult, ExtendResult, LeaseLost, NackResult, NotFound
+from timerclient.proto import timer_pb2 as pb
+
+
+def test_each_group_gets_every_message(world: World, topic: str) -> None:
+    payloads = [b"%d" % n for n in range(50)]
+    for group in ("one", "two"):
+        world.client.create_group(topic, group)
+    world.client.schedule_batch(topic, payloads)
+    for group in ("one", "two"):
+        with world.client.consumer(topic, group) as consumer:
+            assert [message.payload for message in world.take(consumer, 50)] == payloads
+        assert world.unacked(topic, group) == 0
+
+
+def test_group_begins_at_the_earliest_or_at_the_latest_message(world: World, topic: str) -> None:
+    client = world.client
+    client.create_group(topic, "slow")
+    client.schedule(topic, b"before")
+    with client.consumer(topic, "quick") as consumer:
+        world.take(consumer, 1)
+    with client.consumer(topic, "new", start="latest") as consumer:
+        client.schedule(topic, b"after")
+        assert world.take(consumer, 1)[0].payload == b"after"
+    for group in ("early", "slow"):  # while it is unacked somewhere, it is there
+        with client.consumer(topic, group) as consumer:
+            assert [m.payload for m in world.take(consumer, 2)] == [b"before", b"after"]
+
+
+def test_message_that_all_groups_have_acked_is_gone(world: World, topic: str) -> None:
+    with world.client.consumer(topic, "g") as consumer:
+        world.client.schedule(topic, b"gone")
+        world.take(consumer, 1)
+    with world.client.consumer(topic, "late") as consumer:
+        world.nothing_waits(consumer, topic)
+
+
+def test_consumers_of_a_group_share_its_messages(world: World, topic: str) -> None:
+    client = world.client
+    with (
+        client.consumer(topic, "g", max_messages=30) as one,
+        client.consumer(topic, "g", max_messages=70) as two,
+    ):
+        client.schedule_batch(topic, [b"%d" % n for n in range(100)])
+        came = [m.payload for m in (*world.take(one, 30), *world.take(two, 70))]
+    assert {*came} == {b"%d" % n for n in range(100)}
+    assert world.unacked(topic, "g") == 0
+
+
+def test_consumer_gets_no_more_than_its_window(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule_batch(topic, [b""] * 100)
+    with client.consumer(topic, "g", window=10) as consumer:
+        world.until(lambda: world.leased(topic, "g") == 10)
+        first = world.receive(consumer, 10)
+        world.until(lambda: world.leased(topic, "g") > 10)
+        for message in first:
+            _ = message.ack()
+        world.take(consumer, 90)
+    assert world.unacked(topic, "g") == 0
+
+
+def test_ack_is_final_for_its_group(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule_batch(topic, [b"acked", b"held"])
+    with client.consumer(topic, "g") as consumer:
+        acked, _ = world.receive(consumer, 2)
+        assert acked.ack().result(WAIT_S) is AckResult.ACKED
+        assert acked.ack().result(WAIT_S) is AckResult.ALREADY_ACKED
+    with client.consumer(topic, "g") as consumer:
+        [again] = world.take(consumer, 1)
+        assert (again.payload, again.attempt) == (b"held", 2)
+        world.nothing_waits(consumer, topic)
+
+
+def test_consumer_that_leaves_gives_back_what_it_holds_and_nothing_twice(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    client.schedule_batch(topic, [b"%d" % n for n in range(20)])
+    done = []
+    with client.consumer(topic, "g") as leaving:
+        held = world.receive(leaving, 20)
+        for message in held[::2]:
+            assert message.ack().result(WAIT_S) is AckResult.ACKED
+            done.append(message.payload)
+    with client.consumer(topic, "g") as joining:
+        again = world.take(joining, 10)
+        world.nothing_waits(joining, topic)
+    assert [message.attempt for message in again] == [2] * 10
+    assert [m.payload for m in again] == [b"%d" % n for n in range(1, 20, 2)]
+    assert {*done}.isdisjoint(m.payload for m in again)
+
+
+def test_lease_that_ends_gives_the_message_to_another(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule(topic, b"p")
+    with client.consumer(topic, "g", lease=world.moment, max_messages=1) as slow:
+        [late] = world.receive(slow, 1)
+        with client.consumer(topic, "g", lease=60) as other:
+            world.pass_time(1.5)
+            [again] = world.receive(other, 1)
+            assert (again.payload, again.attempt) == (b"p", 2)
+            assert again.handed_out_ms >= late.handed_out_ms + world.moment_ms
+            with pytest.raises(LeaseLost) as lost:
+                late.ack().result(WAIT_S)
+            assert lost.value.offsets == (late.queue_offset,)
+            assert again.ack().result(WAIT_S) is AckResult.ACKED
+
+
+def test_extended_lease_holds_longer(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule(topic, b"p")
+    with client.consumer(topic, "g", lease=8 * world.moment, max_messages=1) as slow:
+        [message] = world.receive(slow, 1)
+        extended = message.extend(lease=100 * world.moment).result(WAIT_S)
+        assert extended is ExtendResult.EXTENDED
+        with client.consumer(topic, "g", lease=60) as other:
+            world.pass_time(9)
+            world.nothing_waits(other, topic)
+        assert message.ack().result(WAIT_S) is AckResult.ACKED
+    assert world.unacked(topic, "g") == 0
+
+
+def test_batch_is_acked_and_given_back_whole(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule_batch(topic, [b"%d" % n for n in range(10)])
+    with client.consumer(topic, "g") as consumer:
+        batches = consumer.batches()
+        seen = 0
+        while seen < 10:
+            batch = next(batches)
+            seen += len(batch)
+            assert batch.nack(delay=0).result(WAIT_S) == len(batch)
+        again = 0
+        while again < 10:
+            batch = next(batches)
+            assert {*batch.attempts} == {2}
+            again += len(batch)
+            assert batch.ack().result(WAIT_S) == len(batch)
+    assert world.unacked(topic, "g") == 0
+
+
+# ---- giving back, dying
+
+
+def test_nacked_message_comes_again_after_its_delay(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule_batch(topic, [b"later", b"at once"])
+    with client.consumer(topic, "g") as consumer:
+        later, soon = world.receive(consumer, 2)
+        assert later.nack(delay=2 * world.moment).result(WAIT_S) is NackResult.NACKED
+        assert soon.nack(delay=0).result(WAIT_S) is NackResult.NACKED
+        with pytest.raises(LeaseLost):
+            later.nack().result(WAIT_S)
+        [first] = world.take(consumer, 1)
+        world.pass_time(2.5)
+        [second] = world.take(consumer, 1)
+        assert second.nack().result(WAIT_S) is NackResult.ALREADY_ACKED
+        assert later.extend().result(WAIT_S) is ExtendResult.ALREADY_ACKED
+    assert [(m.payload, m.attempt) for m in (first, second)] == [(b"at once", 2), (b"later", 2)]
+    assert second.handed_out_ms >= later.handed_out_ms + 2 * world.moment_ms
+
+
+def test_backoff_doubles_up_to_its_maximum(world: World, topic: str) -> None:
+    client, unit = world.client, world.moment
+    client.create_group(topic, "g", backoff_min=unit, backoff_max=1.5 * unit)
+    client.schedule(topic, b"p")
+    handed_out: list[int] = []
+    with client.consumer(topic, "g") as consumer:
+        for pause in (1.1, 1.6, 1.6, 0):
+            [message] = world.receive(consumer, 1)
+            handed_out.append(message.handed_out_ms)
+            assert message.nack().result(WAIT_S) is NackResult.NACKED
+            world.pass_time(pause)
+    pauses = [b - a for a, b in pairwise(handed_out)]
+    least = [world.moment_ms, 3 * world.moment_ms // 2, 3 * world.moment_ms // 2]
+    assert [pause >= ms for pause, ms in zip(pauses, least, strict=True)] == [True] * 3
+
+
+def test_message_that_fails_too_often_becomes_a_dead_letter_that_says_why(
+    world: World, topic: str
+) -> None:
+    client, dead = world.client, f"{topic}.g.dead"
+    client.create_group(topic, "g", max_attempts=2)
+    timer = client.schedule(topic, b"bad", key="k", headers={"mine": "1"})
+    with client.consumer(topic, "g") as consumer:
+        for attempt in (1, 2):
+            [message] = world.receive(consumer, 1)
+            assert message.attempt == attempt
+            assert message.nack(delay=0).result(WAIT_S) is NackResult.NACKED
+        world.nothing_waits(consumer, topic)
+    with client.consumer(dead, "look") as consumer:
+        [letter] = world.take(consumer, 1)
+    assert (letter.payload, letter.key, letter.headers["mine"]) == (b"bad", "k", "1")
+    said = {k: v for k, v in letter.headers.items() if k.startswith("dead-letter-")}
+    assert said == {
+        "dead-letter-reason": "nacked",
+        "dead-letter-topic": topic,
+        "dead-letter-group": "g",
+        "dead-letter-timer-id": timer.id,
+        "dead-letter-offset": "0",
+        "dead-letter-attempts": "2",
+    }
+
+
+def test_leases_that_end_kill_a_message_too(world: World, topic: str) -> None:
+    client, dead = world.client, f"{topic}-dead"
+    client.create_group(topic, "g", max_attempts=1, lease=world.moment, dead_letter_topic=dead)
+    client.schedule(topic, b"slow")
+    with client.consumer(topic, "g", max_messages=1) as consumer:
+        world.receive(consumer, 1)
+        world.pass_time(1.5)
+        with client.consumer(dead, "dead-letters") as letters:
+            [letter] = world.take(letters, 1)
+    assert letter.headers["dead-letter-reason"] == "lease ended"
+
+
+def test_redriven_dead_letters_come_once_where_they_came_from(world: World, topic: str) -> None:
+    client, dead = world.client, f"{topic}.g.dead"
+    client.create_group(topic, "g", max_attempts=1)
+    payloads = [b"%d" % n for n in range(30)]
+    client.schedule_batch(topic, payloads, headers={"mine": "1"})
+    with client.consumer(topic, "g") as consumer:
+        for message in world.receive(consumer, 30):
+            _ = message.nack()
+        consumer.flush()
+        world.until(lambda: world.unacked(dead, "dead-letters") == 30)
+        assert client.redrive(dead, 10) == 10
+        assert client.redrive(dead) == 20
+        assert client.redrive(dead) == 0
+        back = world.take(consumer, 30)
+        world.nothing_waits(consumer, topic)
+    assert {m.payload for m in back} == {*payloads}
+    assert [(m.attempt, m.headers) for m in back] == [(1, {"mine": "1"})] * 30
+    with pytest.raises(NotFound):
+        client.redrive(topic)
+
+
+def test_group_is_altered_in_part_and_creating_it_again_changes_nothing(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    made = client.create_group(topic, "g", lease=5, max_attempts=3)
+    assert made.settings == client.create_group(topic, "g", lease=9).settings
+    altered = client.alter_group(topic, "g", max_attempts=0, backoff_min=2).settings
+    assert (altered.lease_ms, altered.max_attempts, altered.backoff_ms_min) == (5_000, 0, 2_000)
+    with pytest.raises(NotFound):
+        client.alter_group(topic, "nobody", max_attempts=1)
+
+
+# ---- without a stream
+
+
+def test_message_is_received_and_settled_by_plain_calls(world: World, topic: str) -> None:
+    asked: dict[str, Any] = {"topic": topic, "group": "g"}
+    assert not world.unary("Receive", pb.ReceiveRequest(**asked)).queue_offsets
+    world.client.schedule_batch(topic, [b"a", b"b", b"c"])
+    got = world.unary("Receive", pb.ReceiveRequest(**asked, wait_ms=20_000, max_messages=3))
+    assert (got.payloads, list(got.attempts)) == (b"abc", [1, 1, 1])
+    assert not world.unary("Receive", pb.ReceiveRequest(**asked)).queue_offsets
+    held = asked | {"lease_id": got.lease_id, "epoch": got.epoch}
+    longer = pb.ExtendRequest(**held, offsets=[0, 9], lease_ms=60_000)
+    assert world.unary("Extend", longer).results == [pb.EXTENDED, pb.ACK_NOT_DELIVERED]
+    assert world.unary("Ack", pb.AckRequest(**held, offsets=[0])).results == [pb.ACKED]
+    back = world.unary("Nack", pb.NackRequest(**held, offsets=[0, 1, 1], delay_ms=0))
+    assert back.results == [pb.ALREADY_ACKED, pb.NACKED, pb.ACK_LEASE_LOST]
+    again = world.unary("Receive", pb.ReceiveRequest(**asked, wait_ms=20_000, max_messages=3))
+    assert (again.payloads, list(again.attempts)) == (b"b", [2])
+
+
+def test_plain_call_beyond_a_limit_names_it(world: World, topic: str) -> None:
+    world.client.create_group(topic, "g")
+    asked: dict[str, Any] = {"topic": topic, "group": "g"}
+    for method, request, field in (
+        ("Receive", pb.ReceiveRequest(**asked, max_messages=1001), "max_messages"),
+        ("Receive", pb.ReceiveRequest(**asked, wait_ms=20_001), "wait_ms"),
+        ("Receive", pb.ReceiveRequest(**asked, lease_ms=1), "lease_ms"),
+        ("Nack", pb.NackRequest(**asked), "offsets"),
+        ("Extend", pb.ExtendRequest(**asked, offsets=[1], lease_ms=1 << 31), "lease_ms"),
+    ):
+        error = refusal(world, method, request)
+        assert (error.reason, error.field) == (pb.INVALID_REQUEST, field)
+    nobody = pb.AckRequest(topic=topic, group="nobody", offsets=[1])
+    assert refusal(world, "Ack", nobody).reason == pb.NOT_FOUND

@@ -1,0 +1,107 @@
+"""What is pending, what became of it, and what operators are told of topics and groups."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.conformance.worlds import World
+from timerclient import NotFound, TimerState
+
+HOUR = 3600.0
+HOUR_MS = 3_600_000
+
+
+def test_list_is_in_firing_order_and_takes_filters(world: World, topic: str) -> None:
+    client, now_ms = world.client, world.clock_ms()
+    hours = [5, 3, 1, 4, 2]
+    client.schedule_batch(
+        topic,
+        [b"%d" % hour for hour in hours],
+        keys=[f"{'odd' if hour % 2 else 'even'}-{hour}" for hour in hours],
+        due_ms=[now_ms + hour * HOUR_MS for hour in hours],
+    )
+    assert [t.payload for t in client.list_timers(topic)] == [b"1", b"2", b"3", b"4", b"5"]
+    assert [t.payload for t in client.list_timers(topic, key_prefix="odd-")] == [b"1", b"3", b"5"]
+    middle = client.list_timers(
+        topic, due_from=now_ms + 2 * HOUR_MS, due_to=now_ms + 4 * HOUR_MS, page_size=1
+    )
+    assert [t.key for t in middle] == ["even-2", "odd-3"]
+    client.cancel_where(topic)
+    assert [*client.list_timers(topic)] == []
+    with pytest.raises(NotFound):
+        [*client.list_timers(f"{topic}-nobody-knows")]
+
+
+def test_list_goes_page_by_page_and_sees_each_once(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule_batch(topic, [b"%d" % n for n in range(2_500)], delay=HOUR)
+    seen = [timer.payload for timer in client.list_timers(topic)]
+    assert seen == [b"%d" % n for n in range(2_500)]
+    client.cancel_where(topic)
+
+
+def test_count_says_how_soon(world: World, topic: str) -> None:
+    client = world.client
+    delays = [30.0, 30.0, 2 * HOUR, 40 * 24 * HOUR]
+    client.schedule_batch(topic, [b""] * 4, delay=delays)
+    counts = client.count_timers(topic)
+    within = {span: counts.within[span] for span in (timedelta(minutes=1), timedelta(hours=6))}
+    assert (counts.pending, counts.beyond) == (4, 1)
+    assert within == {timedelta(minutes=1): 2, timedelta(hours=6): 3}
+    client.cancel_where(topic)
+    assert client.count_timers(topic).pending == 0
+
+
+def test_timer_is_told_whole_while_pending_and_by_its_end_after(world: World, topic: str) -> None:
+    client = world.client
+    timer = client.schedule(topic, b"p", key="k", headers={"h": "1"}, delay=world.moment)
+    moved = client.schedule(topic, b"q", delay=HOUR)
+    info = client.get_timer(timer)
+    assert (info.state, info.topic, info.payload) == (TimerState.PENDING, topic, b"p")
+    assert (info.key, info.headers, info.id) == ("k", {"h": "1"}, timer.id)
+    assert info.requested_ms is not None
+    assert info.requested_ms <= info.due_ms == timer.due_ms
+    assert client.get_timer(key="k", topic=topic) == info
+    with client.consumer(topic, "g") as consumer:
+        world.pass_time(2)
+        world.take(consumer, 1)
+    assert client.get_timer(timer.id).state is TimerState.FIRED
+    client.cancel(moved)
+    assert client.get_timer(moved.raw).state is TimerState.CANCELLED
+    with pytest.raises(NotFound):
+        client.get_timer(key="k", topic=topic)
+    unknown = bytearray(timer.raw)
+    unknown[-1] ^= 1
+    with pytest.raises(NotFound):
+        client.get_timer(bytes(unknown))
+
+
+def test_topics_and_groups_are_counted(world: World, topic: str) -> None:
+    client = world.client
+    topic_id = client.create_topic(topic)
+    assert client.create_topic(topic) == topic_id
+    client.schedule_batch(topic, [b""] * 3)
+    client.schedule(topic, b"", delay=HOUR)
+    client.cancel(client.schedule(topic, b"", delay=HOUR))
+    with client.consumer(topic, "g", window=3) as consumer:
+        held = world.receive(consumer, 3)
+        held[0].ack().result(60)
+        [status] = [each for each in client.topics() if each.name == topic]
+        assert (status.topic_id, status.scheduled, status.fired) == (topic_id, 5, 3)
+        assert (status.pending, status.cancelled, status.queue_end) == (1, 1, 3)
+        [group] = status.groups
+        assert (group.name, group.unacked, group.leased, group.consumers) == ("g", 2, 2, 1)
+        for message in held[1:]:
+            _ = message.ack()
+    client.cancel_where(topic)
+
+
+def test_status_names_the_leader_and_adds_up(world: World, topic: str) -> None:
+    world.client.schedule(topic, b"")
+    status = world.client.status()
+    [leader] = [node for node in status.nodes if node.name == status.leader]
+    assert leader.serving
+    ended = leader.fired + leader.cancelled + leader.dropped
+    assert leader.scheduled == leader.pending + ended
+    members = world.client.members()
+    assert {each.name for each in members.members if each.voter} == {n.name for n in status.nodes}

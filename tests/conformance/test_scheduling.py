@@ -1,0 +1,240 @@
+"""When timers fire, in which order, and what a schedule is answered."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.conformance.worlds import World
+from timerclient import AlreadyExists, InvalidRequest, ScheduleResult, TimerState
+
+HOUR = 3600.0
+DAY_MS = 86_400_000
+TICK_MS = 10
+
+
+def test_nothing_comes_before_it_is_due_and_as_much_as_is_asked_for(
+    world: World, topic: str
+) -> None:
+    unit = world.moment / 10
+    with world.client.consumer(topic, "g") as consumer:
+        dues = [20, 10, 30, 50, 40]
+        payloads = [b"%d" % due for due in dues]
+        world.client.schedule_batch(topic, payloads, delay=[due * unit for due in dues])
+        world.pass_time(1.5)
+        [first] = world.receive(consumer, 1)
+        world.pass_time(4.5)
+        [second] = world.receive(consumer, 1)
+        rest = world.receive(consumer, 3)
+        world.nothing_waits(consumer, topic)
+    got = [first, second, *rest]
+    assert [message.payload for message in got] == [b"10", b"20", b"30", b"40", b"50"]
+    assert all(message.fired_at_ms >= message.due_ms for message in got)
+
+
+def test_due_on_a_tick_is_kept_and_between_ticks_is_raised_to_the_next(
+    world: World, topic: str
+) -> None:
+    tick_ms = (world.clock_ms() + world.moment_ms) // TICK_MS * TICK_MS
+    wanted = [tick_ms, tick_ms + 1, tick_ms + TICK_MS]
+    timers = world.client.schedule_batch(topic, [b""] * 3, due_ms=wanted)
+    assert timers.due_ms == [tick_ms, tick_ms + TICK_MS, tick_ms + TICK_MS]
+    with world.client.consumer(topic, "g") as consumer:
+        world.pass_time(2)
+        for message, due_ms in zip(world.take(consumer, 3), timers.due_ms, strict=True):
+            assert message.fired_at_ms >= due_ms
+
+
+def test_thousand_with_one_delay_come_in_the_order_they_were_scheduled(
+    world: World, topic: str
+) -> None:
+    client, due_ms = world.client, world.clock_ms() + 4 * world.moment_ms
+    pending = [client.submit(topic, b"%d" % n, due_ms=due_ms) for n in range(100)]
+    for first in range(100, 1_000, 300):
+        names = [b"%d" % n for n in range(first, first + 300)]
+        client.schedule_batch(topic, names, due_ms=due_ms)
+    assert {future.result().due_ms for future in pending} == {-(-due_ms // TICK_MS) * TICK_MS}
+    with client.consumer(topic, "g") as consumer:
+        world.pass_time(5)
+        assert [m.payload for m in world.take(consumer, 1_000)] == [b"%d" % n for n in range(1_000)]
+
+
+def test_immediate_messages_among_delayed_ones_come_first_and_in_order(
+    world: World, topic: str
+) -> None:
+    for n in range(5):
+        world.client.schedule(topic, b"later %d" % n, delay=3 * world.moment)
+        world.client.schedule(topic, b"now %d" % n)
+    with world.client.consumer(topic, "g") as consumer:
+        world.pass_time(4)
+        came = [message.payload for message in world.take(consumer, 10)]
+    assert came == [b"now %d" % n for n in range(5)] + [b"later %d" % n for n in range(5)]
+
+
+def test_due_in_the_past_is_delivered_at_once(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule(topic, b"an hour ago", due_ms=world.clock_ms() - 3_600_000)
+    client.schedule(topic, b"1970", due_ms=0)
+    client.schedule(topic, b"no time", delay=0)
+    with client.consumer(topic, "g") as consumer:
+        came = {message.payload for message in world.take(consumer, 3)}
+    assert came == {b"an hour ago", b"1970", b"no time"}
+
+
+def test_delay_and_moment_mean_the_same(world: World, topic: str) -> None:
+    client, hour_ms = world.client, 3_600_000
+    now_ms = world.clock_ms()
+    timers = [
+        client.schedule(topic, b"", delay=HOUR),
+        client.schedule(topic, b"", delay=timedelta(hours=1)),
+        client.schedule(topic, b"", due_ms=now_ms + hour_ms),
+        client.schedule(topic, b"", due=datetime.fromtimestamp(now_ms / 1000 + HOUR, UTC)),
+    ]
+    for timer in timers:
+        assert now_ms + hour_ms <= timer.due_ms <= world.clock_ms() + hour_ms + 2 * TICK_MS
+
+
+def test_ten_years_are_no_special_case(world: World, topic: str) -> None:
+    years = [1, 10]
+    delays = [timedelta(days=365 * n) for n in years]
+    timers = world.client.schedule_batch(topic, [b"1", b"10"], delay=delays)
+    world.change_leader()
+    listed = [*world.client.list_timers(topic)]
+    assert [timer.due_ms for timer in listed] == timers.due_ms
+    for timer, n in zip(listed, years, strict=True):
+        assert abs(timer.due_ms - world.clock_ms() - 365 * n * DAY_MS) < DAY_MS
+        assert timer.payload == b"%d" % n
+    assert world.client.cancel_where(topic) == 2
+
+
+def test_payload_key_and_headers_arrive_as_they_were(world: World, topic: str) -> None:
+    client = world.client
+    headers = {"trace": "ä", "empty": ""}
+    client.schedule(topic, b"\x00\xff", key="order ß", headers=headers)
+    client.schedule(topic, b"", key="k" * 1024)
+    client.schedule_batch(topic, [b"a", b"b"], keys=[None, "b"], headers=[{"n": "1"}, None])
+    with client.consumer(topic, "g") as consumer:
+        got = [(m.payload, m.key, m.headers) for m in world.take(consumer, 4)]
+    assert got == [
+        (b"\x00\xff", "order ß", headers),
+        (b"", "k" * 1024, {}),
+        (b"a", None, {"n": "1"}),
+        (b"b", "b", {}),
+    ]
+
+
+def test_message_tells_its_timer(world: World, topic: str) -> None:
+    timer = world.client.schedule(topic, b"", delay=world.moment)
+    with world.client.consumer(topic, "g") as consumer:
+        world.pass_time(2)
+        [message] = world.take(consumer, 1)
+    assert message.id == timer.id
+    assert (message.attempt, message.queue_offset) == (1, 0)
+    assert message.due_ms <= timer.due_ms <= message.fired_at_ms <= message.handed_out_ms
+
+
+def test_batch_is_answered_in_its_own_order(world: World, topic: str) -> None:
+    delays = [3 * HOUR, HOUR, 2 * HOUR]
+    timers = world.client.schedule_batch(topic, [b"3", b"1", b"2"], delay=delays)
+    assert [world.client.get_timer(timer).payload for timer in timers] == [b"3", b"1", b"2"]
+    assert [timer.payload for timer in world.client.list_timers(topic)] == [b"1", b"2", b"3"]
+    world.client.cancel_where(topic)
+
+
+# ---- keys
+
+
+def test_key_that_is_taken_is_refused_and_names_who_has_it(world: World, topic: str) -> None:
+    first = world.client.schedule(topic, b"1", delay=HOUR, key="k")
+    with pytest.raises(AlreadyExists) as refused:
+        world.client.schedule(topic, b"2", delay=HOUR, key="k")
+    assert refused.value.existing == first.id
+    assert world.client.schedule(f"{topic}-other", b"3", delay=HOUR, key="k").id != first.id
+
+
+def test_key_that_is_taken_replaces_or_keeps_as_asked(world: World, topic: str) -> None:
+    client = world.client
+    first = client.schedule(topic, b"1", delay=HOUR, key="k")
+    kept = client.schedule(topic, b"2", delay=2 * HOUR, key="k", on_conflict="keep")
+    assert (kept.id, kept.result) == (first.id, ScheduleResult.KEPT)
+    second = client.schedule(topic, b"3", delay=3 * HOUR, key="k", on_conflict="replace")
+    assert (second.result, second.replaced) == (ScheduleResult.REPLACED, first.raw)
+    assert client.get_timer(first).state is TimerState.CANCELLED
+    assert client.get_timer(key="k", topic=topic).payload == b"3"
+
+
+def test_batch_with_taken_keys_is_decided_one_by_one(world: World, topic: str) -> None:
+    client = world.client
+    first = client.schedule(topic, b"0", delay=HOUR, key="a")
+    timers = client.schedule_batch(topic, [b"1", b"2", b"3"], keys=["a", "b", "b"], delay=HOUR)
+    rejected, scheduled = ScheduleResult.REJECTED, ScheduleResult.SCHEDULED
+    assert timers.results == [rejected, scheduled, rejected]
+    assert timers.existing == [first.id, None, timers[1].id]
+    with pytest.raises(AlreadyExists):
+        _ = timers[0]
+
+
+def test_key_is_free_again_once_its_timer_has_fired(world: World, topic: str) -> None:
+    client = world.client
+    first = client.schedule(topic, b"1", key="k", delay=world.moment)
+    with client.consumer(topic, "g") as consumer:
+        world.pass_time(2)
+        world.take(consumer, 1)
+    assert client.schedule(topic, b"2", key="k", delay=HOUR).id != first.id
+
+
+# ---- limits
+
+
+def test_payload_of_exactly_the_maximum_passes_and_one_byte_more_names_the_limit(
+    world: World, topic: str
+) -> None:
+    most = 4 << 20
+    with world.client.consumer(topic, "g") as consumer:
+        world.client.schedule(topic, bytes(most))
+        with pytest.raises(InvalidRequest, match=f"at most {most} bytes") as refused:
+            world.client.schedule(topic, bytes(most + 1))
+        assert refused.value.field == "payload"
+        world.client.schedule(topic, b"the next one passes")
+        assert [len(m.payload) for m in world.take(consumer, 2)] == [most, 19]
+
+
+def test_batch_of_the_maximum_passes_and_one_more_does_not(world: World, topic: str) -> None:
+    most = 65_536
+    assert len(world.client.schedule_batch(topic, [b""] * most, delay=HOUR)) == most
+    with pytest.raises(InvalidRequest, match=str(most)):
+        world.client.schedule_batch(topic, [b""] * (most + 1), delay=HOUR)
+    world.client.schedule(topic, b"", delay=HOUR)
+    assert world.client.count_timers(topic).pending == most + 1
+
+
+REFUSED: list[tuple[Callable[[World, str], Any], str, str]] = [
+    (lambda w, t: w.client.schedule("", b""), "topic", "must be"),
+    (lambda w, t: w.client.schedule("no spaces", b""), "topic", "must be"),
+    (lambda w, t: w.client.schedule("x" * 256, b""), "topic", "255"),
+    (lambda w, t: w.client.schedule(t, b"", key="k" * 1025), "key", "1024"),
+    (lambda w, t: w.client.schedule(t, b"", headers={"h": "x" * 40_000}), "headers", "32768"),
+    (lambda w, t: w.client.schedule(t, b"", delay=-1), "delay", "0"),
+    (lambda w, t: w.client.schedule(t, b"", due_ms=1 << 60), "due_ms", "281474976710655"),
+    (lambda w, t: w.client.schedule(t, b"", due=datetime(2030, 1, 1)), "due", "naive"),  # noqa: DTZ001
+    (lambda w, t: w.client.schedule(t, b"", on_conflict="shrug"), "on_conflict", "reject"),
+    (lambda w, t: w.client.schedule_batch(t, []), "payloads", "at least"),
+    (lambda w, t: w.client.consumer(t, "no spaces"), "group", "must be"),
+    (lambda w, t: w.client.consumer(t, "g", lease=0.001), "lease_ms", "100"),
+    (lambda w, t: w.client.create_group(t, "g", max_attempts=1001), "max_attempts", "1000"),
+    (lambda w, t: w.client.create_group(t, "g", backoff_min=2, backoff_max=1), "backoff", "most"),
+    (lambda w, t: w.client.alter_policies({"tick_ms": 0}, namespace="n"), "tick_ms", "3600000"),
+    (lambda w, t: w.client.cancel("nonsense"), "timer", ""),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_refusal_names_field_and_limit(world: World, topic: str, number: int) -> None:
+    ask, field, limit = REFUSED[number]
+    with pytest.raises(InvalidRequest) as refused:
+        ask(world, topic)
+    assert field in refused.value.field, refused.value.field
+    assert limit in refused.value.limit, refused.value.limit
+    assert refused.value.outcome_known
+    assert not refused.value.retryable

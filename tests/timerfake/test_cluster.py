@@ -1,0 +1,386 @@
+"""The fake cluster as applications use it: both fronts, its clock, its mishaps, its end."""
+
+import ast
+import asyncio
+import inspect
+import socket
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.running import WAIT_S, until
+from timer.errors import ConfigError
+from timer.units import DUE_MS_MAX
+from timerclient import (
+    AsyncTimerClient,
+    InvalidRequest,
+    OutcomeUnknown,
+    TimerClient,
+    TimerError,
+    Unreachable,
+)
+from timerclient.errors import RpcFailed
+from timerclient.sync import Consumer
+from timerfake import AsyncFakeCluster, FakeCluster
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+# ---- time
+
+
+def test_time_stands_still_until_it_is_advanced_and_then_passes_to_the_millisecond() -> None:
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        assert cluster.now == START
+        timer = client.schedule("t", b"p", delay=HOUR)
+        assert timer.due_ms == cluster.now_ms + 3_600_000
+        with client.consumer("t", "g") as consumer:
+            cluster.advance(HOUR - timedelta(milliseconds=1))
+            assert consumer.receive(timeout=0) == []
+            assert cluster.now == START + HOUR - timedelta(milliseconds=1)
+            cluster.advance(0.001)
+            [message] = consumer.receive(timeout=0)
+            assert message.fired_at_ms == message.due_ms == timer.due_ms == cluster.now_ms
+            _ = message.ack()
+
+
+def test_each_thing_happens_at_its_own_time_however_far_time_is_advanced() -> None:
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        client.create_group("t", "g", lease=timedelta(seconds=7))
+        client.schedule_batch("t", [b"a", b"b"], delay=[HOUR, 10 * HOUR])
+        with client.consumer("t", "g", window=1) as consumer:
+            cluster.advance(timedelta(days=1))
+            [first] = consumer.receive(timeout=0)
+    hour_ms, begin_ms = 3_600_000, int(START.timestamp() * 1000)
+    assert first.fired_at_ms == begin_ms + hour_ms
+    assert first.handed_out_ms == begin_ms + hour_ms
+
+
+def test_ends_of_leases_do_not_hold_up_a_century() -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        client.schedule("t", b"p", delay=timedelta(days=36_500))
+        with client.consumer("t", "g") as consumer:
+            client.schedule("t", b"unread")
+            cluster.advance(timedelta(days=36_500, seconds=1))
+            seen = [consumer.receive(timeout=0)[0].payload for _ in range(2)]
+            assert seen[0] == b"unread"
+            while b"p" not in seen:
+                seen += [message.payload for message in consumer.receive(100, timeout=0)]
+
+
+def test_settling_lets_what_was_acked_take_effect_without_time() -> None:
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        client.schedule_batch("t", [b"1", b"2"])
+        with client.consumer("t", "g", window=1) as consumer:
+            cluster.settle()
+            [first] = consumer.receive(timeout=0)
+            acking = first.ack()
+            cluster.settle()
+            assert acking.done()
+            assert consumer.receive(timeout=0)[0].payload == b"2"
+        assert cluster.now == START
+
+
+@pytest.mark.parametrize("by", [-1, -HOUR, float("nan"), DUE_MS_MAX])
+def test_time_goes_neither_back_nor_beyond_what_a_timer_can_tell(by: Any) -> None:
+    with FakeCluster() as cluster:
+        before = cluster.now_ms
+        with pytest.raises(InvalidRequest):
+            cluster.advance(by)
+        assert cluster.now_ms == before
+
+
+def test_clock_begins_at_the_present_or_where_it_is_told_to() -> None:
+    with FakeCluster() as cluster:
+        assert abs(cluster.now - datetime.now(UTC)) < timedelta(minutes=5)
+    with pytest.raises(InvalidRequest, match="time zone"):
+        FakeCluster(start=datetime(2030, 1, 1))  # noqa: DTZ001 -- that it is none is the point
+
+
+def play(cluster: FakeCluster) -> list[Any]:
+    """Return all that is seen of some timers, acks, a failover."""
+    seen: list[Any] = []
+    with cluster.client() as client, client.consumer("t", "g", lease=5) as consumer:
+        seen += client.schedule_batch("t", [b"%d" % n for n in range(50)], delay=[*range(50)]).ids
+        for n in range(30):
+            cluster.advance(2)
+            for message in consumer.receive(100, timeout=0):
+                seen.append((message.payload, message.attempt, message.handed_out_ms))
+                if n % 3:
+                    _ = message.ack()
+        cluster.settle()
+        seen.append(client.checkpoint().nodes[0].digest)
+    return seen
+
+
+def test_same_steps_give_the_same_ids_times_and_state() -> None:
+    runs = []
+    for _ in range(3):
+        with FakeCluster(start=START) as cluster:
+            runs.append(play(cluster))
+    assert runs[0] == runs[1] == runs[2]
+    assert any(attempt > 1 for _, attempt, _ in (each for each in runs[0] if len(each) == 3))
+
+
+# ---- clients
+
+
+def test_consumer_on_another_thread_gets_what_falls_due() -> None:
+    came: list[bytes] = []
+
+    def work(consumer: Consumer) -> None:
+        for message in consumer:
+            _ = message.ack()
+            came.append(message.payload)
+
+    with FakeCluster() as cluster, cluster.client() as client:
+        consumer = client.consumer("t", "g", max_messages=10)
+        thread = threading.Thread(target=work, args=[consumer])
+        thread.start()
+        for n in range(10):
+            client.schedule("t", b"%d" % n, delay=HOUR)
+            cluster.advance(HOUR)
+            until(lambda n=n: len(came) > n)  # type: ignore[misc]
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        consumer.close()
+    assert came == [b"%d" % n for n in range(10)]
+
+
+def test_several_clients_and_clusters_live_side_by_side() -> None:
+    with (
+        FakeCluster() as one,
+        FakeCluster() as two,
+        one.client() as a,
+        one.client() as b,
+        two.client() as c,
+    ):
+        timer = a.schedule("t", b"p", delay=HOUR)
+        assert b.get_timer(timer).payload == b"p"
+        assert c.topics() == []
+        one.advance(HOUR)
+        assert two.now < one.now
+
+
+def test_application_that_makes_its_own_client_is_given_the_way_to_dial() -> None:
+    cluster = FakeCluster()
+    with TimerClient("timers.example:7401", dial=cluster.dial) as client:
+        assert client.schedule("t", b"p").due_ms <= cluster.now_ms
+    cluster.close()
+
+
+def test_nothing_touches_a_socket_and_coroutines_need_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        async with AsyncFakeCluster() as cluster, cluster.client() as client:
+            await client.schedule("t", b"p", delay=HOUR)
+            assert [timer.payload async for timer in client.list_timers("t")] == [b"p"]
+            async with client.consumer("t", "g") as consumer:
+                await cluster.advance(HOUR)
+                [message] = await consumer.receive(timeout=0)
+                await message.ack()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a socket was used")
+
+    before = {*threading.enumerate()}
+    with asyncio.Runner() as runner:
+        runner.get_loop()
+        for name in ("bind", "connect", "listen"):
+            monkeypatch.setattr(socket.socket, name, refuse)
+        runner.run(work())
+        assert {*threading.enumerate()} <= before
+
+
+async def test_asyncio_clients_run_side_by_side_with_time() -> None:
+    async with AsyncFakeCluster(start=START) as cluster, cluster.client() as client:
+        came: list[tuple[bytes, int]] = []
+
+        async def work() -> None:
+            async with client.consumer("t", "g") as consumer:
+                async for message in consumer:
+                    came.append((message.payload, message.attempt))
+                    if len(came) == 1:
+                        await message.nack(delay=60)
+                    else:
+                        await message.ack()
+
+        worker = asyncio.create_task(work())
+        await cluster.settle()
+        await asyncio.gather(*(client.schedule("t", b"%d" % n, delay=HOUR) for n in range(3)))
+        await cluster.advance(HOUR)
+        assert came == [(b"0", 1), (b"1", 1), (b"2", 1)]
+        await cluster.advance(60)
+        assert came[3:] == [(b"0", 2)]
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+
+
+async def test_cluster_of_threads_refuses_coroutines() -> None:
+    cluster = FakeCluster()
+    async with AsyncTimerClient(cluster.address, dial=cluster.dial) as client:
+        with pytest.raises(RuntimeError, match="AsyncFakeCluster"):
+            await client.topics()
+        with pytest.raises((RuntimeError, TimerError), match="AsyncFakeCluster"):
+            await client.schedule("t", b"p", timeout=5)
+    cluster.close()
+
+
+async def test_asyncio_cluster_must_be_entered_first() -> None:
+    with pytest.raises(RuntimeError, match="enter"):
+        await AsyncFakeCluster().advance(1)
+
+
+def test_two_fronts_offer_the_same() -> None:
+    def public(of: type) -> dict[str, list[str]]:
+        return {
+            name: [*inspect.signature(member).parameters] if callable(member) else []
+            for name, member in vars(of).items()
+            if not name.startswith("_") and name != "start"
+        }
+
+    assert public(FakeCluster) == public(AsyncFakeCluster)
+
+
+def test_every_method_of_the_client_is_shown_on_the_fake() -> None:
+    folders = Path(__file__).parent, Path(__file__).parents[1] / "conformance"
+    used = {
+        node.attr
+        for folder in folders
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    public = {name for of in (TimerClient, Consumer) for name in dir(of) if name[0] != "_"}
+    assert public <= used, public - used
+
+
+# ---- settings, mishaps, the end
+
+
+def test_settings_are_those_of_a_node() -> None:
+    cluster = FakeCluster(settings={"limits.payload_bytes_max": 5})
+    with cluster.client() as client, pytest.raises(InvalidRequest, match="at most 5 bytes"):
+        client.schedule("t", b"123456")
+    cluster.close()
+    with pytest.raises(ConfigError, match="payload_bytes_max"):
+        FakeCluster(settings={"limits.payload_max": 5})
+
+
+def test_operators_calls_are_answered() -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        assert client.status().nodes[0].serving
+        assert client.checkpoint().nodes[0].reachable
+        [member] = client.members().members
+        assert member.voter
+        with pytest.raises(InvalidRequest, match="one node"):
+            client.change_members("remove", member.name)
+        before = client.status().epoch
+        client.transfer()
+        assert client.status().epoch == before + 1
+
+
+def test_failover_ends_leases_and_consumers_come_back_by_themselves() -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        client.schedule("t", b"p")
+        with client.consumer("t", "g") as consumer:
+            [held] = consumer.receive(timeout=WAIT_S)
+            cluster.fail_over()
+            [again] = consumer.receive(timeout=WAIT_S)
+            assert (again.payload, again.epoch) == (b"p", held.epoch + 1)
+            assert again.attempt > 1
+            assert again.ack().result(WAIT_S)
+            assert consumer.dropped_stale == consumer.leases_lost == 0
+            consumer.flush()
+
+
+def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself() -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        client.schedule("t", b"p", delay=HOUR)
+        consumer = client.consumer("t", "g")
+        cluster.disconnect()
+        with pytest.raises(Unreachable) as refused:
+            client.schedule("t", b"q", timeout=0.1)
+        assert refused.value.outcome_known
+        with pytest.raises(Unreachable):
+            client.count_timers("t", timeout=0.1)
+        cluster.advance(HOUR)
+        assert consumer.receive(timeout=0) == []
+        cluster.reconnect()
+        [message] = consumer.receive(timeout=WAIT_S)
+        assert message.payload == b"p"
+        assert client.topics()[0].scheduled == 1
+
+
+async def test_answer_that_is_lost_is_an_unknown_outcome_or_a_duplicate() -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.schedule("t", b"the stream stands", delay=HOUR)
+        impatient = asyncio.create_task(client.schedule("t", b"q", delay=HOUR, timeout=0.2))
+        patient = asyncio.create_task(client.schedule("t", b"q", delay=HOUR))
+        assert cluster._node is not None
+        while cluster._node.host.engine.machine.counts.pending < 3:  # noqa: ASYNC110 -- one loop
+            await asyncio.sleep(0)
+        await cluster.disconnect()  # they are scheduled, and nobody has heard of it
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await impatient
+        assert not unknown.value.outcome_known
+        await cluster.reconnect()
+        assert (await patient).duplicate
+        assert (await client.count_timers("t")).pending == 3
+
+
+def test_submitted_schedules_are_answered_in_the_background() -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        one = client.submit("t", b"p", delay=HOUR)
+        many = client.submit_batch("t", [b"q"] * 3, delay=HOUR)
+        assert (one.result(WAIT_S).due_ms, len(many.result(WAIT_S))) == (one.result().due_ms, 3)
+        assert not one.result().duplicate
+
+
+def test_closed_cluster_is_unreachable_and_its_clients_can_be_closed() -> None:
+    cluster = FakeCluster()
+    client = cluster.client()
+    consumer = client.consumer("t", "g")
+    cluster.close()
+    cluster.close()
+    with pytest.raises(Unreachable):
+        client.schedule("t", b"p", timeout=0.1)
+    assert consumer.receive(timeout=0) == []
+    client.close()
+
+
+def test_bug_behind_the_services_ends_all_calls_and_is_told() -> None:
+    cluster = FakeCluster()
+    node = cluster._cluster._node
+    assert node is not None
+    client = cluster.client()
+    consumer = client.consumer("t", "g")
+    client.schedule("t", b"p", delay=HOUR)
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    node.host.engine.machine.store.fire = broken  # type: ignore[method-assign, assignment]
+    logged: list[Any] = []
+    loop = cluster._background.loop
+    usual = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: logged.append(context["exception"]))
+    with pytest.raises(RuntimeError, match="failed") as told:
+        cluster.advance(HOUR)
+    loop.set_exception_handler(usual)
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert {type(error) for error in logged} == {ZeroDivisionError}
+    with pytest.raises((RuntimeError, RpcFailed), match="failed"):
+        client.topics()
+    with pytest.raises((RuntimeError, RpcFailed), match="failed"):
+        client.schedule("t", b"q")
+    with pytest.raises((RuntimeError, RpcFailed), match="failed"):
+        consumer.receive(timeout=WAIT_S)
+    client.close()
+    with pytest.raises(RuntimeError, match="failed"):
+        cluster.close()

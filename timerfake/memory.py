@@ -1,0 +1,176 @@
+"""What lies under a fake node: a clock that is told the time, a log in memory, no disk.
+
+The log is the replica's part (cluster/host.py) for a cluster that never loses a node: what is
+appended is committed with the next turn of the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, NoReturn
+
+from timer.disk import AppendFile, Bytes, Disk, FileLock, MarkFile
+from timer.entry import Entry, Kind, encode, frame_at
+from timer.payloads import EpochStart, encode_epoch
+from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
+
+REPLICA = ReplicaId(1)
+
+
+class Clock:
+    """Both clocks of a node; they stand still."""
+
+    def __init__(self, wall_ms: int) -> None:
+        self._wall_ms = wall_ms
+        self._mono_ms = 0
+
+    def wall_ms(self) -> UnixMs:
+        """Return Unix milliseconds."""
+        return UnixMs(self._wall_ms)
+
+    def mono_ms(self) -> MonoMs:
+        """Return milliseconds since the clock was made."""
+        return MonoMs(self._mono_ms)
+
+    def pass_by(self, ms: int) -> None:
+        """Let time pass."""
+        self._wall_ms += ms
+        self._mono_ms += ms
+
+
+class MemoryLog:
+    """The log of one voter: who leads it, leads."""
+
+    def __init__(self) -> None:
+        self.on_commit: Callable[[LogIndex], None] = lambda _: None
+        """Hears up to where entries may be applied."""
+        self._waiting: dict[LogIndex, Entry] = {}
+        """Entries that were not applied yet."""
+        self._announced = True
+        self.epoch = Epoch(0)
+        self.last_index = LogIndex(0)
+        self._last_time_ms = UnixMs(0)
+
+    def begin_epoch(self) -> Epoch:
+        """Let the next epoch begin; its first entry is appended."""
+        self.epoch = Epoch(self.epoch + 1)
+        start = EpochStart(self.epoch, REPLICA, (REPLICA,))
+        self.propose(Kind.EPOCH, [encode_epoch(start)], self._last_time_ms)
+        return self.epoch
+
+    def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        """Append an entry; it is committed soon."""
+        self.last_index = LogIndex(self.last_index + 1)
+        self._last_time_ms = time_ms
+        frame = encode(kind, self.epoch, self.last_index, time_ms, payload)
+        entry = frame_at(memoryview(frame), 0)  # what is applied has been through the codec
+        assert isinstance(entry, Entry), entry
+        self._waiting[entry.index] = entry
+        if self._announced:
+            self._announced = False
+            asyncio.get_running_loop().call_soon(self._commit)
+        return entry.index
+
+    def _commit(self) -> None:
+        self._announced = True
+        self.on_commit(self.last_index)
+
+    def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        """Return entries; those before the first are done with."""
+        for index in [index for index in self._waiting if index < first]:
+            del self._waiting[index]
+        return [self._waiting[LogIndex(index)] for index in range(first, last + 1)]
+
+    async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
+        """Return entries."""
+        return self.cached(first, last)
+
+    @property
+    def last_time_ms(self) -> UnixMs:
+        """Header time of the last entry."""
+        return self._last_time_ms
+
+    def lease_held(self) -> bool:
+        """Nobody else could lead."""
+        return True
+
+    def drop_before(self, index: LogIndex, *, keep: bool) -> None:
+        """Nothing is kept anyway."""
+
+
+class NoDisk(Disk):
+    """Empty, and nothing is ever written: what is pending or unread stays in memory."""
+
+    def exists(self, path: Path) -> bool:
+        """Nothing does."""
+        del path
+        return False
+
+    def list_dir(self, path: Path) -> list[str]:
+        """Return no name."""
+        del path
+        return []
+
+    def make_dir(self, path: Path) -> None:
+        """Directories are all there."""
+
+    def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
+        """Find nothing."""
+        del start, size
+        raise FileNotFoundError(path)
+
+    def size(self, path: Path) -> int:
+        """Find nothing."""
+        raise FileNotFoundError(path)
+
+    def remove(self, path: Path) -> None:
+        """Find nothing."""
+        raise FileNotFoundError(path)
+
+    def link(self, path: Path, name: Path) -> None:
+        """Find nothing."""
+        del name
+        raise FileNotFoundError(path)
+
+    def open_append(self, path: Path) -> AppendFile:
+        """Never called."""
+        self._never(path)
+
+    def open_mark(self, path: Path) -> MarkFile:
+        """Never called."""
+        self._never(path)
+
+    def write_atomic(self, path: Path, data: Bytes) -> None:
+        """Never called."""
+        del data
+        self._never(path)
+
+    def sync_dir(self, path: Path) -> None:
+        """Never called."""
+        self._never(path)
+
+    def free_bytes(self, path: Path) -> int:
+        """Never called."""
+        self._never(path)
+
+    def lock(self, path: Path) -> FileLock:
+        """Never called."""
+        self._never(path)
+
+    @staticmethod
+    def _never(path: Path) -> NoReturn:
+        raise AssertionError(f"a fake node writes nothing: {path}")
+
+
+class Here(Executor):
+    """Threads that are not: what is submitted is done at once, by who submits it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Return the future of a call, which is over."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - it is who waits that raises it
+            future.set_exception(error)
+        return future
