@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -34,6 +35,7 @@ from cluster.controller import ControllerConfig, Report, Role
 from cluster.groups import GroupDesk
 from cluster.host import Host
 from cluster.http import HttpServer
+from cluster.lateness import Lateness
 from cluster.loopwatch import LoopWatch
 from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
 from cluster.policies import PolicyDesk
@@ -501,8 +503,11 @@ class Node:
             return
         telemetry = self.telemetry
         if isinstance(applied, FireApplied):
-            for _, rows in applied.fired:
-                telemetry.observe_lateness(entry.time_ms - rows["due_ms"])
+            if applied.fired:
+                late_ms = [entry.time_ms - rows["due_ms"] for _, rows in applied.fired]
+                topics = np.repeat([topic for topic, _ in applied.fired], [*map(len, late_ms)])
+                telemetry.observe_lateness(together := np.concatenate(late_ms))
+                self.view.fired_late.observe(topics, together)
         elif isinstance(applied, ScheduleApplied):
             telemetry.append_rows.observe(
                 sum(len(part[0].due_ms) for part in applied.parts if isinstance(part, tuple))
@@ -523,9 +528,16 @@ class Node:
 
     def _handed_out(self, delivery: Delivery) -> None:
         self.telemetry.delivered.inc(len(delivery.attempts))
-        again = int((delivery.attempts > 1).sum())
+        first = delivery.attempts == 1
+        again = len(first) - int(np.count_nonzero(first))
         if again:
             self.telemetry.redelivered.inc(again)
+        topic = delivery.topic
+        slices = topic.queue.slices(delivery.lease.offsets)
+        due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
+        late_ms = delivery.at_ms - due_ms[first]
+        self.telemetry.observe_handed_out(late_ms)
+        self.view.handed_out_late.observe(topic.topic_id, late_ms)
 
     def _count_error(self, method: str, error: TimerError) -> None:
         self.telemetry.error(method, reason_of(error))
@@ -537,6 +549,7 @@ class Node:
             self._consumers.end_streams()
         else:
             self.telemetry.promotions.inc()
+            self.view.fired_late, self.view.handed_out_late = Lateness(), Lateness()
 
     async def _set_health(self) -> None:
         """SERVING on the leader, for those services that only it offers; admin everywhere."""

@@ -1,28 +1,30 @@
 """What a node says about itself: to operators, over gRPC and HTTP, in one place."""
 
 import asyncio
+import heapq
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
-from cluster import groups
+from cluster import groups, lag, producers
 from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
 from cluster.http import LocalState
+from cluster.lateness import BOUNDS_MS, Histogram, Lateness
 from cluster.membership import Change
 from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.policies import description
 from cluster.scrub import Scrubber
-from cluster.telemetry import Levels, rss_bytes
+from cluster.telemetry import LAGS_SHOWN, Lag, Levels, rss_bytes
 from replication.replica import Replica
-from timer.errors import CommitTimeout, InvalidRequest, NotReady
+from timer.errors import CommitTimeout, InvalidRequest, NotFound, NotReady
 from timer.groups import Group
-from timer.machine import Topic
-from timer.units import LogIndex, MonoMs, ReplicaId
+from timer.machine import Machine, Topic
+from timer.units import LogIndex, MonoMs, ReplicaId, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 VERSION: Final = "0.1.0"
@@ -53,6 +55,8 @@ class NodeState:
         self._stubs = stubs
         self._mono_ms = mono_ms
         self._scrubber = scrubber
+        self.fired_late, self.handed_out_late = Lateness(), Lateness()
+        """Of each topic, since this node began to lead."""
         self._started_at_ms = mono_ms()
         self._disk = (mono_ms() - DISK_LOOK_MS, 0)
         """(when it was looked at, bytes): a walk over the directory, and status is asked often."""
@@ -170,11 +174,9 @@ class NodeState:
         machine = engine.machine
         now = self._host.now()
         due = machine.store.next_due() if leader is not None else None
-        held = [
-            self._group(topic, group)
-            for topic in machine.topics.values()
-            for group in topic.groups.values()
-        ]
+        held = [] if leader is None else [*leader.groups.all_leased()]
+        lags = [] if leader is None else [*lag.of_groups(leader, now.clock_ms)]
+        late = {} if leader is None else lag.of_topics(leader, now.clock_ms)
         return Levels(
             role=replica.role.value,
             serving=leader is not None,
@@ -189,8 +191,15 @@ class NodeState:
             dropped=machine.counts.dropped,
             pending=machine.counts.pending,
             ready=sum(t.queue.end - t.queue.begin for t in machine.topics.values()),
-            leased=sum(group.leased for group in held),
-            consumers=sum(group.consumers for group in held),
+            leased=sum(leased for leased, _ in held),
+            consumers=sum(consumers for _, consumers in held),
+            undelivered_lag_ms=max((each.undelivered_ms for each in lags), default=0),
+            unacked_lag_ms=max((each.unacked_ms for each in lags), default=0),
+            lagging_groups=_worst(
+                ((each.topic.name, each.group.name), (each.undelivered_ms, each.unacked_ms))
+                for each in lags
+            ),
+            late_topics=_worst(((machine.topics[i].name,), (ms,)) for i, ms in late.items()),
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable_bytes,
             clock_spread_ms=self._host.clock_spread_ms,
@@ -289,17 +298,40 @@ class NodeState:
             age_ms=max(0, self._host.now().clock_ms - shared.published_at_ms),
         )
 
-    def topics(self) -> list[pb.TopicStatus]:
-        """Return every topic, as this node has applied it."""
-        machine = self._host.engine.machine
-        return [self._topic(topic) for _, topic in sorted(machine.topic_by_name.items())]
+    def topics(self, name: str = "", *, lateness: bool = False) -> list[pb.TopicStatus]:
+        """Return every topic, or the one of this name, as this node has applied it.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
+        machine, leader, clock_ms = self._machine, self._host.leader, self._host.now().clock_ms
+        if name and name not in machine.topic_by_name:
+            raise NotFound("topic", name)
+        late = lag.of_topics(leader, clock_ms) if leader is not None else {}
+        names = [name] if name else sorted(machine.topic_by_name)
+        found = [self._topic(machine.topic_by_name[each], late, clock_ms) for each in names]
+        if lateness:
+            for topic in found:
+                topic.fired_late.CopyFrom(_histogram(self.fired_late.of(topic.topic_id)))
+                handed_out = self.handed_out_late.of(topic.topic_id)
+                topic.handed_out_late.CopyFrom(_histogram(handed_out))
+        return found
 
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """Return a group, as this node has applied it."""
-        of = self._host.engine.machine.topic_by_name[topic]
-        return self._group(of, of.groups[group])
+        of = self._machine.topic_by_name[topic]
+        return self._group(of, of.groups[group], self._host.now().clock_ms)
 
-    def _topic(self, topic: Topic) -> pb.TopicStatus:
+    def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
+        """Return a page of producers, or one of them.
+
+        Raises:
+            InvalidRequest: the page is too large.
+            UnknownProducer: there is none of that id.
+        """
+        return producers.page_of(self._machine, request, self._config.limits.producer_idle_ms)
+
+    def _topic(self, topic: Topic, late: Mapping[TopicId, int], clock_ms: UnixMs) -> pb.TopicStatus:
         counts, queue = topic.counts, topic.queue
         return pb.TopicStatus(
             name=topic.name,
@@ -310,13 +342,22 @@ class NodeState:
             cancelled=counts.cancelled,
             queue_end=queue.end,
             queue_begin=queue.begin,
-            groups=[self._group(topic, group) for group in topic.groups.values()],
+            groups=[self._group(topic, group, clock_ms) for group in topic.groups.values()],
+            lag_ms=max(0, late.get(topic.topic_id, 0)),
         )
 
-    def _group(self, topic: Topic, group: Group) -> pb.GroupStatus:
+    def _group(self, topic: Topic, group: Group, clock_ms: UnixMs) -> pb.GroupStatus:
         leader = self._host.leader
         leased, consumers = leader.groups.leased(group) if leader is not None else (0, 0)
-        return groups.status_of(group, topic.queue.end, leased, consumers)
+        status = groups.status_of(group, topic.queue.end, leased, consumers)
+        if leader is not None:
+            lags = lag.of_group(leader, topic, group, clock_ms)
+            status.undelivered_lag_ms, status.unacked_lag_ms = lags.undelivered_ms, lags.unacked_ms
+        return status
+
+    @property
+    def _machine(self) -> Machine:
+        return self._host.engine.machine
 
     # ---- JSON
 
@@ -349,6 +390,15 @@ class NodeState:
         """Return what a scope says and what holds for it, as this node has applied it, for HTTP."""
         engine, scope = self._host.engine, pb.PolicyScope(namespace=namespace, topic=topic)
         return _as_dict(description(engine.machine, engine.node_policy, scope))
+
+
+def _histogram(found: Histogram) -> pb.Lateness:
+    return pb.Lateness(counts=found.counts.tolist(), at_most_ms=BOUNDS_MS, sum_ms=found.sum_ms)
+
+
+def _worst(lags: Iterable[Lag]) -> tuple[Lag, ...]:
+    """Return those with the greatest lags, the first figure counts first."""
+    return tuple(heapq.nlargest(LAGS_SHOWN, lags, key=lambda each: each[1]))
 
 
 def _as_dict(message: Any) -> dict[str, Any]:
