@@ -211,6 +211,15 @@ def keyed_max(payload: memoryview) -> int:
     return int(n) if flags & HAS_KEYS else 0
 
 
+def parts_of(payload: memoryview) -> tuple[npt.NDArray[np.void], bool]:
+    """Return the parts of a SCHEDULE entry (p, dtype PART), and whether rows may have keys.
+
+    Its rows are not looked at: the payload was decoded before, as it was applied.
+    """
+    p, _, flags, _ = _PREFIX.unpack_from(payload)
+    return np.frombuffer(payload, PART, p, _PREFIX.size), bool(flags & HAS_KEYS)
+
+
 def decode_schedule(payload: memoryview) -> Schedule:
     """Return the columns of a SCHEDULE entry as an array of dtype ROW.
 

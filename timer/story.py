@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from timer import payloads
-from timer.columns import OnConflict, Schedule, decode_schedule
+from timer.columns import OnConflict, Schedule, decode_schedule, parts_of
 from timer.entry import Entry, Kind
 from timer.payloads import GroupOp, Ids, Move, Nack, Op, Targets
 from timer.timer_id import TimerKey
@@ -116,9 +116,14 @@ class Story:
         if index <= self.next:
             return
         self.next, fired = index, self.known.fired
+        before = any(m.entry <= index and m.next_seq > self.target.seq for m in self.marks)
         if fired is not None and fired.entry < index:
             self.fired_at = fired.entry
             self.over = not self.groups
+        elif before and fired is not None:
+            self.next = fired.entry
+        elif before and self.known.pending:
+            self.over = True
 
     def feed(self, entry: Entry) -> list[Event]:
         """Take the next entry; return what it says of the timer."""
@@ -163,18 +168,19 @@ class Story:
                 pass
 
     def _schedule(self, entry: Entry, mark: Mark | None) -> Iterator[Event]:
-        schedule = decode_schedule(entry.payload)
+        parts, keyed = parts_of(entry.payload)
         refused = mark.refused if mark is not None else ()
+        schedule: Schedule | None = None
         start = 0
-        for number, head in enumerate(schedule.parts.tolist()):
+        for number, head in enumerate(parts.tolist()):
             producer, sequence, size, mode = head
-            rows = slice(start, start + size)
-            start += size
+            first, start = start, start + size
             if number in refused:
                 continue
             at = self._issued(size)
             if at is not None:
-                row = schedule.rows[rows.start + at]
+                schedule = schedule or decode_schedule(entry.payload)
+                row = schedule.rows[first + at]
                 self._begin(TopicId(int(row["topic"])), _key_of(row, entry.payload))
                 request = schedule.requests[number]
                 yield Event(
@@ -186,9 +192,10 @@ class Story:
                     request=request.text if request is not None else b"",
                     requested_ms=int(row["requested_ms"]),
                 )
-            after = rows.start + at + 1 if at is not None else rows.start
-            if mode == OnConflict.REPLACE and self._key and not self.over:
-                yield from self._replaced(entry, schedule, slice(after, rows.stop))
+                first += at + 1
+            if mode == OnConflict.REPLACE and keyed and self._key and not self.over:
+                schedule = schedule or decode_schedule(entry.payload)
+                yield from self._replaced(entry, schedule, slice(first, start))
 
     def _replaced(self, entry: Entry, schedule: Schedule, rows: slice) -> Iterator[Event]:
         """Whether one of these rows, the last of a part, takes over its key."""

@@ -98,7 +98,7 @@ def _details(event: pb.StoryEvent) -> str:
     """Return what an event says, as name=value."""
     said: dict[str, Any] = {"topic": event.topic, "group": event.group}
     if event.what in (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM):
-        said["offset"] = event.queue_offset
+        said["offset"] = str(event.queue_offset)
     said["other"] = ids.to_text(event.other_id) if event.other_id else ""
     said["producer"] = f"{event.producer_id}/{event.sequence}" if event.producer_id else ""
     said["request"] = event.request_id

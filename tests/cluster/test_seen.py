@@ -1,8 +1,10 @@
 """Request ids, stories, lag and producers against three real processes, over failovers."""
 
 import itertools
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,6 +25,8 @@ from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
 
+DOCUMENT = Path(__file__).parents[2] / "docs/looking.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 SETTINGS = ("limits.request_window_ms = 600000", "limits.producer_idle_ms = 2000")
 
 
@@ -198,3 +202,15 @@ def test_idle_producer_expires_is_told_so_and_its_client_goes_on(
     assert client.count_timers(topic).pending == 2
     with pytest.raises(errors.UnknownProducer, match="never issued"):
         client.describe_producer(10**6)
+
+
+def test_examples_of_the_documentation_run_and_may_be_repeated(client: TimerClient) -> None:
+    assert len(EXAMPLES) == 2
+    for name in ("timer", "timers"):
+        results: list[Any] = []
+        for _ in "12":
+            found: dict[str, Any] = {"client": client}
+            exec(EXAMPLES[name == "timers"], found)
+            results.append(found[name])
+        first, again = results
+        assert (first.duplicate, again.duplicate) == (False, True)

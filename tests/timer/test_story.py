@@ -175,9 +175,18 @@ def test_story_whose_beginning_the_log_has_dropped_is_told_from_there() -> None:
     first = it.do(log.checkpoint())
     fired = it.do(log.fire(DUE))
     assert lines(it.story(DUE, 1, first=first)) == [(What.FIRED, fired)]
+    assert it.read == 1, "its beginning is not there, so the entry that fired it is the next"
     unknown = Known(pending=False, ended=False, fired=None, topic=None, key=b"")
     events = it.story(DUE, 1, first=first, known=unknown)
     assert [(event.what, event.offset) for event in events] == [(What.FIRED, None)]
+    it.do(log.schedule(part_of([(1, DUE + 9, b"y")])), log.checkpoint())
+    later = it.do(log.checkpoint())
+    assert it.story(DUE + 9, 2, first=later) == []
+    assert it.read == 0, "it is pending: nothing has happened to it since"
+    assert it.story(DUE, 1, first=later) == []
+    it.do(log.create_group(1, "g"), log.op(Op.RESERVE, 1, 1, [9]))
+    acked = it.do(log.op(Op.ACK, 1, 1, [0]))
+    assert lines(it.story(DUE, 1, first=later)) == [(What.ACKED, acked)]
 
 
 # ---- what apply notes
