@@ -128,6 +128,8 @@ class AdminService(Service, rpc.AdminServiceServicer):
         if request.lateness and not name:
             raise InvalidRequest("lateness", "true", "is told of one topic at a time")
         topics = self._view.topics(name, lateness=request.lateness)
+        if name and not topics[0].lag_ms:  # perhaps behind many timers of others
+            topics[0].lag_ms = await self._timers.lag_ms(topics[0].topic_id)
         return pb.ListTopicsResponse(topics=topics)
 
     @answered

@@ -171,6 +171,21 @@ class LookingIn:
             pending=pending, horizon_ms=HORIZONS_MS, within=within, clock_ms=clock_ms
         )
 
+    async def lag_ms(self, topic: TopicId) -> int:
+        """Return the age of a topic's oldest overdue timer, however many are overdue; 0: none."""
+        clock_ms = self._host.now().clock_ms
+        first = self._host.require_lease().machine.store.next_due()
+        if first is None or first > clock_ms:
+            return 0
+        what = Filter(topic=topic, due_from_ms=0, due_to_ms=clock_ms + 1)
+        seen: Position | None = what.start
+        while seen is not None:
+            page = await self.page(what, seen, 1, whole=False)
+            if len(page.timers.rows):
+                return clock_ms - int(page.timers.rows["due_ms"][0])
+            seen = page.next
+        return 0
+
     async def _look(self, look: Callable[[Cut], _T]) -> _T:
         """Return what a thread saw on a cut.
 

@@ -166,6 +166,10 @@ class TimerService(Service, rpc.TimerServiceServicer):
         assert isinstance(topic, Topic)
         return topic
 
+    async def lag_ms(self, topic: int) -> int:
+        """Return the age of a topic's oldest overdue timer; see LookingIn."""
+        return await self._looking_in.lag_ms(TopicId(topic))
+
     @answered
     async def Cancel(  # noqa: N802
         self, request: pb.CancelRequest, context: Context

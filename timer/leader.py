@@ -145,8 +145,8 @@ class Leader:
         """Take one request; `done` gets (Answer, duplicate) or a TimerError.
 
         Raises:
-            InvalidRequest: it has no row, or more than fits into one entry.
-            InvalidRequest: its request id was another request's.
+            InvalidRequest: it has no row, or more than fits into one entry; or its request id was
+                another request's.
             Overloaded: too much is waiting already, or too many request ids are remembered;
                 nothing was taken.
             DiskFull: it is new, and there is no room for it.
