@@ -44,7 +44,7 @@ class View(Protocol):
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """A group, as this node has applied it."""
 
-    def topics(self, name: str = "", *, lateness: bool = False) -> list[pb.TopicStatus]:
+    async def topics(self, name: str = "", *, lateness: bool = False) -> list[pb.TopicStatus]:
         """Every topic, or one, as this node has applied it; with histograms."""
 
     def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
@@ -127,7 +127,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         name = wire.topic_name(request.topic) if request.topic else ""
         if request.lateness and not name:
             raise InvalidRequest("lateness", "true", "is told of one topic at a time")
-        topics = self._view.topics(name, lateness=request.lateness)
+        topics = await self._view.topics(name, lateness=request.lateness)
         if name and not topics[0].lag_ms:  # perhaps behind many timers of others
             topics[0].lag_ms = await self._timers.lag_ms(topics[0].topic_id)
         return pb.ListTopicsResponse(topics=topics)

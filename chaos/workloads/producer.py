@@ -102,8 +102,8 @@ class Producer:
     ) -> list[str]:
         """Schedule timers in one request that has an id: asked again until it is answered.
 
-        Each asking hardly waits, and the answered request is asked once more: all that is one set
-        of timers.
+        The first asking hardly waits, each one after it twice as long, and the answered request is
+        asked once more: all that is one set of timers.
         """
         payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
         give_up_s = time.monotonic() + NAMED_S
@@ -115,11 +115,12 @@ class Producer:
 
         def schedule() -> list[str]:
             doubt: TimerError | None = None
+            wait_s = patience_s
             while doubt is None or time.monotonic() < give_up_s:
                 try:
-                    ids = ask(patience_s)
+                    ids = ask(wait_s)
                 except (OutcomeUnknown, Unavailable) as error:
-                    doubt = error
+                    doubt, wait_s = error, 2 * wait_s
                     continue
                 except TimerError as error:
                     raise OutcomeUnknown(
