@@ -44,8 +44,11 @@ class View(Protocol):
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """A group, as this node has applied it."""
 
-    def topics(self) -> list[pb.TopicStatus]:
-        """Every topic, as this node has applied it."""
+    async def topics(self, name: str = "", *, lateness: bool = False) -> list[pb.TopicStatus]:
+        """Every topic, or one, as this node has applied it; with histograms."""
+
+    def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
+        """A page of producers, or one, as this node has applied them."""
 
     async def transfer(self, target: str) -> None:
         """Hand leadership to a node, or to any if `target` is empty."""
@@ -119,9 +122,24 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
         """Topics and groups as the leader sees them."""
-        del request, context
+        del context
         self._require_leader()
-        return pb.ListTopicsResponse(topics=self._view.topics())
+        name = wire.topic_name(request.topic) if request.topic else ""
+        if request.lateness and not name:
+            raise InvalidRequest("lateness", "true", "is told of one topic at a time")
+        topics = await self._view.topics(name, lateness=request.lateness)
+        if name and not topics[0].lag_ms:  # perhaps behind many timers of others
+            topics[0].lag_ms = await self._timers.lag_ms(topics[0].topic_id)
+        return pb.ListTopicsResponse(topics=topics)
+
+    @answered
+    async def ListProducers(  # noqa: N802
+        self, request: pb.ListProducersRequest, context: Context
+    ) -> pb.ListProducersResponse:
+        """Producers as the leader has them."""
+        del context
+        self._require_leader()
+        return self._view.producers(request)
 
     @answered
     async def CreateTopic(  # noqa: N802

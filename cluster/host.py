@@ -55,6 +55,16 @@ class Log(Protocol):
         """Return entries from memory or disk: at least the first, from it on."""
 
     @property
+    def first_index(self) -> LogIndex:
+        """The first entry that is kept. Any thread may ask."""
+
+    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+        """Return entries from the disk, about so many bytes; none: `first` is gone.
+
+        For a thread.
+        """
+
+    @property
     def last_time_ms(self) -> UnixMs:
         """Header time of the last entry."""
 
@@ -100,11 +110,11 @@ class Host:
         log_bytes_flush: int,
         log_entries_flush: int,
         flush_interval_ms: int,
-        handed_out: Callable[[Delivery], None],
+        handed_out: Callable[[Delivery], object],
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.engine = engine
-        self._log = log
+        self._log = self.log = log
         self._make_clock = make_clock
         self._samples = samples
         self._clock: ClusterClock | None = None

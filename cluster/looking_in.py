@@ -43,7 +43,7 @@ LOOKS_WAITING_MAX: Final = 64
 CUTS_MAX: Final = 3
 """New cuts that are taken because a merge removed files of the last one."""
 
-_STATES: Final = {ALREADY_FIRED: pb.TIMER_FIRED, ALREADY_CANCELLED: pb.TIMER_CANCELLED}
+STATES: Final = {ALREADY_FIRED: pb.TIMER_FIRED, ALREADY_CANCELLED: pb.TIMER_CANCELLED}
 _T = TypeVar("_T")
 
 
@@ -68,7 +68,7 @@ class LookingIn:
             InvalidRequest: neither an id nor topic and key are given, or both.
             NotFound: no pending timer has the key; the id is not known, or no more.
         """
-        target, whole = await self._read(self._target(self._host.require_lease(), request))
+        target, whole = await self.read(self._target(self._host.require_lease(), request))
         machine = self._host.require_lease().machine
         if not target.seq[0]:
             raise NotFound("pending timer with key", request.key)
@@ -76,12 +76,12 @@ class LookingIn:
             topic = machine.topics[TopicId(int(whole.rows["topic"][0]))]
             timer = wire_timers.pending_of(whole, self._salt)
             return pb.GetTimerResponse(state=pb.TIMER_PENDING, topic=topic.name, timer=timer)
-        state = _STATES.get(int(machine.judge(target)[0]))
+        state = STATES.get(int(machine.judge(target)[0]))
         if state is None:
             raise NotFound("timer", timer_id.to_text(request.timer_id))
         return pb.GetTimerResponse(state=state)
 
-    async def _read(self, target: Targets) -> tuple[Ids, Whole]:
+    async def read(self, target: Targets) -> tuple[Ids, Whole]:
         """Return which timer that is, and all of it; seq = 0: no pending one has the key, or is it.
 
         What runs have of it is verified in a thread; then, on the loop, it is but a few reads.
@@ -174,6 +174,21 @@ class LookingIn:
             pending=pending, horizon_ms=HORIZONS_MS, within=within, clock_ms=clock_ms
         )
 
+    async def lag_ms(self, topic: TopicId) -> int:
+        """Return the age of a topic's oldest overdue timer, however many are overdue; 0: none."""
+        clock_ms = self._host.now().clock_ms
+        first = self._host.require_lease().machine.store.next_due()
+        if first is None or first > clock_ms:
+            return 0
+        what = Filter(topic=topic, due_from_ms=0, due_to_ms=clock_ms + 1)
+        seen: Position | None = what.start
+        while seen is not None:
+            page = await self.page(what, seen, 1, whole=False)
+            if len(page.timers.rows):
+                return clock_ms - int(page.timers.rows["due_ms"][0])
+            seen = page.next
+        return 0
+
     async def _look(self, look: Callable[[Cut], _T]) -> _T:
         """Return what a thread saw on a cut.
 
@@ -188,6 +203,16 @@ class LookingIn:
                 with suppress(FileNotFoundError):
                     return await self._in_thread(partial(look, cut))
         raise NotReady("runs are merged faster than they are read")
+
+    async def in_turn(self, work: Callable[[], _T]) -> _T:
+        """Return what a thread makes of work that needs no cut.
+
+        Raises:
+            Overloaded: too many look in already.
+            StorageError: this node's files are damaged; the process ends.
+        """
+        async with self._turn():
+            return await self._in_thread(work)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

@@ -469,8 +469,7 @@ class Node:
             return
         telemetry = self.telemetry
         if isinstance(applied, FireApplied):
-            for _, rows in applied.fired:
-                telemetry.observe_lateness(entry.time_ms - rows["due_ms"])
+            telemetry.observe_lateness(self.view.fired(applied, entry.time_ms))
         elif isinstance(applied, ScheduleApplied):
             telemetry.append_rows.observe(
                 sum(len(part[0].due_ms) for part in applied.parts if isinstance(part, tuple))
@@ -491,9 +490,10 @@ class Node:
 
     def _handed_out(self, delivery: Delivery) -> None:
         self.telemetry.delivered.inc(len(delivery.attempts))
-        again = int((delivery.attempts > 1).sum())
-        if again:
-            self.telemetry.redelivered.inc(again)
+        late_ms = self.view.handed_out(delivery)
+        if len(late_ms) < len(delivery.attempts):
+            self.telemetry.redelivered.inc(len(delivery.attempts) - len(late_ms))
+        self.telemetry.observe_handed_out(late_ms)
 
     def _count_error(self, method: str, error: TimerError) -> None:
         self.telemetry.error(method, reason_of(error))
@@ -505,6 +505,7 @@ class Node:
             self._consumers.end_streams()
         else:
             self.telemetry.promotions.inc()
+            self.view.led()
 
     async def _set_health(self) -> None:
         """SERVING on the leader, for those services that only it offers; admin everywhere."""

@@ -67,6 +67,8 @@ def leader_config(config: NodeConfig) -> LeaderConfig:
         policy=node_policy(config),
         checkpoint_interval_ms=config.timing.checkpoint_interval_ms,
         waiting_bytes_max=config.limits.inflight_bytes_max // 2,
+        request_window_ms=config.limits.request_window_ms,
+        producer_idle_ms=config.limits.producer_idle_ms,
         id_salt=wire.id_salt(config.cluster_id),
     )
 

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,13 @@ _LATENCY_S: Final = (
 )
 _HOLD_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _ROWS: Final = tuple(float(4**power) for power in range(9))  # 1 .. 65,536
+
+
+LAGS_SHOWN: Final = 100
+"""Groups, and topics, with a label of their own: those that lag most. A series for each of ten
+thousand would cost more than it tells."""
+Lag: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
+"""Names, and ages in milliseconds."""
 
 
 class BatchHistogram(Collector):
@@ -111,6 +118,14 @@ class Levels:
     memtable_bytes: int = 0
     read_time_lag_ms: int = 0
     """How long the earliest pending timer is overdue on the cluster's clock; 0: none is."""
+    undelivered_lag_ms: int = 0
+    """Age of the oldest fired message that waits for a consumer, in any group; 0: none does."""
+    unacked_lag_ms: int = 0
+    """Of the oldest that some group has not acked."""
+    lagging_groups: tuple[Lag, ...] = ()
+    """((topic, group), (undelivered, unacked)) of those that lag most."""
+    late_topics: tuple[Lag, ...] = ()
+    """((topic,), (age of its oldest overdue timer,)) of those that are latest."""
     clock_spread_ms: int = 0
     """By how much the voters' clocks differ at most, as the leader sees it."""
     disk_free_bytes: int = 0
@@ -153,6 +168,21 @@ _COUNTERS: Final = {
 }
 
 
+_LAGS: Final = {
+    "undelivered": "Age of the oldest fired message that waits for a consumer, in any group",
+    "unacked": "Age of the oldest fired message that is not acked, in any group",
+}
+
+
+def _labelled(
+    name: str, text: str, labels: Sequence[str], lags: Iterable[Lag], at: int
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for names, ages_ms in lags:
+        family.add_metric(names, ages_ms[at] / 1000)
+    return family
+
+
 class _LevelsCollector(Collector):
     """Reads the levels at each scrape."""
 
@@ -184,6 +214,20 @@ class _LevelsCollector(Collector):
             "How long the earliest pending timer is overdue",
             value=levels.read_time_lag_ms / 1000,
         )
+        for kind, text in _LAGS.items():
+            value = getattr(levels, f"{kind}_lag_ms") / 1000
+            yield GaugeMetricFamily(f"timer_{kind}_lag_seconds", text, value=value)
+        yield _labelled(
+            "timer_topic_lag_seconds",
+            f"How long the earliest timer of a topic is overdue; the {LAGS_SHOWN} latest topics",
+            ["topic"],
+            levels.late_topics,
+            0,
+        )
+        for at, (kind, text) in enumerate(_LAGS.items()):
+            worst = f"{text.removesuffix(', in any group')}; the {LAGS_SHOWN} groups that lag most"
+            name = f"timer_group_{kind}_lag_seconds"
+            yield _labelled(name, worst, ["topic", "group"], levels.lagging_groups, at)
         yield GaugeMetricFamily(
             "timer_clock_spread_seconds",
             "By how much the voters' clocks differ at most",
@@ -224,6 +268,12 @@ class Telemetry:
         self._lateness = self._histogram(
             "lateness_seconds", "Firing after the effective due time", _LATENESS_S, scale=0.001
         )
+        self._handed_out_late = self._histogram(
+            "handed_out_lateness_seconds",
+            "First delivery to a group after the effective due time",
+            _LATENESS_S,
+            scale=0.001,
+        )
         self.commit_seconds = self._histogram(
             "commit_seconds", "From append to commit, per entry", _LATENCY_S
         )
@@ -244,6 +294,10 @@ class Telemetry:
     def observe_lateness(self, late_ms: npt.NDArray[np.int64]) -> None:
         """Count a fired batch, (n, int64): fired_at_ms minus effective due_ms."""
         self._lateness.observe_column(late_ms)
+
+    def observe_handed_out(self, late_ms: npt.NDArray[np.int64]) -> None:
+        """Count a batch of first deliveries, (n, int64): handed_out_ms minus effective due_ms."""
+        self._handed_out_late.observe_column(late_ms)
 
     def error(self, method: str, reason: str) -> None:
         """Count an RPC that failed; `method` is one of ours, never what a caller sent."""

@@ -10,6 +10,7 @@ from cluster.changes import Changes
 from cluster.host import Host
 from cluster.looking_in import LookingIn
 from cluster.rpc import Context, Service, answered, within
+from cluster.stories import Stories
 from cluster.wire import RequestLimits
 from timer.errors import InvalidRequest, NotFound, TimerError
 from timer.leader import Leader
@@ -44,6 +45,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._topic_name_bytes_max = topic_name_bytes_max
         key_bytes_max = limits.key_bytes_max
         self._looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
+        self._stories = Stories(host, self._looking_in, salt=salt)
         self._changes = Changes(host, self._looking_in, salt=salt, key_bytes_max=key_bytes_max)
 
     @answered
@@ -167,6 +169,10 @@ class TimerService(Service, rpc.TimerServiceServicer):
         assert isinstance(topic, Topic)
         return topic
 
+    async def lag_ms(self, topic: int) -> int:
+        """Return the age of a topic's oldest overdue timer; see LookingIn."""
+        return await self._looking_in.lag_ms(TopicId(topic))
+
     @answered
     async def Cancel(  # noqa: N802
         self, request: pb.CancelRequest, context: Context
@@ -204,6 +210,17 @@ class TimerService(Service, rpc.TimerServiceServicer):
         """Count pending timers."""
         del context
         return await self._looking_in.count(request)
+
+    async def TellStory(  # noqa: N802
+        self, request: pb.TellStoryRequest, context: Context
+    ) -> AsyncIterator[pb.TellStoryResponse]:
+        """Tell what became of one timer, as it is read."""
+        try:
+            async for answer in self._stories.tell(request):
+                yield answer
+        except TimerError as error:
+            self.on_error("TellStory", error)
+            await status.abort(context, error)
 
 
 _Answering: TypeAlias = asyncio.Future[pb.ScheduleResponse] | pb.ScheduleResponse

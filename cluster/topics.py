@@ -1,29 +1,104 @@
-"""Topics and groups as a node has applied them, for operators."""
+"""Topics, groups and producers as a node has applied them, for operators."""
 
-from cluster import groups
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from cluster import groups, lag, producers
+from cluster.config import NodeConfig
 from cluster.host import Host
+from cluster.lateness import BOUNDS_MS, Histogram, Lateness
+from timer.columns import I64
+from timer.errors import NotFound
 from timer.groups import Group
-from timer.machine import Topic
+from timer.leader import Delivery
+from timer.machine import FireApplied, Machine, Topic
+from timer.units import TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
+
+TOPICS_AT_ONCE: Final = 256
+"""Statuses of topics that are made in one go: some three milliseconds' work."""
 
 
 class TopicView:
-    """What a node tells of its topics and groups."""
+    """What a node tells of its topics, groups and producers."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, config: NodeConfig) -> None:
         self._host = host
+        self._config = config
+        self._fired_late, self._handed_out_late = Lateness(), Lateness()
+        """Of each topic, since this node began to lead."""
 
-    def topics(self) -> list[pb.TopicStatus]:
-        """Return every topic, as this node has applied it."""
-        machine = self._host.engine.machine
-        return [self._topic(topic) for _, topic in sorted(machine.topic_by_name.items())]
+    # ---- what happens
+
+    def led(self) -> None:
+        """This node begins to lead."""
+        self._fired_late, self._handed_out_late = Lateness(), Lateness()
+
+    def fired(self, applied: FireApplied, at_ms: UnixMs) -> I64:
+        """Count what fired; return by how much each was late, in ms (n, int64)."""
+        if not applied.fired:
+            return np.zeros(0, np.int64)
+        late_ms = [at_ms - rows["due_ms"] for _, rows in applied.fired]
+        topics = np.repeat([topic for topic, _ in applied.fired], [*map(len, late_ms)])
+        together = np.concatenate(late_ms)
+        self._fired_late.observe(topics, together)
+        return together
+
+    def handed_out(self, delivery: Delivery) -> I64:
+        """Count what was handed out for the first time; return how late each was (n, int64)."""
+        topic = delivery.topic
+        slices = topic.queue.slices(delivery.lease.offsets)
+        due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
+        late_ms: I64 = delivery.at_ms - due_ms[delivery.attempts == 1]
+        self._handed_out_late.observe(topic.topic_id, late_ms)
+        return late_ms
+
+    # ---- what is told
+
+    async def topics(self, name: str = "", *, lateness: bool = False) -> list[pb.TopicStatus]:
+        """Return every topic, or the one of this name, as this node has applied it.
+
+        Of many topics some at a time, between which the loop does other things.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
+        machine, leader, clock_ms = self._machine, self._host.leader, self._host.now().clock_ms
+        if name and name not in machine.topic_by_name:
+            raise NotFound("topic", name)
+        late = lag.of_topics(leader, clock_ms) if leader is not None else {}
+        names = [name] if name else sorted(machine.topic_by_name)
+        found: list[pb.TopicStatus] = []
+        for number, each in enumerate(names, 1):
+            if (topic := machine.topic_by_name.get(each)) is not None:
+                found.append(self._topic(topic, late, clock_ms))
+            if not number % TOPICS_AT_ONCE:
+                await asyncio.sleep(0)
+        if lateness:
+            for status in found:
+                status.fired_late.CopyFrom(_histogram(self._fired_late.of(status.topic_id)))
+                handed_out = self._handed_out_late.of(status.topic_id)
+                status.handed_out_late.CopyFrom(_histogram(handed_out))
+        return found
 
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """Return a group, as this node has applied it."""
-        of = self._host.engine.machine.topic_by_name[topic]
-        return self._group(of, of.groups[group])
+        of = self._machine.topic_by_name[topic]
+        return self._group(of, of.groups[group], self._host.now().clock_ms)
 
-    def _topic(self, topic: Topic) -> pb.TopicStatus:
+    def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
+        """Return a page of producers, or one of them.
+
+        Raises:
+            InvalidRequest: the page is too large.
+            UnknownProducer: there is none of that id.
+        """
+        return producers.page_of(self._machine, request, self._config.limits.producer_idle_ms)
+
+    def _topic(self, topic: Topic, late: Mapping[TopicId, int], clock_ms: UnixMs) -> pb.TopicStatus:
         counts, queue = topic.counts, topic.queue
         return pb.TopicStatus(
             name=topic.name,
@@ -34,10 +109,23 @@ class TopicView:
             cancelled=counts.cancelled,
             queue_end=queue.end,
             queue_begin=queue.begin,
-            groups=[self._group(topic, group) for group in topic.groups.values()],
+            groups=[self._group(topic, group, clock_ms) for group in topic.groups.values()],
+            lag_ms=max(0, late.get(topic.topic_id, 0)),
         )
 
-    def _group(self, topic: Topic, group: Group) -> pb.GroupStatus:
+    def _group(self, topic: Topic, group: Group, clock_ms: UnixMs) -> pb.GroupStatus:
         leader = self._host.leader
         leased, consumers = leader.groups.leased(group) if leader is not None else (0, 0)
-        return groups.status_of(group, topic.queue.end, leased, consumers)
+        status = groups.status_of(group, topic.queue.end, leased, consumers)
+        if leader is not None:
+            lags = lag.of_group(leader, topic, group, clock_ms)
+            status.undelivered_lag_ms, status.unacked_lag_ms = lags.undelivered_ms, lags.unacked_ms
+        return status
+
+    @property
+    def _machine(self) -> Machine:
+        return self._host.engine.machine
+
+
+def _histogram(found: Histogram) -> pb.Lateness:
+    return pb.Lateness(counts=found.counts.tolist(), at_most_ms=BOUNDS_MS, sum_ms=found.sum_ms)

@@ -1,13 +1,15 @@
 """What a node says about itself: to operators, over gRPC and HTTP, in one place."""
 
 import asyncio
+import heapq
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
+from cluster import lag
 from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
@@ -16,7 +18,7 @@ from cluster.membership import Change
 from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.policies import description
 from cluster.scrub import Scrubber
-from cluster.telemetry import Levels, rss_bytes
+from cluster.telemetry import LAGS_SHOWN, Lag, Levels, rss_bytes
 from cluster.topics import TopicView
 from replication.replica import Replica
 from timer.errors import CommitTimeout, InvalidRequest, NotReady
@@ -42,10 +44,9 @@ class NodeState(TopicView):
         mono_ms: Callable[[], MonoMs],
         scrubber: Scrubber,
     ) -> None:
-        super().__init__(host)
+        super().__init__(host, config)
         self.name = config.name
         self.cluster_id = config.cluster_id
-        self._config = config
         self._replica = replica
         self._control = control
         self._stubs = stubs
@@ -168,11 +169,9 @@ class NodeState(TopicView):
         machine = engine.machine
         now = self._host.now()
         due = machine.store.next_due() if leader is not None else None
-        held = [
-            self._group(topic, group)
-            for topic in machine.topics.values()
-            for group in topic.groups.values()
-        ]
+        held = [] if leader is None else [*leader.groups.all_leased()]
+        lags = [] if leader is None else [*lag.of_groups(leader, now.clock_ms)]
+        late = {} if leader is None else lag.of_topics(leader, now.clock_ms)
         return Levels(
             role=replica.role.value,
             serving=leader is not None,
@@ -187,8 +186,15 @@ class NodeState(TopicView):
             dropped=machine.counts.dropped,
             pending=machine.counts.pending,
             ready=sum(t.queue.end - t.queue.begin for t in machine.topics.values()),
-            leased=sum(group.leased for group in held),
-            consumers=sum(group.consumers for group in held),
+            leased=sum(leased for leased, _ in held),
+            consumers=sum(consumers for _, consumers in held),
+            undelivered_lag_ms=max((each.undelivered_ms for each in lags), default=0),
+            unacked_lag_ms=max((each.unacked_ms for each in lags), default=0),
+            lagging_groups=_worst(
+                ((each.topic.name, each.group.name), (each.undelivered_ms, each.unacked_ms))
+                for each in lags
+            ),
+            late_topics=_worst(((machine.topics[i].name,), (ms,)) for i, ms in late.items()),
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable_bytes,
             clock_spread_ms=self._host.clock_spread_ms,
@@ -318,6 +324,11 @@ class NodeState(TopicView):
         """Return what a scope says and what holds for it, as this node has applied it, for HTTP."""
         engine, scope = self._host.engine, pb.PolicyScope(namespace=namespace, topic=topic)
         return _as_dict(description(engine.machine, engine.node_policy, scope))
+
+
+def _worst(lags: Iterable[Lag]) -> tuple[Lag, ...]:
+    """Return those with the greatest lags, the first figure counts first."""
+    return tuple(heapq.nlargest(LAGS_SHOWN, lags, key=lambda each: each[1]))
 
 
 def _as_dict(message: Any) -> dict[str, Any]:

@@ -16,7 +16,16 @@ import numpy.typing as npt
 from timer import timer_id
 from timer.admission import WAYS, Rules, When
 from timer.admission import when_of as when_of_ways
-from timer.columns import I64, U32, U64, Binary, OnConflict, Part, gather
+from timer.columns import (
+    I64,
+    REQUEST_ID_BYTES_MAX,
+    U32,
+    U64,
+    Binary,
+    OnConflict,
+    Part,
+    gather,
+)
 from timer.conflicts import Verdict
 from timer.errors import InvalidRequest
 from timer.leader import Delivery, Leader
@@ -84,6 +93,8 @@ def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
     """
     if request.producer_id and request.sequence < 1:
         raise InvalidRequest("sequence", request.sequence, "must be 1 or more")
+    if request.request_id:
+        _check_request_id(request)
     if request.on_conflict not in pb.OnConflict.values():
         raise InvalidRequest("on_conflict", request.on_conflict, "must be REJECT, REPLACE or KEEP")
     rows = sum(len(timers.payload_sizes) for timers in request.timers)
@@ -103,6 +114,32 @@ def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
             raise InvalidRequest("payload_sizes", "none", f"topic {timers.topic!r} has no timers")
 
 
+def _check_request_id(request: pb.ScheduleRequest) -> None:
+    size = len(request.request_id.encode())
+    if size > REQUEST_ID_BYTES_MAX:
+        limit = f"must have at most {REQUEST_ID_BYTES_MAX} bytes"
+        raise InvalidRequest("request_id", f"{size} bytes", limit)
+    if "\0" in request.request_id:
+        raise InvalidRequest("request_id", request.request_id, "must have no zero byte")
+    if request.producer_id:
+        limit = "goes without a producer, whose sequences say the same"
+        raise InvalidRequest("request_id", request.request_id, limit)
+
+
+def body_of(request: pb.ScheduleRequest) -> int:
+    """Return a hash of what a checked request asks for, 64 bits; however it was encoded."""
+    digest = hashlib.blake2b(bytes([request.on_conflict]), digest_size=8)
+    for timers in request.timers:
+        digest.update(timers.topic.encode() + b"\0")
+        for way in WAYS:
+            digest.update(np.array(getattr(timers, way), np.int64).tobytes() + b"\0")
+        for name in ("payload_sizes", "key_sizes", "headers_sizes"):
+            digest.update(np.array(getattr(timers, name), np.uint32).tobytes() + b"\0")
+        for name in ("payloads", "keys", "headers"):
+            digest.update(getattr(timers, name))
+    return int.from_bytes(digest.digest(), "little")
+
+
 def part_of(
     request: pb.ScheduleRequest,
     topics: Mapping[str, TopicId],
@@ -116,9 +153,12 @@ def part_of(
         InvalidRequest: it names field, value and limit.
     """
     producer_id, floor_ms = ProducerId(request.producer_id), leader.machine.last_read_time_ms
+    request_id = None
+    if request.request_id:
+        request_id = leader.request_id(request.request_id.encode(), body_of(request), now)
     pieces: list[_Columns] = []
     for timers in request.timers:
-        rules = leader.rules(topics[timers.topic], producer_id, request.sequence)
+        rules = leader.rules(topics[timers.topic], producer_id, request.sequence, request_id)
         pieces.append(_Columns.of(timers, limits, rules, now, floor_ms))
     ids = [
         np.full(len(piece.requested_ms), topics[timers.topic], np.uint32)
@@ -134,6 +174,7 @@ def part_of(
         key=_optional([piece.key for piece in pieces]),
         headers=_optional([piece.headers for piece in pieces]),
         on_conflict=OnConflict(request.on_conflict),
+        request=request_id,
     )
 
 

@@ -174,6 +174,19 @@ class Replica:
         assert found, f"entry {first} is not in the log any more"
         return [entry for frame in found for entry in frames(memoryview(frame))]
 
+    @property
+    def first_index(self) -> LogIndex:
+        """The first entry that the log keeps. Any thread may ask."""
+        return self._log.first_index
+
+    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> list[Entry]:
+        """Return entries [first, …] from the disk, at least one, about `size_max` bytes.
+
+        None: `first` is not in the log any more. For a thread.
+        """
+        found = self._log.read(first, size_max, last)
+        return [entry for frame in found for entry in frames(memoryview(frame))]
+
     def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
         """This node's restart does not need entries below `index`.
 

@@ -5,9 +5,11 @@ many producers ("parts"), their rows one after the other. Little-endian:
 
     0   4  parts           p >= 1
     4   4  rows            n >= 1, the sum over the parts
-    8   4  flags           1: keys are present; 2: headers are present
+    8   4  flags           1: keys are present; 2: headers are present; 4: request ids are
     12  4  reserved        0
     16     parts           p x (producer_id u64, sequence u64, rows u32, on_conflict u32)
+           requests        p x (id, 64 bytes with zeros after it; body u64, a hash of what is
+                           asked; until_ms i64, remembered so long); only if present; no id: zeros
            due_ms          n x i64   effective due, what counts; decided at append
            requested_ms    n x i64   what was asked for (a delay is resolved at append)
            topic           n x u32   TopicId
@@ -27,12 +29,12 @@ import enum
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from timer.units import ProducerId
+from timer.units import ProducerId, UnixMs
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -63,8 +65,13 @@ _PREFIX: Final = struct.Struct("<IIII")
 PART: Final = np.dtype(
     [("producer_id", "<u8"), ("sequence", "<u8"), ("rows", "<u4"), ("on_conflict", "<u4")]
 )
+REQUEST_ID_BYTES_MAX: Final = 64
+REQUEST: Final = np.dtype(
+    [("id", f"S{REQUEST_ID_BYTES_MAX}"), ("body", "<u8"), ("until_ms", "<i8")]
+)
 HAS_KEYS: Final = 1
 HAS_HEADERS: Final = 2
+HAS_REQUESTS: Final = 4
 
 
 class OnConflict(enum.IntEnum):
@@ -109,6 +116,17 @@ def taken(column: Binary, places: npt.NDArray[np.intp]) -> Binary:
     return Binary(sizes=sizes, blob=b"".join([column.blob[start:end] for start, end in pieces]))
 
 
+class RequestId(NamedTuple):
+    """What a client calls a request that it may repeat (timer/requests.py)."""
+
+    text: bytes
+    """1 to REQUEST_ID_BYTES_MAX bytes of UTF-8 without a zero."""
+    body: int
+    """Hash of what it asks, 64 bits: the same id with another body is another request."""
+    until_ms: UnixMs
+    """Its answer is remembered up to this time of the log."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One producer's request inside a SCHEDULE entry: its rows as columns of equal length n."""
@@ -123,6 +141,8 @@ class Part:
     key: Binary | None = None
     headers: Binary | None = None
     on_conflict: OnConflict = OnConflict.REJECT
+    request: RequestId | None = None
+    """Not of a producer."""
 
     @property
     def keyed(self) -> int:
@@ -133,6 +153,7 @@ class Part:
     def size(self) -> int:
         """Bytes that this part adds to an entry."""
         extra = sum(len(c.blob) + 4 * len(c.sizes) for c in (self.key, self.headers) if c)
+        extra += REQUEST.itemsize if self.request is not None else 0
         return PART.itemsize + 24 * len(self.due_ms) + len(self.payload.blob) + extra
 
 
@@ -146,8 +167,12 @@ def encode_schedule(parts: Sequence[Part]) -> list[bytes]:
     table["sequence"] = [part.sequence for part in parts]
     table["rows"] = [len(part.due_ms) for part in parts]
     table["on_conflict"] = [part.on_conflict for part in parts]
+    requests = any(part.request for part in parts)
     flags = (HAS_KEYS if keys else 0) | (HAS_HEADERS if headers else 0)
+    flags |= HAS_REQUESTS if requests else 0
     pieces: list[bytes] = [_PREFIX.pack(len(parts), rows, flags, 0), table.tobytes()]
+    if requests:
+        pieces.append(np.array([part.request or (b"", 0, 0) for part in parts], REQUEST).tobytes())
     pieces += [part.due_ms.astype("<i8", copy=False).tobytes() for part in parts]
     pieces += [part.requested_ms.astype("<i8", copy=False).tobytes() for part in parts]
     pieces += [part.topic.astype("<u4", copy=False).tobytes() for part in parts]
@@ -176,12 +201,23 @@ class Schedule:
 
     parts: npt.NDArray[np.void]
     rows: RowArray
+    requests: tuple[RequestId | None, ...]
+    """Of each part."""
 
 
 def keyed_max(payload: memoryview) -> int:
     """Return how many rows of a SCHEDULE entry may have a key: all, or none."""
     _, n, flags, _ = _PREFIX.unpack_from(payload)
     return int(n) if flags & HAS_KEYS else 0
+
+
+def parts_of(payload: memoryview) -> tuple[npt.NDArray[np.void], bool]:
+    """Return the parts of a SCHEDULE entry (p, dtype PART), and whether rows may have keys.
+
+    Its rows are not looked at: the payload was decoded before, as it was applied.
+    """
+    p, _, flags, _ = _PREFIX.unpack_from(payload)
+    return np.frombuffer(payload, PART, p, _PREFIX.size), bool(flags & HAS_KEYS)
 
 
 def decode_schedule(payload: memoryview) -> Schedule:
@@ -197,13 +233,18 @@ def decode_schedule(payload: memoryview) -> Schedule:
         raise ValueError(f"SCHEDULE with {p} parts, {n} rows")
     columns = 1 + bool(flags & HAS_KEYS) + bool(flags & HAS_HEADERS)
     position = _PREFIX.size + p * PART.itemsize
-    if position + n * (20 + 4 * columns) > len(payload) or flags & ~3:
+    position += p * REQUEST.itemsize if flags & HAS_REQUESTS else 0
+    if position + n * (20 + 4 * columns) > len(payload) or flags & ~7:
         raise ValueError(
             f"SCHEDULE of {len(payload)} bytes with {p} parts, {n} rows, flags {flags}"
         )
     parts = np.frombuffer(payload, PART, p, _PREFIX.size)
     if int(parts["on_conflict"].max()) > max(OnConflict):
         raise ValueError(f"SCHEDULE with on_conflict {int(parts['on_conflict'].max())}")
+    requests: tuple[RequestId | None, ...] = (None,) * p
+    if flags & HAS_REQUESTS:
+        table = np.frombuffer(payload, REQUEST, p, _PREFIX.size + p * PART.itemsize)
+        requests = tuple(RequestId(*fields) if fields[0] else None for fields in table.tolist())
     rows = np.zeros(n, ROW)
     for name, dtype in (("due_ms", "<i8"), ("requested_ms", "<i8"), ("topic", "<u4")):
         rows[name] = np.frombuffer(payload, dtype, n, position)
@@ -221,7 +262,7 @@ def decode_schedule(payload: memoryview) -> Schedule:
         start = int(ends[-1])
     if start != len(payload) or int(parts["rows"].sum(dtype=np.int64)) != n:
         raise ValueError(f"SCHEDULE of {len(payload)} bytes: columns end at {start}, {n} rows")
-    return Schedule(parts, rows)
+    return Schedule(parts, rows, requests)
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:

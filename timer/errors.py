@@ -151,8 +151,11 @@ class OutcomeForgotten(TimerError):
 class UnknownProducer(TimerError):
     """The producer id was never issued, or it expired idle."""
 
-    def __init__(self, producer: int) -> None:
-        super().__init__(f"producer_id = {producer}: never issued or expired; register again")
+    def __init__(self, producer: int, *, expired: bool = False) -> None:
+        why = "expired, as it was idle for longer than limits.producer_idle_ms"
+        why = why if expired else "was never issued here"
+        super().__init__(f"producer_id = {producer}: {why}; register again")
+        self.expired = expired
 
 
 class LeaseLost(TimerError):

@@ -184,6 +184,11 @@ class Group:
             count += offsets < mark
         return count
 
+    def first_unacked(self, offset: int) -> int:
+        """Return the first offset from this one on, at or above the cursor, that is not acked."""
+        rest = self.acked[max(0, offset - self.base) :]
+        return offset + (len(rest) if rest.all() else int(np.argmin(rest)))
+
     def unacked(self, queue_end: QueueOffset) -> int:
         """Return how many fired messages are not acked."""
         above = int(np.count_nonzero(self.acked[self.cursor - self.base :]))

@@ -20,7 +20,7 @@ import numpy as np
 
 from timer import payloads
 from timer.admission import UNBOUNDED, Admission, Rules, When
-from timer.columns import I64, U32, U64, Part, encode_schedule
+from timer.columns import I64, U32, U64, Part, RequestId, encode_schedule
 from timer.entry import PAYLOAD_SIZE_MAX, Entry, Kind
 from timer.errors import (
     InvalidRequest,
@@ -28,7 +28,6 @@ from timer.errors import (
     Overloaded,
     SequenceGap,
     TimerError,
-    UnknownProducer,
 )
 from timer.machine import (
     Applied,
@@ -41,7 +40,7 @@ from timer.machine import (
 )
 from timer.payloads import Fire, Ids, Keys, Reschedule, Targets
 from timer.policies import DEFAULTS, Policy, Scope, encode_policy
-from timer.producers import Answer
+from timer.producers import IDLE_MS_MAX, Answer
 from timer.serving import OVERLOAD_RETRY_MS, Delivery, Done, Serving, fitting
 from timer.units import (
     DUE_MS_MAX,
@@ -70,6 +69,8 @@ RESCHEDULE_ROWS_MAX: Final = 32
 """Timers in one RESCHEDULE entry: their payloads are read, perhaps from as many batches."""
 CHANGES_MAX: Final = 256
 """Entries of reschedules, and of cancels by key, in flight; beyond it they are Overloaded."""
+REQUESTS_RETRY_MS: Final = 1000
+"""When request ids that were refused may find room: the oldest are forgotten one by one."""
 WAITING_ROWS_MAX: Final = 1 << 20
 """Cancels that wait, beyond which they are refused as Overloaded."""
 
@@ -87,6 +88,10 @@ class LeaderConfig:
     """SCHEDULE entries appended and not applied, beyond which small requests gather."""
     gather_bytes: int = 256 << 10
     """So much waiting is appended at once, whatever is in flight."""
+    request_window_ms: int = 300_000
+    """How long a request id is remembered, on the log's clock."""
+    producer_idle_ms: int = IDLE_MS_MAX
+    """A producer that has sent nothing for so long is forgotten at the next CHECKPOINT."""
     id_salt: int = 0
     """The cluster's salt of timer ids: a dead letter names the timer that it was."""
 
@@ -141,8 +146,10 @@ class Leader:
         """Take one request; `done` gets (Answer, duplicate) or a TimerError.
 
         Raises:
-            InvalidRequest: it has no row, or more than fits into one entry.
-            Overloaded: too much is waiting already; nothing was taken.
+            InvalidRequest: it has no row, or more than fits into one entry; or its request id was
+                another request's.
+            Overloaded: too much is waiting already, or too many request ids are remembered;
+                nothing was taken.
             DiskFull: it is new, and there is no room for it.
             UnknownProducer: the id was never issued, or has expired.
             SequenceGap: a request of this producer is missing before this one.
@@ -162,7 +169,7 @@ class Leader:
             raise Overloaded("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
         if part.producer_id:
             self._admit(part.producer_id, part.sequence)
-        else:
+        elif part.request is None or not self._remembers(part.request):
             self._check_room()
         self._parts.append((part, done))
         self._parts_bytes += size
@@ -174,20 +181,51 @@ class Leader:
         if last is None:
             last = self.machine.producers.last_sequence(producer_id)
         if last is None:
-            raise UnknownProducer(producer_id)
+            raise self.machine.producers.unknown(producer_id)
         if sequence > last + 1:
             raise SequenceGap(expected=last + 1, got=sequence)
         if sequence > last:  # "no effect" of a repeated one would be a lie
             self._check_room()
         self._admitted[producer_id] = max(last, sequence)
 
-    def rules(self, topic: TopicId, producer_id: ProducerId, sequence: int) -> Rules:
+    def _remembers(self, request: RequestId) -> bool:
+        """Return whether a request with that id was applied.
+
+        Raises:
+            InvalidRequest: it was another one.
+            Overloaded: it was not, and no more are remembered.
+        """
+        requests = self.machine.requests
+        if requests.repeated(request, self._time_ms) is not None:
+            return True
+        if requests.full:
+            full = f"the table of request ids ({len(requests)} of the last "
+            full += f"{self._config.request_window_ms} ms, limits.request_window_ms)"
+            raise Overloaded(full, retry_after_ms=REQUESTS_RETRY_MS)
+        return False
+
+    def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
+        """Return the id of a request that is taken now."""
+        return RequestId(text, body, UnixMs(now.clock_ms + self._config.request_window_ms))
+
+    def rules(
+        self,
+        topic: TopicId,
+        producer_id: ProducerId,
+        sequence: int,
+        request: RequestId | None = None,
+    ) -> Rules:
         """Return what holds for a topic's rows of a request.
 
         One that was applied is answered as it was, whatever has become policy since.
+
+        Raises:
+            InvalidRequest: its request id was another request's.
         """
         last = self.machine.producers.last_sequence(producer_id)
         if last is not None and sequence <= last:
+            return UNBOUNDED
+        if request is not None and self.machine.requests.repeated(request, self._time_ms):
             return UNBOUNDED
         return self.admission.rules(topic)
 
@@ -312,7 +350,8 @@ class Leader:
         self._checkpoint_at_ms = MonoMs(now.mono_ms + self._config.checkpoint_interval_ms)
         if not self._fires_in_flight:
             self._fire(now)
-        self._propose(Kind.CHECKPOINT, [], now, self._checkpointed)
+        expiry = payloads.encode_checkpoint(self._config.producer_idle_ms)
+        self._propose(Kind.CHECKPOINT, [expiry], now, self._checkpointed)
 
     def _next_checkpoint_ms(self) -> MonoMs:
         """When one falls due; in a drain none does: an idle leader's tail is to stay committed."""

@@ -46,6 +46,9 @@ SCAN_MAX: Final = 65_536
 DEAD_ROWS_MAX: Final = 256
 """Dead letters in one MOVE: each gets headers, some microseconds' work."""
 
+LOOK_ROWS: Final = 4096
+"""Offsets looked at in one go for the first that is free."""
+
 DEADLINES_MIN: Final = 1024
 WAITING_MIN: Final = 256
 
@@ -283,6 +286,22 @@ class Leases:
             taken: U64 = offsets[:count]
             return taken
         return np.zeros(0, np.uint64)
+
+    def waiting_from(self, queue_end: QueueOffset) -> int | None:
+        """Return the first offset that waits for a consumer, and for nothing else; None: none.
+
+        What was put off, or is about to be a dead letter, does not.
+        """
+        fresh = self.group.first_unacked(max(self._fresh, int(self.group.cursor)))
+        found = [fresh] if fresh < queue_end else []
+        for offsets in self._back:
+            for start in range(0, len(offsets), LOOK_ROWS):
+                some = offsets[start : start + LOOK_ROWS]
+                free = some[~self.group.is_acked(some) & (self._marks_of(some) == FREE)]
+                if len(free):
+                    found.append(int(free[0]))
+                    break
+        return min(found, default=None)
 
     # ---- taking back
 

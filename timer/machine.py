@@ -22,7 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import payloads
-from timer.columns import I64, TOMBSTONE, U32, U64, Buffers, RowArray, decode_schedule, gather
+from timer.columns import (
+    I64,
+    TOMBSTONE,
+    U32,
+    U64,
+    Buffers,
+    RequestId,
+    RowArray,
+    decode_schedule,
+    gather,
+)
 from timer.conflicts import NEW_MAX, decide
 from timer.entry import Entry, Kind
 from timer.errors import TimerError, UnknownVersion
@@ -43,10 +53,12 @@ from timer.payloads import (
     Targets,
 )
 from timer.policies import Policies, decode_policy
-from timer.producers import Answer, Producers
+from timer.producers import IDLE_MS_MAX, Answer, Producers
 from timer.queues import Queue
+from timer.requests import Requests
 from timer.store import Store
 from timer.timer_id import mix
+from timer.trace import Trace
 from timer.units import (
     Epoch,
     GroupId,
@@ -234,6 +246,8 @@ class Machine:
         self.topic_by_name: dict[str, Topic] = {}
         self.policies = Policies()
         self.producers = Producers()
+        self.requests = Requests()
+        self.trace = Trace()
         self.cancels = Cancels()
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
@@ -262,7 +276,7 @@ class Machine:
             case Kind.TOPIC | Kind.PRODUCER | Kind.POLICY:
                 return self._settings(entry)
             case Kind.CHECKPOINT:
-                return self._checkpoint()
+                return self._checkpoint(entry)
             case Kind.EPOCH:
                 return self._epoch(entry)
 
@@ -275,10 +289,11 @@ class Machine:
         results: list[tuple[Answer, bool] | TimerError] = []
         fresh: list[Answer] = []
         keep = np.zeros(len(rows), np.bool_)
-        start = 0
-        for producer_id, sequence, size, _ in schedule.parts.tolist():
+        start, first_seq = 0, self.next_seq
+        for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
+            producer_id, sequence, size, _ = head
             stop = start + size
-            result = self._part(ProducerId(producer_id), sequence, rows[start:stop])
+            result = self._part(ProducerId(producer_id), sequence, request, rows[start:stop])
             if not isinstance(result, TimerError) and not result[1]:
                 fresh.append(result[0])
                 keep[start:stop] = True
@@ -286,6 +301,10 @@ class Machine:
             start = stop
         if not keep.all():
             rows, modes = rows[keep], modes[keep]
+            refused = (
+                n for n, each in enumerate(results) if isinstance(each, TimerError) or each[1]
+            )
+            self.trace.mark(entry.index, first_seq, tuple(refused))
         ready: tuple[TopicId, ...] = ()
         keyed = int(np.count_nonzero(rows["key_size"]))
         if keyed:
@@ -295,21 +314,26 @@ class Machine:
         return ScheduleApplied(tuple(results), ready, keyed)
 
     def _part(
-        self, producer_id: ProducerId, sequence: int, rows: RowArray
+        self, producer_id: ProducerId, sequence: int, request: RequestId | None, rows: RowArray
     ) -> tuple[Answer, bool] | TimerError:
         """Number the rows of one request, unless it is a repeated or a refused one."""
-        if producer_id:
-            try:
+        answer = None
+        try:
+            if producer_id:
                 answer = self.producers.repeated(producer_id, sequence)
-            except TimerError as refused:
-                return refused
-            if answer is not None:
-                return answer, True
+            elif request is not None:
+                answer = self.requests.repeated(request, self.applied_time_ms)
+        except TimerError as refused:
+            return refused
+        if answer is not None:
+            return answer, True
         answer = Answer(sequence, self.next_seq, rows["due_ms"].copy())
         rows["seq"] = np.arange(self.next_seq, self.next_seq + len(rows), dtype=np.uint64)
         self.next_seq = Seq(self.next_seq + len(rows))
         if producer_id:
             self.producers.accept(producer_id, answer, self.applied_time_ms)
+        elif request is not None:
+            self.requests.accept(request, answer, self.applied_time_ms)
         return answer, False
 
     def _decide(
@@ -372,6 +396,7 @@ class Machine:
         """Move rows (in firing order) to the ends of their topics' queues; count them as fired."""
         moved = self._by_topic(rows)
         for topic, mine in moved:
+            self.trace.fired(self.applied_index, topic.topic_id, topic.queue.end, mine)
             topic.queue.append(mine, bufs, fired_at_ms)
             topic.counts.fired += len(mine)
         self.counts.fired += len(rows)
@@ -577,9 +602,11 @@ class Machine:
         self.voters = start.voters
         return start
 
-    def _checkpoint(self) -> Checkpoint:
+    def _checkpoint(self, entry: Entry) -> Checkpoint:
         now_ms = self.applied_time_ms
-        self.producers.expire(now_ms)
+        self.producers.expire(now_ms, payloads.decode_checkpoint(entry.payload) or IDLE_MS_MAX)
+        self.requests.expire(now_ms)
+        self.trace.mark(entry.index, self.next_seq)
         # The newest mark that lies before the horizon stays: it says what is forgotten.
         while len(self.fire_marks) > 1 and self.fire_marks[1][0] <= now_ms - HORIZON_MS:
             self.fire_marks.popleft()
@@ -622,7 +649,7 @@ class Machine:
                 digest.update(repr(astuple(group.settings)).encode())
         digest.update(self.policies.packed)
         put(self.cancels.sum, len(self.fire_marks), *self.voters)
-        put(self.producers.next_id)
+        put(self.producers.next_id, len(self.requests), self.requests.sum)
         for producer_id, producer in self.producers:
             put(producer_id, producer.last_sequence, len(producer.answers), producer.used_at_ms)
         return digest.hexdigest()

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
+from timer.columns import RequestId
 from timer.conflicts import Verdicts
 from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
@@ -33,6 +34,7 @@ from timer.payloads import GroupSettings
 from timer.policies import Policies, decode_policy, encode_policy
 from timer.producers import Answer, Producer
 from timer.queues import Queue
+from timer.requests import Kept
 from timer.run import RunMeta
 from timer.spill import Spill, check_spill, read_page
 from timer.store import Store
@@ -88,6 +90,8 @@ def capture(machine: Machine) -> tuple[State, list[Spill]]:
         "policies": [encode_policy(*record) for record in machine.policies],
         "next_producer": machine.producers.next_id,
         "producers": [_producer_state(i, producer) for i, producer in machine.producers],
+        "requests": machine.requests.all(),
+        "trace": machine.trace.pack(),
         "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
         "fire_marks": [list(mark) for mark in machine.fire_marks],
         "digest": machine.digest(),
@@ -189,6 +193,11 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.producers.next_id = ProducerId(state["next_producer"])
     for fields in state["producers"]:
         machine.producers.restore(*_producer(fields))
+    machine.requests.restore(
+        Kept(RequestId(text, body, UnixMs(until_ms)), _answer(*answer))
+        for (text, body, until_ms), answer in state["requests"]
+    )
+    machine.trace.restore(state["trace"])
     for minute, arrays in state["cancels"]:
         for data in arrays:
             machine.cancels.restore(minute, np.frombuffer(data, np.uint64))
@@ -268,7 +277,7 @@ def _topic_state(topic: Topic) -> State:
 def _block_state(block: Block) -> list[Any]:
     assert block.spill is not None
     ref = block.spill
-    return [ref.file, ref.position, ref.size, block.first, block.end]
+    return [ref.file, ref.position, ref.size, block.first, block.end, block.fired_at_ms]
 
 
 def _topic(fields: State, pages: Pages) -> Topic:
@@ -277,8 +286,8 @@ def _topic(fields: State, pages: Pages) -> Topic:
     topic = Topic(TopicId(fields["id"]), fields["name"], queue, counts=counts)
     topic.pending_sum = fields["pending_sum"]
     blocks = [
-        Block(QueueOffset(first), QueueOffset(end), None, SpillRef(*ref))
-        for *ref, first, end in fields["blocks"]
+        Block(QueueOffset(first), QueueOffset(end), None, SpillRef(*ref), fired_at_ms)
+        for *ref, first, end, fired_at_ms in fields["blocks"]
     ]
     queue.end = blocks[0].first if blocks else QueueOffset(fields["end"])
     for block in blocks:

@@ -58,6 +58,13 @@ class Block:
     end: QueueOffset
     page: Page | None
     spill: SpillRef | None = None
+    fired_at_ms: int = 0
+    """When its first message fired, known also without its page."""
+
+    def __post_init__(self) -> None:
+        """Note when its first message fired."""
+        if self.page is not None:
+            self.fired_at_ms = int(self.page.fired_at_ms[0])
 
 
 class Pages:

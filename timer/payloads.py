@@ -19,7 +19,8 @@ group) is a msgpack map with exactly the keys of its dataclass.
                             messages, which fire at once; it takes n seqs, as rows
     TOPIC       msgpack {name}
     PRODUCER    msgpack {token}
-    CHECKPOINT  nothing
+    CHECKPOINT  producer_idle_ms u64: producers idle for longer are forgotten; or nothing, where
+                that is timer/producers.py's
 
 Targets name n timers, by id (by = 0) or by topic and key (by = 1):
 
@@ -42,6 +43,7 @@ from timer.units import Epoch, GroupId, ReplicaId, TopicId, UnixMs
 _EPOCH: Final = struct.Struct("<QQII")
 _TARGETS: Final = struct.Struct("<II")
 _FIRE: Final = struct.Struct("<qII")
+_CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
 APPLY_VERSION: Final = 5
@@ -431,6 +433,22 @@ def decode_producer(payload: memoryview) -> bytes:
     """
     token: bytes = _unpack(payload, {"token": bytes})["token"]
     return token
+
+
+def encode_checkpoint(producer_idle_ms: int) -> bytes:
+    """Return the payload of a CHECKPOINT entry."""
+    return _CHECKPOINT.pack(producer_idle_ms)
+
+
+def decode_checkpoint(payload: memoryview) -> int | None:
+    """Return after how long idle producers are forgotten, in milliseconds. None: as ever.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    if len(payload) not in (0, _CHECKPOINT.size):
+        raise ValueError(f"CHECKPOINT of {len(payload)} bytes")
+    return int(_CHECKPOINT.unpack(payload)[0]) if payload else None
 
 
 def _unpack(payload: memoryview, types: dict[str, type]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ by the log, so that every replica decides the same, also after a failover.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from timer.columns import I64
@@ -19,6 +20,7 @@ ANSWERS_MAX: Final = 1024
 ANSWER_ROWS_MAX: Final = 262_144
 """Rows in all kept answers of one producer: two megabytes of due times."""
 IDLE_MS_MAX: Final = 7 * 24 * 3_600_000
+"""Unless the leader's settings say otherwise."""
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class Producers:
         """
         producer = self._by_id.get(producer_id)
         if producer is None:
-            raise UnknownProducer(producer_id)
+            raise self.unknown(producer_id)
         if sequence == producer.last_sequence + 1:
             return None
         if sequence > producer.last_sequence:
@@ -102,9 +104,13 @@ class Producers:
         ):
             producer.answer_rows -= len(producer.answers.popleft().due_ms)
 
-    def expire(self, now_ms: UnixMs) -> None:
-        """Forget producers idle for more than IDLE_MS_MAX on the log's clock."""
-        idle = [i for i, p in self._by_id.items() if now_ms - p.used_at_ms > IDLE_MS_MAX]
+    def unknown(self, producer_id: ProducerId) -> UnknownProducer:
+        """Return why there is no such producer."""
+        return UnknownProducer(producer_id, expired=0 < producer_id < self.next_id)
+
+    def expire(self, now_ms: UnixMs, idle_ms: int = IDLE_MS_MAX) -> None:
+        """Forget producers idle for more than so long on the log's clock."""
+        idle = [i for i, p in self._by_id.items() if now_ms - p.used_at_ms > idle_ms]
         for producer_id in idle:
             del self._by_token[self._by_id.pop(producer_id).token]
 
@@ -112,6 +118,10 @@ class Producers:
         """Return the last applied sequence of a producer. None: unknown."""
         producer = self._by_id.get(producer_id)
         return None if producer is None else producer.last_sequence
+
+    def page(self, after: int, count: int) -> list[tuple[ProducerId, Producer]]:
+        """Return the next producers after an id, in the order of ids."""
+        return list(islice((each for each in self._by_id.items() if each[0] > after), count))
 
     def __iter__(self) -> Iterator[tuple[ProducerId, Producer]]:
         """Yield (id, producer) in the order of ids."""

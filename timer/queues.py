@@ -124,6 +124,17 @@ class Queue:
         assert number >= 0, (offset, self.begin, self.end)
         return number
 
+    def fired_at_ms(self, offset: int) -> int:
+        """Return when a message that is here fired.
+
+        Where its page is in a file only: when the first one of its block did, which is up to 4,096
+        messages earlier.
+        """
+        block = self.blocks[self._number_of(offset)]
+        if block.page is None:
+            return block.fired_at_ms
+        return int(block.page.fired_at_ms[offset - block.first])
+
     def at_hand(self, offsets: U64) -> int:
         """Return how many of the first `offsets` (ascending, at least one) are in memory.
 

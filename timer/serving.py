@@ -250,6 +250,18 @@ class Serving:
         leases = self._leases.get(group.group_id)
         return (leases.leased(), len(leases.consumers)) if leases else (0, 0)
 
+    def all_leased(self) -> Iterator[tuple[int, int]]:
+        """Yield the same of each group that anybody has consumed from in this epoch."""
+        return ((each.leased(), len(each.consumers)) for each in self._leases.values())
+
+    def waiting_from(self, group: Group) -> int | None:
+        """Return the first offset of a group that waits for a consumer; None: none does."""
+        end = self.machine.topics[group.topic].queue.end
+        leases = self._leases.get(group.group_id)
+        if leases is not None:
+            return leases.waiting_from(end)
+        return group.cursor if group.cursor < end else None
+
     # ---- consumers
 
     def join(self, group: Group, consumer: Consumer) -> None:

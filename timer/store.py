@@ -65,6 +65,9 @@ FLUSH_CHUNK: Final = 65_536
 """Rows that a flush gathers at a time."""
 
 
+NO_ROWS: Final[RowArray] = np.empty(0, ROW)
+
+
 class Fired(NamedTuple):
     """What one FIRE moves out of the store."""
 
@@ -396,6 +399,15 @@ class Store:
         times = [memtable.next_due() for memtable in self._memtables()]
         times.append(self._runs.next_due())
         return min((UnixMs(time) for time in times if time is not None), default=None)
+
+    def overdue(self, now_ms: UnixMs, rows_max: int) -> RowArray:
+        """Return the first pending rows with due <= now, in firing order: `rows_max`, or fewer.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        due = self.next_due()
+        return self._due(self._position, now_ms, rows_max)[0] if due and due <= now_ms else NO_ROWS
 
     # ---- leading
 

@@ -40,6 +40,8 @@ from timerclient.results import (
     ScheduleResult,
     TimerState,
 )
+from timerclient.rows import NewTimer
+from timerclient.seen import Story
 from timerclient.settings import Settings
 from timerclient.sync import Consumer, TimerClient
 from timerclient.timers import Timer, Timers
@@ -60,6 +62,7 @@ __all__ = [
     "LeaseLost",
     "Message",
     "NackResult",
+    "NewTimer",
     "NotFound",
     "NotPending",
     "OutcomeUnknown",
@@ -69,6 +72,7 @@ __all__ = [
     "Rescheduled",
     "ScheduleResult",
     "Settings",
+    "Story",
     "Timer",
     "TimerClient",
     "TimerCounts",

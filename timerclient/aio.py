@@ -18,6 +18,7 @@ A client belongs to the event loop that it is used on first.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -26,12 +27,13 @@ import grpc
 from timerclient import policies, rows
 from timerclient.errors import Closed, InvalidRequest, TimerError
 from timerclient.existing import Seconds, seconds
-from timerclient.groups import STARTS, GroupCalls
+from timerclient.groups import STARTS
 from timerclient.messages import Batch, Message
 from timerclient.nodes import Dial, Node, Nodes, parse_addresses, tcp
-from timerclient.producer import Call, Producer, Row
+from timerclient.producer import Call, Producer, Row, encode_rows
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import Headers, When, WhenMany
+from timerclient.rows import Headers, NewTimer, When, WhenMany
+from timerclient.seen import SeenCalls
 from timerclient.settings import Settings
 from timerclient.subscription import Credit, Subscription
 from timerclient.timers import Outcome, Timer, Timers
@@ -75,6 +77,25 @@ def make_row(
     return row
 
 
+def encode_together(timers: Iterable[NewTimer], on_conflict: str) -> tuple[bytes, list[int]]:
+    """Return what `encode_rows` makes of new timers.
+
+    Raises:
+        InvalidRequest: there is none, or one breaks a limit.
+    """
+    mode = rows.conflict_mode(on_conflict)
+    made = [make_row(t.topic, t.payload, t.key, t.headers, on_conflict, t.when) for t in timers]
+    if not made:
+        raise InvalidRequest.of("timers", "none", "give at least one")
+    body, order = encode_rows(made, mode)
+    return rows.checked(body), order
+
+
+def in_order(order: Sequence[int], outcome: Outcome) -> Timers:
+    """Return the timers that `encode_together` has put in another order."""
+    return Timers(outcome.ordered(order))
+
+
 def make_opening(
     topic: str, group: str, lease: Seconds | None, start: str, name: str
 ) -> pb.OpenConsumer:
@@ -111,7 +132,7 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     return Credit(window, max_messages)
 
 
-class AsyncTimerClient(GroupCalls):
+class AsyncTimerClient(SeenCalls):
     """A connection to a cluster, for one event loop.
 
     `cluster`: "host:port,host:port", or a sequence of addresses; some of the nodes are enough.
@@ -140,7 +161,7 @@ class AsyncTimerClient(GroupCalls):
 
     # ---- scheduling
 
-    async def schedule(
+    async def schedule(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
         payload: bytes,
@@ -148,6 +169,7 @@ class AsyncTimerClient(GroupCalls):
         key: str | None = None,
         on_conflict: str = "reject",
         headers: Headers | None = None,
+        request_id: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
         **when: Unpack[When],
     ) -> Timer:
@@ -160,19 +182,27 @@ class AsyncTimerClient(GroupCalls):
         A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
         "reject" this one, "replace" it, which cancels it, or "keep" it and return it.
 
+        A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
+        process: within the cluster's window (limits.request_window_ms, five minutes) the same call
+        under the same id schedules nothing more and returns the same timer.
+
         Raises:
             AlreadyExists: a pending timer has the key; `existing` is its id.
-            InvalidRequest: an argument breaks a limit; a naive datetime, for one.
+            InvalidRequest: an argument breaks a limit; a naive datetime, for one. Or the request
+                id was another call's.
             OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
             TimerError: it was refused, and not scheduled.
         """
         row = make_row(topic, payload, key, headers, on_conflict, when)
+        if request_id is not None:
+            body, _ = encode_rows([row], row.on_conflict)
+            return (await self._schedule_named(body, request_id, timeout)).timer()
         future: asyncio.Future[Timer] = asyncio.get_running_loop().create_future()
         call = Call(future, 1, Outcome.timer, self.within_s(timeout))
         self.producer().submit_row(row, call)
         return await self._answered(future, call)
 
-    async def schedule_batch(
+    async def schedule_batch(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
         payloads: Iterable[bytes],
@@ -180,13 +210,15 @@ class AsyncTimerClient(GroupCalls):
         keys: Iterable[str | None] | None = None,
         on_conflict: str = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
+        request_id: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
         **when: Unpack[WhenMany],
     ) -> Timers:
         """Return the timers of one request, all or none, once a majority has them on disk.
 
         When they fire is one value for all, or one for each payload; see `schedule`. Timers whose
-        keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`.
+        keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`. A
+        `request_id` names the whole batch.
 
         Raises:
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
@@ -194,10 +226,53 @@ class AsyncTimerClient(GroupCalls):
             TimerError: the batch was refused, and none of it scheduled.
         """
         body, n = rows.encode_batch(topic, payloads, when, keys, headers, on_conflict)
+        if request_id is not None:
+            return Timers(await self._schedule_named(body, request_id, timeout))
         future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
         call = Call(future, n, Timers, self.within_s(timeout))
         self.producer().submit(body, call)
         return await self._answered(future, call)
+
+    async def schedule_all(
+        self,
+        timers: Iterable[NewTimer],
+        *,
+        on_conflict: str = "reject",
+        request_id: str | None = None,
+        timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
+    ) -> Timers:
+        """Return the timers of one request, of whatever topics, in their order: all or none.
+
+        One entry of the log holds them all. Those whose keys are taken are decided one by one, as
+        in a batch.
+
+        Raises:
+            InvalidRequest: an argument breaks a limit; there is no timer, for one.
+            OutcomeUnknown: no answer in time; all may have been scheduled, or be yet.
+            TimerError: they were refused, and none was scheduled.
+        """
+        body, order = encode_together(timers, on_conflict)
+        if request_id is not None:
+            return Timers((await self._schedule_named(body, request_id, timeout)).ordered(order))
+        future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
+        make = partial(in_order, order)
+        call = Call(future, len(order), make, self.within_s(timeout))
+        self.producer().submit(body, call)
+        return await self._answered(future, call)
+
+    async def _schedule_named(
+        self,
+        body: bytes,
+        request_id: str,
+        timeout: Seconds | None,  # noqa: ASYNC109
+    ) -> Outcome:
+        """Send a request that has an id, again and again: it does no harm."""
+        request = pb.ScheduleRequest.FromString(body)
+        request.request_id = rows.request_name(request_id)
+        answer = await self.nodes().call(
+            lambda node: lambda: node.timers.Schedule(request), within_s=self.within_s(timeout)
+        )
+        return Outcome(answer.timer_ids, answer.duplicate, answer.results, answer.other_ids)
 
     async def _answered(self, future: asyncio.Future[T], call: Call) -> T:
         try:

@@ -29,6 +29,7 @@ from timerclient import show
 from timerclient.cli_args import add_when, duration, when_of
 from timerclient.cli_groups import GroupCommands
 from timerclient.cli_policies import PolicyCommands
+from timerclient.cli_seen import ProducerCommands, lateness_text
 from timerclient.cli_timers import TimerCommands
 from timerclient.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
 from timerclient.messages import Message
@@ -119,7 +120,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     add("status", _status, "show the nodes, who leads, and the counters")
     add("checkpoint", _checkpoint, "show how far each node is, and the shared checkpoint")
-    add("topics", _topics, "show the topics and their groups")
+    topics = add("topics", _topics, "show the topics and their groups")
+    topics.add_argument("topic", metavar="TOPIC", nargs="?", help="only this one, and how late")
     _add_schedule(add("schedule", _schedule, "schedule one message"))
     cancel = add("cancel", _cancel, "cancel timers by id")
     cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
@@ -128,6 +130,8 @@ def make_parser() -> argparse.ArgumentParser:
     policies = add("policies", _status, "show and change what holds for new timers")
     PolicyCommands(_client, _print).register(policies, common)
     groups = add("groups", _status, "look at consumer groups, make them, change their settings")
+    producers = add("producers", _status, "look at those who schedule with sequences")
+    ProducerCommands(_client, _print).register(producers, common)
     letters = add("deadletters", _status, "send messages that failed too often back")
     GroupCommands(_client, _print).register(groups, letters, common)
     _add_consume(add("consume", _consume, "print a group's messages as they come, and ack them"))
@@ -172,6 +176,9 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         choices=("reject", "replace", "keep"),
         default="reject",
         help="what becomes of it if a pending timer has the key; default: reject",
+    )
+    parser.add_argument(
+        "--request-id", help="within minutes, the same again under the same id is the same timer"
     )
     parser.add_argument(
         "--header", metavar="NAME=VALUE", type=header, action="append", default=[], dest="headers"
@@ -352,31 +359,38 @@ def _checkpoint(args: argparse.Namespace) -> int:
 
 def _topics(args: argparse.Namespace) -> int:
     with _client(args) as client:
-        topics = client.topics()
+        topics = [client.describe_topic(args.topic)] if args.topic else client.topics()
     headings = (
-        *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "QUEUE", "GROUP", "TYPE"),
-        *("CURSOR", "UNACKED", "LEASED", "CONSUMERS"),
+        *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "QUEUE", "LAG MS", "GROUP"),
+        *("TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "WAITS MS", "UNACKED MS"),
     )
     rows = [
         (
             *(t.name, t.pending, t.scheduled, t.fired, t.cancelled),
-            f"{t.queue_begin}..{t.queue_end}",
+            *(f"{t.queue_begin}..{t.queue_end}", t.lag_ms),
             *group,
         )
         for t in topics
         for group in _groups(t)
     ]
     document = {"topics": [show.as_dict(topic) for topic in topics]}
-    _print(args, document, show.table(headings, rows) if rows else "no topics")
+    text = show.table(headings, rows) if rows else "no topics"
+    if args.topic:
+        text += f"\n\n{lateness_text(topics[0])}"
+    _print(args, document, text.rstrip())
     return OK
 
 
 def _groups(topic: pb.TopicStatus) -> list[tuple[Any, ...]]:
     """Return the cells of each group of a topic; one row of blanks if it has none."""
     groups: list[tuple[Any, ...]] = [
-        (g.name, g.type, g.cursor, g.unacked, g.leased, g.consumers) for g in topic.groups
+        (
+            *(g.name, g.type, g.cursor, g.unacked, g.leased, g.consumers),
+            *(g.undelivered_lag_ms, g.unacked_lag_ms),
+        )
+        for g in topic.groups
     ]
-    return groups or [("", "", None, None, None, None)]
+    return groups or [("", "", None, None, None, None, None, None)]
 
 
 def _schedule(args: argparse.Namespace) -> int:
@@ -388,11 +402,13 @@ def _schedule(args: argparse.Namespace) -> int:
             key=args.key,
             on_conflict=args.on_conflict,
             headers=dict(args.headers),
+            request_id=args.request_id,
             **when_of(args),
         )
     document = {"id": timer.id, "due_ms": timer.due_ms, "duplicate": timer.duplicate}
     document["result"] = timer.result.name
     note = "" if timer.result is ScheduleResult.SCHEDULED else f"  {timer.result.name}"
+    note += "  repeated" if timer.duplicate else ""
     _print(args, document, f"{timer.id}  due {show.instant(timer.due_ms)}{note}")
     return OK
 

@@ -3,6 +3,7 @@
 timers get ID | --topic T --key K
 timers list T [--from --to --key-prefix --limit]
 timers count T
+timers story ID
 timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix | --topic T --all
 timers reschedule the same, and --delay, --delay-level, --due or --due-ms
 """
@@ -12,7 +13,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from timerclient import cli_args, show
+from timerclient import cli_args, cli_seen, show
 from timerclient.cli_args import Commands
 from timerclient.errors import InvalidRequest
 from timerclient.pending import Changed, TimerInfo, Where
@@ -41,6 +42,8 @@ class TimerCommands(Commands):
         )
         count = add("count", self._count, "show how many of a topic are pending, and how soon due")
         count.add_argument("topic", metavar="TOPIC")
+        story = add("story", self._story, "show what became of one timer, as the log tells it")
+        story.add_argument("id", metavar="ID")
         cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by what they are")
         _add_targets(cancel)
         move = add("reschedule", self._reschedule, "give timers another due time")
@@ -82,6 +85,12 @@ class TimerCommands(Commands):
         rows = [*within.items(), ("beyond", counts.beyond), ("pending", counts.pending)]
         document = {"pending": counts.pending, "within": within, "beyond": counts.beyond}
         self._put(args, document, show.table(("DUE WITHIN", "TIMERS"), rows))
+        return OK
+
+    def _story(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            story = client.tell_story(args.id)
+        self._put(args, cli_seen.story_document(story), cli_seen.story_text(story))
         return OK
 
     # ---- changing

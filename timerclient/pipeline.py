@@ -266,7 +266,8 @@ class Pipeline(Generic[R]):
         self._open_hole(request)
         self._replace = True
         if request.in_doubt:
-            step.settled.append((request, as_unknown(error)))
+            # The number means nothing any more: nobody can tell whether it was applied.
+            step.settled.append((request, OutcomeUnknown(f"may have been applied; then: {error}")))
         else:
             self._refuse(request)
 

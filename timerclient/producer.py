@@ -11,7 +11,7 @@ asyncio or a concurrent one; only the event loop's thread settles it.
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from timerclient.errors import (
@@ -143,6 +143,32 @@ class Row:
         return 20 + len(self.payload) + len(self.key) + len(self.headers)
 
 
+def encode_rows(
+    rows: Sequence[Row], on_conflict: pb.OnConflict.ValueType
+) -> tuple[bytes, list[int]]:
+    """Return (a ScheduleRequest without its head, which of `rows` stands at each place of it).
+
+    Rows of a topic stand together, those that say when in the same way.
+    """
+    columns: dict[tuple[str, Way], Columns] = {}
+    places: dict[tuple[str, Way], list[int]] = {}
+    for at, row in enumerate(rows):
+        name = row.topic, row.way
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = Columns(*name)
+            places[name] = []
+        column.values.append(row.value)
+        column.payloads.append(row.payload)
+        column.keys.append(row.key)
+        column.headers.append(row.headers)
+        places[name].append(at)
+    request = pb.ScheduleRequest(on_conflict=on_conflict)
+    for column in columns.values():
+        column.write(request.timers.add())
+    return request.SerializeToString(), [at for each in places.values() for at in each]
+
+
 class CollectedRequest(CallsRequest):
     """The rows of single calls, collected until it is sent."""
 
@@ -193,25 +219,9 @@ class CollectedRequest(CallsRequest):
         """Return the rows encoded, topic by topic; from now on they stay."""
         if self.body:
             return self.body
-        columns: dict[str, Columns] = {}
-        groups: dict[str, list[Call]] = {}
-        for row, call in zip(self.rows, self.calls, strict=True):
-            column = columns.get(row.topic)
-            if column is None:
-                column = columns[row.topic] = Columns(row.topic, row.way)
-                groups[row.topic] = []
-            column.values.append(row.value)
-            column.payloads.append(row.payload)
-            column.keys.append(row.key)
-            column.headers.append(row.headers)
-            groups[row.topic].append(call)
-        request = pb.ScheduleRequest(on_conflict=self.on_conflict)
-        for column in columns.values():
-            column.write(request.timers.add())
-        ordered = [call for calls in groups.values() for call in calls]
-        for first, call in enumerate(ordered):
-            call.first = first
-        self.body = request.SerializeToString()
+        self.body, order = encode_rows(self.rows, self.on_conflict)
+        for first, at in enumerate(order):
+            self.calls[at].first = first
         return self.body
 
     def split(self) -> "list[CollectedRequest]":

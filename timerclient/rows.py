@@ -15,6 +15,7 @@ list, a tuple, or anything with `tolist()` (array.array, a numpy array). Headers
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypedDict, cast
 
@@ -24,6 +25,7 @@ from timerclient.proto import timer_pb2 as pb
 DUE_MS_MAX: Final = (1 << 48) - 1
 LEVEL_MAX: Final = (1 << 31) - 1
 """As high as the contract can tell; every level beyond the last is the last."""
+REQUEST_ID_SIZE_MAX: Final = 64
 TEXT_SIZE_MAX: Final = (1 << 16) - 1
 REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
 """Bytes of one request's rows: a message is 64 MiB at most, its head is small."""
@@ -49,6 +51,27 @@ class WhenMany(TypedDict, total=False):
     delay_level: int | Iterable[int] | None
     due: datetime | Iterable[datetime] | None
     due_ms: int | Iterable[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTimer:
+    """One timer of several that are scheduled together; when: as of `When`."""
+
+    topic: str
+    payload: bytes
+    key: str | None = None
+    headers: Headers | None = None
+    delay: timedelta | float | None = None
+    delay_level: int | None = None
+    due: datetime | None = None
+    due_ms: int | None = None
+
+    @property
+    def when(self) -> When:
+        """When it fires."""
+        return When(
+            delay=self.delay, delay_level=self.delay_level, due=self.due, due_ms=self.due_ms
+        )
 
 
 Way = Literal["due_ms", "delay_ms", "delay_level"]
@@ -160,6 +183,19 @@ def utf8(field: str, text: Any) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise InvalidRequest.of(field, text, "must have a form in UTF-8") from None
+
+
+def request_name(request_id: str) -> str:
+    """Return a request id, checked.
+
+    Raises:
+        InvalidRequest: it is empty, longer than 64 bytes, or no text.
+    """
+    size = len(utf8("request_id", request_id))
+    if not 1 <= size <= REQUEST_ID_SIZE_MAX or "\0" in request_id:
+        limit = f"must have 1 to {REQUEST_ID_SIZE_MAX} bytes, none of them zero"
+        raise InvalidRequest.of("request_id", request_id, limit)
+    return request_id
 
 
 MODES: Final = {"reject": pb.REJECT, "replace": pb.REPLACE, "keep": pb.KEEP}

@@ -45,7 +45,8 @@ from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, Ti
 from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
-from timerclient.rows import Headers, When, WhenMany
+from timerclient.rows import Headers, NewTimer, When, WhenMany
+from timerclient.seen import SeenFront
 from timerclient.settings import Settings
 from timerclient.subscription import Credit, Subscription
 from timerclient.timers import Outcome, Timer, Timers
@@ -157,7 +158,7 @@ class Budget:
             self._freed.notify_all()
 
 
-class TimerClient:
+class TimerClient(SeenFront):
     """A connection to a cluster, for threads. The arguments are AsyncTimerClient's."""
 
     def __init__(
@@ -174,11 +175,12 @@ class TimerClient:
         )
         self._budget = Budget(settings.submitted_bytes_max)
         self._background = Background()
+        self._seen, self._call = self._client, self._background.call
         self._consumers: list[Consumer] = []
 
     # ---- scheduling
 
-    def schedule(
+    def schedule(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
         payload: bytes,
@@ -186,6 +188,7 @@ class TimerClient:
         key: str | None = None,
         on_conflict: str = "reject",
         headers: Headers | None = None,
+        request_id: str | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[When],
     ) -> Timer:
@@ -198,12 +201,30 @@ class TimerClient:
         A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
         "reject" this one, "replace" it, which cancels it, or "keep" it and return it.
 
+        A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
+        process: within the cluster's window (limits.request_window_ms, five minutes) the same call
+        under the same id schedules nothing more and returns the same timer.
+
         Raises:
             AlreadyExists: a pending timer has the key; `existing` is its id.
-            InvalidRequest: an argument breaks a limit; a naive datetime, for one.
+            InvalidRequest: an argument breaks a limit; a naive datetime, for one. Or the request
+                id was another call's.
             OutcomeUnknown: no answer in time; the timer may have been scheduled, or be yet.
             TimerError: it was refused, and not scheduled.
         """
+        if request_id is not None:
+            return self._background.call(
+                self._client.schedule(
+                    topic,
+                    payload,
+                    key=key,
+                    on_conflict=on_conflict,
+                    headers=headers,
+                    request_id=request_id,
+                    timeout=timeout,
+                    **when,
+                )
+            )
         return self.submit(
             topic,
             payload,
@@ -234,7 +255,7 @@ class TimerClient:
         call = Call(future, 1, Outcome.timer, self._client.within_s(timeout))
         return self._submit(future, call, row.size, lambda p: p.submit_row(row, call))
 
-    def schedule_batch(
+    def schedule_batch(  # noqa: PLR0913 -- options, by keyword
         self,
         topic: str,
         payloads: Iterable[bytes],
@@ -242,19 +263,34 @@ class TimerClient:
         keys: Iterable[str | None] | None = None,
         on_conflict: str = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
+        request_id: str | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
     ) -> Timers:
         """Return the timers of one request, all or none, once a majority has them on disk.
 
         When they fire is one value for all, or one for each payload; see `schedule`. Timers whose
-        keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`.
+        keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`. A
+        `request_id` names the whole batch.
 
         Raises:
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
             OutcomeUnknown: no answer in time; the timers may have been scheduled, or be yet.
             TimerError: the batch was refused, and none of it scheduled.
         """
+        if request_id is not None:
+            return self._background.call(
+                self._client.schedule_batch(
+                    topic,
+                    payloads,
+                    keys=keys,
+                    on_conflict=on_conflict,
+                    headers=headers,
+                    request_id=request_id,
+                    timeout=timeout,
+                    **when,
+                )
+            )
         return self.submit_batch(
             topic,
             payloads,
@@ -284,6 +320,30 @@ class TimerClient:
         future: Future[Timers] = Future()
         call = Call(future, n, Timers, self._client.within_s(timeout))
         return self._submit(future, call, len(body), lambda p: p.submit(body, call))
+
+    def schedule_all(
+        self,
+        timers: Iterable[NewTimer],
+        *,
+        on_conflict: str = "reject",
+        request_id: str | None = None,
+        timeout: Seconds | None = None,
+    ) -> Timers:
+        """Return the timers of one request, of whatever topics, in their order: all or none.
+
+        One entry of the log holds them all. Those whose keys are taken are decided one by one, as
+        in a batch.
+
+        Raises:
+            InvalidRequest: an argument breaks a limit; there is no timer, for one.
+            OutcomeUnknown: no answer in time; all may have been scheduled, or be yet.
+            TimerError: they were refused, and none was scheduled.
+        """
+        return self._background.call(
+            self._client.schedule_all(
+                timers, on_conflict=on_conflict, request_id=request_id, timeout=timeout
+            )
+        )
 
     def _submit(
         self, future: "Future[T]", call: Call, size: int, submit: Callable[[Any], None]

@@ -26,6 +26,17 @@ class Outcome(NamedTuple):
         results = self.results[first : first + rows]
         return Outcome(self.raw[span], self.duplicate, results, self.others[span])
 
+    def ordered(self, order: Sequence[int]) -> "Outcome":
+        """Return the outcome of rows in another order; `order`: which each of these is there."""
+        places = sorted(range(len(order)), key=order.__getitem__)
+        raw, others = _pieces(self.raw), _pieces(self.others)
+        return Outcome(
+            b"".join(raw[at] for at in places),
+            self.duplicate,
+            [self.results[at] for at in places] if self.results else (),
+            b"".join(others[at] for at in places) if others else b"",
+        )
+
     def timer(self) -> "Timer":
         """Return the one timer of it.
 

@@ -8,14 +8,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from timer.disk import AppendFile, Bytes, Disk, FileLock, MarkFile
-from timer.entry import Entry, Kind, encode, frame_at
+from timer.entry import HEADER_SIZE, Entry, Kind, encode, frame_at
 from timer.payloads import EpochStart, encode_epoch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 REPLICA = ReplicaId(1)
+KEPT_BYTES: Final = 16 << 20
+"""Of entries that are applied already."""
 
 
 class Clock:
@@ -45,8 +47,10 @@ class MemoryLog:
     def __init__(self) -> None:
         self.on_commit: Callable[[LogIndex], None] = lambda _: None
         """Hears up to where entries may be applied."""
-        self._waiting: dict[LogIndex, Entry] = {}
-        """Entries that were not applied yet."""
+        self._entries: dict[LogIndex, Entry] = {}
+        """What was not applied yet, and before it what stories are told from."""
+        self.first_index = LogIndex(1)
+        self._size = 0
         self._announced = True
         self.epoch = Epoch(0)
         self.last_index = LogIndex(0)
@@ -66,7 +70,8 @@ class MemoryLog:
         frame = encode(kind, self.epoch, self.last_index, time_ms, payload)
         entry = frame_at(memoryview(frame), 0)  # what is applied has been through the codec
         assert isinstance(entry, Entry), entry
-        self._waiting[entry.index] = entry
+        self._entries[entry.index] = entry
+        self._size += len(frame)
         if self._announced:
             self._announced = False
             asyncio.get_running_loop().call_soon(self._commit)
@@ -77,14 +82,24 @@ class MemoryLog:
         self.on_commit(self.last_index)
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
-        """Return entries; those before the first are done with."""
-        for index in [index for index in self._waiting if index < first]:
-            del self._waiting[index]
-        return [self._waiting[LogIndex(index)] for index in range(first, last + 1)]
+        """Return entries; those before the first were applied, and some of them are kept."""
+        while self._size > KEPT_BYTES and self.first_index < first:
+            self._size -= HEADER_SIZE + len(self._entries.pop(self.first_index).payload)
+            self.first_index = LogIndex(self.first_index + 1)
+        return [self._entries[LogIndex(index)] for index in range(first, last + 1)]
 
     async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
         """Return entries."""
         return self.cached(first, last)
+
+    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+        """Return entries from `first` on, about so many bytes; none: it is gone."""
+        found: list[Entry] = []
+        while size_max > 0 and first <= last and (entry := self._entries.get(first)) is not None:
+            found.append(entry)
+            size_max -= len(entry.payload)
+            first = LogIndex(first + 1)
+        return found
 
     @property
     def last_time_ms(self) -> UnixMs:
@@ -96,7 +111,7 @@ class MemoryLog:
         return True
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
-        """Nothing is kept anyway."""
+        """What is kept is little anyway."""
 
 
 class NoDisk(Disk):

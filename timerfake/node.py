@@ -14,8 +14,9 @@ from cluster.storage import leader_config
 from cluster.topics import TopicView
 from timer.clock import ClusterClock, Sample
 from timer.engine import Engine
+from timer.entry import Entry
 from timer.errors import InvalidRequest
-from timer.machine import FIRE_MARK_MS
+from timer.machine import FIRE_MARK_MS, Applied, FireApplied
 from timer.units import LogIndex, MonoMs, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerfake.loopback import Server
@@ -56,7 +57,7 @@ class FakeNode(TopicView):
         self.log = MemoryLog()
         self.server = Server()
         self.host = Host(
-            Engine(NoDisk(), config.data, leader),
+            Engine(NoDisk(), config.data, leader, self._applied),
             self.log,
             make_clock=self._make_clock,
             samples=self._samples,
@@ -67,10 +68,10 @@ class FakeNode(TopicView):
             log_bytes_flush=NEVER,
             log_entries_flush=NEVER,
             flush_interval_ms=NEVER,
-            handed_out=lambda _: None,
+            handed_out=self.handed_out,
             fatal=self.server.fail,
         )
-        super().__init__(self.host)
+        super().__init__(self.host, config)
         self.log.on_commit = self.host.on_commit
         self.host.on_leading = self._leading_changed
         services = services_of(self.host, self, config, threads=Here())
@@ -118,9 +119,15 @@ class FakeNode(TopicView):
         applied = self.host.engine.machine.applied_index
         return self.server.moved, self.log.last_index, applied
 
+    def _applied(self, entry: Entry, applied: Applied) -> None:
+        if isinstance(applied, FireApplied):
+            self.fired(applied, entry.time_ms)
+
     def _leading_changed(self) -> None:
         if self.host.leader is None:
             self._consumers.end_streams()
+        else:
+            self.led()
 
     def _make_clock(self, floor_ms: UnixMs) -> ClusterClock:
         now = self.clock.mono_ms()

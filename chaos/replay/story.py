@@ -4,8 +4,9 @@ The log's entries decide everything (docs/adr/0002-log-entries.md), so their mea
 page, and this module is that page: written for the audit, sharing only the codecs with timer/.
 Where it and the machine disagree, one of them is wrong, and the audit says `diverged`.
 
-    SCHEDULE  a part whose (producer, sequence) is the producer's next, or that has no producer,
-              gives its rows the next seqs; any other part changes nothing. Rows due already
+    SCHEDULE  a part whose (producer, sequence) is the producer's next, or that has no producer and
+              no request id that is remembered, gives its rows the next seqs; any other part
+              changes nothing. Rows due already
               (due <= last read time) fire at once, in the order of the entry. A row whose key a
               pending timer of its topic has is rejected or kept, or replaces that timer.
     FIRE      pending rows with due <= read time fire in (due, seq) order, up to the limits
@@ -51,6 +52,7 @@ from timer.payloads import (
     Targets,
 )
 from timer.policies import decode_policy
+from timer.producers import IDLE_MS_MAX
 from timer.units import TopicId
 
 PENDING: Final = 0
@@ -113,6 +115,11 @@ class Story:
         self._queue_begin: dict[int, int] = {}
         self._producers: dict[bytes, int] = {}
         self._last_sequence: dict[int, int] = {}
+        self._used_at_ms: dict[int, int] = {}
+        """Of those that did not expire."""
+        self._issued = 0
+        self._requests: dict[bytes, int] = {}
+        """Request id -> until when it is remembered."""
         self._holders: dict[int, tuple[int, int]] = {}
         """Key -> (due, seq) of the last timer that had it, until its end is written down."""
 
@@ -138,6 +145,7 @@ class Story:
                 for group in self.groups.values():
                     group.begin_epoch(self.queue_end.get(group.topic, 0))
             case Kind.CHECKPOINT:
+                self._expire(item)
                 self._book.checkpoint(
                     index=item.index,
                     time_ms=item.time_ms,
@@ -152,8 +160,19 @@ class Story:
             self._topic_of(payloads.decode_topic(item.payload))
         else:
             token = payloads.decode_producer(item.payload)
-            producer = self._producers.setdefault(token, len(self._producers) + 1)
-            self._last_sequence.setdefault(producer, 0)
+            producer = self._producers.get(token, 0)
+            if producer not in self._last_sequence:
+                self._issued += 1
+                self._producers[token] = producer = self._issued
+                self._last_sequence[producer] = 0
+            self._used_at_ms[producer] = item.time_ms
+
+    def _expire(self, item: Entry) -> None:
+        """Forget producers that were idle for long."""
+        idle_ms = payloads.decode_checkpoint(item.payload) or IDLE_MS_MAX
+        for producer, used_at_ms in [*self._used_at_ms.items()]:
+            if item.time_ms - used_at_ms > idle_ms:
+                del self._used_at_ms[producer], self._last_sequence[producer]
 
     def end(self) -> None:
         """Write down what is still pending."""
@@ -168,10 +187,18 @@ class Story:
         schedule = decode_schedule(item.payload)
         taken = np.ones(len(schedule.rows), np.bool_)
         start = 0
-        for producer, sequence, size, _ in schedule.parts.tolist():
-            if producer == 0 or self._last_sequence.get(producer, -2) + 1 == sequence:
+        for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
+            producer, sequence, size, _ = head
+            if request is not None:
+                known_until_ms = self._requests.get(request.text, -1)
+                if known_until_ms < item.time_ms:
+                    self._requests[request.text] = request.until_ms
+                else:  # repeated, or another one under its id
+                    taken[start : start + size] = False
+            elif self._last_sequence.get(producer, -2) + 1 == sequence:
                 self._last_sequence[producer] = sequence
-            else:
+                self._used_at_ms[producer] = item.time_ms
+            elif producer:
                 taken[start : start + size] = False
             start += size
         rows = schedule.rows[taken]

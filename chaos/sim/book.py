@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from chaos.sim.callers import RequestBook
 from chaos.sim.keybook import KeyBook, TimerName, Told
 from chaos.sim.policybook import PolicyBook
 from chaos.sim.referee import Broken
@@ -73,6 +74,11 @@ class Book:
     """Timer -> (topic, queue offset), as consumers saw it."""
     payloads: dict[bytes, TimerName | None] = field(default_factory=dict)
     """Row of a request -> the one timer that it became. None: nobody has seen that yet."""
+    repeatable: set[bytes] = field(default_factory=set)
+    """Rows that may become a timer again, as their request's id is soon forgotten."""
+    whole: list[list[bytes]] = field(default_factory=list)
+    """Rows of one request each, without keys: they become timers all or none."""
+    requests: RequestBook = field(default_factory=RequestBook)
     acked: set[tuple[str, str, int]] = field(default_factory=set)
     """(topic, group, offset) whose ack was confirmed."""
     acked_first: set[tuple[str, str, int]] = field(default_factory=set)
@@ -237,7 +243,7 @@ class Book:
         if row.payload not in self.payloads:
             raise Broken("phantom", f"nobody has scheduled {row}")
         known = self.payloads[row.payload]
-        if known is not None and known != name:
+        if known is not None and known != name and row.payload not in self.repeatable:
             raise Broken("twice", f"{row} is {known} as well")
         self.payloads[row.payload] = name
         if self.fired.setdefault(name, (topic, offset)) != (topic, offset):
@@ -276,6 +282,10 @@ class Book:
             if name not in fired and not ended:
                 raise Broken("lost", f"{name} of {asked.topic} never fired")
         self._groups_at_end(machine)
+        if not self.buried:  # else some were perhaps never seen
+            for rows in self.whole:
+                if len({self.payloads[row] is None for row in rows}) > 1:
+                    raise Broken("torn", f"of {rows} some became timers, and some did not")
         missing = self.nacks_told - self.nacks.keys()
         if missing:
             raise Broken("nack", f"told NACKED, but the log has none: {sorted(missing)}")

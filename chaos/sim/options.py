@@ -21,6 +21,8 @@ FAULTS: Final = (
 )  # fmt: skip
 MISCHIEF: Final = ("slow", "leaderless", "double", "forget", "dead", "twice", "spurious", "late")
 FAULTS_MIN: Final = 3
+REQUESTS: Final = 0.3
+"""In how many simple clients name their requests."""
 NODES: Final = (3, 5)
 NEVER: Final = 1 << 30
 TIGHT: Final = 0.15
@@ -70,6 +72,8 @@ class Options:
     """Disks of most voters are small, and timers large (chaos/sim/timers.py)."""
     policies: bool = False
     """Somebody changes policies all the time."""
+    requests: bool = False
+    """There are clients without producers, which name their requests (chaos/sim/callers.py)."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
@@ -77,6 +81,7 @@ class Options:
         # Drawn aside: all else is as it was before there were such worlds.
         aside = random.Random(rng.getstate()[1][0])
         tight, policies = aside.random() < TIGHT, aside.random() < POLICIES
+        requests = aside.random() < REQUESTS
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
@@ -104,6 +109,7 @@ class Options:
             poll_ms=rng.choice((100, 200)),
             tight=tight,
             policies=policies,
+            requests=requests,
         )
 
     def aim(

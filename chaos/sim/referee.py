@@ -35,6 +35,8 @@ CHECKERS: Final = {
     # The state plane.
     "phantom": "what is delivered is what somebody scheduled, byte for byte",
     "twice": "P2: one timer fires once; a retried request is one timer, with one answer",
+    "request": "P2: a request id stands for one request for as long as it is remembered",
+    "torn": "timers of one request are there all or none, of whatever topics",
     "early": "P3: nothing fires before it is due, by the log's clock",
     "policy": "P3: when a new timer fires is what the policies before its entry make of the asking",
     "clock": "P3: nor does one wrong clock put the log's clock ahead",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.sim.book import Row
+from chaos.sim.callers import Call
 from chaos.sim.keybook import TimerName, Told
 from chaos.sim.node import WALL_START_MS
 from chaos.sim.options import NEVER, Options
@@ -171,6 +172,7 @@ class TimerApp:
     def _observe(self, entry: Entry, applied: Applied) -> None:
         self._town.book.applied(self.node, self.engine.machine, applied)
         self._town.book.policies.check(entry, applied)
+        self._town.book.requests.check(entry, applied)
         if isinstance(applied, Checkpoint):
             self._town.book.digest(self.node, applied)
 
@@ -316,6 +318,42 @@ class TimerApp:
                 payload=payload,
                 key=Binary.of(request.keys) if request.keys else None,
                 on_conflict=request.mode,
+            )
+            leader.schedule(part, lambda result: reply(_told(result)))
+        except TimerError as refused:
+            reply(refused)
+        self._kick()
+
+    def call(self, call: Call, reply: "Callable[[object], None]") -> None:
+        """Schedule a request that has an id; the answer is as that of `schedule`."""
+        leader = self.engine.leader
+        if leader is None:
+            reply(NotLeader(None))
+            return
+        topics, now = self.engine.machine.topic_by_name, self._now()
+        request = leader.request_id(call.text, call.body, now)
+        request = request._replace(until_ms=UnixMs(now.clock_ms + call.window_ms))
+        floor_ms = self.engine.machine.last_read_time_ms
+        try:
+            missing = [topic for topic, _ in call.rows if topic not in topics]
+            if missing:
+                leader.topic(missing[0], now, lambda _: None)
+                self._kick()
+                return  # the client asks again
+            ids = [topics[topic].topic_id for topic, _ in call.rows]
+            times = []
+            for topic_id, (_, delay_ms) in zip(ids, call.rows, strict=True):
+                rules = leader.rules(topic_id, ProducerId(0), 0, request)
+                when = When("delay_ms", np.array([delay_ms], np.int64))
+                times.append(rules.times(when, 1, now, floor_ms))
+            part = Part(
+                producer_id=ProducerId(0),
+                sequence=0,
+                due_ms=np.concatenate([each.due_ms for each in times]),
+                requested_ms=np.concatenate([each.requested_ms for each in times]),
+                topic=np.array(ids, np.uint32),
+                payload=Binary.of(call.payloads),
+                request=request,
             )
             leader.schedule(part, lambda result: reply(_told(result)))
         except TimerError as refused:

@@ -4,6 +4,7 @@
     SimConsumer   one consumer of a group; takes, acks late or never, nacks, extends, reconnects,
                   dies with leases
     SimOperator   in some worlds: changes policies
+    SimCaller     in some worlds: names its requests (chaos/sim/callers.py)
 
 Clients reach nodes through a lossy line of their own and know nothing but answers.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.sim.book import Book, Row
+from chaos.sim.callers import SimCaller
 from chaos.sim.keybook import TimerName, Told
 from chaos.sim.referee import Broken
 from timer import deadletters
@@ -407,6 +409,10 @@ class Town:
         if world.options.policies:
             self.operator = SimOperator(self, random.Random(rng.getstate()[1][0]))
             self.topics = NAMESPACED
+        self.callers: list[SimCaller] = []
+        if world.options.requests:
+            aside = random.Random(f"callers {rng.getstate()[1][0]}")
+            self.callers = [SimCaller(self, name, aside) for name in (b"x", b"y")]
         self._settings_seed = rng.getstate()[1][0]
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
@@ -430,6 +436,11 @@ class Town:
             backoff_ms_max=backoff[1],
         )
 
+    @property
+    def clients(self) -> "list[SimProducer | SimCaller]":
+        """Who schedules."""
+        return [*self.producers, *self.callers]
+
     def leader(self) -> "TimerApp | None":
         """Return somebody who believes to serve; deposed leaders included."""
         nodes = [node for node in self.world.nodes if node.alive]
@@ -446,6 +457,8 @@ class Town:
         self._rng.choice(self.consumers).act()
         if self.operator is not None:
             self.operator.act()
+        for caller in self.callers:
+            caller.act()
 
     def settle(self) -> None:
         """The world is healed: finish what is open, wait for what is pending, check the book.
@@ -459,14 +472,14 @@ class Town:
         timeline = self.world.timeline
         give_up_us = timeline.now_us + SETTLE_MS_MAX * 1000
         while timeline.now_us < give_up_us and not self._settled():
-            for producer in self.producers:
-                producer.act()
+            for client in self.clients:
+                client.act()
             for consumer in self.consumers:
                 consumer.act()
             timeline.run_until(timeline.now_us + 200_000)
         if not self._settled():
             states = [str(app.engine.machine.counts) for app in self.apps()]
-            open_requests = [request for p in self.producers for request in p.waiting]
+            open_requests = [request for each in self.clients for request in each.waiting]
             raise Broken("liveness", f"not settled: {states}, {open_requests}")
         for app in self.apps():
             if not app.node.damage:  # else it may hold what nobody has needed yet
@@ -481,7 +494,7 @@ class Town:
         return [self._app(node) for node in self.world.kept_up() if hasattr(node, "app")]
 
     def _settled(self) -> bool:
-        return not any(p.waiting for p in self.producers) and all(
+        return not any(each.waiting for each in self.clients) and all(
             app.engine.machine.counts.pending == 0
             and all(
                 group.cursor == topic.queue.end or group.name == deadletters.GROUP

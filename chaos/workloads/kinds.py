@@ -295,6 +295,16 @@ def impatient(clients: Clients) -> None:
         own = clients.producer.client
 
 
+def named(clients: Clients) -> None:
+    """Requests with an id, asked for again and again by callers that hardly wait."""
+    for count in clients.beats(BEAT_S):
+        now = now_ms()
+        due_ms = [clients.within(now + clients.chance.uniform(0, 3000)) for _ in range(count)]
+        marks = clients.marks(count)
+        patience_s = clients.chance.choice((0.002, 0.02, PATIENCE_S))
+        clients.producer.named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
+
+
 def overload(clients: Clients) -> None:
     """Bursts of large payloads, all under way at once; a pause when the cluster asks for one."""
     chance = clients.chance
@@ -396,6 +406,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     "impatient": Kind(
         line="producers that give up early, and drop their connection in mid-request",
         produce=impatient,
+    ),
+    "named": Kind(
+        line="requests with an id, by callers that hardly wait and ask again", produce=named
     ),
     "overload": Kind(
         line="bursts of large payloads, as fast as the cluster takes them", produce=overload

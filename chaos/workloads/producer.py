@@ -4,16 +4,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
 from chaos.history import History, Outcome, Run, payload_of
 from chaos.workloads.books import Books
 from timerclient import TimerClient
-from timerclient.errors import OutcomeForgotten, TimerError
+from timerclient.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
 from timerclient.timers import Timers
 
 PAYLOAD_SIZE: Final = 100
+NAMED_S: Final = 30.0
+"""A request with an id is asked again for so long."""
 
 
 def now_ms() -> int:
@@ -93,6 +96,43 @@ class Producer:
         self._answered(marks, due_ms, start_ms, ids, **named, **told)
         new = ("SCHEDULED", "REPLACED")
         return [i for i, result in zip(timers.ids, results, strict=True) if result in new]
+
+    def named(
+        self, marks: Sequence[int], due_ms: Sequence[int], request_id: str, *, patience_s: float
+    ) -> list[str]:
+        """Schedule timers in one request that has an id: asked again until it is answered.
+
+        The first asking hardly waits, each one after it twice as long, and the answered request is
+        asked once more: all that is one set of timers.
+        """
+        payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
+        give_up_s = time.monotonic() + NAMED_S
+
+        def ask(timeout_s: float) -> list[str]:
+            return self.client.schedule_batch(
+                self._topic, payloads, due_ms=due_ms, request_id=request_id, timeout=timeout_s
+            ).ids
+
+        def schedule() -> list[str]:
+            doubt: TimerError | None = None
+            wait_s = patience_s
+            while doubt is None or time.monotonic() < give_up_s:
+                try:
+                    ids = ask(wait_s)
+                except (OutcomeUnknown, Unavailable) as error:
+                    doubt, wait_s = error, 2 * wait_s
+                    continue
+                except TimerError as error:
+                    raise OutcomeUnknown(
+                        str(error)
+                    ) from doubt  # an earlier asking may have done it
+                with suppress(TimerError):  # what was answered is so, whatever comes now
+                    assert ask(NAMED_S) == ids, (request_id, ids)
+                return ids
+            raise OutcomeUnknown(f"not answered within {NAMED_S:g} s") from doubt
+
+        self._expect(marks, max(due_ms))
+        return self._called(marks, due_ms, schedule)
 
     def single(self, mark: int, delay_s: float) -> list[str]:
         """Schedule one timer by its delay."""

@@ -6,13 +6,14 @@ from chaos.sim.mutations import MUTATIONS
 from chaos.sim.planted import ANY_WORLD, Mutation, calm, hunt
 from chaos.sim.policy_mutations import POLICY_MUTATIONS
 from chaos.sim.referee import Broken
+from chaos.sim.request_mutations import REQUEST_MUTATIONS
 from chaos.sim.snapshot_mutations import SNAPSHOT_MUTATIONS
 from chaos.sim.timer_mutations import TIMER_MUTATIONS
 from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
 
 FIRST_SEED = 1
-ALL = [*MUTATIONS, *TIMER_MUTATIONS, *SNAPSHOT_MUTATIONS, *POLICY_MUTATIONS]
+ALL = [*MUTATIONS, *TIMER_MUTATIONS, *SNAPSHOT_MUTATIONS, *POLICY_MUTATIONS, *REQUEST_MUTATIONS]
 
 every_mutation = pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
 

@@ -112,6 +112,9 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
         for line in did.asked("impatient")
         if line["outcome"] == "unknown"
     ),
+    "requests with an id were answered, all of them in the end": lambda did: (
+        {line["outcome"] for line in did.asked("named")} == {"ok"}
+    ),
     "bursts were under way at once": lambda did: did.at_once("overload"),
 }
 """What has to happen sooner or later -> whether it has."""

@@ -40,6 +40,14 @@ class Follower:
         self.reads.append((first, last))
         return self.log.entries[first - 1 : last]
 
+    @property
+    def first_index(self) -> LogIndex:
+        return LogIndex(1)
+
+    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+        del size_max
+        return self.log.entries[first - 1 : last]
+
     def lease_held(self) -> bool:
         return False
 

@@ -112,6 +112,24 @@ def test_page_shows_the_levels() -> None:
     assert page['timer_build_info{node="n1",version="0.1.0"}'] == 1
 
 
+def test_page_shows_the_lag_of_those_that_lag_most_in_seconds() -> None:
+    levels = Levels(
+        undelivered_lag_ms=1_500,
+        unacked_lag_ms=2_500,
+        lagging_groups=((("orders", "g"), (1_500, 2_500)), (("mails", "h"), (0, 10))),
+        late_topics=((("orders",), (40,)),),
+    )
+    telemetry = telemetry_of(levels)
+    telemetry.observe_handed_out(np.array([30], np.int64))
+    page = page_of(telemetry.registry)
+    assert page["timer_undelivered_lag_seconds"] == 1.5
+    assert page["timer_unacked_lag_seconds"] == 2.5
+    assert page['timer_topic_lag_seconds{topic="orders"}'] == 0.04
+    assert page['timer_group_undelivered_lag_seconds{group="g",topic="orders"}'] == 1.5
+    assert page['timer_group_unacked_lag_seconds{group="h",topic="mails"}'] == 0.01
+    assert page['timer_handed_out_lateness_seconds_bucket{le="0.03"}'] == 1
+
+
 def test_page_shows_flows_errors_and_memory() -> None:
     telemetry = telemetry_of(Levels())
     telemetry.delivered.inc(1_000)

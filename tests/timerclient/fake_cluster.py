@@ -79,6 +79,8 @@ class Cluster:
     """Of groups, as they were asked for."""
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
+    named: "dict[str, Producer]" = field(default_factory=dict)
+    """What requests with an id were answered, each as a producer's first."""
     alters: list[pb.AlterPoliciesRequest] = field(default_factory=list)
     lose_alters: bool = False
     on_schedule: OnSchedule = lambda _: None
@@ -127,6 +129,9 @@ class Cluster:
     def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse:
         answer = pb.ScheduleResponse(request_no=request.request_no)
         producer = self.producers.get(request.producer_id)
+        if request.request_id:
+            producer = self.named.setdefault(request.request_id, Producer())
+            request.sequence = 1
         if producer is None:
             answer.error.CopyFrom(wire_error(pb.UNKNOWN_PRODUCER))
         elif request.sequence in producer.answers:
@@ -266,7 +271,11 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def Schedule(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
-        return self.cluster.schedule(request)
+        order = self.cluster.on_schedule(request)
+        answer = self.cluster.schedule(request)
+        if order == "lose":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+        return answer
 
     async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
@@ -454,6 +463,23 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         return pb.DescribePoliciesResponse(
             scope=request.scope, own=request.set, effective=request.set
         )
+
+    async def ListProducers(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        ids_ = range(request.after + 1, min(request.after + 3, 6))
+        return pb.ListProducersResponse(
+            producers=[pb.ProducerStatus(producer_id=each, used_at_ms=each) for each in ids_],
+            next_after=ids_[-1] if ids_[-1] < 5 else 0,
+            count=5,
+        )
+
+    async def TellStory(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        await self._must_lead(context)
+        fired = pb.StoryEvent(what=pb.StoryEvent.FIRED, index=9, queue_offset=4, topic="orders")
+        yield pb.TellStoryResponse(events=[pb.StoryEvent(what=pb.StoryEvent.SCHEDULED, index=3)])
+        yield pb.TellStoryResponse(events=[fired])
+        end = pb.StoryEnd(state=pb.TIMER_FIRED, log_first=2, log_last=12, gaps=["a gap"])
+        yield pb.TellStoryResponse(end=end)
 
     async def DescribePolicies(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)

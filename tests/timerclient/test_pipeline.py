@@ -182,8 +182,8 @@ def test_unknown_producer_surfaces_for_what_is_in_doubt() -> None:
     pipeline.broken(taken=True)
     sent(pipeline)
     [(_, error)] = pipeline.answer(2, UnknownProducer("expired")).settled
-    assert isinstance(error, UnknownProducer)
-    assert not error.outcome_known
+    assert isinstance(error, OutcomeUnknown)
+    assert "expired" in str(error)
 
 
 def test_forgotten_outcome_surfaces_and_those_behind_go_on() -> None:

@@ -384,6 +384,7 @@ class ScheduleRequest(_message.Message):
     TIMERS_FIELD_NUMBER: _builtins.int
     REQUEST_NO_FIELD_NUMBER: _builtins.int
     ON_CONFLICT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     """0: not idempotent"""
     sequence: _builtins.int
@@ -392,6 +393,11 @@ class ScheduleRequest(_message.Message):
     """ScheduleStream: echoed in the answer"""
     on_conflict: Global___OnConflict.ValueType
     """what becomes of a row whose key a pending timer has"""
+    request_id: _builtins.str
+    """Without a producer: the same request under the same id, up to 64 bytes, gets the answer of the
+    first for as long as that is remembered (limits.request_window_ms). Another request under it is
+    refused. Pick one that nobody else does: a UUID, or the name of what it is done for.
+    """
     @_builtins.property
     def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimerColumns]:
         """one per topic; all or none"""
@@ -404,10 +410,11 @@ class ScheduleRequest(_message.Message):
         timers: _abc.Iterable[Global___TimerColumns] | None = ...,
         request_no: _builtins.int = ...,
         on_conflict: Global___OnConflict.ValueType = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["on_conflict", b"on_conflict", "producer_id", b"producer_id", "request_no", b"request_no", "sequence", b"sequence", "timers", b"timers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["on_conflict", b"on_conflict", "producer_id", b"producer_id", "request_id", b"request_id", "request_no", b"request_no", "sequence", b"sequence", "timers", b"timers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -957,6 +964,209 @@ class CountTimersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CountTimersResponse: _TypeAlias = CountTimersResponse  # noqa: Y015
+
+@_typing.final
+class TellStoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMER_ID_FIELD_NUMBER: _builtins.int
+    timer_id: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        timer_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timer_id", b"timer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TellStoryRequest: _TypeAlias = TellStoryRequest  # noqa: Y015
+
+@_typing.final
+class TellStoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoryEvent]: ...
+    @_builtins.property
+    def end(self) -> Global___StoryEnd:
+        """the last answer only"""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___StoryEvent] | None = ...,
+        end: Global___StoryEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TellStoryResponse: _TypeAlias = TellStoryResponse  # noqa: Y015
+
+@_typing.final
+class StoryEvent(_message.Message):
+    """One line of a story; what does not apply is absent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _What:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _WhatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[StoryEvent._What.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        WHAT_UNSPECIFIED: StoryEvent._What.ValueType  # 0
+        SCHEDULED: StoryEvent._What.ValueType  # 1
+        """by producer_id and sequence, or request_id, or neither"""
+        RESCHEDULED_FROM: StoryEvent._What.ValueType  # 2
+        """it goes on for `other_id`, or for the timer with its key"""
+        MOVED_FROM: StoryEvent._What.ValueType  # 3
+        """it goes on for a message of `group`, dead or redriven: topic, queue_offset"""
+        CANCELLED: StoryEvent._What.ValueType  # 4
+        REPLACED: StoryEvent._What.ValueType  # 5
+        """`other_id` took its key"""
+        RESCHEDULED: StoryEvent._What.ValueType  # 6
+        """`other_id` goes on for it"""
+        FIRED: StoryEvent._What.ValueType  # 7
+        """into the queue of `topic`, at queue_offset"""
+        NACKED: StoryEvent._What.ValueType  # 8
+        """not to come again before until_ms"""
+        LEASE_ENDED: StoryEvent._What.ValueType  # 9
+        ACKED: StoryEvent._What.ValueType  # 10
+        MOVED: StoryEvent._What.ValueType  # 11
+        """`group` gave it up, or sent it back: it goes on in `to_topic`"""
+        NEW_LEADER: StoryEvent._What.ValueType  # 12
+        """what was handed out before may come again"""
+
+    class What(_What, metaclass=_WhatEnumTypeWrapper): ...
+    WHAT_UNSPECIFIED: StoryEvent.What.ValueType  # 0
+    SCHEDULED: StoryEvent.What.ValueType  # 1
+    """by producer_id and sequence, or request_id, or neither"""
+    RESCHEDULED_FROM: StoryEvent.What.ValueType  # 2
+    """it goes on for `other_id`, or for the timer with its key"""
+    MOVED_FROM: StoryEvent.What.ValueType  # 3
+    """it goes on for a message of `group`, dead or redriven: topic, queue_offset"""
+    CANCELLED: StoryEvent.What.ValueType  # 4
+    REPLACED: StoryEvent.What.ValueType  # 5
+    """`other_id` took its key"""
+    RESCHEDULED: StoryEvent.What.ValueType  # 6
+    """`other_id` goes on for it"""
+    FIRED: StoryEvent.What.ValueType  # 7
+    """into the queue of `topic`, at queue_offset"""
+    NACKED: StoryEvent.What.ValueType  # 8
+    """not to come again before until_ms"""
+    LEASE_ENDED: StoryEvent.What.ValueType  # 9
+    ACKED: StoryEvent.What.ValueType  # 10
+    MOVED: StoryEvent.What.ValueType  # 11
+    """`group` gave it up, or sent it back: it goes on in `to_topic`"""
+    NEW_LEADER: StoryEvent.What.ValueType  # 12
+    """what was handed out before may come again"""
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    OTHER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REQUESTED_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    TO_TOPIC_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    what: Global___StoryEvent.What.ValueType
+    index: _builtins.int
+    """of the log's entry"""
+    time_ms: _builtins.int
+    """on the cluster's clock"""
+    epoch: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    queue_offset: _builtins.int
+    other_id: _builtins.bytes
+    producer_id: _builtins.int
+    sequence: _builtins.int
+    request_id: _builtins.str
+    requested_ms: _builtins.int
+    """SCHEDULED: what was asked for"""
+    until_ms: _builtins.int
+    to_topic: _builtins.str
+    attempt: _builtins.int
+    """NACKED, LEASE_ENDED: how many have failed by then"""
+    def __init__(
+        self,
+        *,
+        what: Global___StoryEvent.What.ValueType = ...,
+        index: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        queue_offset: _builtins.int = ...,
+        other_id: _builtins.bytes = ...,
+        producer_id: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        requested_ms: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+        to_topic: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "group", b"group", "index", b"index", "other_id", b"other_id", "producer_id", b"producer_id", "queue_offset", b"queue_offset", "request_id", b"request_id", "requested_ms", b"requested_ms", "sequence", b"sequence", "time_ms", b"time_ms", "to_topic", b"to_topic", "topic", b"topic", "until_ms", b"until_ms", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoryEvent: _TypeAlias = StoryEvent  # noqa: Y015
+
+@_typing.final
+class StoryEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    LOG_FIRST_FIELD_NUMBER: _builtins.int
+    LOG_FIRST_MS_FIELD_NUMBER: _builtins.int
+    LOG_LAST_FIELD_NUMBER: _builtins.int
+    GAPS_FIELD_NUMBER: _builtins.int
+    state: Global___TimerState.ValueType
+    """UNSPECIFIED: not known, or no more"""
+    log_first: _builtins.int
+    """the log begins with this entry,"""
+    log_first_ms: _builtins.int
+    """of this time"""
+    log_last: _builtins.int
+    """and was read up to this one"""
+    @_builtins.property
+    def gaps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what it can't tell, and why; empty: the story is whole"""
+
+    def __init__(
+        self,
+        *,
+        state: Global___TimerState.ValueType = ...,
+        log_first: _builtins.int = ...,
+        log_first_ms: _builtins.int = ...,
+        log_last: _builtins.int = ...,
+        gaps: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gaps", b"gaps", "log_first", b"log_first", "log_first_ms", b"log_first_ms", "log_last", b"log_last", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoryEnd: _TypeAlias = StoryEnd  # noqa: Y015
 
 @_typing.final
 class ConsumeRequest(_message.Message):
@@ -1737,12 +1947,21 @@ Global___SharedCheckpoint: _TypeAlias = SharedCheckpoint  # noqa: Y015
 class ListTopicsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    TOPIC_FIELD_NUMBER: _builtins.int
+    LATENESS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """only this one; empty: all"""
+    lateness: _builtins.bool
+    """with a topic: its histograms too"""
     def __init__(
         self,
+        *,
+        topic: _builtins.str = ...,
+        lateness: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lateness", b"lateness", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1781,6 +2000,9 @@ class TopicStatus(_message.Message):
     QUEUE_END_FIELD_NUMBER: _builtins.int
     QUEUE_BEGIN_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    LAG_MS_FIELD_NUMBER: _builtins.int
+    FIRED_LATE_FIELD_NUMBER: _builtins.int
+    HANDED_OUT_LATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.int
     pending: _builtins.int
@@ -1791,8 +2013,18 @@ class TopicStatus(_message.Message):
     """the offset after the last fired message"""
     queue_begin: _builtins.int
     """the first offset still kept"""
+    lag_ms: _builtins.int
+    """age of the oldest timer that is due and has not fired; 0: none is"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]: ...
+    @_builtins.property
+    def fired_late(self) -> Global___Lateness:
+        """with ListTopicsRequest.lateness: fired after due,"""
+
+    @_builtins.property
+    def handed_out_late(self) -> Global___Lateness:
+        """first handed out to a group after due"""
+
     def __init__(
         self,
         *,
@@ -1805,14 +2037,48 @@ class TopicStatus(_message.Message):
         queue_end: _builtins.int = ...,
         queue_begin: _builtins.int = ...,
         groups: _abc.Iterable[Global___GroupStatus] | None = ...,
+        lag_ms: _builtins.int = ...,
+        fired_late: Global___Lateness | None = ...,
+        handed_out_late: Global___Lateness | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fired_late", b"fired_late", "handed_out_late", b"handed_out_late"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "fired", b"fired", "groups", b"groups", "name", b"name", "pending", b"pending", "queue_begin", b"queue_begin", "queue_end", b"queue_end", "scheduled", b"scheduled", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "fired", b"fired", "fired_late", b"fired_late", "groups", b"groups", "handed_out_late", b"handed_out_late", "lag_ms", b"lag_ms", "name", b"name", "pending", b"pending", "queue_begin", b"queue_begin", "queue_end", b"queue_end", "scheduled", b"scheduled", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
+
+@_typing.final
+class Lateness(_message.Message):
+    """How late, since this leader began: counts[i] of them by at most at_most_ms[i], and by more than
+    the one before. There is one count more than there are bounds: of all that were later.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    AT_MOST_MS_FIELD_NUMBER: _builtins.int
+    SUM_MS_FIELD_NUMBER: _builtins.int
+    sum_ms: _builtins.int
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def at_most_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        at_most_ms: _abc.Iterable[_builtins.int] | None = ...,
+        sum_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most_ms", b"at_most_ms", "counts", b"counts", "sum_ms", b"sum_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lateness: _TypeAlias = Lateness  # noqa: Y015
 
 @_typing.final
 class GroupStatus(_message.Message):
@@ -1827,6 +2093,8 @@ class GroupStatus(_message.Message):
     CONSUMERS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_LAG_MS_FIELD_NUMBER: _builtins.int
+    UNACKED_LAG_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group_id: _builtins.int
     type: _builtins.str
@@ -1837,6 +2105,12 @@ class GroupStatus(_message.Message):
     leased: _builtins.int
     consumers: _builtins.int
     lease_ms: _builtins.int
+    undelivered_lag_ms: _builtins.int
+    """age, since it fired, of the oldest message that waits for a"""
+    unacked_lag_ms: _builtins.int
+    """consumer; 0: none does
+    of the oldest that is not acked
+    """
     @_builtins.property
     def settings(self) -> Global___GroupSettings: ...
     def __init__(
@@ -1851,10 +2125,12 @@ class GroupStatus(_message.Message):
         consumers: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
         settings: Global___GroupSettings | None = ...,
+        undelivered_lag_ms: _builtins.int = ...,
+        unacked_lag_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "settings", b"settings", "type", b"type", "unacked", b"unacked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "settings", b"settings", "type", b"type", "unacked", b"unacked", "unacked_lag_ms", b"unacked_lag_ms", "undelivered_lag_ms", b"undelivered_lag_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2452,3 +2728,98 @@ class DescribePoliciesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribePoliciesResponse: _TypeAlias = DescribePoliciesResponse  # noqa: Y015
+
+@_typing.final
+class ListProducersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    """only this one; 0: all"""
+    after: _builtins.int
+    """begin after this id"""
+    page_size: _builtins.int
+    """1 to 1000; 0: 100"""
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        after: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "page_size", b"page_size", "producer_id", b"producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProducersRequest: _TypeAlias = ListProducersRequest  # noqa: Y015
+
+@_typing.final
+class ListProducersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    NEXT_AFTER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    next_after: _builtins.int
+    """there are more after this id; 0: there are none"""
+    count: _builtins.int
+    """of all producers"""
+    @_builtins.property
+    def producers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducerStatus]: ...
+    def __init__(
+        self,
+        *,
+        producers: _abc.Iterable[Global___ProducerStatus] | None = ...,
+        next_after: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "next_after", b"next_after", "producers", b"producers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProducersResponse: _TypeAlias = ListProducersResponse  # noqa: Y015
+
+@_typing.final
+class ProducerStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    USED_AT_MS_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    ANSWER_ROWS_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
+    last_sequence: _builtins.int
+    """of its last request that was applied"""
+    used_at_ms: _builtins.int
+    """when that was, or its registration"""
+    expires_at_ms: _builtins.int
+    """forgotten at the next checkpoint after this, unless it is used"""
+    answers: _builtins.int
+    """of its last requests, kept for repetitions"""
+    answer_rows: _builtins.int
+    """timers in them"""
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        last_sequence: _builtins.int = ...,
+        used_at_ms: _builtins.int = ...,
+        expires_at_ms: _builtins.int = ...,
+        answers: _builtins.int = ...,
+        answer_rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_rows", b"answer_rows", "answers", b"answers", "expires_at_ms", b"expires_at_ms", "last_sequence", b"last_sequence", "producer_id", b"producer_id", "used_at_ms", b"used_at_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerStatus: _TypeAlias = ProducerStatus  # noqa: Y015

@@ -76,6 +76,11 @@ class TimerServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.CountTimersRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.CountTimersResponse.FromString,
                 _registered_method=True)
+        self.TellStory = channel.unary_stream(
+                '/timer.v1.TimerService/TellStory',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.TellStoryRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.TellStoryResponse.FromString,
+                _registered_method=True)
 
 
 class TimerServiceServicer:
@@ -139,6 +144,14 @@ class TimerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TellStory(self, request, context):
+        """What became of one timer, as far as the leader's log still tells: in the log's order, as it is
+        read. The last answer says how it stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TimerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +194,11 @@ def add_TimerServiceServicer_to_server(servicer, server):
                     servicer.CountTimers,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.CountTimersRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.CountTimersResponse.SerializeToString,
+            ),
+            'TellStory': grpc.unary_stream_rpc_method_handler(
+                    servicer.TellStory,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.TellStoryRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.TellStoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -401,6 +419,33 @@ class TimerService:
             '/timer.v1.TimerService/CountTimers',
             timerclient_dot_proto_dot_timer__pb2.CountTimersRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.CountTimersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TellStory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/timer.v1.TimerService/TellStory',
+            timerclient_dot_proto_dot_timer__pb2.TellStoryRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.TellStoryResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -736,6 +781,11 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.FromString,
                 _registered_method=True)
+        self.ListProducers = channel.unary_unary(
+                '/timer.v1.AdminService/ListProducers',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.ListProducersRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.ListProducersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -822,6 +872,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListProducers(self, request, context):
+        """Idempotent producers that have an id, in the order of ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -884,6 +941,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DescribePolicies,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.SerializeToString,
+            ),
+            'ListProducers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProducers,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.ListProducersRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.ListProducersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1212,6 +1274,33 @@ class AdminService:
             '/timer.v1.AdminService/DescribePolicies',
             timerclient_dot_proto_dot_timer__pb2.DescribePoliciesRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.DescribePoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProducers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/ListProducers',
+            timerclient_dot_proto_dot_timer__pb2.ListProducersRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.ListProducersResponse.FromString,
             options,
             channel_credentials,
             insecure,

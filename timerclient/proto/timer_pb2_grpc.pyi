@@ -56,6 +56,10 @@ class TimerServiceStub:
     """The pending timers of a topic, in the order in which they fire, page by page."""
     CountTimers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CountTimersRequest, _timer_pb2.CountTimersResponse]
     """How many timers of a topic are pending, and how soon they are due."""
+    TellStory: _grpc.UnaryStreamMultiCallable[_timer_pb2.TellStoryRequest, _timer_pb2.TellStoryResponse]
+    """What became of one timer, as far as the leader's log still tells: in the log's order, as it is
+    read. The last answer says how it stands.
+    """
 
 @_typing.type_check_only
 class TimerServiceAsyncStub(TimerServiceStub):
@@ -78,6 +82,10 @@ class TimerServiceAsyncStub(TimerServiceStub):
     """The pending timers of a topic, in the order in which they fire, page by page."""
     CountTimers: _aio.UnaryUnaryMultiCallable[_timer_pb2.CountTimersRequest, _timer_pb2.CountTimersResponse]  # type: ignore[assignment]
     """How many timers of a topic are pending, and how soon they are due."""
+    TellStory: _aio.UnaryStreamMultiCallable[_timer_pb2.TellStoryRequest, _timer_pb2.TellStoryResponse]  # type: ignore[assignment]
+    """What became of one timer, as far as the leader's log still tells: in the log's order, as it is
+    read. The last answer says how it stands.
+    """
 
 class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- scheduling"""
@@ -145,6 +153,16 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.CountTimersResponse, _abc.Awaitable[_timer_pb2.CountTimersResponse]]:
         """How many timers of a topic are pending, and how soon they are due."""
+
+    @_abc_1.abstractmethod
+    def TellStory(
+        self,
+        request: _timer_pb2.TellStoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_timer_pb2.TellStoryResponse], _abc.AsyncIterator[_timer_pb2.TellStoryResponse]]:
+        """What became of one timer, as far as the leader's log still tells: in the log's order, as it is
+        read. The last answer says how it stands.
+        """
 
 def add_TimerServiceServicer_to_server(servicer: TimerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -250,6 +268,8 @@ class AdminServiceStub:
     AlterPolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]
     """Sets and unsets fields of what one scope says: for what is scheduled from then on."""
     DescribePolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]
+    ListProducers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListProducersRequest, _timer_pb2.ListProducersResponse]
+    """Idempotent producers that have an id, in the order of ids."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -275,6 +295,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     AlterPolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
     """Sets and unsets fields of what one scope says: for what is scheduled from then on."""
     DescribePolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
+    ListProducers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListProducersRequest, _timer_pb2.ListProducersResponse]  # type: ignore[assignment]
+    """Idempotent producers that have an id, in the order of ids."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- administration"""
@@ -369,5 +391,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.DescribePoliciesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DescribePoliciesResponse, _abc.Awaitable[_timer_pb2.DescribePoliciesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListProducers(
+        self,
+        request: _timer_pb2.ListProducersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.ListProducersResponse, _abc.Awaitable[_timer_pb2.ListProducersResponse]]:
+        """Idempotent producers that have an id, in the order of ids."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,104 @@
+"""Planted bugs in request ids (chaos/sim/planted.py says what they are for)."""
+
+from typing import Any, Final
+from unittest import mock
+
+from chaos.sim.planted import ANY_WORLD, Mutation, Plant
+from chaos.sim.timers import TimerWorld
+from timer import manifest
+from timer.columns import RequestId
+from timer.entry import Entry
+from timer.machine import Machine
+from timer.producers import Answer
+from timer.requests import Requests
+
+
+def _patch(target: object, name: str, new: object) -> Plant:
+    return lambda: mock.patch.object(target, name, new)
+
+
+_epoch = Machine._epoch  # noqa: SLF001
+
+
+def _epoch_without_requests(self: Machine, entry: Entry) -> Any:
+    """What a leader remembered goes with it."""
+    self.requests = Requests()
+    return _epoch(self, entry)
+
+
+_capture = manifest.capture
+
+
+def _capture_without_requests(machine: Machine) -> Any:
+    kept, machine.requests = machine.requests, Requests()
+    try:
+        return _capture(machine)
+    finally:
+        machine.requests = kept
+
+
+_repeated = Requests.repeated
+
+
+def _repeated_for_ever(self: Requests, request: RequestId, now_ms: Any) -> Answer | None:
+    """As long as it is there an id counts, also when its time is over."""
+    kept = self._kept.get(request.text)
+    return _repeated(self, request, now_ms if kept is None else kept.request.until_ms)
+
+
+def _repeated_whatever_it_asks(self: Requests, request: RequestId, now_ms: Any) -> Answer | None:
+    """The id alone is looked at."""
+    kept = self._kept.get(request.text)
+    return None if kept is None or kept.request.until_ms < now_ms else kept.answer
+
+
+_NAMING: Final = {"requests": True, "mischief": ()}
+
+
+def _mutation(
+    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
+) -> Mutation:
+    aim = _NAMING | aim
+    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
+
+
+REQUEST_MUTATIONS: Final = (
+    _mutation(
+        "requests_die_with_the_leader",
+        "a new leader takes a repeated request for a new one",
+        {"request", "twice"},
+        20,
+        "a failover between a request and its repetition",
+        _patch(Machine, "_epoch", _epoch_without_requests),
+        faults=("kill", "handover"),
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "manifest_without_requests",
+        "a restart forgets which requests were answered",
+        {"request", "twice", "digest"},
+        20,
+        "a restart from a manifest",
+        _patch(manifest, "capture", _capture_without_requests),
+        faults=("kill", "power"),
+        manifest_every=20,
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "id_counts_until_it_is_cleared",
+        "an id whose time is over counts until a checkpoint comes",
+        {"request"},
+        20,
+        f"{ANY_WORLD}: an id that is used again just after its time",
+        _patch(Requests, "repeated", _repeated_for_ever),
+    ),
+    _mutation(
+        "id_stands_for_any_request",
+        "another request under an id is answered as the first",
+        {"request"},
+        20,
+        f"{ANY_WORLD}: two requests under one id",
+        _patch(Requests, "repeated", _repeated_whatever_it_asks),
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,0 +1,63 @@
+"""Lag: how old the oldest thing is that waits, as of the moment of asking.
+
+    timer is due      --> has it fired?                       per topic
+    message has fired --> does it wait for a consumer?        per group: undelivered
+                      --> is it acked?                        per group: unacked
+
+Nothing is counted while work goes on: an age is taken from the clock and from the oldest one that
+is there when somebody asks, so it grows while nothing moves, and a group that has caught up costs
+one comparison. Only the leader can tell: who holds a message is its memory.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from timer.groups import Group
+from timer.leader import Leader
+from timer.machine import Topic
+from timer.units import TopicId, UnixMs
+
+OVERDUE_ROWS_MAX: Final = 65_536
+"""Timers that are due, the oldest first, among which each topic's oldest is looked for."""
+
+
+class GroupLag(NamedTuple):
+    """Ages in milliseconds; 0: there is no such message."""
+
+    topic: Topic
+    group: Group
+    undelivered_ms: int
+    unacked_ms: int
+
+
+def of_group(leader: Leader, topic: Topic, group: Group, clock_ms: UnixMs) -> GroupLag:
+    """Return a group's lag."""
+    queue = topic.queue
+    if group.cursor >= queue.end:
+        return GroupLag(topic, group, 0, 0)
+    unacked_ms = max(0, clock_ms - queue.fired_at_ms(group.cursor))
+    waiting = leader.groups.waiting_from(group)
+    if waiting is None:
+        return GroupLag(topic, group, 0, unacked_ms)
+    return GroupLag(topic, group, max(0, clock_ms - queue.fired_at_ms(waiting)), unacked_ms)
+
+
+def of_groups(leader: Leader, clock_ms: UnixMs) -> Iterator[GroupLag]:
+    """Yield the lag of every group that has something unacked."""
+    for topic in leader.machine.topics.values():
+        for group in topic.groups.values():
+            if group.cursor < topic.queue.end:
+                yield of_group(leader, topic, group, clock_ms)
+
+
+def of_topics(leader: Leader, clock_ms: UnixMs) -> dict[TopicId, int]:
+    """Return topic -> age of its oldest overdue timer in ms, for those that have one.
+
+    Of a backlog of more than OVERDUE_ROWS_MAX timers those topics whose oldest is among the first.
+    """
+    rows = leader.machine.store.overdue(clock_ms, OVERDUE_ROWS_MAX)
+    topics, first = np.unique(rows["topic"], return_index=True)
+    ages = clock_ms - rows["due_ms"][first]
+    return {TopicId(topic): age for topic, age in zip(topics.tolist(), ages.tolist(), strict=True)}

@@ -1,0 +1,160 @@
+"""Stories of timers: what the leader's log still tells of one (timer/story.py), for people.
+
+    what the machine knows, on the loop --> Story --> log, in portions, in a thread --> answers
+
+The threads are those of looking in, and each portion takes its turn there: a story of a long log
+neither holds the loop nor keeps others waiting for longer than a portion. Only entries that are
+applied are read.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from cluster import wire
+from cluster.host import Host
+from cluster.looking_in import STATES, LookingIn
+from timer import timer_id, trace
+from timer.errors import NotFound
+from timer.lookup import Whole
+from timer.machine import ALREADY_CANCELLED, Machine
+from timer.payloads import Ids
+from timer.story import Event, Known, Story
+from timer.timer_id import TimerKey
+from timer.units import GroupId, LogIndex, Seq, TopicId, UnixMs
+from timerclient.proto import timer_pb2 as pb
+
+PORTION_BYTES: Final = 2 << 20
+"""Of the log, read and looked at before others have their turn."""
+EVENTS_MAX: Final = 10_000
+"""Lines of one story; a message may be nacked for ever."""
+
+
+class Stories:
+    """See the module."""
+
+    def __init__(self, host: Host, looking_in: LookingIn, *, salt: int) -> None:
+        self._host = host
+        self._looking_in = looking_in
+        self._salt = salt
+
+    async def tell(self, request: pb.TellStoryRequest) -> AsyncIterator[pb.TellStoryResponse]:
+        """Yield a timer's story, piece by piece, and then how it stands.
+
+        Raises:
+            InvalidRequest: that is no timer id.
+            NotFound: it is none of this cluster, or was not issued yet.
+        """
+        due_ms, seq, genuine = wire.timers_of(request.timer_id, 1, self._salt)
+        machine = self._host.require_lease().machine
+        if not genuine[0] or seq[0] >= machine.next_seq:
+            raise NotFound("timer", timer_id.to_text(request.timer_id))
+        target, whole = await self._looking_in.read(Ids(due_ms, seq))
+        machine = self._host.require_lease().machine
+        last = machine.applied_index
+        story, state = await self._story(machine, target, whole)
+        told = 0
+        while not story.over and story.next <= last and told < EVENTS_MAX:
+            events = await self._looking_in.in_turn(partial(self._portion, story, last))
+            told += len(events)
+            if events:
+                yield pb.TellStoryResponse(events=[self._event(machine, each) for each in events])
+        begin = await self._looking_in.in_turn(self._log_begin)
+        end = pb.StoryEnd(
+            state=state,
+            log_first=begin[0],
+            log_first_ms=begin[1],
+            log_last=last,
+            gaps=_gaps(story, state, begin, cut=told >= EVENTS_MAX),
+        )
+        yield pb.TellStoryResponse(end=end)
+
+    async def _story(
+        self, machine: Machine, target: Ids, whole: Whole
+    ) -> tuple[Story, pb.TimerState.ValueType]:
+        row, firings, marks = whole.rows[0], [*machine.trace.firings], [*machine.trace.marks]
+        key = TimerKey(UnixMs(int(target.due_ms[0])), Seq(int(target.seq[0])))
+        pending, judged = bool(row["seq"]), int(machine.judge(target)[0])
+        fired = await self._looking_in.in_turn(partial(trace.find, firings, key.seq))
+        topic = fired.topic if fired is not None else None
+        if pending:
+            topic = TopicId(int(row["topic"]))
+        known = Known(pending, judged == ALREADY_CANCELLED, fired, topic, b"")
+        groups = frozenset[GroupId]()
+        if fired is not None:
+            groups = frozenset(machine.topics[fired.topic].group_by_id)
+        state = pb.TIMER_PENDING if pending else STATES.get(judged, pb.TIMER_STATE_UNSPECIFIED)
+        if fired is not None:
+            state = pb.TIMER_FIRED
+        return Story(key, known, marks, groups), state
+
+    def _portion(self, story: Story, last: LogIndex) -> list[Event]:
+        """Feed a story with the next entries. For a thread."""
+        log = self._host.log
+        story.skip_to(log.first_index)
+        events: list[Event] = []
+        for entry in log.kept(story.next, last, PORTION_BYTES):
+            if entry.index == story.next and not story.over:  # it may jump ahead
+                events += story.feed(entry)
+        return events
+
+    def _log_begin(self) -> tuple[LogIndex, UnixMs]:
+        """Return index and time of the first entry that is kept. For a thread."""
+        log = self._host.log
+        while True:
+            first = log.first_index
+            for entry in log.kept(first, first, 1):
+                return entry.index, entry.time_ms
+
+    def _event(self, machine: Machine, event: Event) -> pb.StoryEvent:
+        topic = machine.topics.get(event.topic)
+        group = topic.group_by_id.get(event.group) if topic is not None else None
+        out = pb.StoryEvent(
+            what=event.what,  # type: ignore[arg-type] # the numbers are the contract's
+            index=event.entry.index,
+            time_ms=event.entry.time_ms,
+            epoch=event.entry.epoch,
+            topic=topic.name if topic is not None else "",
+            group=group.name if group is not None else "",
+            queue_offset=event.offset or 0,
+            producer_id=event.producer,
+            sequence=event.sequence,
+            request_id=event.request.decode(errors="replace"),
+            requested_ms=event.requested_ms,
+            until_ms=event.until_ms,
+            to_topic=event.to,
+            attempt=event.attempt,
+        )
+        if event.other is not None:
+            other = np.array([event.other.due_ms]), np.array([event.other.seq], np.uint64)
+            out.other_id = timer_id.encode(*other, self._salt)
+        return out
+
+
+def _gaps(story: Story, state: int, begin: tuple[LogIndex, UnixMs], *, cut: bool) -> Sequence[str]:
+    """Return what a story that was read to its end lacks, and why."""
+    first, first_ms = begin
+    gaps = []
+    if not story.begun:
+        why = f"the log begins later, with entry {first} of {first_ms} ms"
+        if not story.located and first <= story.marks[0].entry:
+            why = "where in the log that is, is not known any more"
+        gaps.append(f"how it began: {why}")
+    if state == pb.TIMER_FIRED and story.known.fired is None:
+        gaps.append(
+            "its queue offset, and what groups did with it: too much has fired since, so that is"
+            " not known any more; the entry that fired it is the first that could have"
+        )
+    elif story.known.fired is not None and story.known.fired.entry < first:
+        fired = story.known.fired
+        gaps.append(
+            f"when it fired, which was entry {fired.entry}, to queue offset {fired.offset}: the log"
+            f" begins later, with entry {first} of {first_ms} ms"
+        )
+    if state == pb.TIMER_CANCELLED and not story.over:
+        gaps.append("what ended it: not found in the log; by its key, perhaps, which is not known")
+    if cut:
+        gaps.append(f"what came after {EVENTS_MAX} lines")
+    return gaps

@@ -1,0 +1,75 @@
+"""Request ids in the simulator: the model beside production code, and that it notices a lie."""
+
+from dataclasses import replace
+
+import pytest
+
+from chaos.sim.callers import RequestBook
+from chaos.sim.options import Options
+from chaos.sim.planted import calm
+from chaos.sim.referee import Broken
+from chaos.sim.timers import TimerWorld
+from tests.timer.machines import START_MS, Log, part_of
+from timer.columns import RequestId
+from timer.errors import InvalidRequest, TimerError
+from timer.machine import ScheduleApplied
+from timer.producers import Answer
+from timer.units import Seq, UnixMs
+
+
+def of_requests(seed: int) -> Options:
+    return calm(seed).aim(requests=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ids_are_repeated_forgotten_and_refused(seed: int) -> None:
+    world = TimerWorld(seed, options=of_requests(seed))
+    world.run(30)
+    book = world.town.book
+    assert book.requests.repeated > 10
+    assert book.requests.refused > 0
+    assert book.repeatable
+    assert any(len(rows) > 1 for rows in book.whole)
+
+
+FRESH, REPEATED = False, True
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "body", "result", "fits"),
+    [
+        (100, 1, (7, REPEATED), True),
+        (100, 1, (8, REPEATED), False),
+        (100, 1, (9, FRESH), False),
+        (100, 2, InvalidRequest("request_id", "r", "another's"), True),
+        (100, 2, (7, REPEATED), False),
+        (100, 2, (9, FRESH), False),
+        (101, 1, (9, FRESH), True),
+        (101, 2, (9, FRESH), True),
+        (101, 1, (7, REPEATED), False),
+    ],
+)
+def test_book_knows_what_an_id_stands_for(
+    at_ms: int, body: int, result: tuple[int, bool] | TimerError, fits: bool
+) -> None:
+    log, book = Log(), RequestBook()
+
+    def check(body: int, result: tuple[int, bool] | TimerError) -> None:
+        request = RequestId(b"r", body, UnixMs(START_MS + 100))
+        made = part_of([(1, START_MS, b"x")])
+        entry = log.schedule(replace(made, request=request))
+        if not isinstance(result, TimerError):
+            answer = Answer(0, Seq(result[0]), made.due_ms)
+            book.check(entry, ScheduleApplied(((answer, result[1]),), ()))
+        else:
+            book.check(entry, ScheduleApplied((result,), ()))
+
+    check(1, (7, FRESH))
+    log.now_ms += at_ms
+    if fits:
+        check(body, result)
+    else:
+        with pytest.raises(Broken, match="request"):
+            check(body, result)
+    with pytest.raises(Broken, match="request"):
+        book.refusal(b"s", 1)

@@ -1,0 +1,140 @@
+"""Lag as of the moment of asking, and how late timers are, topic by topic."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster import lag
+from cluster.lateness import BOUNDS_MS, TOPICS_MAX, Lateness
+from tests.timer.leading import LEASE_MS, Play
+from tests.timer.machines import START_MS, Log, engine_on, part_of
+from timer.disk import RealDisk
+from timer.groups import Group
+from timer.units import UnixMs
+
+
+def lags(play: Play, group: Group) -> tuple[int, int]:
+    found = lag.of_group(play.leader, play.machine.topics[group.topic], group, play.now.clock_ms)
+    assert [*lag.of_groups(play.leader, play.now.clock_ms)] in ([], [found])
+    return found.undelivered_ms, found.unacked_ms
+
+
+def test_lag_of_a_group_grows_by_itself_and_ends_with_delivery_and_ack() -> None:
+    play = Play()
+    group = play.make_group()
+    assert lags(play, group) == (0, 0)
+    play.schedule("first", 0)
+    play.settle()
+    play.wait(100)
+    play.schedule("second", 0)
+    play.settle()
+    assert lags(play, group) == (100, 100)
+    play.wait(50)
+    assert lags(play, group) == (150, 150), "nobody consumes"
+    consumer = play.join(group, 1)
+    play.settle()
+    assert lags(play, group) == (50, 150), "the first is delivered, the second waits"
+    play.leader.groups.credit(group, consumer, 5)
+    play.settle()
+    assert lags(play, group) == (0, 150)
+    play.ack("ack 2", play.deliveries[1])
+    play.settle()
+    assert lags(play, group) == (0, 150)
+    play.ack("ack 1", play.deliveries[0])
+    play.settle()
+    assert lags(play, group) == (0, 0)
+
+
+def test_message_whose_lease_ended_waits_again_and_one_that_is_put_off_does_not() -> None:
+    play = Play()
+    group = play.make_group()
+    play.join(group, 2)
+    play.schedule("s", 0, 0)
+    play.settle()
+    play.nack("nack", play.deliveries[0], [0], delay_ms=60_000)
+    play.settle()
+    assert lags(play, group) == (0, 0)
+    play.wait(LEASE_MS + 1)
+    play.settle()
+    assert lags(play, group) == (LEASE_MS + 1, LEASE_MS + 1), "the other one has come back"
+    play.wait(60_000)
+    play.join(group, 1)
+    play.settle()
+    waits, unacked = lags(play, group)
+    assert waits == unacked == 61_000 + 1, "the one that was put off waits: the other is held"
+
+
+def test_new_leader_knows_the_lag_of_a_group_that_nobody_consumes() -> None:
+    play = Play()
+    group = play.make_group()
+    play.join(group)
+    play.schedule("s", 0, 0)
+    play.settle()
+    play.ack("ack", play.deliveries[0], [0])
+    play.settle()
+    play.restart()
+    play.wait(70)
+    assert lags(play, group) == (70, 70)
+
+
+def test_lag_of_topics_is_the_age_of_their_oldest_overdue_timer() -> None:
+    play = Play()
+    other = play.make_topic("b").topic_id
+    now_ms = play.now.clock_ms
+    assert lag.of_topics(play.leader, now_ms) == {}
+    due = [(play.topic_id, now_ms + 30), (other, now_ms + 20), (play.topic_id, now_ms + 10)]
+    play.machine.apply(play.log.schedule(part_of([(*each, b"x") for each in due])))
+    assert lag.of_topics(play.leader, UnixMs(now_ms + 9)) == {}
+    assert lag.of_topics(play.leader, UnixMs(now_ms + 10)) == {play.topic_id: 0}
+    assert lag.of_topics(play.leader, UnixMs(now_ms + 100)) == {play.topic_id: 90, other: 80}
+    play.machine.apply(play.log.fire(now_ms + 15))
+    assert lag.of_topics(play.leader, UnixMs(now_ms + 100)) == {play.topic_id: 70, other: 80}
+
+
+def test_when_a_message_fired_is_known_without_its_page(tmp_path: Path) -> None:
+    log, engine = Log(), engine_on(RealDisk(), tmp_path)
+    entries = [log.begin_epoch(), log.topic("a"), log.create_group(1, "g")]
+    for number in range(3):
+        entries.append(log.schedule(part_of([(1, START_MS + 1, b"x")])))
+        log.now_ms += 1_000
+        entries.append(log.fire(START_MS + 1 + number))
+    engine.committed(entries[-1].index)
+    engine.fold(entries)
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    queue = engine_on(RealDisk(), tmp_path).machine.topic_by_name["a"].queue
+    assert [block.page for block in queue.blocks] == [None]
+    here = engine.machine.topic_by_name["a"].queue
+    fired = [here.fired_at_ms(offset) for offset in range(3)]
+    assert fired == [START_MS + 1_000, START_MS + 1_000, START_MS + 2_000]
+    assert [queue.fired_at_ms(offset) for offset in range(3)] == [START_MS + 1_000] * 3
+
+
+# ---- lateness
+
+
+@pytest.mark.parametrize("late_ms", [0, 2, 3, 10, 299_999, 300_000, 300_001])
+def test_lateness_is_counted_at_the_least_bound_that_holds_it(late_ms: int) -> None:
+    table = Lateness()
+    table.observe(7, np.array([late_ms, late_ms], np.int64))
+    at = next((n for n, bound in enumerate(BOUNDS_MS) if late_ms <= bound), len(BOUNDS_MS))
+    counts, sum_ms = table.of(7)
+    assert counts.tolist() == [2 if n == at else 0 for n in range(len(BOUNDS_MS) + 1)]
+    assert sum_ms == 2 * late_ms
+    assert not table.of(8).counts.any()
+
+
+def test_topics_of_one_batch_are_told_apart_up_to_a_limit() -> None:
+    table = Lateness()
+    topics = np.array([1, 500, 1, TOPICS_MAX, TOPICS_MAX - 1])
+    table.observe(topics, np.array([1, 20, 3, 4, 5], np.int64))
+    assert [table.of(topic).sum_ms for topic in (1, 500, TOPICS_MAX - 1, TOPICS_MAX)] == [
+        4,
+        20,
+        5,
+        0,
+    ]
+    table.observe(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    assert table.of(1).counts.sum() == 2

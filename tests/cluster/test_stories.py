@@ -1,0 +1,135 @@
+"""Stories over a host's log: portions, gaps, and a topic's lag behind a long backlog."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import lag
+from cluster.looking_in import LookingIn
+from cluster.stories import Stories
+from tests.cluster.hosted import Hosted
+from tests.timer.machines import START_MS, catch_up, part_of
+from timer import timer_id
+from timer.entry import Entry
+from timer.errors import InvalidRequest, NotFound
+from timer.payloads import Op
+from timer.units import LogIndex
+from timerclient.proto import timer_pb2 as pb
+
+SALT = 5
+DUE = START_MS + 50
+What = pb.StoryEvent.What
+
+
+class Kept:
+    """What a replica's log keeps: from `first_index` on, read one entry at a time."""
+
+    def __init__(self, host: Hosted) -> None:
+        self._host = host
+        self.first_index = LogIndex(1)
+        self.reads = 0
+
+    def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
+        assert size_max > 0
+        self.reads += 1
+        entries = self._host.log.entries[first - 1 : last][:1]
+        return entries if first >= self.first_index else []
+
+
+class Teller:
+    """A hosted leader and what it tells."""
+
+    def __init__(self) -> None:
+        self.host: Any = Hosted()
+        self.log = self.host.log
+        self.kept = Kept(self.host)
+        fields = {name: getattr(self.host, name) for name in ("require_lease", "now", "fatal")}
+        host: Any = SimpleNamespace(**fields, log=self.kept)
+        self.looking_in = LookingIn(host, salt=SALT, key_bytes_max=100)
+        self.stories = Stories(host, self.looking_in, salt=SALT)
+
+    def applied(self) -> int:
+        catch_up(self.host.engine, self.log)
+        return self.log.entries[-1].index
+
+    async def tell(self, due_ms: int, seq: int) -> tuple[list[tuple[str, int]], pb.StoryEnd]:
+        raw = timer_id.encode(np.array([due_ms]), np.array([seq], np.uint64), SALT)
+        events, end = [], pb.StoryEnd()
+        async for answer in self.stories.tell(pb.TellStoryRequest(timer_id=raw)):
+            assert not end.log_last, "nothing comes after the end"
+            events += [(What.Name(event.what), event.index) for event in answer.events]
+            if answer.HasField("end"):
+                end = answer.end
+        return events, end
+
+
+async def test_story_names_what_the_log_and_the_machine_do_not_tell_any_more() -> None:
+    it = Teller()
+    log = it.log
+    log.create_group(1, "g")
+    log.schedule(part_of([(1, DUE, b"x"), (1, DUE + 999_000, b"y"), (1, DUE + 999_000, b"z")]))
+    scheduled = it.applied()
+    log.checkpoint()
+    log.fire(DUE)
+    fired = it.applied()
+    log.op(Op.RESERVE, 1, 1, [9])
+    log.cancel([(DUE + 999_000, 3)])
+    cancelled = it.applied()
+    log.op(Op.ACK, 1, 1, [0])
+    acked = it.applied()
+    whole = [("SCHEDULED", scheduled), ("FIRED", fired), ("ACKED", acked)]
+    events, end = await it.tell(DUE, 1)
+    assert (events, list(end.gaps), end.state) == (whole, [], pb.TIMER_FIRED)
+    assert (end.log_first, end.log_last) == (1, acked)
+    events, end = await it.tell(DUE + 999_000, 3)
+    assert events == [("SCHEDULED", scheduled), ("CANCELLED", cancelled)]
+    assert end.state == pb.TIMER_CANCELLED
+
+    it.kept.first_index = LogIndex(fired)
+    it.kept.reads = 0
+    events, end = await it.tell(DUE, 1)
+    assert events == whole[1:]
+    [gap] = end.gaps
+    assert f"log begins later, with entry {fired}" in gap
+    events, end = await it.tell(DUE + 999_000, 2)
+    assert (events, end.state, len(end.gaps)) == ([], pb.TIMER_PENDING, 1)
+
+    it.kept.first_index = LogIndex(acked)
+    events, end = await it.tell(DUE, 1)
+    assert events == whole[2:]
+    assert f"entry {fired}, to queue offset 0" in end.gaps[1]
+
+    it.kept.first_index = LogIndex(1)
+    it.host.engine.machine.trace.firings.clear()
+    events, end = await it.tell(DUE, 1)
+    assert events == whole[:2]
+    assert "queue offset" in end.gaps[0]
+
+
+async def test_timer_that_was_never_issued_has_no_story() -> None:
+    it = Teller()
+    it.applied()
+    with pytest.raises(NotFound):
+        await it.tell(DUE, 1)
+    with pytest.raises(InvalidRequest, match="timer_ids"):
+        async for _ in it.stories.tell(pb.TellStoryRequest(timer_id=b"short")):
+            pass
+
+
+async def test_topic_behind_a_long_backlog_has_its_lag_when_it_is_asked_for() -> None:
+    it = Teller()
+    it.log.topic("u")
+    many = part_of([(1, START_MS - 9, b"")] * lag.OVERDUE_ROWS_MAX)
+    it.log.schedule(many)
+    it.log.schedule(part_of([(1, START_MS - 9, b""), (2, START_MS - 5, b"")]))
+    it.applied()
+    assert lag.of_topics(it.host.leader, it.host.now().clock_ms) == {1: 9}
+    assert await it.looking_in.lag_ms(2) == 5  # type: ignore[arg-type]
+    assert await it.looking_in.lag_ms(1) == 9  # type: ignore[arg-type]
+    it.log.fire(START_MS)
+    it.log.fire(START_MS)
+    it.applied()
+    assert await it.looking_in.lag_ms(2) == 0  # type: ignore[arg-type]

@@ -1,0 +1,231 @@
+"""Request ids: the table, and what the machine and its leader make of it, over restarts too."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chaos.simdisk import SimDisk
+from tests.timer.leading import Play
+from tests.timer.machines import START_MS, STATE, Log, Timer, engine_on, machine_on, part_of
+from timer import requests
+from timer.columns import OnConflict, Part, RequestId, encode_schedule
+from timer.entry import Kind
+from timer.errors import DiskFull, InvalidRequest, Overloaded
+from timer.leader import LeaderConfig
+from timer.machine import Machine, ScheduleApplied
+from timer.policies import Policy, Scope
+from timer.producers import Answer
+from timer.requests import Requests
+from timer.units import Seq, TopicId, UnixMs
+
+DUE = START_MS + 5_000
+NO_ROWS = np.zeros(0, np.int64)
+
+
+def named(text: bytes, body: int = 1, until_ms: int = START_MS + 100) -> RequestId:
+    return RequestId(text, body, UnixMs(until_ms))
+
+
+def part(
+    request: RequestId, *timers: Timer, keys: list[bytes] | None = None, replaces: bool = False
+) -> Part:
+    mode = OnConflict.REPLACE if replaces else OnConflict.REJECT
+    made = part_of(timers or [(1, DUE, b"x")], keys=keys, on_conflict=mode)
+    return replace(made, request=request)
+
+
+class Applied:
+    """A machine, its log, and what requests were answered."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk()
+        self.log = Log()
+        self.machine: Machine = machine_on(self.disk, leads=False)
+        self.machine.apply(self.log.begin_epoch())
+        self.machine.apply(self.log.topic("a"))
+
+    def schedule(self, *parts: Part) -> list[Any]:
+        """Return per request (first seq, whether it was a repetition), or the error's class."""
+        applied = self.machine.apply(self.log.append(Kind.SCHEDULE, encode_schedule(parts)))
+        assert isinstance(applied, ScheduleApplied)
+        return [
+            (each[0].first_seq, each[1]) if isinstance(each, tuple) else type(each)
+            for each in applied.parts
+        ]
+
+    def at(self, ms: int) -> None:
+        self.log.now_ms = START_MS + ms
+
+
+def test_repeated_request_gets_the_first_answer_until_its_time_is_over() -> None:
+    it = Applied()
+    assert it.schedule(part(named(b"r"), (1, DUE, b"x"), (1, DUE, b"y"))) == [(1, False)]
+    it.at(100)
+    assert it.schedule(part(named(b"r", until_ms=START_MS + 900))) == [(1, True)]
+    assert it.machine.counts.scheduled == 2
+    it.at(101)
+    assert it.schedule(part(named(b"r", until_ms=START_MS + 500))) == [(3, False)], "a new one"
+    it.at(500)
+    assert it.schedule(part(named(b"r"))) == [(3, True)]
+    assert (len(it.machine.requests), it.machine.requests.rows) == (1, 1)
+
+
+def test_two_of_one_id_in_one_entry_are_one_and_get_the_verdicts_of_one() -> None:
+    it = Applied()
+    log, machine = it.log, it.machine
+    machine.apply(log.schedule(part_of([(1, DUE, b"held")], keys=[b"k"])))
+    twice = [part(named(b"r"), keys=[b"k"], replaces=True)] * 2
+    applied = machine.apply(log.schedule(*twice))
+    assert isinstance(applied, ScheduleApplied)
+    first, again = applied.parts
+    assert isinstance(first, tuple)
+    assert isinstance(again, tuple)
+    assert (first[1], again[1]) == (False, True)
+    assert first[0] is again[0]
+    assert first[0].verdicts is not None
+    assert first[0].verdicts.seq.tolist() == [1]
+    assert machine.counts.pending == 1
+
+
+def test_another_request_under_an_id_is_refused_and_takes_no_seq() -> None:
+    it = Applied()
+    assert it.schedule(part(named(b"r")), part(named(b"r", body=2)), part(named(b"s", body=2))) == [
+        (1, False),
+        InvalidRequest,
+        (2, False),
+    ]
+    assert it.machine.next_seq == 3
+
+
+def test_ids_survive_a_restart_and_digests_agree() -> None:
+    log, engine = Log(), engine_on(SimDisk())
+    other = machine_on(SimDisk(), leads=False)
+    entries = [log.begin_epoch(), log.topic("a")]
+    entries.append(log.schedule(part(named(b"old", until_ms=START_MS)), part(named(b"plain"))))
+    keyed = part(named(b"keyed"), (1, DUE, b"x"), keys=[b"k"])
+    entries += [log.schedule(keyed), log.schedule(part(named(b"held"), keys=[b"k"]))]
+    for entry in entries:
+        engine.committed(entry.index)
+        other.apply(entry)
+    engine.fold(entries)
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    again = engine_on(flush.disk, STATE).machine
+    assert again.digest() == engine.machine.digest() == other.digest()
+    log.now_ms += 50
+    repeat = log.schedule(keyed, part(named(b"plain")), part(named(b"held"), keys=[b"k"]))
+    answers = []
+    for machine in (engine.machine, other, again):
+        applied = machine.apply(repeat)
+        assert isinstance(applied, ScheduleApplied)
+        told = [each for each in applied.parts if isinstance(each, tuple)]
+        assert [was_repeated for _, was_repeated in told] == [True] * 3
+        verdicts = [answer.verdicts for answer, _ in told]
+        answers.append([v.seq.tolist() if v is not None else None for v in verdicts])
+        assert machine.counts.scheduled == 3
+    assert answers == [[None, None, [3]]] * 3
+    checkpoint = log.checkpoint()
+    digests = {machine.apply(checkpoint).digest for machine in (engine.machine, other, again)}  # type: ignore[union-attr]
+    assert len(digests) == 1
+    assert len(again.requests) == 3, "the first, whose time was over, went at the checkpoint"
+
+
+def test_digest_tells_tables_of_ids_apart() -> None:
+    machines = []
+    for body, until_ms in ((1, 100), (2, 100), (1, 200)):
+        it = Applied()
+        it.schedule(part(named(b"r", body, START_MS + until_ms)))
+        machines.append(it.machine.digest())
+    assert len({*machines}) == 3
+
+
+def test_table_forgets_in_order_and_counts_what_it_holds() -> None:
+    table = Requests()
+    for number, until_ms in enumerate((10, 30, 20)):
+        answer = Answer(0, Seq(number), part_of([(1, 1, b"")] * (number + 1)).due_ms)
+        table.accept(named(b"%d" % number, until_ms=until_ms), answer, UnixMs(0))
+    assert (len(table), table.rows) == (3, 6)
+    table.expire(UnixMs(10))
+    assert len(table) == 3
+    table.expire(UnixMs(25))
+    assert len(table) == 2, "what comes after the second waits for it"
+    assert table.repeated(named(b"2"), UnixMs(25)) is None, "but counts no more"
+    table.expire(UnixMs(31))
+    assert (len(table), table.rows, table.sum) == (0, 0, 0)
+
+
+def test_many_that_are_over_are_forgotten_in_portions() -> None:
+    table, last = Requests(), requests.EXPIRED_MAX + 10
+    for number in range(last):
+        table.accept(named(b"%d" % number, until_ms=5), Answer(0, Seq(1), NO_ROWS), UnixMs(0))
+    table.expire(UnixMs(6))
+    assert len(table) == 10
+    table.accept(named(b"new", until_ms=50), Answer(0, Seq(1), NO_ROWS), UnixMs(6))
+    assert len(table) == 9, "two less, one more"
+
+
+# ---- the leader
+
+
+def ask(play: Play, name: str, request: RequestId) -> None:
+    play.leader.schedule(part(request, (play.topic_id, DUE, b"x")), play.done(name))
+
+
+def test_leader_takes_repetitions_where_it_takes_nothing_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play(LeaderConfig(request_window_ms=60_000))
+    first = play.leader.request_id(b"r", 1, play.now)
+    assert first.until_ms == play.now.clock_ms + 60_000
+    ask(play, "first", first)
+    play.settle()
+    play.leader.full = DiskFull([], retry_after_ms=1)
+    ask(play, "again", play.leader.request_id(b"r", 1, play.now))
+    play.settle()
+    assert [play.answers[name][1] for name in ("first", "again")] == [False, True]
+    assert play.answers["first"][0] is play.answers["again"][0]
+    with pytest.raises(DiskFull):
+        ask(play, "new", play.leader.request_id(b"s", 1, play.now))
+    play.leader.full = None
+    monkeypatch.setattr(requests, "REQUESTS_MAX", 1)
+    with pytest.raises(Overloaded, match="request_window_ms"):
+        ask(play, "new", play.leader.request_id(b"s", 1, play.now))
+    with pytest.raises(InvalidRequest, match="request_id = 'r'"):
+        ask(play, "other", play.leader.request_id(b"r", 2, play.now))
+    play.wait(60_001)
+    play.leader.checkpoint(play.now)
+    play.settle()
+    ask(play, "new", play.leader.request_id(b"s", 1, play.now))
+    play.settle()
+    assert not play.answers["new"][1]
+
+
+def test_repetition_is_answered_whatever_has_become_policy() -> None:
+    play = Play()
+    first = play.leader.request_id(b"r", 1, play.now)
+    ask(play, "first", first)
+    play.settle()
+    topic = TopicId(play.topic_id)
+    strict = play.leader.rules(topic, 0, 0).payload_limit  # type: ignore[arg-type]
+    play.leader.alter(Scope(), Policy(payload_bytes_max=1), (), play.now, play.done("alter"))
+    play.settle()
+    limits = [
+        play.leader.rules(topic, 0, 0, each).payload_limit[0]  # type: ignore[arg-type]
+        for each in (first, play.leader.request_id(b"s", 1, play.now))
+    ]
+    assert strict[0] > 1
+    assert limits[0] > limits[1] == 1
+
+
+def test_repetition_while_the_first_is_in_flight_is_one_timer() -> None:
+    play = Play()
+    request = play.leader.request_id(b"r", 1, play.now)
+    ask(play, "first", request)
+    play.step()
+    ask(play, "again", request)
+    play.settle()
+    assert play.answers["first"][0] is play.answers["again"][0]
+    assert play.machine.counts.scheduled == 1

@@ -1,0 +1,117 @@
+"""The part of the client that is for looking: the story of a timer, one topic, producers."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+from timerclient import rows
+from timerclient.errors import InvalidRequest
+from timerclient.existing import Seconds, TimerLike, raw_ids
+from timerclient.groups import GroupCalls
+from timerclient.nodes import Node
+from timerclient.proto import timer_pb2 as pb
+
+PRODUCER_ID_MAX: Final = (1 << 64) - 1
+
+
+class Story(NamedTuple):
+    """What the log still tells of one timer."""
+
+    events: list[pb.StoryEvent]
+    """In the order of the log."""
+    end: pb.StoryEnd
+    """How it stands, what the log holds, and what it can't tell."""
+
+
+class SeenCalls(GroupCalls):
+    """Calls for looking, for an event loop."""
+
+    async def tell_story(
+        self,
+        timer: TimerLike,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> Story:
+        """Return what became of a timer, as far as the leader's log still tells.
+
+        A log that begins later than what is asked for says so in `end.gaps`.
+
+        Raises:
+            InvalidRequest: that is no timer.
+            NotFound: this cluster has issued no such id.
+        """
+        request = pb.TellStoryRequest(timer_id=raw_ids([timer]))
+
+        async def read(node: Node) -> Story:
+            story = Story([], pb.StoryEnd())
+            async for answer in node.timers.TellStory(request):
+                story.events.extend(answer.events)
+                if answer.HasField("end"):
+                    story.end.CopyFrom(answer.end)
+            return story
+
+        within_s = self.within_s(timeout)
+        return await self.nodes().call(lambda node: lambda: read(node), within_s=within_s)
+
+    async def describe_topic(self, topic: str) -> pb.TopicStatus:
+        """Return a topic with its groups, their lag, and how late its timers fire and arrive.
+
+        Raises:
+            NotFound: there is no such topic.
+        """
+        rows.utf8("topic", topic)
+        request = pb.ListTopicsRequest(topic=topic, lateness=True)
+        answer = await self._admin(lambda node: lambda: node.admin.ListTopics(request))
+        return answer.topics[0]
+
+    async def producers(self) -> list[pb.ProducerStatus]:
+        """Return all idempotent producers that have an id, in the order of ids."""
+        found: list[pb.ProducerStatus] = []
+        request = pb.ListProducersRequest(page_size=1_000)
+        while True:
+            answer = await self._producers(request)
+            found += answer.producers
+            if not answer.next_after:
+                return found
+            request.after = answer.next_after
+
+    async def describe_producer(self, producer_id: int) -> pb.ProducerStatus:
+        """Return one producer.
+
+        Raises:
+            UnknownProducer: it was never issued, or has expired; the error says which.
+        """
+        if not 1 <= producer_id <= PRODUCER_ID_MAX:
+            limit = f"must be in 1 .. {PRODUCER_ID_MAX}"
+            raise InvalidRequest.of("producer_id", producer_id, limit)
+        answer = await self._producers(pb.ListProducersRequest(producer_id=producer_id))
+        return answer.producers[0]
+
+    async def _producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
+        return await self._admin(lambda node: lambda: node.admin.ListProducers(request))
+
+
+class SeenFront:
+    """The same for threads."""
+
+    _seen: SeenCalls
+    _call: Callable[[Coroutine[Any, Any, Any]], Any]
+
+    def tell_story(self, timer: TimerLike, *, timeout: Seconds | None = None) -> Story:
+        """See SeenCalls."""
+        story: Story = self._call(self._seen.tell_story(timer, timeout=timeout))
+        return story
+
+    def describe_topic(self, topic: str) -> pb.TopicStatus:
+        """See SeenCalls."""
+        found: pb.TopicStatus = self._call(self._seen.describe_topic(topic))
+        return found
+
+    def producers(self) -> list[pb.ProducerStatus]:
+        """See SeenCalls."""
+        found: list[pb.ProducerStatus] = self._call(self._seen.producers())
+        return found
+
+    def describe_producer(self, producer_id: int) -> pb.ProducerStatus:
+        """See SeenCalls."""
+        found: pb.ProducerStatus = self._call(self._seen.describe_producer(producer_id))
+        return found
