@@ -118,7 +118,7 @@ class AsyncFakeCluster:
             before = node.steps
             await asyncio.sleep(0)
             quiet = quiet + 1 if node.steps == before else 0
-        node.check()
+        node.server.check()
 
     # ---- mishaps
 
@@ -154,7 +154,7 @@ class AsyncFakeCluster:
         """End; close its clients before."""
         if self._node is not None:
             await self._node.stop()
-            self._node.check()
+            self._node.server.check()
 
     async def __aenter__(self) -> Self:
         """Start, and return the cluster."""

@@ -70,13 +70,11 @@ class Context:
 
 
 class Server:
-    """Servicers by method; the event loop that it is made on is the only one that calls it.
+    """Servicers by method; the event loop that it is made on is the only one that calls it."""
 
-    `failed` hears of a servicer's bug: what no caller should be left to make sense of.
-    """
-
-    def __init__(self, failed: Callable[[BaseException], None]) -> None:
-        self.failed = failed
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        """A bug: nothing that is seen from then on can be relied on."""
         self.moved = 0
         """Messages that were sent or taken, calls that began or ended."""
         self._loop = asyncio.get_running_loop()
@@ -96,22 +94,40 @@ class Server:
     def disconnect(self) -> None:
         """Break all streams, with what is on its way, and take no call until `reconnect`."""
         self._down = True
+        self._break(_unavailable())
+
+    def _break(self, error: grpc.aio.AioRpcError) -> None:
         for stream in [*self.streams]:
-            stream.lose(_unavailable())
+            stream.lose(error)
 
     def reconnect(self) -> None:
         """Take calls again."""
         self._down = False
 
+    def fail(self, bug: BaseException) -> None:
+        """End all streams, and refuse all calls, because of a bug."""
+        self.failure = self.failure or bug
+        self._break(failed(grpc.StatusCode.UNKNOWN, repr(bug)))
+
+    def check(self) -> None:
+        """Make a bug known.
+
+        Raises:
+            RuntimeError: there was one.
+        """
+        if self.failure is not None:
+            raise RuntimeError("the fake cluster failed") from self.failure
+
     def enter(self) -> None:
         """Note that a call begins.
 
         Raises:
-            RuntimeError: on another event loop.
+            RuntimeError: on another event loop, or after a bug.
         """
         if asyncio.get_running_loop() is not self._loop:
             msg = "a fake cluster is of one event loop: coroutines use their own AsyncFakeCluster"
             raise RuntimeError(msg)
+        self.check()
         self.moved += 1
 
     def handler(self, method: str) -> Any:
@@ -152,8 +168,7 @@ class Stream:
         except Aborted as aborted:
             self._error = aborted.error
         except Exception as bug:  # noqa: BLE001 - it is told to who can
-            self._server.failed(bug)
-            self._error = failed(grpc.StatusCode.UNKNOWN, repr(bug))
+            self._server.fail(bug)
         finally:
             self._server.streams.discard(self)
         await self._put(self._down, None)
@@ -241,7 +256,7 @@ class Channel(grpc.aio.Channel):
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
                 raise failed(code, "Deadline Exceeded") from None
             except Exception as bug:
-                server.failed(bug)
+                server.fail(bug)
                 raise
             finally:
                 server.moved += 1

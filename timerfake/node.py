@@ -50,6 +50,7 @@ class FakeNode(TopicView):
         # A checkpoint is due whenever somebody has let time pass, not every few seconds of a year.
         leader = dataclasses.replace(leader_config(config), checkpoint_interval_ms=NEVER)
         self.log = MemoryLog()
+        self.server = Server()
         self.host = Host(
             Engine(NoDisk(), config.data, leader),
             self.log,
@@ -63,17 +64,14 @@ class FakeNode(TopicView):
             log_entries_flush=NEVER,
             flush_interval_ms=NEVER,
             handed_out=lambda _: None,
-            fatal=self._failed,
+            fatal=self.server.fail,
         )
         super().__init__(self.host)
         self.log.on_commit = self.host.on_commit
         self.host.on_leading = self._leading_changed
         services = services_of(self.host, self, config, threads=Here())
         self._consumers = services.consumers
-        self.server = Server(self._failed)
         services.add_to(self.server)
-        self.failure: BaseException | None = None
-        """A bug: what would have ended a real node's process."""
 
     def start(self) -> None:
         """Begin to lead."""
@@ -90,15 +88,6 @@ class FakeNode(TopicView):
         await self.host.stop()
         self._consumers.end_streams()
 
-    def check(self) -> None:
-        """Make a bug known.
-
-        Raises:
-            RuntimeError: there was one; nothing that was seen can be relied on.
-        """
-        if self.failure is not None:
-            raise RuntimeError("the fake cluster failed") from self.failure
-
     @property
     def leader(self) -> Leader:
         """The leader's core."""
@@ -109,9 +98,6 @@ class FakeNode(TopicView):
         """Return what differs as long as anything happens."""
         applied = self.host.engine.machine.applied_index
         return self.server.moved, self.log.last_index, applied
-
-    def _failed(self, error: BaseException) -> None:
-        self.failure = self.failure or error
 
     def _leading_changed(self) -> None:
         if self.host.leader is None:

@@ -124,10 +124,11 @@ def test_extended_lease_holds_longer(world: World, topic: str) -> None:
         [message] = world.receive(slow, 1)
         extended = message.extend(lease=100 * world.moment).result(WAIT_S)
         assert extended is ExtendResult.EXTENDED
-        world.pass_time(9)
+        with client.consumer(topic, "g", lease=60) as other:
+            world.pass_time(9)
+            world.nothing_waits(other, topic)
         assert message.ack().result(WAIT_S) is AckResult.ACKED
-    with client.consumer(topic, "g") as consumer:
-        world.nothing_waits(consumer, topic)
+    assert world.unacked(topic, "g") == 0
 
 
 def test_batch_is_acked_and_given_back_whole(world: World, topic: str) -> None:

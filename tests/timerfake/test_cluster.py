@@ -22,6 +22,7 @@ from timerclient import (
     TimerError,
     Unreachable,
 )
+from timerclient.errors import RpcFailed
 from timerclient.sync import Consumer
 from timerfake import AsyncFakeCluster, FakeCluster
 
@@ -353,17 +354,33 @@ def test_closed_cluster_is_unreachable_and_its_clients_can_be_closed() -> None:
     client.close()
 
 
-def test_bug_behind_the_services_is_told_at_the_latest_at_the_end() -> None:
+def test_bug_behind_the_services_ends_all_calls_and_is_told() -> None:
     cluster = FakeCluster()
     node = cluster._cluster._node
     assert node is not None
+    client = cluster.client()
+    consumer = client.consumer("t", "g")
+    client.schedule("t", b"p", delay=HOUR)
 
-    def broken() -> None:
+    def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    node.topics = broken  # type: ignore[method-assign, assignment]
-    with cluster.client() as client, pytest.raises(ZeroDivisionError):
-        client.topics()
+    node.host.engine.machine.store.fire = broken  # type: ignore[method-assign, assignment]
+    logged: list[Any] = []
+    loop = cluster._background.loop
+    usual = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: logged.append(context["exception"]))
     with pytest.raises(RuntimeError, match="failed") as told:
-        cluster.close()
+        cluster.advance(HOUR)
+    loop.set_exception_handler(usual)
     assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert {type(error) for error in logged} == {ZeroDivisionError}
+    with pytest.raises((RuntimeError, RpcFailed), match="failed"):
+        client.topics()
+    with pytest.raises((RuntimeError, RpcFailed), match="failed"):
+        client.schedule("t", b"q")
+    with pytest.raises((RuntimeError, RpcFailed), match="failed"):
+        consumer.receive(timeout=WAIT_S)
+    client.close()
+    with pytest.raises(RuntimeError, match="failed"):
+        cluster.close()
