@@ -20,6 +20,7 @@ from typing import Final, Self
 
 import grpc
 
+from timer.outcomes import HORIZON_MS
 from timer.units import DUE_MS_MAX
 from timerclient import AsyncTimerClient, Settings, TimerClient
 from timerclient.errors import InvalidRequest
@@ -54,6 +55,7 @@ class AsyncFakeCluster:
         first_ms = 1000 * int(time.time()) if start is None else _ms_of(start)
         self._clock = Clock(first_ms)
         self._settings = dict(settings)
+        self._advancing = asyncio.Lock()
         self._node: FakeNode | None = None
 
     # ---- clients
@@ -97,15 +99,23 @@ class AsyncFakeCluster:
         if self.now_ms + by_ms > DUE_MS_MAX:
             limit = f"must be at most {(DUE_MS_MAX - self.now_ms) / 1000} s"
             raise InvalidRequest.of("by", by, limit)
-        node, clock = self._running(), self._clock
-        end_ms = clock.mono_ms() + by_ms
-        await self.settle()
-        while (now_ms := clock.mono_ms()) < end_ms:
-            wake_ms = node.leader.wake_at_ms(node.host.now())
-            clock.pass_by(min(max(wake_ms, now_ms + 1), end_ms) - now_ms)
-            node.host.kick()
+        self._running()
+        async with self._advancing:
+            end_ms = self._clock.mono_ms() + by_ms
             await self.settle()
-        node.leader.checkpoint(node.host.now())  # also checks that no timer is missing
+            # How far firing had come by then is what is forgotten at the end.
+            await self._pass_to(end_ms - HORIZON_MS)
+            await self._pass_to(end_ms)
+
+    async def _pass_to(self, end_ms: int) -> None:
+        node, clock = self._running(), self._clock
+        if clock.mono_ms() > end_ms:
+            return
+        while (now_ms := clock.mono_ms()) < end_ms:
+            clock.pass_by(min(max(node.wake_at_ms(), now_ms + 1), end_ms) - now_ms)
+            node.step()
+            await self.settle()
+        node.checkpoint()  # also checks that no timer is missing
         await self.settle()
 
     async def settle(self) -> None:

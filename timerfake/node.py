@@ -15,8 +15,8 @@ from cluster.topics import TopicView
 from timer.clock import ClusterClock, Sample
 from timer.engine import Engine
 from timer.errors import InvalidRequest
-from timer.leader import Leader
-from timer.units import LogIndex, UnixMs
+from timer.machine import FIRE_MARK_MS
+from timer.units import LogIndex, MonoMs, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerfake.loopback import Server
 from timerfake.memory import REPLICA, Clock, Here, MemoryLog, NoDisk
@@ -47,7 +47,11 @@ class FakeNode(TopicView):
     def __init__(self, clock: Clock, settings: Mapping[str, object]) -> None:
         config = config_of(settings)
         self.clock = clock
-        # A checkpoint is due whenever somebody has let time pass, not every few seconds of a year.
+        self._checkpointed = LogIndex(0)
+        """The last entry when a checkpoint was appended."""
+        self._checkpoint_at_ms: MonoMs | None = None
+        """When the next one is due. None: nothing has happened since."""
+        # Checkpoints follow what happens, and don't come every few seconds of a year.
         leader = dataclasses.replace(leader_config(config), checkpoint_interval_ms=NEVER)
         self.log = MemoryLog()
         self.server = Server()
@@ -88,10 +92,25 @@ class FakeNode(TopicView):
         await self.host.stop()
         self._consumers.end_streams()
 
-    @property
-    def leader(self) -> Leader:
-        """The leader's core."""
-        return self.host.require_leader()
+    # ---- time
+
+    def wake_at_ms(self) -> MonoMs:
+        """When `step` must be called next, on the monotonic clock."""
+        wake_ms = self.host.require_leader().wake_at_ms(self.host.now())
+        if self._checkpoint_at_ms is None and self.log.last_index > self._checkpointed:
+            self._checkpoint_at_ms = MonoMs(self.clock.mono_ms() + FIRE_MARK_MS)
+        return wake_ms if self._checkpoint_at_ms is None else min(wake_ms, self._checkpoint_at_ms)
+
+    def step(self) -> None:
+        """Let what is due by now happen."""
+        self.host.kick()
+        if self._checkpoint_at_ms is not None and self.clock.mono_ms() >= self._checkpoint_at_ms:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Append a CHECKPOINT: so outcomes, producers and messages are forgotten in their time."""
+        self.host.require_leader().checkpoint(self.host.now())
+        self._checkpointed, self._checkpoint_at_ms = self.log.last_index, None
 
     @property
     def steps(self) -> tuple[int, int, int]:
