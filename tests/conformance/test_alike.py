@@ -11,7 +11,7 @@ from timerclient import TimerClient, TimerError
 from timerclient.errors import InvalidRequest
 from timerfake import FakeCluster
 
-CALLS = 250
+CALLS = 150
 HOUR = 3600.0
 MODES = ("reject", "replace", "keep")
 

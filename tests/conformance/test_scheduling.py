@@ -207,7 +207,6 @@ def test_batch_of_the_maximum_passes_and_one_more_does_not(world: World, topic: 
         world.client.schedule_batch(topic, [b""] * (most + 1), delay=HOUR)
     world.client.schedule(topic, b"", delay=HOUR)
     assert world.client.count_timers(topic).pending == most + 1
-    assert world.client.cancel_where(topic) == most + 1
 
 
 REFUSED: list[tuple[Callable[[World, str], Any], str, str]] = [

@@ -125,7 +125,7 @@ class FakeWorld(World):
 class RealWorld(World):
     """Three processes, whose moments have to be waited for."""
 
-    moment = 0.3
+    moment = 0.25
 
     def __init__(self, cluster: Running, client: TimerClient) -> None:
         self._cluster = cluster
