@@ -142,7 +142,7 @@ class Server:
 
 
 class Stream:
-    """One call of a method that takes a stream and gives one, as its client holds it."""
+    """One call of a method that gives a stream, and perhaps takes one, as its client holds it."""
 
     def __init__(self, server: Server, method: str, serialize: Serialize, parse: Parse) -> None:
         server.enter()
@@ -161,7 +161,7 @@ class Stream:
         self._server.streams.add(self)
         try:
             handler = self._server.handler(method)
-            answers = handler.stream_stream(self._requests(handler), Context(None))
+            answers = await self._begin(handler)
             async with contextlib.aclosing(answers):
                 async for answer in answers:
                     await self._put(self._down, handler.response_serializer(answer))
@@ -172,6 +172,13 @@ class Stream:
         finally:
             self._server.streams.discard(self)
         await self._put(self._down, None)
+
+    async def _begin(self, handler: Any) -> Any:
+        """Return the answers to come."""
+        if handler.request_streaming:
+            return handler.stream_stream(self._requests(handler), Context(None))
+        data = await self._get(self._up)
+        return handler.unary_stream(handler.request_deserializer(data), Context(None))
 
     async def _requests(self, handler: Any) -> AsyncIterator[Any]:
         while (data := await self._get(self._up)) is not None:
@@ -195,6 +202,15 @@ class Stream:
         if self._task.done():
             raise asyncio.InvalidStateError("the call is over")
         await self._put(self._up, self._serialize(message))
+
+    def begin(self, request: Any) -> None:
+        """Send the one request of a call that takes no more."""
+        self._up.put_nowait(self._serialize(request))
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Iterate over the messages up to the end."""
+        while (message := await self.read()) is not grpc.aio.EOF:
+            yield message
 
     async def done_writing(self) -> None:
         """Send no more."""
@@ -268,9 +284,16 @@ class Channel(grpc.aio.Channel):
         serialize, parse = _serializers(serializers, more)
         return lambda: Stream(self._server, method, serialize, parse)
 
-    def unary_stream(self, method: str, *serializers: Any, **more: Any) -> NoReturn:
-        """No service has such a method."""
-        raise NotImplementedError(method)
+    def unary_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
+        """Return the method, whose call with a request is a Stream that is read alone."""
+        serialize, parse = _serializers(serializers, more)
+
+        def call(request: Any) -> Stream:
+            stream = Stream(self._server, method, serialize, parse)
+            stream.begin(request)
+            return stream
+
+        return call
 
     def stream_unary(self, method: str, *serializers: Any, **more: Any) -> NoReturn:
         """No service has such a method."""

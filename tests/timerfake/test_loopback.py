@@ -177,3 +177,25 @@ async def test_disconnected_server_breaks_streams_with_what_is_on_its_way(play: 
     assert (await play.count("four")).pending == 4
     assert play.server.streams == set()
     play.server.check()
+
+
+async def test_one_request_may_have_many_answers(play: Play) -> None:
+    ended = asyncio.Event()
+
+    async def count(request: bytes, _: Any) -> AsyncIterator[bytes]:
+        try:
+            for number in range(3 * UNREAD_MAX):
+                yield request + b"%d" % number
+        finally:
+            ended.set()
+
+    handlers = {"Count": grpc.unary_stream_rpc_method_handler(count, bytes, bytes)}
+    play.server.add_registered_method_handlers("tests.Tests", handlers)
+    method = Channel(play.server).unary_stream("/tests.Tests/Count")
+    assert [answer async for answer in method(b"n")] == [b"n%d" % n for n in range(3 * UNREAD_MAX)]
+    assert ended.is_set()
+    ended.clear()
+    stream = method(b"n")
+    assert await stream.read() == b"n0"
+    stream.cancel()
+    await ended.wait()
