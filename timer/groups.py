@@ -8,7 +8,11 @@ Leases are the leader's memory (timer/leases.py); what outlives it is here: acks
 lease ended unacked (attempts), when what was nacked may come again, and how far the leader may
 hand out. A new epoch can't know what the old leader really handed out, so everything unacked below
 `reserved` counts as delivered once more; not as failed once more: what was perhaps never delivered
-must not become a dead letter by it.
+must not become a dead letter by it. So does what was recalled in an ordered group, because one
+before it came back.
+
+A seek begins a group's life anew elsewhere in the queue, under a new id: what is on its way to the
+old id finds nobody.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +24,7 @@ import numpy.typing as npt
 from timer.columns import I64, U32, U64
 from timer.payloads import GroupSettings
 from timer.timer_id import mix
-from timer.units import GroupId, QueueOffset, TopicId
+from timer.units import Epoch, GroupId, QueueOffset, TopicId
 
 _MASK: Final = (1 << 64) - 1
 _ENDED_SALT: Final = np.uint64(0xE4DED)
@@ -51,6 +55,11 @@ class Group:
     cursor: QueueOffset
     reserved: QueueOffset
     """The leader may hand out offsets below this one."""
+    since: Epoch = Epoch(0)
+    """Of the last seek, or of the last group of this topic that was deleted before: what was handed
+    out then, or before, may be of another life."""
+    deleted: bool = False
+    """It is no more in the state."""
     marks: list[int] = field(default_factory=list)
     """One per later epoch that found messages handed out: those below were perhaps delivered."""
     ack_sum: int = 0
@@ -118,6 +127,28 @@ class Group:
         _first_only(live, np.where(live, offsets.astype(np.int64) - self.base, 0))
         self._delay(self._failed(offsets[live]), not_before_ms[live])
         return live
+
+    def recall(self, offsets: U64) -> None:
+        """Count unacked offsets as delivered once more, unless they count so already."""
+        live = offsets[(offsets < self.reserved) & ~self.is_acked(offsets)]
+        if len(live):
+            mark = max([int(live.max()) + 1, *self.marks])
+            self.marks[-1:] = [mark]  # it grows: recalled again and again, there is still one
+
+    def restart(
+        self, group_id: GroupId, offset: QueueOffset, queue_end: QueueOffset, epoch: Epoch
+    ) -> None:
+        """Forget acks, failures and delays; go on from `offset` under a new id.
+
+        What may have been handed out before counts as delivered once.
+        """
+        mark = min(self.reserved, queue_end)
+        self.group_id, self.since = group_id, epoch
+        self.cursor, self.base = offset, int(offset)
+        self.reserved = max(self.reserved, offset)
+        self.marks = [mark] if mark > offset else []
+        self.ack_sum = self.ended_sum = self.later_sum = self.acked_count = 0
+        self.acked, self.ended, self.later = _empty_bool(), _empty_u16(), _empty_i64()
 
     def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
         """Count one more attempt for each of these, all different; return where they lie."""
@@ -188,6 +219,14 @@ class Group:
         """Return how many fired messages are not acked."""
         above = int(np.count_nonzero(self.acked[self.cursor - self.base :]))
         return queue_end - self.cursor - above
+
+    def first_unacked(self, end: int, count: int) -> U64:
+        """Return the first `count` offsets below `end` that are not acked, ascending."""
+        known = self.acked[self.cursor - self.base : max(0, end - self.base)]
+        low = np.flatnonzero(~known)[:count] + self.cursor
+        start = self.cursor + len(known)
+        high = np.arange(start, min(end, start + count - len(low)))
+        return np.concatenate([low, high]).astype(np.uint64)
 
     def _grow(self, end: int) -> None:
         """Make the arrays cover offsets below `end`."""

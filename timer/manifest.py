@@ -256,6 +256,7 @@ def _topic_state(topic: Topic) -> State:
         "name": topic.name,
         "counts": _counts_state(topic.counts),
         "pending_sum": topic.pending_sum,
+        "deleted_in": topic.deleted_in,
         "begin": queue.begin,
         "end": queue.end,
         "chain": queue.chain,
@@ -276,6 +277,7 @@ def _topic(fields: State, pages: Pages) -> Topic:
     counts = Counts(*fields["counts"])
     topic = Topic(TopicId(fields["id"]), fields["name"], queue, counts=counts)
     topic.pending_sum = fields["pending_sum"]
+    topic.deleted_in = Epoch(fields["deleted_in"])
     blocks = [
         Block(QueueOffset(first), QueueOffset(end), None, SpillRef(*ref))
         for *ref, first, end in fields["blocks"]
@@ -301,6 +303,7 @@ def _group_state(group: Group) -> State:
         "settings": asdict(group.settings),
         "cursor": group.cursor,
         "reserved": group.reserved,
+        "since": group.since,
         "marks": list(group.marks),
         "sums": [group.ack_sum, group.ended_sum, group.acked_count],
         "acked": group.acked[skip:].copy(),
@@ -336,6 +339,7 @@ def _group(fields: State) -> Group:
         settings=GroupSettings(**fields["settings"]),
         cursor=QueueOffset(fields["cursor"]),
         reserved=QueueOffset(fields["reserved"]),
+        since=Epoch(fields["since"]),
         marks=list(fields["marks"]),
         ack_sum=ack_sum,
         ended_sum=ended_sum,
