@@ -80,7 +80,7 @@ class Ordered(Leases):
         ready = [each for each in self._served() if each.credit > 0 and not each.paused]
         if not ready or limit <= 0:
             return None
-        size = max(LOOK_MIN, 2 * self.in_flight + limit)
+        size = min(max(LOOK_MIN, 2 * self.in_flight + limit), ORDER_WINDOW)
         while True:
             open_ = self._look(clock_ms, queue, size)
             for consumer in ready:
