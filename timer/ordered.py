@@ -42,7 +42,7 @@ from timer.payloads import KEY_SHARED, SHARED, GroupOp, Op
 from timer.queues import Queue
 from timer.units import Epoch, LeaseId, MonoMs, UnixMs
 
-ORDER_WINDOW: Final = 65_536
+ORDER_WINDOW: Final = 16_384
 """Unacked offsets from the first one on, beyond which nothing is handed out."""
 LOOK_MIN: Final = 1024
 ANYBODY: Final = 0
@@ -130,10 +130,12 @@ class Ordered(Leases):
         free &= ~early
         leased = _leased(marks)
         walls = ~(free | leased | (marks == ACKING))
-        wall_at = _first_of(keys[walls], offsets[walls].astype(np.int64), keys, _NO_WALL)
-        owner = _first_of(keys[leased], self._owners(marks[leased]), keys, ANYBODY)
-        free &= offsets.astype(np.int64) < wall_at
-        return _Open(offsets[free], owner[free], whole)
+        mine = keys[free]
+        wall_at = _first_of(keys[walls], offsets[walls].astype(np.int64), mine, _NO_WALL)
+        owner = _first_of(keys[leased], self._owners(marks[leased]), mine, ANYBODY)
+        offsets = offsets[free]
+        before = offsets.astype(np.int64) < wall_at
+        return _Open(offsets[before], owner[before], whole)
 
     def _keys_of(self, offsets: U64, queue: Queue) -> U64:
         """Return the key of each, (n, uint64); of fewer if the next ones have to be sent for."""
@@ -153,9 +155,9 @@ class Ordered(Leases):
 
     def _owners(self, lease_ids: U64) -> I64:
         """Return the number of the consumer of each lease, (n, int64)."""
-        unique, places = np.unique(lease_ids, return_inverse=True)
-        numbers = [self._held[LeaseId(each)].consumer.number for each in unique.tolist()]
-        return np.array(numbers, np.int64)[places.ravel()]
+        held = np.fromiter(self._held, np.uint64, len(self._held))  # ascending, as ids are issued
+        numbers = [lease.consumer.number for lease in self._held.values()]
+        return np.array(numbers, np.int64)[np.searchsorted(held, lease_ids)]
 
     def returns_at_ms(self) -> UnixMs | None:
         """See Leases."""
@@ -237,13 +239,13 @@ def _leased(marks: U64) -> npt.NDArray[np.bool_]:
 
 def _first_of(keys: U64, values: I64, of: U64, default: int) -> I64:
     """Return, for each key in `of`, the value beside its first place in `keys`, or the default."""
-    found = np.full(len(of), default, np.int64)
-    if len(keys):
-        unique, first = np.unique(keys, return_index=True)
-        place = np.minimum(np.searchsorted(unique, of), len(unique) - 1)
-        there = unique[place] == of
-        found[there] = values[first[place[there]]]
-    return found
+    wanted, places = np.unique(of, return_inverse=True)
+    found = np.full(len(wanted) + 1, default, np.int64)  # the last one is for keys not wanted
+    place = np.searchsorted(wanted, keys)
+    other = wanted[np.minimum(place, len(wanted) - 1)] != keys if len(wanted) else place >= 0
+    place[other] = len(wanted)
+    found[place[::-1]] = values[::-1]  # of a repeated key the last assignment, the first place
+    return found[places.ravel()]
 
 
 def leases_of(group: Group, epoch: Epoch, lease_ids: Iterator[int]) -> Leases:

@@ -169,7 +169,7 @@ def test_exclusive_group_refuses_a_second_consumer_and_says_who_has_it() -> None
     play = Play()
     group = play.make_group(type=EXCLUSIVE)
     first = play.join(group)
-    with pytest.raises(errors.GroupHeld, match="group 'g' of topic 'a' is exclusive.*'c' has it"):
+    with pytest.raises(errors.GroupHeld, match=r"group 'g' of topic 'a' is exclusive.*'c' has it"):
         play.join(group)
     play.leader.groups.leave(group, first)
     play.join(group)
@@ -195,6 +195,7 @@ def test_cumulative_ack_is_one_answer_and_refused_where_several_consume() -> Non
     play.schedule("s", 0, 0, 0, 0)
     play.settle()
     lease = play.deliveries[-1].lease.lease_id
+    held = play.deliveries[-1].epoch, lease, QueueOffset(0)
     for name, offset, verdict in (("one", 2, ACCEPT), ("again", 1, ALREADY_ACKED)):
         held = play.deliveries[-1].epoch, lease, QueueOffset(offset)
         play.leader.groups.ack_up_to(group, *held, play.done(name))
@@ -202,7 +203,7 @@ def test_cumulative_ack_is_one_answer_and_refused_where_several_consume() -> Non
         assert play.verdict(name) == [verdict]
     assert group.cursor == 3
     shared = play.make_group("shared")
-    with pytest.raises(errors.InvalidRequest, match="cumulative.*'shared' is shared"):
+    with pytest.raises(errors.InvalidRequest, match=r"cumulative.*'shared' is shared"):
         play.leader.groups.ack_up_to(shared, *held, play.done("refused"))
 
 
@@ -220,14 +221,14 @@ def test_ops_that_come_after_a_seek_or_a_deletion_find_nobody() -> None:
     machine.apply(log.op(Op.RESERVE, 1, 1, [3]))
     machine.apply(log.op(Op.SEEK, 1, 1, [0]))
     machine.apply(log.op(Op.DELETE, 1, 2, []))
-    before = (machine.topics[TopicId(1)].groups["g"], machine.counts.scheduled, machine.next_seq)
-    for op, group in ((Op.ACK, 1), (Op.ENDED, 1), (Op.RECALL, 2), (Op.RESERVE, 2), (Op.SEEK, 2)):
-        applied = machine.apply(log.op(op, 1, group, [1]))
+    group = machine.topics[TopicId(1)].groups["g"]
+    scheduled, next_seq = machine.counts.scheduled, machine.next_seq
+    for op, of in ((Op.ACK, 1), (Op.ENDED, 1), (Op.RECALL, 2), (Op.RESERVE, 2), (Op.SEEK, 2)):
+        applied = machine.apply(log.op(op, 1, of, [1]))
         assert isinstance(applied, GroupApplied)
         assert isinstance(applied.results[0], NobodyApplied)
     assert isinstance(machine.apply(log.nack(1, 2, [1], 9)), GroupApplied)
     assert isinstance(machine.apply(log.alter(1, 1, max_attempts=1)), GroupApplied)
-    group = before[0]
     assert (group.group_id, group.cursor, group.acked_count, group.settings.max_attempts) == (
         *(3, 0, 0),
         0,
@@ -237,7 +238,7 @@ def test_ops_that_come_after_a_seek_or_a_deletion_find_nobody() -> None:
     (moved,) = applied.results
     assert isinstance(moved, MoveApplied)
     assert not moved.new.any()
-    assert (machine.counts.scheduled, machine.next_seq) == (before[1], before[2] + 1)
+    assert (machine.counts.scheduled, machine.next_seq) == (scheduled, next_seq + 1)
     machine.apply(log.checkpoint())
 
 
