@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
-from cluster import groups
+from cluster import groups, wire
 from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
@@ -19,7 +19,7 @@ from cluster.policies import description
 from cluster.scrub import Scrubber
 from cluster.telemetry import Levels, rss_bytes
 from replication.replica import Replica
-from timer.errors import CommitTimeout, InvalidRequest, NotReady
+from timer.errors import CommitTimeout, InvalidRequest, NotFound, NotReady
 from timer.groups import Group
 from timer.machine import Topic
 from timer.units import LogIndex, MonoMs, ReplicaId
@@ -295,9 +295,16 @@ class NodeState:
         return [self._topic(topic) for _, topic in sorted(machine.topic_by_name.items())]
 
     def group(self, topic: str, group: str) -> pb.GroupStatus:
-        """Return a group, as this node has applied it."""
-        of = self._host.engine.machine.topic_by_name[topic]
-        return self._group(of, of.groups[group])
+        """Return a group, as this node has applied it.
+
+        Raises:
+            NotFound: there is none, or no more.
+        """
+        of = self._host.engine.machine.topic_by_name.get(wire.topic_name(topic))
+        found = of.groups.get(group) if of is not None else None
+        if of is None or found is None:
+            raise NotFound("group", group)
+        return self._group(of, found)
 
     def _topic(self, topic: Topic) -> pb.TopicStatus:
         counts, queue = topic.counts, topic.queue
