@@ -224,8 +224,7 @@ def settle(
     """Let the leader judge what a consumer says of messages; `done` gets the verdicts.
 
     Raises:
-        InvalidRequest: too many offsets at once, or none; a time is out of range; a cumulative ack
-            where several may consume.
+        InvalidRequest: too many offsets at once, or none; a time is out of range.
         TimerError: it was refused.
     """
     offsets = np.array(request.offsets, np.uint64)

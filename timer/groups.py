@@ -66,6 +66,8 @@ class Group:
     """Sum of hashes of the acked offsets, modulo 2 ** 64: order-free, for the digest."""
     ended_sum: int = 0
     """The same for the leases that ended unacked."""
+    recalled_sum: int = 0
+    """And for those that were recalled."""
     acked_count: int = 0
     later_sum: int = 0
     """Sum of hashes of (offset, time) of what `later` holds, modulo 2 ** 64."""
@@ -78,6 +80,8 @@ class Group:
 
     As long as `acked`, or empty where nothing is nacked.
     """
+    recalled: npt.NDArray[np.uint16] = field(default_factory=_empty_u16)
+    """As long as `acked`, or empty where nothing was recalled."""
 
     def ack(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Mark `offsets` as done; return which were not yet (n, bool). Unknown ones: False.
@@ -129,11 +133,16 @@ class Group:
         return live
 
     def recall(self, offsets: U64) -> None:
-        """Count unacked offsets as delivered once more, unless they count so already."""
+        """Count unacked offsets, all different, as delivered once more, not as failed."""
         live = offsets[(offsets < self.reserved) & ~self.is_acked(offsets)]
-        if len(live):
-            mark = max([int(live.max()) + 1, *self.marks])
-            self.marks[-1:] = [mark]  # it grows: recalled again and again, there is still one
+        if not len(live):
+            return
+        self._grow(int(live.max()) + 1)
+        if not len(self.recalled):
+            self.recalled = np.zeros(len(self.acked), np.uint16)
+        index = live.astype(np.int64) - self.base
+        self.recalled[index] += self.recalled[index] < _ENDED_MAX
+        self.recalled_sum = (self.recalled_sum + _sum(mix(live))) & _MASK
 
     def restart(
         self, group_id: GroupId, offset: QueueOffset, queue_end: QueueOffset, epoch: Epoch
@@ -147,8 +156,9 @@ class Group:
         self.cursor, self.base = offset, int(offset)
         self.reserved = max(self.reserved, offset)
         self.marks = [mark] if mark > offset else []
-        self.ack_sum = self.ended_sum = self.later_sum = self.acked_count = 0
-        self.acked, self.ended, self.later = _empty_bool(), _empty_u16(), _empty_i64()
+        self.ack_sum = self.ended_sum = self.recalled_sum = self.later_sum = self.acked_count = 0
+        self.acked, self.later = _empty_bool(), _empty_i64()
+        self.ended, self.recalled = _empty_u16(), _empty_u16()
 
     def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
         """Count one more attempt for each of these, all different; return where they lie."""
@@ -211,6 +221,7 @@ class Group:
         index = offsets.astype(np.int64) - self.base
         inside = (index >= 0) & (index < len(self.ended))
         count[inside] += self.ended[index[inside]]
+        count += _look(self.recalled, index).astype(np.uint32)
         for mark in self.marks:
             count += offsets < mark
         return count
@@ -242,6 +253,10 @@ class Group:
                 later = np.zeros(capacity, np.int64)
                 later[: len(self.later) - skip] = self.later[skip:]
                 self.later = later if self.later_sum else _empty_i64()
+            if len(self.recalled):
+                recalled = np.zeros(capacity, np.uint16)
+                recalled[: len(self.recalled) - skip] = self.recalled[skip:]
+                self.recalled = recalled if recalled.any() else _empty_u16()
             self.acked, self.ended, self.base = acked, ended, self.cursor
 
     def _advance(self) -> None:

@@ -680,7 +680,7 @@ class Machine:
             for group in topic.groups.values():
                 put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
                 put(group.acked_count, group.later_sum, len(group.marks), *group.marks)
-                put(group.since)
+                put(group.since, group.recalled_sum)
                 digest.update(repr(astuple(group.settings)).encode())
         digest.update(self.policies.packed)
         put(self.cancels.sum, len(self.fire_marks), *self.voters)

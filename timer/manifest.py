@@ -305,10 +305,11 @@ def _group_state(group: Group) -> State:
         "reserved": group.reserved,
         "since": group.since,
         "marks": list(group.marks),
-        "sums": [group.ack_sum, group.ended_sum, group.acked_count],
+        "sums": [group.ack_sum, group.ended_sum, group.acked_count, group.recalled_sum],
         "acked": group.acked[skip:].copy(),
         "ended": group.ended[skip:].copy(),
         "later": group.later[skip:].copy(),
+        "recalled": group.recalled[skip:].copy(),
     }
 
 
@@ -327,11 +328,12 @@ def _pack(value: object) -> object:
 
 
 def _group(fields: State) -> Group:
-    ack_sum, ended_sum, acked_count = fields["sums"]
+    ack_sum, ended_sum, acked_count, recalled_sum = fields["sums"]
     acked = np.frombuffer(zlib.decompress(fields["acked"]), np.bool_)
     ended = np.frombuffer(zlib.decompress(fields["ended"]), np.uint16)
     later = np.frombuffer(zlib.decompress(fields["later"]), np.int64)
-    size = max(len(acked), len(ended), len(later))
+    recalled = np.frombuffer(zlib.decompress(fields["recalled"]), np.uint16)
+    size = max(len(acked), len(ended), len(later), len(recalled))
     group = Group(
         group_id=GroupId(fields["id"]),
         topic=TopicId(fields["topic"]),
@@ -344,10 +346,12 @@ def _group(fields: State) -> Group:
         ack_sum=ack_sum,
         ended_sum=ended_sum,
         acked_count=acked_count,
+        recalled_sum=recalled_sum,
         base=fields["cursor"],
         acked=np.pad(acked, (0, size - len(acked))),
         ended=np.pad(ended, (0, size - len(ended))),
         later=np.pad(later, (0, size - len(later))) if len(later) else later,
+        recalled=np.pad(recalled, (0, size - len(recalled))) if len(recalled) else recalled,
     )
     group.later_sum = group.later_hashes(slice(None))
     return group

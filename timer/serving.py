@@ -376,14 +376,16 @@ class Serving:
     ) -> None:
         """Ack all up to a queue offset; `done` gets one verdict, (1, uint8), once committed.
 
+        Or InvalidRequest, if the group serves several consumers at once.
+
         Raises:
-            InvalidRequest: the group serves several consumers at once.
             Overloaded: too many wait already; nothing was taken.
         """
         leases = self._leases_for(group, 0)
         if not isinstance(leases, Ordered) or group.settings.type not in (EXCLUSIVE, FAILOVER):
             limit = f"only in an exclusive or failover group; {group.name!r} is "
-            raise InvalidRequest("cumulative", "true", limit + group.settings.type)
+            done(InvalidRequest("cumulative", "true", limit + group.settings.type))
+            return
         verdict, offsets = leases.ack_up_to(epoch, lease_id, int(offset))
         verdicts = np.array([verdict], np.uint8)
         if not len(offsets):

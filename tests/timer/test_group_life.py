@@ -203,8 +203,8 @@ def test_cumulative_ack_is_one_answer_and_refused_where_several_consume() -> Non
         assert play.verdict(name) == [verdict]
     assert group.cursor == 3
     shared = play.make_group("shared")
-    with pytest.raises(errors.InvalidRequest, match=r"cumulative.*'shared' is shared"):
-        play.leader.groups.ack_up_to(shared, *held, play.done("refused"))
+    play.leader.groups.ack_up_to(shared, *held, play.done("refused"))
+    assert "'shared' is shared" in str(play.answers["refused"])
 
 
 # ---- on every replica

@@ -188,7 +188,7 @@ def test_nack_with_a_delay_holds_back_its_key_alone_and_takes_back_what_was_behi
     play.wait(50)
     assert play.leases.returns_at_ms() == 50
     assert play.hand_out() == [0, 2, 4, 6]
-    assert play.group.attempts(np.array([0, 2, 4], np.uint64)).tolist() == [3, 2, 2]
+    assert play.group.attempts(np.array([0, 2, 4], np.uint64)).tolist() == [2, 2, 2]
     assert play.group.failures(np.array([0, 2, 4], np.uint64)).tolist() == [1, 0, 0]
 
 
@@ -274,14 +274,21 @@ def test_dead_letter_holds_back_what_is_behind_until_it_has_moved() -> None:
     assert play.hand_out() == [1, 2]
 
 
-def test_what_is_recalled_again_and_again_takes_one_mark_and_no_life() -> None:
+def test_what_is_recalled_again_and_again_has_not_failed() -> None:
     play = ordered(3, FAILOVER)
     for _ in range(9):
         play.hand_out()
         play.nack(1, 1, delay_ms=0)
         play.apply()
-    assert play.group.marks == [3]
     assert play.group.failures(np.arange(3, dtype=np.uint64)).tolist() == [9, 0, 0]
+    assert play.group.attempts(np.arange(3, dtype=np.uint64)).tolist() == [10, 10, 10]
+    play.consumers[0].credit = 10_000
+    for fired in (2000, 1):
+        play.hand_out(3000)
+        play.ack_lease()
+        play.apply()
+        play.fire(fired)
+    assert len(play.group.recalled) == 0, "it takes no memory any more"
 
 
 def up_to(play: OrderedPlay, offset: int, back: int = 1) -> tuple[int, list[int]]:

@@ -284,8 +284,7 @@ async def test_nack_whose_answer_is_lost_is_unknown_and_not_repeated(
             await message.nack(delay=0)
         [again] = await consumer.receive()
         assert await again.ack() == AckResult.ACKED
-    kinds: list[object] = [type(request) for request in cluster.acks]
-    assert kinds == [pb.NackRequest, pb.AckRequest]
+    assert [type(request).__name__ for request in cluster.acks] == ["NackRequest", "AckRequest"]
 
 
 @pytest.mark.parametrize("delay", [-1, timedelta(days=-1), float("nan"), 1e18])
