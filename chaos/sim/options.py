@@ -27,6 +27,8 @@ TIGHT: Final = 0.15
 """How many worlds have small disks."""
 POLICIES: Final = 0.3
 """In how many policies change."""
+TYPES: Final = 0.3
+"""In how many groups are of all types, sought and deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class Options:
     """Disks of most voters are small, and timers large (chaos/sim/timers.py)."""
     policies: bool = False
     """Somebody changes policies all the time."""
+    types: bool = False
+    """Groups are of all types; somebody seeks and deletes them."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
@@ -77,6 +81,7 @@ class Options:
         # Drawn aside: all else is as it was before there were such worlds.
         aside = random.Random(rng.getstate()[1][0])
         tight, policies = aside.random() < TIGHT, aside.random() < POLICIES
+        types = aside.random() < TYPES
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
@@ -104,6 +109,7 @@ class Options:
             poll_ms=rng.choice((100, 200)),
             tight=tight,
             policies=policies,
+            types=types,
         )
 
     def aim(

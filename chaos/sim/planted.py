@@ -80,5 +80,5 @@ def calm(seed: int) -> Options:
     drawn = Options.draw(random.Random(seed))
     quiet: dict[str, Any] = {"loss": 0.0, "duplicate": 0.0, "client_loss": 0.0, "reorder": False}
     quiet |= {"drift_ppm": 0, "manifest_every": NEVER, "learners": 0, "member_changes": 0.0}
-    quiet |= {"tight": False, "policies": False}
+    quiet |= {"tight": False, "policies": False, "types": False}
     return drawn.aim(faults=(), mischief=(), **quiet)
