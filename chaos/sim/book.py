@@ -158,6 +158,10 @@ class Book:
         before = f"{sought.group.name}#{sought.op.group}"
         life = life_of(sought.group)
         self.seeks += life not in self.first_lives
+        queue, cursor = machine.topics[sought.group.topic].queue, sought.group.cursor
+        asked = int(sought.op.offsets[0])
+        if life not in self.first_lives and cursor != min(max(asked, queue.begin), queue.end):
+            raise Broken("seek", f"{life} is at {cursor}, asked for {asked}")
         self.first_lives[life] = self.first_lives.get(before, before)
         self._begins(machine, sought.group)
 

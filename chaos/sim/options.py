@@ -81,7 +81,7 @@ class Options:
         # Drawn aside: all else is as it was before there were such worlds.
         aside = random.Random(rng.getstate()[1][0])
         tight, policies = aside.random() < TIGHT, aside.random() < POLICIES
-        types = aside.random() < TYPES
+        types = random.Random(f"types {rng.getstate()[1][1]}").random() < TYPES
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))

@@ -72,13 +72,19 @@ class OrderBook:
         if epoch < delivery.epoch:
             held = {}
             self.flights[group_id] = (delivery.epoch, held)
+        who = f"{group.name} ({kind}) of {delivery.topic.name}"
         done, keys = self.done.setdefault(group_id, set()), self.keys[group.topic]
+
+        def same(other: int, offset: int) -> bool:
+            return other not in done and (kind != KEY_SHARED or keys[other] == keys[offset])
+
         for offset in delivery.lease.offsets.tolist():
-            for earlier in range(group.cursor, offset):
-                if earlier in done or (kind == KEY_SHARED and keys[earlier] != keys[offset]):
-                    continue
-                self.checked += 1
-                if held.get(earlier) is not consumer:
-                    who = f"{group.name} ({kind}) of {delivery.topic.name}"
-                    raise Broken("order", f"{who} gets {offset} before {earlier}")
+            before = [o for o in range(group.cursor, offset) if same(o, offset)]
+            self.checked += len(before)
+            for other in before:
+                if held.get(other) is not consumer:
+                    raise Broken("order", f"{who} gets {offset} before {other}")
+            for other in held:
+                if other > offset and same(other, offset):
+                    raise Broken("order", f"{who} gets {offset} again behind {other}")
             held[offset] = consumer

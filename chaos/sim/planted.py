@@ -64,7 +64,7 @@ def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None
     """Return how the simulator finds `mutation`; None: not within its number of seeds."""
     for number in range(mutation.seeds):
         seed = first_seed + number
-        options = Options.draw(random.Random(seed)).aim(**mutation.aim)
+        options = Options.draw(random.Random(seed)).aim(**{"types": False, **mutation.aim})
         with mutation.plant():
             try:
                 mutation.world(seed, options=options).run(seconds)

@@ -434,9 +434,10 @@ class Town:
         if world.options.policies:
             self.operator = SimOperator(self, random.Random(rng.getstate()[1][0]))
             self.topics = NAMESPACED
+        self._types_seed = rng.getstate()[1][1]
         self.keeper: SimKeeper | None = None
         if world.options.types:
-            self.keeper = SimKeeper(self, random.Random(f"keeper {rng.getstate()[1][0]}"))
+            self.keeper = SimKeeper(self, random.Random(f"keeper {self._types_seed}"))
         self._settings_seed = rng.getstate()[1][0]
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
@@ -448,6 +449,12 @@ class Town:
             for group in GROUPS[: rng.choice((1, 2))]
             for _ in range(rng.choice((1, 1, 2)))
         ]
+        if self.keeper is not None:  # more of them, so that keys are shared and turns are taken
+            places = sorted({(each.topic, each.group) for each in self.consumers})
+            self.consumers += [
+                SimConsumer(self, *place, random.Random(f"{self._types_seed} {place}"))
+                for place in places
+            ]
 
     def settings(self, topic: str, group: str) -> GroupSettings:
         """Return how a group delivers: the same each time that it is opened."""
@@ -461,6 +468,7 @@ class Town:
         )
         if self.keeper is None:
             return settings
+        rng = random.Random(f"{self._types_seed} {topic} {group}")
         return replace(settings, type=rng.choice(TYPES), max_in_flight=rng.choice((0, 0, 3)))
 
     def leader(self) -> "TimerApp | None":
