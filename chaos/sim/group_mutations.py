@@ -105,9 +105,11 @@ GROUP_MUTATIONS: Final = (
         "ack_from_before_the_seek",
         "an ack of what was delivered before a seek counts after it",
         {"lost"},
-        40,
+        60,
         "a seek with leases out",
         _patch(Leases, "_of_another_life", _same_life),
+        proposals_per_s=16,
+        faults=("slow_disk",),
     ),
     _mutation(
         "seek_is_unmarked",

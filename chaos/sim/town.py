@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TOPICS: Final = ("a", "b")
 NAMESPACED: Final = ("a", "n/b")
 """Instead, where policies change."""
-KEEPING: Final = 0.02
+KEEPING: Final = 0.1
 OPERATING: Final = 0.2
 """So often, of the moments at which a client acts."""
 GROUPS: Final = ("g", "h")
