@@ -170,6 +170,22 @@ class AdminService(Service, rpc.AdminServiceServicer):
         return self._view.group(request.topic, request.group)
 
     @answered
+    async def SeekGroup(  # noqa: N802
+        self, request: pb.SeekGroupRequest, context: Context
+    ) -> pb.GroupStatus:
+        """Let a group go on elsewhere in its topic."""
+        await within(self._groups.seek(request), context)
+        return self._view.group(request.topic, request.group)
+
+    @answered
+    async def DeleteGroup(  # noqa: N802
+        self, request: pb.DeleteGroupRequest, context: Context
+    ) -> pb.DeleteGroupResponse:
+        """Delete a group, with what it has not acked."""
+        await within(self._groups.delete(request.topic, request.group), context)
+        return pb.DeleteGroupResponse()
+
+    @answered
     async def Redrive(  # noqa: N802
         self, request: pb.RedriveRequest, context: Context
     ) -> pb.RedriveResponse:

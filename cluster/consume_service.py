@@ -24,7 +24,7 @@ from timer.groups import Group
 from timer.leader import Delivery, Leader
 from timer.leases import Consumer
 from timer.serving import OVERLOAD_RETRY_MS, Done
-from timer.units import Epoch, LeaseId, Now
+from timer.units import Epoch, LeaseId, Now, QueueOffset
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -114,9 +114,12 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             raise InvalidRequest("kind", first and first.WhichOneof("kind"), "must begin with open")
         opening = first.open
         self._desk.check_lease(opening.lease_ms)
-        leader, group = await self._open_group(
-            opening.topic, opening.group, opening.start, opening.lease_ms
-        )
+        if opening.existing:
+            leader, _, group = self._desk.find(opening.topic, opening.group)
+        else:
+            leader, group = await self._open_group(
+                opening.topic, opening.group, opening.start, opening.lease_ms
+            )
         stream = _Stream(self._host, leader, group, self._desk, self._salt)
         stream.join(opening.consumer or "?", opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
@@ -162,7 +165,12 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             if not delivered.done():
                 delivered.set_result(wire.deliveries_of(delivery, leader.epoch, self._salt))
 
-        consumer = Consumer("receive", request.lease_ms or group.settings.lease_ms, take)
+        def end(why: TimerError) -> None:
+            if not delivered.done():
+                delivered.set_exception(why)
+
+        lease_ms = request.lease_ms or group.settings.lease_ms
+        consumer = Consumer("receive", lease_ms, take, end=end)
         leader.groups.join(group, consumer)
         keep = True
         try:
@@ -225,6 +233,11 @@ def settle(
         raise InvalidRequest("offsets", len(offsets), f"1 to {most} in one request")
     held = Epoch(request.epoch), LeaseId(request.lease_id), offsets
     match request:
+        case pb.AckRequest() if request.cumulative:
+            if len(offsets) > 1:
+                raise InvalidRequest("offsets", len(offsets), "one, in a cumulative ack")
+            last = QueueOffset(int(offsets[0]))
+            leader.groups.ack_up_to(group, held[0], held[1], last, done)
         case pb.AckRequest():
             leader.groups.ack(group, *held, done)
         case pb.NackRequest():
@@ -281,8 +294,9 @@ class _Stream:
             group_id=self._group.group_id,
         )
         self._put(pb.ConsumeResponse(opened=opened), 0)
-        self._consumer = Consumer(name, lease_ms, self._deliver)
-        self._leader.groups.join(self._group, self._consumer)
+        consumer = Consumer(name, lease_ms, self._deliver, end=self.end)
+        self._leader.groups.join(self._group, consumer)
+        self._consumer = consumer
         self._host.kick()
 
     def credit(self, messages: int) -> None:

@@ -12,19 +12,20 @@ from cluster.config import Groups
 from cluster.host import Host
 from cluster.timer_service import TimerService
 from timer import deadletters
-from timer.errors import InvalidRequest, NotFound
+from timer.errors import AlreadyExists, InvalidRequest, NotFound, TimerError
 from timer.groups import Group
 from timer.leader import Leader
 from timer.leases import Consumer
 from timer.machine import MoveApplied, Topic
-from timer.payloads import AlterGroup, CreateGroup, GroupSettings, Start
+from timer.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, Start
 from timer.serving import Delivery, Done
-from timer.units import QueueOffset
+from timer.units import QueueOffset, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 ATTEMPTS_MAX: Final = 1000
 DELAY_MS_MAX: Final = 30 * 86_400_000
 """Thirty days: of a nack, and of backing off."""
+IN_FLIGHT_MAX: Final = 1_000_000
 REDRIVE_MAX: Final = 256
 REDRIVE_WAIT_S: Final = 2.0
 """Until a redrive gives up: the dead letters are leased to somebody else, or the disk is slow."""
@@ -59,6 +60,7 @@ class GroupDesk:
         """Return the leader and a group, which is made if it isn't there.
 
         Raises:
+            AlreadyExists: it is of another type than the one that is asked for.
             InvalidRequest: a name or a setting may not be.
             NotLeader: this node does not lead, or not any more.
         """
@@ -74,6 +76,8 @@ class GroupDesk:
         assert isinstance(made, Group)
         if leader.closed is not None:
             raise leader.closed
+        if changes.HasField("type") and made.settings.type != settings.type:
+            raise AlreadyExists("group", group, f"its type is {made.settings.type}")
         return leader, made
 
     def find(self, topic: str, group: str) -> tuple[Leader, Topic, Group]:
@@ -100,12 +104,44 @@ class GroupDesk:
             NotFound: there is no such group.
         """
         leader, _, found = self.find(topic, group)
-        self._changed(found.settings, topic, group, changes)
+        changed = self._changed(found.settings, topic, group, changes)
+        if changed.type != found.settings.type:
+            limit = f"stands when a group is made; this one is {found.settings.type}"
+            raise InvalidRequest("type", changed.type, limit)
         given = {field.name: value for field, value in changes.ListFields()}
+        given.pop("type", None)
         alter = AlterGroup(found.topic, found.group_id, given)
         altered = await self._host.ask(lambda done: leader.groups.alter(alter, done))
         assert isinstance(altered, Group)
         return altered
+
+    async def delete(self, topic: str, group: str) -> None:
+        """Delete a group; committed when this returns.
+
+        Raises:
+            NotFound: there is no such group.
+        """
+        leader, _, found = self.find(topic, group)
+        await self._host.ask(lambda done: leader.groups.delete(found, done))
+
+    async def seek(self, request: pb.SeekGroupRequest) -> None:
+        """Let a group go on where the request says; committed when this returns.
+
+        Raises:
+            InvalidRequest: the topic does not keep that offset, or nothing says where.
+            NotFound: there is no such group.
+        """
+        leader, of, found = self.find(request.topic, request.group)
+        to, groups, queue = request.WhichOneof("to"), leader.groups, of.queue
+        if to is None:
+            raise InvalidRequest("to", "nothing", "one of offset, time_ms and start")
+        if to == "time_ms":
+            at = UnixMs(request.time_ms)
+            await self._host.ask(lambda done: groups.seek_time(found, at, done))
+            return
+        offset = queue.end if request.start == pb.LATEST else queue.begin
+        offset = QueueOffset(request.offset) if to == "offset" else offset
+        await self._host.ask(lambda done: groups.seek(found, offset, done))
 
     def _changed(
         self, settings: GroupSettings, topic: str, group: str, changes: pb.GroupSettings
@@ -121,6 +157,7 @@ class GroupDesk:
             "max_attempts": (0, ATTEMPTS_MAX),
             "backoff_ms_min": (0, DELAY_MS_MAX),
             "backoff_ms_max": (0, DELAY_MS_MAX),
+            "max_in_flight": (0, IN_FLIGHT_MAX),
         }
         values: dict[str, int | str] = {}
         for name, (low, high) in limits.items():
@@ -137,7 +174,10 @@ class GroupDesk:
             wire.check_name("dead_letter_topic", deadletters.topic_of(topic, group, to))
         if to == topic:
             raise InvalidRequest("dead_letter_topic", to, "must be another topic than the group's")
-        return GroupSettings(**values, dead_letter_topic=to)  # type: ignore[arg-type]
+        kind = changes.type if changes.HasField("type") else settings.type
+        if kind not in TYPES:
+            raise InvalidRequest("type", kind, f"must be one of {', '.join(TYPES)}")
+        return GroupSettings(**values, dead_letter_topic=to, type=kind)  # type: ignore[arg-type]
 
     async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
         """Send up to `messages` dead letters back where they came from; committed on return.
@@ -162,7 +202,11 @@ class GroupDesk:
             if not delivered.done():
                 delivered.set_result(delivery)
 
-        consumer = Consumer("redrive", group.settings.lease_ms, take)
+        def end(why: TimerError) -> None:
+            if not delivered.done():
+                delivered.set_exception(why)
+
+        consumer = Consumer("redrive", group.settings.lease_ms, take, end=end)
         leader.groups.join(group, consumer)
         try:
             leader.groups.credit(group, consumer, messages)
@@ -201,7 +245,7 @@ def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int)
     return pb.GroupStatus(
         name=group.name,
         group_id=group.group_id,
-        type="shared",
+        type=settings.type,
         cursor=group.cursor,
         unacked=group.unacked(queue_end),
         leased=leased,
@@ -213,5 +257,7 @@ def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int)
             dead_letter_topic=settings.dead_letter_topic,
             backoff_ms_min=settings.backoff_ms_min,
             backoff_ms_max=settings.backoff_ms_max,
+            type=settings.type,
+            max_in_flight=settings.max_in_flight,
         ),
     )

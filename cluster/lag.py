@@ -38,7 +38,7 @@ def of_group(leader: Leader, topic: Topic, group: Group, clock_ms: UnixMs) -> Gr
     if group.cursor >= queue.end:
         return GroupLag(topic, group, 0, 0)
     unacked_ms = max(0, clock_ms - queue.fired_at_ms(group.cursor))
-    waiting = leader.groups.waiting_from(group)
+    waiting = leader.groups.waiting_from(group, clock_ms)
     if waiting is None:
         return GroupLag(topic, group, 0, unacked_ms)
     return GroupLag(topic, group, max(0, clock_ms - queue.fired_at_ms(waiting)), unacked_ms)

@@ -34,6 +34,7 @@ _STORAGE: Final = Status(_C.INTERNAL, timer_pb2.STORAGE_FAILED)
 STATUSES: Final[dict[type[errors.TimerError], Status]] = {
     errors.InvalidRequest: Status(_C.INVALID_ARGUMENT, timer_pb2.INVALID_REQUEST),
     errors.NotFound: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
+    errors.GroupDeleted: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
     errors.AlreadyExists: Status(_C.ALREADY_EXISTS, timer_pb2.ALREADY_EXISTS),
     errors.NotLeader: Status(_C.FAILED_PRECONDITION, timer_pb2.NOT_LEADER),
     errors.NotReady: Status(_C.UNAVAILABLE, timer_pb2.NOT_READY),
@@ -46,6 +47,7 @@ STATUSES: Final[dict[type[errors.TimerError], Status]] = {
     errors.OutcomeForgotten: Status(_C.DATA_LOSS, timer_pb2.OUTCOME_FORGOTTEN),
     errors.UnknownProducer: Status(_C.UNAUTHENTICATED, timer_pb2.UNKNOWN_PRODUCER),
     errors.LeaseLost: Status(_C.FAILED_PRECONDITION, timer_pb2.LEASE_LOST),
+    errors.GroupHeld: Status(_C.FAILED_PRECONDITION, timer_pb2.GROUP_HELD),
     errors.ShuttingDown: Status(_C.UNAVAILABLE, timer_pb2.SHUTTING_DOWN),
     errors.StorageError: _STORAGE,
     errors.CorruptFile: _STORAGE,

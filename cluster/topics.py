@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from cluster import groups, lag, producers
+from cluster import groups, lag, producers, wire
 from cluster.config import NodeConfig
 from cluster.host import Host
 from cluster.lateness import BOUNDS_MS, Histogram, Lateness
@@ -85,9 +85,16 @@ class TopicView:
         return found
 
     def group(self, topic: str, group: str) -> pb.GroupStatus:
-        """Return a group, as this node has applied it."""
-        of = self._machine.topic_by_name[topic]
-        return self._group(of, of.groups[group], self._host.now().clock_ms)
+        """Return a group, as this node has applied it.
+
+        Raises:
+            NotFound: there is none, or no more.
+        """
+        of = self._machine.topic_by_name.get(wire.topic_name(topic))
+        found = of.groups.get(group) if of is not None else None
+        if of is None or found is None:
+            raise NotFound("group", group)
+        return self._group(of, found, self._host.now().clock_ms)
 
     def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
         """Return a page of producers, or one of them.

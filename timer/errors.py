@@ -3,6 +3,7 @@
 TimerError
 +-- InvalidRequest       the caller must change the request; names field, value and limit
 +-- NotFound             the topic, group or timer does not exist
+|   +-- GroupDeleted     the group was deleted with the request on its way, or its consumers there
 +-- AlreadyExists        it exists with other settings
 +-- NotLeader            go to `leader`
 +-- NotReady             this node can't serve yet (starting, no majority, no leader known)
@@ -15,6 +16,7 @@ TimerError
 +-- OutcomeForgotten     a producer's repeated sequence was applied, its answer is no longer kept
 +-- UnknownProducer      the producer id was never issued or has expired; register again
 +-- LeaseLost            the message is leased to somebody else, or acked
++-- GroupHeld            an exclusive group has a consumer; try again when that is gone
 +-- ShuttingDown         the node drains; another will lead
 +-- StorageError         this node's disk or files; the process stops
     +-- CorruptFile      bytes that were once durable no longer verify; refetch from a replica
@@ -57,6 +59,14 @@ class NotFound(TimerError):
         super().__init__(f"no such {kind}: {name!r}")
         self.kind = kind
         self.name = name
+
+
+class GroupDeleted(NotFound):
+    """The group was deleted; its messages are nobody's."""
+
+    def __init__(self, topic: str, group: str) -> None:
+        TimerError.__init__(self, f"group {group!r} of topic {topic!r} was deleted")
+        self.kind, self.name = "group", group
 
 
 class AlreadyExists(TimerError):
@@ -160,6 +170,17 @@ class UnknownProducer(TimerError):
 
 class LeaseLost(TimerError):
     """The message was redelivered or acked meanwhile; drop the work."""
+
+
+class GroupHeld(TimerError):
+    """Another consumer has the exclusive group."""
+
+    retryable = True
+
+    def __init__(self, topic: str, group: str, holder: str) -> None:
+        super().__init__(
+            f"group {group!r} of topic {topic!r} is exclusive, and consumer {holder!r} has it"
+        )
 
 
 class ShuttingDown(TimerError):

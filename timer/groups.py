@@ -8,7 +8,11 @@ Leases are the leader's memory (timer/leases.py); what outlives it is here: acks
 lease ended unacked (attempts), when what was nacked may come again, and how far the leader may
 hand out. A new epoch can't know what the old leader really handed out, so everything unacked below
 `reserved` counts as delivered once more; not as failed once more: what was perhaps never delivered
-must not become a dead letter by it.
+must not become a dead letter by it. So does what was recalled in an ordered group, because one
+before it came back.
+
+A seek begins a group's life anew elsewhere in the queue, under a new id: what is on its way to the
+old id finds nobody.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +24,7 @@ import numpy.typing as npt
 from timer.columns import I64, U32, U64
 from timer.payloads import GroupSettings
 from timer.timer_id import mix
-from timer.units import GroupId, QueueOffset, TopicId
+from timer.units import Epoch, GroupId, QueueOffset, TopicId
 
 _MASK: Final = (1 << 64) - 1
 _ENDED_SALT: Final = np.uint64(0xE4DED)
@@ -51,12 +55,19 @@ class Group:
     cursor: QueueOffset
     reserved: QueueOffset
     """The leader may hand out offsets below this one."""
+    since: Epoch = Epoch(0)
+    """Of the last seek, or of the last group of this topic that was deleted before: what was handed
+    out then, or before, may be of another life."""
+    deleted: bool = False
+    """It is no more in the state."""
     marks: list[int] = field(default_factory=list)
     """One per later epoch that found messages handed out: those below were perhaps delivered."""
     ack_sum: int = 0
     """Sum of hashes of the acked offsets, modulo 2 ** 64: order-free, for the digest."""
     ended_sum: int = 0
     """The same for the leases that ended unacked."""
+    recalled_sum: int = 0
+    """And for those that were recalled."""
     acked_count: int = 0
     later_sum: int = 0
     """Sum of hashes of (offset, time) of what `later` holds, modulo 2 ** 64."""
@@ -69,6 +80,8 @@ class Group:
 
     As long as `acked`, or empty where nothing is nacked.
     """
+    recalled: npt.NDArray[np.uint16] = field(default_factory=_empty_u16)
+    """As long as `acked`, or empty where nothing was recalled."""
 
     def ack(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Mark `offsets` as done; return which were not yet (n, bool). Unknown ones: False.
@@ -118,6 +131,34 @@ class Group:
         _first_only(live, np.where(live, offsets.astype(np.int64) - self.base, 0))
         self._delay(self._failed(offsets[live]), not_before_ms[live])
         return live
+
+    def recall(self, offsets: U64) -> None:
+        """Count unacked offsets, all different, as delivered once more, not as failed."""
+        live = offsets[(offsets < self.reserved) & ~self.is_acked(offsets)]
+        if not len(live):
+            return
+        self._grow(int(live.max()) + 1)
+        if not len(self.recalled):
+            self.recalled = np.zeros(len(self.acked), np.uint16)
+        index = live.astype(np.int64) - self.base
+        self.recalled[index] += self.recalled[index] < _ENDED_MAX
+        self.recalled_sum = (self.recalled_sum + _sum(mix(live))) & _MASK
+
+    def restart(
+        self, group_id: GroupId, offset: QueueOffset, queue_end: QueueOffset, epoch: Epoch
+    ) -> None:
+        """Forget acks, failures and delays; go on from `offset` under a new id.
+
+        What may have been handed out before counts as delivered once.
+        """
+        mark = min(self.reserved, queue_end)
+        self.group_id, self.since = group_id, epoch
+        self.cursor, self.base = offset, int(offset)
+        self.reserved = max(self.reserved, offset)
+        self.marks = [mark] if mark > offset else []
+        self.ack_sum = self.ended_sum = self.recalled_sum = self.later_sum = self.acked_count = 0
+        self.acked, self.later = _empty_bool(), _empty_i64()
+        self.ended, self.recalled = _empty_u16(), _empty_u16()
 
     def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
         """Count one more attempt for each of these, all different; return where they lie."""
@@ -180,11 +221,12 @@ class Group:
         index = offsets.astype(np.int64) - self.base
         inside = (index >= 0) & (index < len(self.ended))
         count[inside] += self.ended[index[inside]]
+        count += _look(self.recalled, index).astype(np.uint32)
         for mark in self.marks:
             count += offsets < mark
         return count
 
-    def first_unacked(self, offset: int) -> int:
+    def unacked_from(self, offset: int) -> int:
         """Return the first offset from this one on, at or above the cursor, that is not acked."""
         rest = self.acked[max(0, offset - self.base) :]
         return offset + (len(rest) if rest.all() else int(np.argmin(rest)))
@@ -193,6 +235,14 @@ class Group:
         """Return how many fired messages are not acked."""
         above = int(np.count_nonzero(self.acked[self.cursor - self.base :]))
         return queue_end - self.cursor - above
+
+    def first_unacked(self, end: int, count: int) -> U64:
+        """Return the first `count` offsets below `end` that are not acked, ascending."""
+        known = self.acked[self.cursor - self.base : max(0, end - self.base)]
+        low = np.flatnonzero(~known)[:count] + self.cursor
+        start = self.cursor + len(known)
+        high = np.arange(start, min(end, start + count - len(low)))
+        return np.concatenate([low, high]).astype(np.uint64)
 
     def _grow(self, end: int) -> None:
         """Make the arrays cover offsets below `end`."""
@@ -208,6 +258,10 @@ class Group:
                 later = np.zeros(capacity, np.int64)
                 later[: len(self.later) - skip] = self.later[skip:]
                 self.later = later if self.later_sum else _empty_i64()
+            if len(self.recalled):
+                recalled = np.zeros(capacity, np.uint16)
+                recalled[: len(self.recalled) - skip] = self.recalled[skip:]
+                self.recalled = recalled if recalled.any() else _empty_u16()
             self.acked, self.ended, self.base = acked, ended, self.cursor
 
     def _advance(self) -> None:

@@ -1,4 +1,6 @@
-"""Leases of one group of type `shared`: the leader's memory, a pure core.
+"""Leases of one group: the leader's memory, a pure core. Here is type `shared`.
+
+The types that keep an order are in timer/ordered.py.
 
 What the log holds of a group (timer/groups.py) is which messages are acked, how often a lease
 ended, and how far the leader may hand out. Who holds what until when is here, and ends with the
@@ -20,8 +22,9 @@ applied.
 """
 
 import heapq
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,7 +32,9 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.columns import I64, U64
+from timer.errors import TimerError
 from timer.groups import Group
+from timer.marks import Marks
 from timer.payloads import GroupOp, Op
 from timer.queues import Queue
 from timer.units import Epoch, LeaseId, MonoMs, QueueOffset, UnixMs
@@ -71,9 +76,13 @@ class Consumer:
     """Where the shell puts its deliveries."""
     credit: int = 0
     """Messages that it still takes."""
+    end: Callable[[TimerError], None] = lambda _: None
+    """Called when its group is deleted."""
     paused: bool = False
     """Its stream is full: it gets nothing until that has drained."""
     leases: set[LeaseId] = field(default_factory=set)
+    number: int = 0
+    """In the order of joining, from 1."""
 
 
 @dataclass(slots=True)
@@ -96,16 +105,21 @@ class Leases:
     epoch: Epoch
     consumers: deque[Consumer] = field(default_factory=deque)
     """In the order in which they are served next."""
+    lease_ids: Iterator[int] = field(default_factory=itertools.count)
+    """Of all groups of the epoch."""
+    in_flight: int = 0
+    """Messages that are leased now."""
     _held: dict[LeaseId, Lease] = field(default_factory=dict)
     _deadlines: list[tuple[MonoMs, LeaseId]] = field(default_factory=list)
-    _next_lease: int = 1
     _fresh: int = 0
     """First offset never handed out in this epoch."""
     _back: deque[U64] = field(default_factory=deque)
     """Offsets to be handed out again, each array ascending."""
-    _marks: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1024, np.uint64))
-    _base: int = 0
+    _marks: Marks = field(init=False)
+    _born: int = field(init=False)
+    """Leases with greater ids are of this life of the group."""
     _reserving: bool = False
+    _joined: int = 0
     _waiting: list[tuple[UnixMs, int, I64, U64]] = field(default_factory=list)
     """A heap of arrays: (first time, first offset, times ascending, their offsets)."""
     _merge_at: int = WAITING_MIN
@@ -116,7 +130,9 @@ class Leases:
 
     def __post_init__(self) -> None:
         """Start at the group's cursor: what the old leader handed out comes again, marked."""
-        self._fresh = self._base = int(self.group.cursor)
+        self._fresh = int(self.group.cursor)
+        self._marks = Marks(self._fresh)
+        self._born = next(self.lease_ids)
 
     # ---- handing out
 
@@ -139,8 +155,8 @@ class Leases:
         None: no consumer has credit, no message is free, or those that are were sent for.
         """
         self.unfinished = False
-        consumer = self._next_consumer()
-        if consumer is None:
+        consumer, limit = self._next_consumer(), self._room(limit)
+        if consumer is None or limit <= 0:
             return None
         self._release(clock_ms)
         offsets = self._take(clock_ms, queue.end, min(limit, consumer.credit))
@@ -157,14 +173,22 @@ class Leases:
             self._back.appendleft(offsets[fitting:])
             offsets = offsets[:fitting]
         self.consumers.rotate(-1)
+        return self._lease(consumer, offsets, now_ms)
+
+    def _room(self, limit: int) -> int:
+        """Return how many of `limit` messages the group may have in flight beside those it has."""
+        most = self.group.settings.max_in_flight
+        return min(limit, most - self.in_flight) if most else limit
+
+    def _lease(self, consumer: Consumer, offsets: U64, now_ms: MonoMs) -> Lease:
         deadline_ms = MonoMs(now_ms + consumer.lease_ms)
-        lease = Lease(LeaseId(self._next_lease), consumer, offsets, deadline_ms, len(offsets))
-        self._next_lease += 1
+        lease = Lease(LeaseId(next(self.lease_ids)), consumer, offsets, deadline_ms, len(offsets))
         self._held[lease.lease_id] = lease
-        self._mark(offsets, np.uint64(lease.lease_id))
+        self._marks.set(offsets, np.uint64(lease.lease_id))
         self._watch(lease)
         consumer.leases.add(lease.lease_id)
         consumer.credit -= len(offsets)
+        self.in_flight += len(offsets)
         return lease
 
     def _watch(self, lease: Lease) -> None:
@@ -207,7 +231,7 @@ class Leases:
     def _free(self, clock_ms: UnixMs, offsets: U64) -> U64:
         """Return which of these may be handed out; put off or bury those that may not."""
         group = self.group
-        free: U64 = offsets[~group.is_acked(offsets) & (self._marks_of(offsets) == FREE)]
+        free: U64 = offsets[~group.is_acked(offsets) & (self._marks.of(offsets) == FREE)]
         if group.settings.max_attempts:
             free = self._bury(free)
         if len(group.later):
@@ -221,13 +245,13 @@ class Leases:
         """Let those that failed too often die; return the others."""
         dead = self.group.exhausted(offsets)
         if dead.any():
-            self._mark(offsets[dead], DYING)
+            self._marks.set(offsets[dead], DYING)
             self._dead.append(offsets[dead])
         return offsets[~dead]
 
     def _put_off(self, offsets: U64, times: I64) -> None:
         if len(offsets):
-            self._mark(offsets, WAITING)
+            self._marks.set(offsets, WAITING)
             order = np.argsort(times, kind="stable")
             self._wait(times[order], offsets[order])
 
@@ -257,8 +281,8 @@ class Leases:
             if due < len(times):
                 self._wait(times[due:], offsets[due:])
             ready = np.sort(offsets[:due])
-            ready = ready[self._marks_of(ready) == WAITING]
-            self._mark(ready, FREE)
+            ready = ready[self._marks.of(ready) == WAITING]
+            self._marks.set(ready, FREE)
             self._back.append(ready)
 
     def returns_at_ms(self) -> UnixMs | None:
@@ -274,7 +298,7 @@ class Leases:
         """Return messages for a MOVE, about a megabyte that is at hand; none if none are."""
         while self._dead:
             offsets = self._dead.popleft()
-            still = ~self.group.is_acked(offsets) & (self._marks_of(offsets) == DYING)
+            still = ~self.group.is_acked(offsets) & (self._marks.of(offsets) == DYING)
             offsets = offsets[still]
             if not len(offsets):
                 continue
@@ -287,17 +311,18 @@ class Leases:
             return taken
         return np.zeros(0, np.uint64)
 
-    def waiting_from(self, queue_end: QueueOffset) -> int | None:
+    def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
         """Return the first offset that waits for a consumer, and for nothing else; None: none.
 
         What was put off, or is about to be a dead letter, does not.
         """
-        fresh = self.group.first_unacked(max(self._fresh, int(self.group.cursor)))
+        del clock_ms
+        fresh = self.group.unacked_from(max(self._fresh, int(self.group.cursor)))
         found = [fresh] if fresh < queue_end else []
         for offsets in self._back:
             for start in range(0, len(offsets), LOOK_ROWS):
                 some = offsets[start : start + LOOK_ROWS]
-                free = some[~self.group.is_acked(some) & (self._marks_of(some) == FREE)]
+                free = some[~self.group.is_acked(some) & (self._marks.of(some) == FREE)]
                 if len(free):
                     found.append(int(free[0]))
                     break
@@ -312,13 +337,14 @@ class Leases:
         out in. What is accepted is not handed out again; the caller proposes an ACK op for it.
         Of a repeated offset the first one counts.
         """
-        marks = self._marks_of(offsets)
+        marks = self._marks.of(offsets)
         held = (marks == np.uint64(lease_id)) & (epoch == self.epoch)
-        result = self._judge(offsets, held | (marks == FREE) | (marks >= DYING))
+        ours = held | (marks == FREE) | (marks >= DYING)
+        result = self._judge(epoch, lease_id, offsets, ours)
         result[(result == ACCEPT) & _repeated(offsets)] = ALREADY_ACKED
         accepted = result == ACCEPT
         self._settle(lease_id, int(np.count_nonzero(accepted & held)))
-        self._mark(offsets[accepted], ACKING)
+        self._marks.set(offsets[accepted], ACKING)
         return result
 
     def nack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
@@ -326,11 +352,13 @@ class Leases:
 
         What is accepted is nobody's until its NACK op, which the caller proposes, is applied.
         """
-        result = self._judge(offsets, self._held_of(epoch, lease_id, offsets))
+        held = self._held_of(epoch, lease_id, offsets)
+        result = self._judge(epoch, lease_id, offsets, held)
         result[(result == ACCEPT) & _repeated(offsets)] = LEASE_LOST  # the first one ended it
         accepted = offsets[result == ACCEPT]
         self._settle(lease_id, len(accepted))
-        self._mark(accepted, ENDING)
+        self._marks.set(accepted, ENDING)
+        self._returned(accepted)
         return result
 
     def extend(
@@ -341,7 +369,8 @@ class Leases:
         If any is accepted, all that is left of the lease ends `lease_ms` from now, never earlier
         than it would have.
         """
-        result = self._judge(offsets, self._held_of(epoch, lease_id, offsets))
+        held = self._held_of(epoch, lease_id, offsets)
+        result = self._judge(epoch, lease_id, offsets, held)
         if (result == ACCEPT).any():
             lease = self._held[lease_id]
             lease.deadline_ms = MonoMs(max(lease.deadline_ms, now_ms + lease_ms))
@@ -351,17 +380,26 @@ class Leases:
     def _held_of(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.bool_]:
         held = np.zeros(len(offsets), np.bool_)
         if epoch == self.epoch and lease_id in self._held:
-            held = self._marks_of(offsets) == np.uint64(lease_id)
+            held = self._marks.of(offsets) == np.uint64(lease_id)
         return held
 
-    def _judge(self, offsets: U64, ours: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    def _judge(
+        self, epoch: Epoch, lease_id: LeaseId, offsets: U64, ours: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.uint8]:
         """Return a verdict per offset (n, uint8): ACCEPT where `ours`, if nothing is wrong."""
         result = np.full(len(offsets), LEASE_LOST, np.uint8)
         result[ours] = ACCEPT
         delivered_below = max(self._fresh, *self.group.marks, 0)  # by this leader, by older ones
         result[offsets >= np.uint64(delivered_below)] = NOT_DELIVERED
         result[self.group.is_acked(offsets)] = ALREADY_ACKED
+        if self._of_another_life(epoch, lease_id):
+            result[:] = LEASE_LOST
         return result
+
+    def _of_another_life(self, epoch: Epoch, lease_id: LeaseId) -> bool:
+        """Whether a lease may be from before a seek, or of a deleted group of the same name."""
+        mine = epoch == self.epoch and lease_id > self._born
+        return epoch <= self.group.since and not mine
 
     def _settle(self, lease_id: LeaseId, acked: int) -> None:
         """Count what was acked of a lease; it is over when nothing is left."""
@@ -369,6 +407,7 @@ class Leases:
         if lease is None:
             return
         lease.left -= acked
+        self.in_flight -= acked
         if lease.left <= 0:
             del self._held[lease_id]
             lease.consumer.leases.discard(lease_id)
@@ -385,6 +424,8 @@ class Leases:
 
     def join(self, consumer: Consumer) -> None:
         """Serve one more consumer."""
+        self._joined += 1
+        consumer.number = self._joined
         self.consumers.append(consumer)
 
     def leave(self, consumer: Consumer) -> GroupOp | None:
@@ -401,41 +442,46 @@ class Leases:
         if lease is None:
             return np.zeros(0, np.uint64)
         lease.consumer.leases.discard(lease_id)
-        offsets: U64 = lease.offsets[self._marks_of(lease.offsets) == np.uint64(lease_id)]
-        self._mark(offsets, ENDING)  # nobody's until ENDED is applied
+        offsets: U64 = lease.offsets[self._marks.of(lease.offsets) == np.uint64(lease_id)]
+        self._marks.set(offsets, ENDING)  # nobody's until ENDED is applied
+        self.in_flight -= len(offsets)
         return offsets
 
     def _ended(self, ended: list[U64]) -> GroupOp | None:
         offsets = np.sort(np.concatenate(ended)) if ended else np.zeros(0, np.uint64)
         if not len(offsets):
             return None
+        self._returned(offsets)
         return GroupOp(Op.ENDED, self.group.topic, self.group.group_id, offsets)
+
+    def _returned(self, offsets: U64) -> None:
+        """These were leased, and are ENDING now."""
+
+    def recall(self) -> GroupOp | None:
+        """Return the RECALL op to propose, if any: of what had to come back with what came back."""
+        return None
 
     def applied(self, op: GroupOp) -> None:
         """One of this group's ops was applied to `group`."""
         match op.op:
             case Op.RESERVE:
                 self._reserving = False
-            case Op.ENDED:
+            case Op.ENDED | Op.NACK | Op.RECALL:
                 # What was acked meanwhile stays ACKING.
-                offsets = op.offsets[self._marks_of(op.offsets) == ENDING]
-                self._mark(offsets, FREE)
-                self._back.append(self._bury(offsets))
-            case Op.NACK:
-                offsets = op.offsets[self._marks_of(op.offsets) == ENDING]
-                offsets = self._bury(offsets[np.argsort(offsets)])
-                self._put_off(offsets, self.group.not_before(offsets))
+                offsets = np.sort(op.offsets[self._marks.of(op.offsets) == ENDING])
+                self._marks.set(offsets, FREE)
+                self._again(self._bury(offsets))
             case _:  # ACK, MOVE
                 self._forget_done()
 
+    def _again(self, offsets: U64) -> None:
+        """What came back is nobody's: hand it out again, each at its time."""
+        times = self.group.not_before(offsets)
+        self._put_off(offsets[times > 0], times[times > 0])
+        self._back.append(offsets[times == 0])
+
     def _forget_done(self) -> None:
-        """Drop marks below the cursor once they are the greater half."""
-        skip = int(self.group.cursor) - self._base
-        if skip > len(self._marks) // 2:
-            self._marks = np.concatenate(
-                [self._marks[skip:], np.zeros(min(skip, len(self._marks)), np.uint64)]
-            )
-            self._base += skip
+        self._marks.forget_below(int(self.group.cursor))
 
     def wake_at_ms(self) -> MonoMs | None:
         """When `expire` must be called next; None: nothing is leased."""
@@ -446,31 +492,6 @@ class Leases:
                 break
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
-
-    def leased(self) -> int:
-        """Return how many messages are leased now."""
-        return sum(lease.left for lease in self._held.values())
-
-    # ---- marks
-
-    def _marks_of(self, offsets: U64) -> npt.NDArray[np.uint64]:
-        index = offsets.astype(np.int64) - self._base
-        inside = (index >= 0) & (index < len(self._marks))
-        if inside.all():
-            return self._marks[index]
-        return np.where(inside, self._marks[np.where(inside, index, 0)], FREE)
-
-    def _mark(self, offsets: U64, mark: np.uint64) -> None:
-        index = offsets.astype(np.int64) - self._base
-        index = index[index >= 0]
-        if not len(index):
-            return
-        size = int(index.max()) + 1
-        if size > len(self._marks):
-            grown = np.zeros(2 * size, np.uint64)
-            grown[: len(self._marks)] = self._marks
-            self._marks = grown
-        self._marks[index] = mark
 
 
 def _repeated(offsets: U64) -> npt.NDArray[np.bool_]:

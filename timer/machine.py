@@ -115,10 +115,17 @@ class Topic:
     counts: Counts = field(default_factory=Counts)
     pending_sum: int = 0
     """Sum of hashes of (due, seq, payload size) of the pending rows, modulo 2 ** 64."""
+    deleted_in: Epoch = Epoch(0)
+    """When a group was deleted last."""
 
     def add(self, group: Group) -> None:
         """Let it have one more group."""
         self.groups[group.name] = self.group_by_id[group.group_id] = group
+
+    def remove(self, group: Group) -> None:
+        """Let it have one group less."""
+        del self.groups[group.name], self.group_by_id[group.group_id]
+        group.deleted = True
 
     def trim(self) -> None:
         """Let go of what every group has acked. Without groups retention decides."""
@@ -202,7 +209,32 @@ class MoveApplied:
     """The group that the topic was given."""
 
 
-GroupResult: TypeAlias = Group | AcksApplied | MoveApplied | GroupOp
+@dataclass(frozen=True, slots=True)
+class SeekApplied:
+    """A SEEK op, with the id that the group had before; the group is where it was asked to."""
+
+    op: GroupOp
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteApplied:
+    """A DELETE op, and the group that is no more."""
+
+    op: GroupOp
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyApplied:
+    """An op of a group that was deleted or sought before: nothing was done."""
+
+    op: GroupOp | AlterGroup
+
+
+GroupResult: TypeAlias = (
+    Group | AcksApplied | MoveApplied | SeekApplied | DeleteApplied | NobodyApplied | GroupOp
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,12 +559,14 @@ class Machine:
     def _group_op(self, op: payloads.AnyOp) -> GroupResult:
         if isinstance(op, CreateGroup):
             return self._create_group(op)
-        group = self.group(op.topic, op.group)
+        group = self.topics[op.topic].group_by_id.get(op.group)
+        if isinstance(op, Move):
+            return self._move(op, group)
+        if group is None:
+            return NobodyApplied(op)
         if isinstance(op, AlterGroup):
             group.settings = op.of(group.settings)
             return group
-        if isinstance(op, Move):
-            return self._move(op, group)
         if isinstance(op, Nack):
             return AcksApplied(op, group.nack(op.offsets, op.not_before_ms))
         match op.op:
@@ -542,17 +576,42 @@ class Machine:
                 return AcksApplied(op, new)
             case Op.ENDED:
                 group.end_leases(op.offsets)
+            case Op.RECALL:
+                group.recall(op.offsets)
             case Op.RESERVE:
                 group.reserve(QueueOffset(int(op.offsets[0])))
+            case Op.SEEK:
+                return self._seek(op, group)
+            case Op.DELETE:
+                return self._delete(op, group)
             case _:
                 raise AssertionError(op)
         return op
 
-    def _move(self, op: Move, group: Group) -> MoveApplied:
+    def _seek(self, op: GroupOp, group: Group) -> SeekApplied:
+        """Let a group go on from an offset, or from the nearest one that is kept."""
+        topic = self.topics[op.topic]
+        queue = topic.queue
+        offset = QueueOffset(min(max(int(op.offsets[0]), queue.begin), queue.end))
+        del topic.group_by_id[group.group_id]
+        group.restart(self.next_group_id, offset, queue.end, self.applied_epoch)
+        topic.group_by_id[group.group_id] = group
+        self.next_group_id = GroupId(self.next_group_id + 1)
+        topic.trim()
+        return SeekApplied(op, group)
+
+    def _delete(self, op: GroupOp, group: Group) -> DeleteApplied:
+        topic = self.topics[op.topic]
+        topic.remove(group)
+        topic.deleted_in = self.applied_epoch
+        topic.trim()
+        return DeleteApplied(op, group)
+
+    def _move(self, op: Move, group: Group | None) -> MoveApplied:
         """Let unacked messages leave a group for another topic, where they fire at once."""
         rows = decode_schedule(memoryview(op.rows)).rows
         assert int(rows["due_ms"].max()) <= self.last_read_time_ms, (op, self.last_read_time_ms)
-        new = group.ack(op.offsets)
+        new = np.zeros(len(rows), np.bool_) if group is None else group.ack(op.offsets)
         to, made = self._topic_of(op.to), None
         if op.to_group and op.to_group not in to.groups:
             create = CreateGroup(to.topic_id, op.to_group, Start.EARLIEST, MOVED_GROUP)
@@ -583,6 +642,7 @@ class Machine:
                 cursor=cursor,
                 reserved=cursor,
                 base=cursor,
+                since=topic.deleted_in,
             )
             topic.add(group)
             self.next_group_id = GroupId(self.next_group_id + 1)
@@ -641,11 +701,13 @@ class Machine:
         for topic_id, topic in sorted(self.topics.items()):
             queue, counts = topic.queue, topic.counts
             put(topic_id, topic.pending_sum, queue.begin, queue.end, queue.chain)
+            put(topic.deleted_in)
             put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
             digest.update(topic.name.encode())
             for group in topic.groups.values():
                 put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
                 put(group.acked_count, group.later_sum, len(group.marks), *group.marks)
+                put(group.since, group.recalled_sum)
                 digest.update(repr(astuple(group.settings)).encode())
         digest.update(self.policies.packed)
         put(self.cancels.sum, len(self.fire_marks), *self.voters)

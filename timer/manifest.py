@@ -265,6 +265,7 @@ def _topic_state(topic: Topic) -> State:
         "name": topic.name,
         "counts": _counts_state(topic.counts),
         "pending_sum": topic.pending_sum,
+        "deleted_in": topic.deleted_in,
         "begin": queue.begin,
         "end": queue.end,
         "chain": queue.chain,
@@ -285,6 +286,7 @@ def _topic(fields: State, pages: Pages) -> Topic:
     counts = Counts(*fields["counts"])
     topic = Topic(TopicId(fields["id"]), fields["name"], queue, counts=counts)
     topic.pending_sum = fields["pending_sum"]
+    topic.deleted_in = Epoch(fields["deleted_in"])
     blocks = [
         Block(QueueOffset(first), QueueOffset(end), None, SpillRef(*ref), fired_at_ms)
         for *ref, first, end, fired_at_ms in fields["blocks"]
@@ -310,11 +312,13 @@ def _group_state(group: Group) -> State:
         "settings": asdict(group.settings),
         "cursor": group.cursor,
         "reserved": group.reserved,
+        "since": group.since,
         "marks": list(group.marks),
-        "sums": [group.ack_sum, group.ended_sum, group.acked_count],
+        "sums": [group.ack_sum, group.ended_sum, group.acked_count, group.recalled_sum],
         "acked": group.acked[skip:].copy(),
         "ended": group.ended[skip:].copy(),
         "later": group.later[skip:].copy(),
+        "recalled": group.recalled[skip:].copy(),
     }
 
 
@@ -333,11 +337,12 @@ def _pack(value: object) -> object:
 
 
 def _group(fields: State) -> Group:
-    ack_sum, ended_sum, acked_count = fields["sums"]
+    ack_sum, ended_sum, acked_count, recalled_sum = fields["sums"]
     acked = np.frombuffer(zlib.decompress(fields["acked"]), np.bool_)
     ended = np.frombuffer(zlib.decompress(fields["ended"]), np.uint16)
     later = np.frombuffer(zlib.decompress(fields["later"]), np.int64)
-    size = max(len(acked), len(ended), len(later))
+    recalled = np.frombuffer(zlib.decompress(fields["recalled"]), np.uint16)
+    size = max(len(acked), len(ended), len(later), len(recalled))
     group = Group(
         group_id=GroupId(fields["id"]),
         topic=TopicId(fields["topic"]),
@@ -345,14 +350,17 @@ def _group(fields: State) -> Group:
         settings=GroupSettings(**fields["settings"]),
         cursor=QueueOffset(fields["cursor"]),
         reserved=QueueOffset(fields["reserved"]),
+        since=Epoch(fields["since"]),
         marks=list(fields["marks"]),
         ack_sum=ack_sum,
         ended_sum=ended_sum,
         acked_count=acked_count,
+        recalled_sum=recalled_sum,
         base=fields["cursor"],
         acked=np.pad(acked, (0, size - len(acked))),
         ended=np.pad(ended, (0, size - len(ended))),
         later=np.pad(later, (0, size - len(later))) if len(later) else later,
+        recalled=np.pad(recalled, (0, size - len(recalled))) if len(recalled) else recalled,
     )
     group.later_sum = group.later_hashes(slice(None))
     return group

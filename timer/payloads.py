@@ -11,7 +11,11 @@ group) is a msgpack map with exactly the keys of its dataclass.
                   CREATE    n bytes of msgpack {name, start, settings}, padded to 8 with zeros
                   ACK       n x u64 queue offsets: done, never delivered again
                   ENDED     n x u64 queue offsets: their lease ended unacked; attempts rise
+                  RECALL    n x u64 queue offsets: taken back, as one before them failed; they count
+                            as delivered once more, not as failed
                   RESERVE   1 x u64: the leader may hand out offsets below this one
+                  SEEK      1 x u64: the group goes on from this offset, with a new id
+                  DELETE    n = 0: the group is gone
                   NACK      n x u64 queue offsets, n x i64 time before which they don't come again
                   ALTER     n bytes of msgpack, the settings that change, padded to 8
                   MOVE      n bytes of msgpack {to, to_group, offsets, rows}, padded to 8: what is
@@ -49,7 +53,7 @@ _OP: Final = struct.Struct("<B3xIII")
 APPLY_VERSION: Final = 5
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
 unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
-ALTER, MOVE."""
+ALTER, MOVE, RECALL, SEEK, DELETE."""
 FIRE_ROWS_MAX: Final = 65_536
 FIRE_BYTES_MAX: Final = 16 << 20
 
@@ -223,6 +227,9 @@ class Op(enum.IntEnum):
     NACK = 5
     ALTER = 6
     MOVE = 7
+    RECALL = 8
+    SEEK = 9
+    DELETE = 10
 
 
 class Start(enum.StrEnum):
@@ -230,6 +237,13 @@ class Start(enum.StrEnum):
 
     EARLIEST = "earliest"
     LATEST = "latest"
+
+
+SHARED: Final = "shared"
+KEY_SHARED: Final = "key_shared"
+EXCLUSIVE: Final = "exclusive"
+FAILOVER: Final = "failover"
+TYPES: Final = (SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +260,10 @@ class GroupSettings:
     """A nack without a delay waits this long the first time, twice as long each time after, …"""
     backoff_ms_max: int = 0
     """… but never longer than this."""
+    type: str = SHARED
+    """One of TYPES, for as long as the group lives."""
+    max_in_flight: int = 0
+    """Messages that all consumers together hold at most. 0: as many as they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +296,7 @@ MOVED_GROUP: Final = GroupSettings(lease_ms=30_000)
 
 @dataclass(frozen=True, slots=True)
 class GroupOp:
-    """ACK, ENDED or RESERVE: `offsets` is (n, uint64)."""
+    """ACK, ENDED, RECALL, RESERVE, SEEK or DELETE: `offsets` is (n, uint64)."""
 
     op: Op
     topic: TopicId
@@ -307,8 +325,10 @@ class Move(GroupOp):
 
 AnyOp: TypeAlias = CreateGroup | AlterGroup | GroupOp
 _SETTINGS: Final[Mapping[str, type]] = {
-    each.name: str if each.name == "dead_letter_topic" else int for each in fields(GroupSettings)
+    each.name: str if each.name in ("dead_letter_topic", "type") else int
+    for each in fields(GroupSettings)
 }
+_ALTERABLE: Final = _SETTINGS.keys() - {"type"}
 
 
 def encode_group(ops: Sequence[AnyOp]) -> list[bytes]:
@@ -343,8 +363,13 @@ def _map(op: Op, topic: int, group: int, fields: Mapping[str, Any]) -> list[byte
     return [_OP.pack(op, topic, group, len(body)), body, bytes(-len(body) % 8)]
 
 
-_COLUMNS: Final = {Op.ACK: 8, Op.ENDED: 8, Op.RESERVE: 8, Op.NACK: 16}
+_COLUMNS: Final = {
+    **dict.fromkeys((Op.ACK, Op.ENDED, Op.RECALL, Op.RESERVE, Op.SEEK, Op.DELETE), 8),
+    Op.NACK: 16,
+}
 """Bytes of one offset, in the ops that are not maps."""
+_COUNTS: Final = {Op.RESERVE: 1, Op.SEEK: 1, Op.DELETE: 0}
+"""How many offsets, in the ops that have a fixed number."""
 
 
 def decode_group(payload: memoryview) -> Iterator[AnyOp]:
@@ -361,7 +386,7 @@ def decode_group(payload: memoryview) -> Iterator[AnyOp]:
         position += _OP.size
         op = Op(code)
         end = position + (_COLUMNS[op] * n if op in _COLUMNS else n + -n % 8)
-        if end > len(payload) or (op is Op.RESERVE and n != 1):
+        if end > len(payload) or n != _COUNTS.get(op, n):
             raise ValueError(f"GROUP of {len(payload)} bytes: {op.name} of {n} up to byte {end}")
         if op in _COLUMNS:
             offsets = np.frombuffer(payload, "<u8", n, position)
@@ -380,12 +405,14 @@ def _create_group(topic: TopicId, group: GroupId, body: memoryview) -> CreateGro
     del group
     read = _unpack(body, {"name": str, "start": str, "settings": dict})
     settings = GroupSettings(**_typed(read["settings"], _SETTINGS))
+    if settings.type not in TYPES:
+        raise ValueError(f"a group of type {settings.type!r}")
     return CreateGroup(topic, read["name"], Start(read["start"]), settings)
 
 
 def _alter_group(topic: TopicId, group: GroupId, body: memoryview) -> AlterGroup:
     changes = msgpack.unpackb(body)
-    names = changes.keys() & _SETTINGS if isinstance(changes, dict) else ()
+    names = changes.keys() & _ALTERABLE if isinstance(changes, dict) else ()
     return AlterGroup(topic, group, _typed(changes, {name: _SETTINGS[name] for name in names}))
 
 

@@ -17,7 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from timer.columns import U64, Buffers, RowArray, compact, row_bytes
+from timer.columns import U64, Buffers, RowArray, compact, gather, row_bytes
+from timer.keys import hash_keys
 from timer.pages import Block, Page, Pages, SpillRef, constant_ms
 from timer.timer_id import mix
 from timer.units import QueueOffset, UnixMs
@@ -157,6 +158,49 @@ class Queue:
         """
         sizes = np.concatenate([row_bytes(page.rows[at]) for page, at in self.slices(offsets)])
         return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+
+    def key_hashes(self, offsets: U64) -> U64:
+        """Return a hash of each message's key (n, uint64), never 0; one of its own without a key.
+
+        `offsets` ascend, and all are at hand.
+        """
+        hashes = [np.zeros(0, np.uint64)]
+        for page, at in self.slices(offsets):
+            rows = page.rows[at.astype(np.int64)]
+            if rows["key_size"].any():
+                keys = gather(rows, page.bufs, "key")
+                found = hash_keys(rows["topic"].astype(np.uint32), keys)
+            else:
+                found = np.zeros(len(rows), np.uint64)
+            alone = rows["key_size"] == 0
+            found[alone] = mix(rows["seq"][alone])
+            hashes.append(np.maximum(found, np.uint64(1)))
+        return np.concatenate(hashes)
+
+    def fired_from(self, time_ms: UnixMs) -> QueueOffset | None:
+        """Return the offset of the first message that fired at or after a time, or `end`.
+
+        None: a page has to be read first, which is wanted now.
+        """
+        low, high = 0, len(self.blocks)
+        while low < high:
+            number = (low + high) // 2
+            page = self.blocks[number].page
+            if page is None:
+                self.pages.want(self.blocks[number])
+                return None
+            if page.fired_at_ms[-1] < time_ms:
+                low = number + 1
+            else:
+                high = number
+        if low == len(self.blocks):
+            return self.end
+        block = self.blocks[low]
+        if block.page is None:
+            self.pages.want(block)
+            return None
+        at = int(np.searchsorted(block.page.fired_at_ms, time_ms))
+        return max(self.begin, QueueOffset(block.first + at))
 
     def drop_below(self, offset: QueueOffset) -> None:
         """Forget what lies before `offset`; whole blocks leave memory."""

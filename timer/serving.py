@@ -5,12 +5,14 @@
               --extend--------> leases (timer/leases.py), at once
     deadlines --expire--------> ENDED ops
     failed too often ---------> MOVE ops (timer/deadletters.py)
+    seek, delete -------------> SEEK, DELETE ops --applied--> leases begin anew, or are gone
 
 A pure core, as the leader is (timer/leader.py) that owns it. What a group's state is stands in the
 log; what is gathered here are the ops that move it.
 """
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,20 +24,44 @@ import numpy.typing as npt
 from timer import deadletters, payloads
 from timer.columns import I64, U64
 from timer.entry import Kind
-from timer.errors import Overloaded, TimerError
+from timer.errors import GroupDeleted, GroupHeld, InvalidRequest, NotFound, Overloaded, TimerError
 from timer.groups import Group
-from timer.leases import ACCEPT, ALREADY_ACKED, Consumer, Lease, Leases
+from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Consumer, Lease, Leases
 from timer.machine import (
     AcksApplied,
     Applied,
+    DeleteApplied,
     GroupApplied,
     GroupResult,
     Machine,
     MoveApplied,
+    NobodyApplied,
+    SeekApplied,
     Topic,
 )
-from timer.payloads import AlterGroup, AnyOp, CreateGroup, GroupOp, Move, Nack, Op
-from timer.units import DUE_MS_MAX, Epoch, GroupId, LeaseId, MonoMs, Now, TopicId, UnixMs
+from timer.ordered import Ordered, leases_of
+from timer.payloads import (
+    EXCLUSIVE,
+    FAILOVER,
+    AlterGroup,
+    AnyOp,
+    CreateGroup,
+    GroupOp,
+    Move,
+    Nack,
+    Op,
+)
+from timer.units import (
+    DUE_MS_MAX,
+    Epoch,
+    GroupId,
+    LeaseId,
+    MonoMs,
+    Now,
+    QueueOffset,
+    TopicId,
+    UnixMs,
+)
 
 GROUP_OFFSETS_MAX: Final = 2 * 65_536
 """Offsets in one GROUP entry."""
@@ -114,6 +140,8 @@ class _Acks:
     """Accepted offsets of one ack or nack request on their way through the log."""
 
     group: Group
+    group_id: GroupId
+    """That it had when the acks were taken: a seek gives it another."""
     verdict: Verdicts
     accepted: U64
     not_before_ms: I64 | None
@@ -159,7 +187,7 @@ class _Batch:
         """Return the acks that become one op, in order."""
         acks: dict[_Same, list[_Acks]] = {}
         for ack in self.acks:
-            acks.setdefault((ack.group.group_id, ack.not_before_ms is not None), []).append(ack)
+            acks.setdefault((ack.group_id, ack.not_before_ms is not None), []).append(ack)
         return acks
 
     @property
@@ -186,12 +214,12 @@ def fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
 
 
 def _one_op(acks: list[_Acks]) -> GroupOp:
-    group = acks[0].group
+    topic, group_id = acks[0].group.topic, acks[0].group_id
     offsets = np.concatenate([ack.accepted for ack in acks])
     times = [ack.not_before_ms for ack in acks if ack.not_before_ms is not None]
     if times:
-        return Nack(Op.NACK, group.topic, group.group_id, offsets, np.concatenate(times))
-    return GroupOp(Op.ACK, group.topic, group.group_id, offsets)
+        return Nack(Op.NACK, topic, group_id, offsets, np.concatenate(times))
+    return GroupOp(Op.ACK, topic, group_id, offsets)
 
 
 class Serving:
@@ -210,6 +238,9 @@ class Serving:
         """Offsets in the acks of `_batch`."""
         self._in_flight = 0
         self._leases: dict[GroupId, Leases] = {}
+        self._lease_ids = itertools.count()
+        self._seeks: list[tuple[Group, UnixMs, Done]] = []
+        """To a time, of which the offset is not known yet: pages have to be read."""
         self._ends: Alarms[GroupId] = Alarms()
         """When leases may end, on the monotonic clock."""
         self._returns: Alarms[GroupId] = Alarms()
@@ -222,7 +253,7 @@ class Serving:
     @property
     def waiting(self) -> bool:
         """Something is gathered and not appended."""
-        return bool(self._batch)
+        return bool(self._batch or self._seeks)
 
     def _check_open(self) -> None:
         refused = self._closed or self.refusing
@@ -245,45 +276,103 @@ class Serving:
         self._check_open()
         self._batch.ops.append(_Asked(alter, done))
 
+    def delete(self, group: Group, done: Done) -> None:
+        """Delete a group; its consumers are sent away. `done` gets the DeleteApplied."""
+        self._check_group(group)
+        op = GroupOp(Op.DELETE, group.topic, group.group_id, np.zeros(0, np.uint64))
+        self._batch.ops.append(_Asked(op, done))
+
+    def seek(self, group: Group, offset: QueueOffset, done: Done) -> None:
+        """Let a group go on from a queue offset, which is kept; `done` gets the SeekApplied.
+
+        Its consumers stay; what they hold is not theirs any more.
+
+        Raises:
+            InvalidRequest: the topic does not keep it.
+        """
+        self._check_group(group)
+        queue = self.machine.topics[group.topic].queue
+        if not queue.begin <= offset <= queue.end:
+            limit = f"the topic keeps {queue.begin} to {queue.end} (its end)"
+            raise InvalidRequest("offset", offset, limit)
+        op = GroupOp(Op.SEEK, group.topic, group.group_id, np.array([offset], np.uint64))
+        self._batch.ops.append(_Asked(op, done))
+
+    def seek_time(self, group: Group, time_ms: UnixMs, done: Done) -> None:
+        """Let a group go on from the first message that is kept and fired at or after a time."""
+        self._check_group(group)
+        self._seeks.append((group, time_ms, done))
+
+    def _find_times(self) -> None:
+        """Make ops of the seeks whose offsets can be told by now."""
+        seeks, self._seeks = self._seeks, []
+        for group, time_ms, done in seeks:
+            offset = self.machine.topics[group.topic].queue.fired_from(time_ms)
+            if offset is None:
+                self._seeks.append((group, time_ms, done))
+                continue
+            try:
+                self.seek(group, offset, done)
+            except TimerError as refused:
+                done(refused)
+
+    def _check_group(self, group: Group) -> None:
+        self._check_open()
+        if group.deleted:
+            raise GroupDeleted(self.machine.topics[group.topic].name, group.name)
+
     def leased(self, group: Group) -> tuple[int, int]:
         """Return (messages leased now, consumers) of a group."""
         leases = self._leases.get(group.group_id)
-        return (leases.leased(), len(leases.consumers)) if leases else (0, 0)
+        return (leases.in_flight, len(leases.consumers)) if leases else (0, 0)
 
     def all_leased(self) -> Iterator[tuple[int, int]]:
         """Yield the same of each group that anybody has consumed from in this epoch."""
-        return ((each.leased(), len(each.consumers)) for each in self._leases.values())
+        return ((each.in_flight, len(each.consumers)) for each in self._leases.values())
 
-    def waiting_from(self, group: Group) -> int | None:
+    def waiting_from(self, group: Group, clock_ms: UnixMs) -> int | None:
         """Return the first offset of a group that waits for a consumer; None: none does."""
         end = self.machine.topics[group.topic].queue.end
         leases = self._leases.get(group.group_id)
         if leases is not None:
-            return leases.waiting_from(end)
+            return leases.waiting_from(end, clock_ms)
         return group.cursor if group.cursor < end else None
 
     # ---- consumers
 
     def join(self, group: Group, consumer: Consumer) -> None:
-        """Serve a consumer; it gets messages while it has credit."""
-        self._check_open()
-        self._leases_of(group).join(consumer)
+        """Serve a consumer; it gets messages while it has credit.
+
+        Raises:
+            GroupHeld: another one has the group, which is exclusive.
+        """
+        self._check_group(group)
+        leases = self._leases_of(group)
+        if group.settings.type == EXCLUSIVE and leases.consumers:
+            topic = self.machine.topics[group.topic].name
+            raise GroupHeld(topic, group.name, leases.consumers[0].name)
+        leases.join(consumer)
         self._hungry.setdefault(group.group_id)
 
     def leave(self, group: Group, consumer: Consumer) -> None:
         """A consumer is gone; what it held is handed out again at once."""
-        if self._closed is None:
-            self._add_op(self._leases[group.group_id].leave(consumer))
+        if self._closed is None and not group.deleted:
+            leases = self._leases[group.group_id]
+            self._add_op(leases.leave(consumer))
+            self._add_op(leases.recall())
+            self._hungry.setdefault(group.group_id)  # the next one may have its turn
 
     def retire(self, group: Group, consumer: Consumer) -> None:
         """A consumer takes nothing more; what it holds stays leased."""
-        if self._closed is None:
+        if self._closed is None and not group.deleted:
             self._leases[group.group_id].retire(consumer)
+            self._hungry.setdefault(group.group_id)
 
     def credit(self, group: Group, consumer: Consumer, messages: int) -> None:
         """A consumer takes so many messages more."""
         consumer.credit += messages
-        self._hungry.setdefault(group.group_id)
+        if not group.deleted:
+            self._hungry.setdefault(group.group_id)
 
     def ack(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, done: Told) -> None:
         """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
@@ -293,6 +382,41 @@ class Serving:
         """
         leases = self._leases_for(group, len(offsets))
         self._gather(group, leases.ack(epoch, lease_id, offsets), offsets, None, done)
+
+    def ack_up_to(
+        self, group: Group, epoch: Epoch, lease_id: LeaseId, offset: QueueOffset, done: Told
+    ) -> None:
+        """Ack all up to a queue offset; `done` gets one verdict, (1, uint8), once committed.
+
+        Or InvalidRequest, if the group serves several consumers at once.
+
+        Raises:
+            Overloaded: too many wait already; nothing was taken.
+        """
+        leases = self._leases_for(group, 0)
+        if not isinstance(leases, Ordered) or group.settings.type not in (EXCLUSIVE, FAILOVER):
+            limit = f"only in an exclusive or failover group; {group.name!r} is "
+            done(InvalidRequest("cumulative", "true", limit + group.settings.type))
+            return
+        verdict, offsets = leases.ack_up_to(epoch, lease_id, int(offset))
+        verdicts = np.array([verdict], np.uint8)
+        if not len(offsets):
+            done(verdicts)
+            return
+        pieces = np.split(offsets, range(ENDED_OFFSETS_MAX, len(offsets), ENDED_OFFSETS_MAX))
+
+        def one(result: Verdicts | TimerError) -> None:
+            pieces.pop()
+            if isinstance(result, TimerError):
+                worst.append(result)
+            elif (result == LEASE_LOST).any():
+                verdicts[0] = LEASE_LOST
+            if not pieces:
+                done(worst[0] if worst else verdicts)
+
+        worst: list[TimerError] = []
+        for piece in [*pieces]:
+            self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, one)
 
     def nack(  # noqa: PLR0913 -- as ack, and when
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, delay_ms: int | None,
@@ -308,7 +432,9 @@ class Serving:
         leases = self._leases_for(group, len(offsets))
         delays = group.backoff_ms(offsets) if delay_ms is None else np.full(len(offsets), delay_ms)
         not_before = np.minimum(now.clock_ms + delays, DUE_MS_MAX).astype(np.int64)
-        self._gather(group, leases.nack(epoch, lease_id, offsets), offsets, not_before, done)
+        verdict = leases.nack(epoch, lease_id, offsets)
+        self._add_op(leases.recall())
+        self._gather(group, verdict, offsets, not_before, done)
 
     def extend(
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int, now: Now
@@ -322,6 +448,8 @@ class Serving:
     def _leases_for(self, group: Group, offsets: int) -> Leases:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
+        if group.deleted:
+            raise GroupDeleted(self.machine.topics[group.topic].name, group.name)
         if self._acks_waiting + offsets > WAITING_OFFSETS_MAX:
             raise Overloaded("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
         return self._leases_of(group)
@@ -329,7 +457,8 @@ class Serving:
     def _leases_of(self, group: Group) -> Leases:
         leases = self._leases.get(group.group_id)
         if leases is None:
-            leases = self._leases[group.group_id] = Leases(group, self.epoch)
+            leases = leases_of(group, self.epoch, self._lease_ids)
+            self._leases[group.group_id] = leases
         return leases
 
     def _gather(
@@ -341,7 +470,7 @@ class Serving:
             done(verdict)
             return
         times = None if not_before_ms is None else not_before_ms[taken]
-        self._batch.acks.append(_Acks(group, verdict, accepted, times, done))
+        self._batch.acks.append(_Acks(group, group.group_id, verdict, accepted, times, done))
         self._acks_waiting += len(accepted)
 
     # ---- time
@@ -349,11 +478,14 @@ class Serving:
     def expire(self, now: Now) -> None:
         """End the leases whose deadlines have passed; notice what may come again."""
         for group_id in self._ends.due(now.mono_ms):
-            leases = self._leases[group_id]
-            self._add_op(leases.expire(now.mono_ms))
-            self._ends.set(group_id, leases.wake_at_ms())
+            leases = self._leases.get(group_id)
+            if leases is not None:
+                self._add_op(leases.expire(now.mono_ms))
+                self._add_op(leases.recall())
+                self._ends.set(group_id, leases.wake_at_ms())
         for group_id in self._returns.due(now.clock_ms):
-            self._hungry.setdefault(group_id)
+            if group_id in self._leases:
+                self._hungry.setdefault(group_id)
 
     def wake_at_ms(self, now: Now) -> MonoMs:
         """When the leader must step next."""
@@ -438,6 +570,7 @@ class Serving:
 
     def flush(self, now: Now) -> None:
         """Append what is gathered, unless enough is in flight."""
+        self._find_times()
         if not self._batch or self._in_flight >= 2:
             return
         batch = self._batch.take()
@@ -469,13 +602,28 @@ class Serving:
         waiters = [asked.done for asked in batch.ops]
         for result, done in zip(applied.results, waiters, strict=False):
             self._notice(result)
-            if done is not None:
+            if done is not None and isinstance(result, NobodyApplied):
+                done(NotFound("group", result.op.group))
+            elif done is not None:
                 done(result)
         together = batch.together().values()
         for result, acks in zip(applied.results[len(waiters) :], together, strict=True):
+            if isinstance(result, NobodyApplied):
+                self._answer_nobody(acks)
+                continue
             assert isinstance(result, AcksApplied), result
             self._notice(result)
             _answer(acks, result.new)
+
+    def _answer_nobody(self, acks: list[_Acks]) -> None:
+        """Their group was deleted or sought meanwhile."""
+        for ack in acks:
+            if ack.group.deleted:
+                topic = self.machine.topics[ack.group.topic].name
+                ack.done(GroupDeleted(topic, ack.group.name))
+            else:
+                ack.verdict[:] = LEASE_LOST
+                ack.done(ack.verdict)
 
     def _notice(self, result: GroupResult) -> None:
         """Let leases know what was applied."""
@@ -484,6 +632,11 @@ class Serving:
         if isinstance(result, Group):
             self.feed([result.topic])  # altered, it may have dead letters now
             return
+        if isinstance(result, SeekApplied | DeleteApplied):
+            self._begin_anew(result)
+            return
+        if isinstance(result, NobodyApplied):
+            return
         op = result.op if isinstance(result, AcksApplied | MoveApplied) else result
         leases = self._leases.get(op.group)
         if leases is not None:
@@ -491,9 +644,25 @@ class Serving:
             self._hungry.setdefault(op.group)
             self._returns.set(op.group, leases.returns_at_ms())
 
+    def _begin_anew(self, result: SeekApplied | DeleteApplied) -> None:
+        """Forget who holds what; consumers of a deleted group are sent away."""
+        old = self._leases.pop(result.op.group, None)
+        self._hungry.pop(result.op.group, None)
+        for consumer in list(old.consumers) if old is not None else []:
+            consumer.leases.clear()
+            if isinstance(result, SeekApplied):
+                self._leases_of(result.group).join(consumer)
+                self._hungry.setdefault(result.group.group_id)
+            else:
+                topic = self.machine.topics[result.op.topic].name
+                consumer.end(GroupDeleted(topic, result.group.name))
+
     def close(self, why: TimerError) -> None:
         """The epoch is over: what is gathered had no effect."""
         self._closed = why
+        for _, _, done in self._seeks:
+            done(why)
+        self._seeks = []
         batch, self._batch = self._batch, _Batch()
         for asked in batch.ops:
             if asked.done is not None:

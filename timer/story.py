@@ -3,7 +3,7 @@
     SCHEDULE, RESCHEDULE, MOVE    it begins        where its seq was issued (timer/trace.py)
     CANCEL, RESCHEDULE, a key     it ends before its time
     FIRE                          it fires         which, and at what offset: timer/trace.py
-    GROUP                         nacks, ended leases, acks, moves of its offset
+    GROUP                         nacks, ended leases, acks, moves of its offset; seeks, ends
 
 What is known of the timer, its state for one, decides where there is nothing to look for: a timer
 that is pending has not ended, and one that fired was not cancelled before. So most stories are read
@@ -41,6 +41,9 @@ class What(enum.IntEnum):
     ACKED = 10
     MOVED = 11
     NEW_LEADER = 12
+    RECALLED = 13
+    SOUGHT = 14
+    GROUP_DELETED = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,17 +317,28 @@ class Story:
         for op in payloads.decode_group(entry.payload):
             if not isinstance(op, GroupOp):
                 continue
-            if op.topic != fired.topic or op.group in self._done or op.op is Op.RESERVE:
+            if op.topic != fired.topic or op.op is Op.RESERVE:
+                continue
+            if op.op in (Op.SEEK, Op.DELETE):
+                yield self._new_life(entry, op)
+                continue
+            if op.group in self._done:
                 continue
             at = np.flatnonzero(op.offsets == np.uint64(fired.offset))
             if len(at):
                 yield self._group_event(entry, op, int(at[0]))
 
+    def _new_life(self, entry: Entry, op: GroupOp) -> Event:
+        """The group goes on elsewhere under another id, or not at all."""
+        offset = QueueOffset(int(op.offsets[0])) if op.op is Op.SEEK else None
+        what = What.SOUGHT if op.op is Op.SEEK else What.GROUP_DELETED
+        return Event(what=what, entry=entry, topic=op.topic, group=op.group, offset=offset)
+
     def _group_event(self, entry: Entry, op: GroupOp, at: int) -> Event:
         attempt = 0
         if op.op in (Op.ACK, Op.MOVE):
             self._done.add(op.group)
-        else:
+        elif op.op is not Op.RECALL:
             self._failed[op.group] = attempt = self._failed.get(op.group, 0) + 1
         return Event(
             what=_OF_OP[op.op],
@@ -342,6 +356,7 @@ _OF_OP: Final = {
     Op.MOVE: What.MOVED,
     Op.NACK: What.NACKED,
     Op.ENDED: What.LEASE_ENDED,
+    Op.RECALL: What.RECALLED,
 }
 
 

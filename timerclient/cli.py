@@ -26,7 +26,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from timerclient import show
-from timerclient.cli_args import add_when, duration, when_of
+from timerclient.cli_args import add_when, agreed, duration, when_of
 from timerclient.cli_groups import GroupCommands
 from timerclient.cli_policies import PolicyCommands
 from timerclient.cli_seen import ProducerCommands, lateness_text
@@ -485,8 +485,9 @@ def _members(args: argparse.Namespace) -> int:
     with _client(args) as client:
         if args.action == "list":
             members = client.members()
-        elif args.action != "add" and not (args.yes or _agreed(args.action, args.node)):
-            print("nothing was changed", file=sys.stderr)
+        elif args.action != "add" and not (
+            args.yes or agreed(f"{args.action} {args.node}", "Its present replica votes no more.")
+        ):
             return FAILED
         else:
             members = client.change_members(args.action, args.node)
@@ -504,17 +505,6 @@ def _members(args: argparse.Namespace) -> int:
 
 
 _TAKES: Final = dict.fromkeys(("add", "replace", "remove"), "a node's name") | {"list": "none"}
-
-
-def _agreed(action: str, name: str) -> bool:
-    """Ask the person at the terminal; nobody there is no."""
-    if not sys.stdin.isatty():
-        print(f"timerctl: {action} {name} needs --yes without a terminal", file=sys.stderr)
-        return False
-    return input(f"{action} {name}? Its present replica votes no more. [y/N] ").strip() in (
-        "y",
-        "yes",
-    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -38,6 +39,16 @@ class Commands:
             return command
 
         return add
+
+
+def agreed(what: str, so: str) -> bool:
+    """Ask the person at the terminal whether to do that; nobody there is no."""
+    if not sys.stdin.isatty():
+        sys.stderr.write(f"timerctl: {what} needs --yes without a terminal\n")
+    elif input(f"{what}? {so} [y/N] ").strip() in ("y", "yes"):
+        return True
+    sys.stderr.write("nothing was changed\n")
+    return False
 
 
 def duration(text: str) -> timedelta:

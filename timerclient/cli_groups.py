@@ -2,8 +2,11 @@
 
 groups list [T]
 groups describe T G
-groups create T G [--start latest] [settings]
+groups create T G [--type key_shared] [--start latest] [settings]
 groups alter T G settings
+groups seek T G --offset N | --time ISO | --latest
+groups reset T G
+groups delete T G [--yes]
 deadletters redrive T [--limit N]
 """
 
@@ -17,9 +20,11 @@ from timerclient.groups import GroupOptions
 from timerclient.proto import timer_pb2 as pb
 
 OK = 0
+FAILED = 1
+TYPES = ("shared", "key_shared", "exclusive", "failover")
 
 HEADINGS = (
-    *("TOPIC", "GROUP", "UNACKED", "LEASED", "CONSUMERS", "LEASE MS", "ATTEMPTS"),
+    *("TOPIC", "GROUP", "TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "LEASE MS", "ATTEMPTS"),
     *("BACKOFF MS", "DEAD LETTERS"),
 )
 
@@ -40,8 +45,19 @@ class GroupCommands(Commands):
         one = add("describe", self._list, "show one group")
         create = add("create", self._create, "make a group, unless it exists")
         create.add_argument("--start", choices=("earliest", "latest"), default="earliest")
+        create.add_argument("--type", choices=TYPES, help="how it delivers; default: shared")
         alter = add("alter", self._alter, "change settings of a group, and no others")
-        for command in (one, create, alter):
+        seek = add("seek", self._seek, "let a group go on elsewhere in what its topic keeps")
+        to = seek.add_mutually_exclusive_group(required=True)
+        to.add_argument("--offset", metavar="N", type=int, help="queue offset of the next message")
+        to.add_argument(
+            "--time", metavar="ISO", type=cli_args.aware, help="the first that fired then or later"
+        )
+        to.add_argument("--latest", action="store_true", help="only what fires from now on")
+        reset = add("reset", self._reset, "let a group begin anew with the earliest message")
+        delete = add("delete", self._delete, "delete a group; its consumers are sent away")
+        delete.add_argument("--yes", action="store_true", help="don't ask")
+        for command in (one, create, alter, seek, reset, delete):
             command.add_argument("topic", metavar="TOPIC")
             command.add_argument("group", metavar="GROUP")
         for command in (create, alter):
@@ -79,6 +95,30 @@ class GroupCommands(Commands):
         self._show(args, [(args.topic, altered)])
         return OK
 
+    def _seek(self, args: argparse.Namespace) -> int:
+        start = "latest" if args.latest else None
+        with self._connect(args) as client:
+            sought = client.seek_group(
+                args.topic, args.group, offset=args.offset, time=args.time, start=start
+            )
+        self._show(args, [(args.topic, sought)])
+        return OK
+
+    def _reset(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            reset = client.reset_group(args.topic, args.group)
+        self._show(args, [(args.topic, reset)])
+        return OK
+
+    def _delete(self, args: argparse.Namespace) -> int:
+        what = f"group {args.group} of {args.topic}"
+        if not (args.yes or cli_args.agreed(f"delete {what}", "Its unacked messages are let go.")):
+            return FAILED
+        with self._connect(args) as client:
+            client.delete_group(args.topic, args.group)
+        self._put(args, {"deleted": args.group}, f"{what} is deleted")
+        return OK
+
     def _redrive(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
             count = client.redrive(args.topic, args.limit)
@@ -92,7 +132,8 @@ class GroupCommands(Commands):
             dead = settings.dead_letter_topic or f"{topic}.{group.name}.dead"
             rows.append(
                 (
-                    *(topic, group.name, group.unacked, group.leased, group.consumers),
+                    *(topic, group.name, group.type, group.cursor),
+                    *(group.unacked, group.leased, group.consumers),
                     *(settings.lease_ms, settings.max_attempts or "any"),
                     f"{settings.backoff_ms_min}..{settings.backoff_ms_max}",
                     dead if settings.max_attempts else "",
@@ -111,6 +152,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="a message that failed so often is a dead letter; 0: none is",
     )
+    parser.add_argument(
+        "--max-in-flight",
+        metavar="N",
+        type=int,
+        help="messages that all consumers together hold at most; 0: no limit",
+    )
     parser.add_argument("--dead-letter-topic", metavar="TOPIC", help="default: TOPIC.GROUP.dead")
     parser.add_argument("--backoff-min", help="wait after a first nack without a delay", **duration)
     parser.add_argument("--backoff-max", help="the longest such wait; each is doubled", **duration)
@@ -119,6 +166,6 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 def _options(args: argparse.Namespace) -> GroupOptions:
     options = GroupOptions()
     for name in GroupOptions.__optional_keys__:
-        if (value := getattr(args, name)) is not None:
+        if (value := getattr(args, name, None)) is not None:
             options[name] = value  # type: ignore[literal-required]
     return options

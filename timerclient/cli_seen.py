@@ -97,7 +97,7 @@ def _what(event: pb.StoryEvent) -> str:
 def _details(event: pb.StoryEvent) -> str:
     """Return what an event says, as name=value."""
     said: dict[str, Any] = {"topic": event.topic, "group": event.group}
-    if event.what in (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM):
+    if event.what in (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM, pb.StoryEvent.SOUGHT):
         said["offset"] = str(event.queue_offset)
     said["other"] = ids.to_text(event.other_id) if event.other_id else ""
     said["producer"] = f"{event.producer_id}/{event.sequence}" if event.producer_id else ""

@@ -20,6 +20,7 @@ TimerError
 +-- UnknownProducer        (handled by the client itself)
 +-- OutcomeForgotten       IT HAPPENED, long ago; its ids are no longer kept
 +-- LeaseLost              an ack came too late: the message is somebody else's
++-- GroupHeld              another consumer has the exclusive group
 +-- NotDelivered           an ack of a message that was never handed out
 +-- StorageFailed          a node's disk
 +-- Fenced                 between nodes
@@ -200,6 +201,12 @@ class LeaseLost(TimerError):
     reason = Reason.LEASE_LOST
     offsets: tuple[int, ...] = ()
     """Queue offsets of the messages whose lease was lost."""
+
+
+class GroupHeld(TimerError):
+    """Another consumer has the group, which is exclusive; the error names both."""
+
+    reason = Reason.GROUP_HELD
 
 
 class NotDelivered(TimerError):

@@ -1,11 +1,11 @@
-"""The part of the client that is about consumer groups: made, altered, their dead letters."""
+"""The part of the client that is about consumer groups: their life, and their dead letters."""
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, TypedDict, TypeVar, Unpack
 
 from timerclient import rows
-from timerclient.errors import InvalidRequest
+from timerclient.errors import InvalidRequest, NotFound
 from timerclient.existing import Existing, Seconds
 from timerclient.nodes import Node
 from timerclient.proto import timer_pb2 as pb
@@ -30,8 +30,13 @@ class GroupOptions(TypedDict, total=False):
     """How long a nack without a delay waits the first time; each time after twice as long …"""
     backoff_max: Seconds
     """… but never longer than this."""
+    type: str
+    """shared, key_shared, exclusive or failover; of a new group only."""
+    max_in_flight: int
+    """Messages that all consumers together hold at most. 0: no limit."""
 
 
+_PLAIN: Final = ("max_attempts", "dead_letter_topic", "type", "max_in_flight")
 _TIMES: Final = {
     "lease": "lease_ms",
     "backoff_min": "backoff_ms_min",
@@ -52,7 +57,7 @@ def encode_options(options: GroupOptions) -> pb.GroupSettings:
             if not isinstance(value, int | float | timedelta):
                 raise InvalidRequest.of(name, value, "must be a timedelta, or seconds")
             setattr(settings, _TIMES[name], rows.moment({"delay": value}).values[0])
-        elif name in ("max_attempts", "dead_letter_topic"):
+        elif name in _PLAIN:
             try:
                 setattr(settings, name, value)
             except (TypeError, ValueError):
@@ -77,6 +82,7 @@ class GroupCalls(Existing):
         """Return a group that exists from now on, as it is: one that was there stays as it was.
 
         Raises:
+            AlreadyExists: it was there, and is not of the type that is asked for.
             InvalidRequest: an argument breaks a limit.
         """
         if start not in STARTS:
@@ -104,6 +110,68 @@ class GroupCalls(Existing):
             settings=encode_options(options),
         )
         return await self._admin(lambda node: lambda: node.admin.AlterGroup(request))
+
+    async def seek_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        offset: int | None = None,
+        time: datetime | None = None,
+        start: str | None = None,
+    ) -> pb.GroupStatus:
+        """Let a group go on elsewhere in what its topic keeps; return it as it is then.
+
+        At a queue `offset`, at the first message that fired at `time` or later, or at the `start`
+        ("earliest", "latest"): one of them. What was delivered before counts as not acked, and
+        comes as a redelivery; acks of what consumers hold raise LeaseLost from then on.
+
+        Raises:
+            InvalidRequest: the topic does not keep that offset; not exactly one place is given.
+            NotFound: there is no such group.
+        """
+        places = {"offset": offset, "time": time, "start": start}
+        given = [name for name, place in places.items() if place is not None]
+        if len(given) != 1:
+            raise InvalidRequest.of("to", given, "give one of offset, time and start")
+        request = pb.SeekGroupRequest(
+            topic=rows.utf8("topic", topic).decode(), group=rows.utf8("group", group).decode()
+        )
+        if offset is not None:
+            if not 0 <= offset < 1 << 64:
+                raise InvalidRequest.of("offset", offset, "must be 0 or more, below 2 ** 64")
+            request.offset = offset
+        elif time is not None:
+            request.time_ms = rows.moment({"due": time}).values[0]
+        elif start in STARTS:
+            request.start = STARTS[start]
+        else:
+            raise InvalidRequest.of("start", start, f"must be one of {', '.join(STARTS)}")
+        return await self._admin(lambda node: lambda: node.admin.SeekGroup(request))
+
+    async def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
+        """Let a group begin anew with the earliest message that its topic keeps: see seek_group."""
+        return await self.seek_group(topic, group, start="earliest")
+
+    async def delete_group(self, topic: str, group: str) -> None:
+        """Delete a group: its consumers end with NotFound, and so do their acks.
+
+        Raises:
+            NotFound: there is no such group.
+        """
+        request = pb.DeleteGroupRequest(
+            topic=rows.utf8("topic", topic).decode(), group=rows.utf8("group", group).decode()
+        )
+        doubts: list[None] = []
+        try:
+            await self.nodes().call(
+                lambda node: lambda: node.admin.DeleteGroup(request),
+                within_s=self.within_s(None),
+                on_doubt=lambda: doubts.append(None),
+            )
+        except NotFound:
+            if not doubts:  # else an earlier sending did it, and its answer was lost
+                raise
 
     async def redrive(self, topic: str, max_messages: int | None = None) -> int:
         """Send dead letters of `topic` back to the topics that they came from, each exactly once.

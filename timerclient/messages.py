@@ -47,9 +47,12 @@ class Word(NamedTuple):
     """What the answer for one message is."""
     ms: int | None = None
     """Delay of a nack, lease of an extension; None: as the group has it."""
+    up_to: bool = False
+    """Of an ack: of all that is before it, too."""
 
 
 ACK = Word("ack", AckResult)
+ACK_UP_TO = Word("ack", AckResult, up_to=True)
 
 
 def nack_after(delay: float | timedelta | None) -> Word:
@@ -149,6 +152,16 @@ class Message:
         """
         acking: Acking[AckResult] = Acking()
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK)
+        return acking
+
+    def ack_up_to(self) -> Acking[AckResult]:
+        """Say that the work of this message and of all before it is done; return at once.
+
+        In exclusive and failover groups only; elsewhere the future raises InvalidRequest. It raises
+        LeaseLost, and nothing is acked, if another consumer has some of them by now.
+        """
+        acking: Acking[AckResult] = Acking()
+        self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK_UP_TO)
         return acking
 
     def nack(self, delay: float | timedelta | None = None) -> Acking[NackResult]:

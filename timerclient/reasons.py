@@ -25,6 +25,7 @@ class Reason(IntEnum):
     FENCED = 15
     CONFIG = 16
     DISK_FULL = 17
+    GROUP_HELD = 18
 
     @classmethod
     def _missing_(cls, value: object) -> "Reason":

@@ -23,12 +23,13 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from timerclient import errors
 from timerclient.errors import (
     Closed,
     ConnectionLost,
+    GroupHeld,
     LeadershipLost,
     LeaseLost,
     NotDelivered,
@@ -37,7 +38,7 @@ from timerclient.errors import (
     TimerError,
     from_wire,
 )
-from timerclient.messages import ACK, Acking, Batch, Said, Word
+from timerclient.messages import Acking, Batch, Said, Word
 from timerclient.nodes import (
     Node,
     Nodes,
@@ -54,6 +55,13 @@ Entry = tuple[Batch, Sequence[int], "Acking[Any]", Word]
 """An ack, nack or extension that waits to be sent."""
 
 
+_REQUESTS: Final[dict[str, type[pb.AckRequest] | type[pb.NackRequest] | type[pb.ExtendRequest]]] = {
+    "ack": pb.AckRequest,
+    "nack": pb.NackRequest,
+    "extend": pb.ExtendRequest,
+}
+
+
 class AckCall:
     """One request: the same said of messages of one lease, and who waits for each."""
 
@@ -61,9 +69,11 @@ class AckCall:
 
     def __init__(self, request_no: int, epoch: int, lease_id: int, word: Word) -> None:
         self.word = word
-        kind = {"ack": pb.AckRequest, "nack": pb.NackRequest, "extend": pb.ExtendRequest}[word.kind]
+        kind = _REQUESTS[word.kind]
         self.request = kind(request_no=request_no, epoch=epoch, lease_id=lease_id)
-        if isinstance(self.request, pb.NackRequest) and word.ms is not None:
+        if isinstance(self.request, pb.AckRequest):
+            self.request.cumulative = word.up_to
+        elif isinstance(self.request, pb.NackRequest) and word.ms is not None:
             self.request.delay_ms = word.ms
         elif isinstance(self.request, pb.ExtendRequest):
             self.request.lease_ms = word.ms or 0
@@ -112,7 +122,7 @@ def _settle(
     elif unknown:
         acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never handed out"))
     else:
-        done = 0 if word is ACK else results.count(pb.ALREADY_ACKED)
+        done = 0 if word.kind == "ack" else results.count(pb.ALREADY_ACKED)
         acking.set_result(len(offsets) - done)
     return len(lost)
 
@@ -352,7 +362,9 @@ class Subscription:
                 await self._stream(node)
             except TimerError as error:
                 self._nodes.failed(node, error)
-                if not (errors.means_move(error) or errors.means_wait(error)):
+                # A group that is held already is waited for only by who had it before.
+                refused = isinstance(error, GroupHeld) and not self._opened.is_set()
+                if refused or not (errors.means_move(error) or errors.means_wait(error)):
                     self._finish(error)
                     return
                 self._packed = dict(sorted((self._on_wire | self._packed).items()))
@@ -364,7 +376,7 @@ class Subscription:
         """The stream is gone, and with it the leases: a nack can't be repeated as an ack can."""
         lost = "the connection was lost before the answer came"
         for request_no, call in [*self._packed.items()]:
-            if call.sent and call.word is not ACK:
+            if call.sent and call.word.kind != "ack":
                 del self._packed[request_no]
                 call.fail(OutcomeUnknown(lost))
                 self._answered.set()
@@ -374,6 +386,7 @@ class Subscription:
         async with closing_call(node.consuming.Consume()) as stream:
             opening = pb.OpenConsumer()
             opening.CopyFrom(self._opening)
+            opening.existing = self._opened.is_set()  # one that was deleted is not made again
             self._pack()
             self._resent_up_to = self._request_no
             with self._lock:
@@ -463,7 +476,8 @@ class Subscription:
         call.sent = True
         if len(self._on_wire) == 1:
             self._heard_at = max(self._heard_at, self._loop.time() - self._settings.stall_s / 2)
-        await write(stream, pb.ConsumeRequest(**{call.word.kind: call.request}))
+        said: dict[str, Any] = {call.word.kind: call.request}
+        await write(stream, pb.ConsumeRequest(**said))
 
     def _pack(self) -> None:
         """Put the waiting acks into requests, one per lease."""
@@ -474,7 +488,8 @@ class Subscription:
             batch, offsets, _, word = entry
             same = batch.epoch, batch.lease_id, word
             call = open_calls.get(same)
-            if call is None or len(call.request.offsets) >= self._settings.ack_offsets_max:
+            most = 1 if word.up_to else self._settings.ack_offsets_max
+            if call is None or len(call.request.offsets) >= most:
                 self._request_no += 1
                 call = open_calls[same] = AckCall(self._request_no, *same)
                 self._packed[self._request_no] = call

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -576,6 +577,27 @@ class TimerClient(SeenFront):
     ) -> pb.GroupStatus:
         """Change the settings that are given; see AsyncTimerClient.alter_group."""
         return self._background.call(self._client.alter_group(topic, group, **options))
+
+    def seek_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        offset: int | None = None,
+        time: datetime | None = None,
+        start: str | None = None,
+    ) -> pb.GroupStatus:
+        """Let a group go on elsewhere in its topic; see AsyncTimerClient.seek_group."""
+        sought = self._client.seek_group(topic, group, offset=offset, time=time, start=start)
+        return self._background.call(sought)
+
+    def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
+        """Let a group begin anew with the earliest message; see AsyncTimerClient.reset_group."""
+        return self._background.call(self._client.reset_group(topic, group))
+
+    def delete_group(self, topic: str, group: str) -> None:
+        """Delete a group; see AsyncTimerClient.delete_group."""
+        self._background.call(self._client.delete_group(topic, group))
 
     def redrive(self, topic: str, max_messages: int | None = None) -> int:
         """Send dead letters back where they came from; see AsyncTimerClient.redrive."""

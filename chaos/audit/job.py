@@ -65,6 +65,7 @@ def audit(spark: SparkSession, run: Run) -> Report:
     end_ms = until_ms(lines, run)
     diverged = any(life["diverged"] for life in held)
     log = nodes.disputed(story["fates"], disputes if diverged else None)
+    all_lines, lines = lines, _without_sought(lines, story["groups"])
     found = _judged(run, lines, story, log, end_ms)
     summary = _counts(found, disputes, held)
     summary |= _conserved(story, summary)
@@ -73,8 +74,20 @@ def audit(spark: SparkSession, run: Run) -> Report:
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, _faults(run))
-    summary |= {"replayed": replayed, **_figures(run, lines, found, end_ms)}
+    summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
     return write(run, Report(summary))
+
+
+def _without_sought(lines: DataFrame, groups: DataFrame) -> DataFrame:
+    """Leave out what consumers say of groups that were sought or deleted.
+
+    A history names a group, not which of its lives: what was acked comes again by wish. What the
+    log says of such messages is judged as ever.
+    """
+    sought = groups.where("sought").select("topic", "group")
+    if sought.head(1):
+        lines = lines.join(F.broadcast(sought), ["topic", "group"], "left_anti")
+    return lines
 
 
 def read_histories(spark: SparkSession, run: Run) -> DataFrame:

@@ -53,6 +53,10 @@ class Group:
     acked_count: int = 0
     ended_count: int = 0
     """Leases that ended unacked."""
+    over: bool = False
+    """It was sought, and lives on under another id, or it was deleted."""
+    sought: bool = False
+    """A group of this name was sought or deleted before: clients can't say which they mean."""
     _marks: list[int] = field(default_factory=list)
     """One per later epoch that found messages handed out: those below count once more."""
     base: int = 0
@@ -79,6 +83,10 @@ class Group:
         at = self._open(offsets)
         self._ended[at] += 1
         self.ended_count += len(at)
+
+    def recall(self, offsets: U64) -> None:
+        """Count an attempt more for offsets that were taken back with one that failed."""
+        self._ended[self._open(offsets)] += 1
 
     def nack(self, offsets: U64, not_before_ms: I64, item: Entry) -> npt.NDArray[np.void]:
         """Count an attempt more for offsets that were given back; return those (NACK)."""

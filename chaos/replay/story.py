@@ -367,33 +367,55 @@ class Story:
                 self._create_group(op)
                 continue
             group = self.groups[op.group]
-            if isinstance(op, AlterGroup):
-                continue  # what a group allows, the leader decides
-            if isinstance(op, Nack):
-                self._book.nacks(group, group.nack(op.offsets, op.not_before_ms, item))
-            elif isinstance(op, Move):
+            if isinstance(op, Move):
                 self._move(item, op, group)
+            elif group.over or isinstance(op, AlterGroup):
+                continue  # nobody is meant; or what a group allows, which the leader decides
+            elif isinstance(op, Nack):
+                self._book.nacks(group, group.nack(op.offsets, op.not_before_ms, item))
             elif op.op is Op.RESERVE:
                 group.reserved = max(group.reserved, int(op.offsets[0]))
             elif op.op is Op.ENDED:
                 group.end_leases(op.offsets)
+            elif op.op is Op.RECALL:
+                group.recall(op.offsets)
             elif op.op is Op.ACK:
                 self._ack(item, op, group)
+            elif op.op is Op.SEEK:
+                self._seek(op, group)
+            elif op.op is Op.DELETE:
+                group.over = True
+                self._trim(group.topic)
 
     def _ack(self, item: Entry, op: GroupOp, group: Group) -> int:
         """Take an ack; return how many offsets it was new for."""
         acks = group.ack(op.offsets, item)
         self._book.acks(group, acks)
-        # What every group has acked is gone: a later group does not start before it.
-        begin = min(g.cursor for g in self.groups.values() if g.topic == group.topic)
-        self._queue_begin[group.topic] = max(begin, self._queue_begin.get(group.topic, 0))
+        self._trim(group.topic)
         return len(acks)
+
+    def _trim(self, topic: int) -> None:
+        """What every group has acked is gone: a later group does not start before it."""
+        cursors = [g.cursor for g in self.groups.values() if g.topic == topic and not g.over]
+        if cursors:
+            self._queue_begin[topic] = max(min(cursors), self._queue_begin.get(topic, 0))
+
+    def _seek(self, op: GroupOp, group: Group) -> None:
+        """A group goes on elsewhere, as another one of the same name."""
+        begin, end = (places.get(group.topic, 0) for places in (self._queue_begin, self.queue_end))
+        start = min(max(int(op.offsets[0]), begin), end)
+        group.over = True
+        number = len(self.groups) + 1
+        anew = Group(number, group.topic, group.name, start, max(group.reserved, start), start)
+        anew.base, anew.sought = start, True
+        self.groups[number] = anew
+        self._trim(group.topic)
 
     def _move(self, item: Entry, op: Move, group: Group) -> None:
         to = self._topic_of(op.to)
         if op.to_group:
             self._create_group(CreateGroup(to, op.to_group, Start.EARLIEST, MOVED_GROUP))
-        moved = self._ack(item, op, group)
+        moved = 0 if group.over else self._ack(item, op, group)
         self.seqs += len(op.offsets)
         self.timers += moved
         self.fired += moved
@@ -409,14 +431,16 @@ class Story:
         return TopicId(len(self.topics))
 
     def _create_group(self, create: CreateGroup) -> None:
-        known = {(group.topic, group.name) for group in self.groups.values()}
-        if (create.topic, create.name) in known:
+        known = [
+            g for g in self.groups.values() if (g.topic, g.name) == (create.topic, create.name)
+        ]
+        if not all(group.over for group in known):
             return
         earliest = create.start is Start.EARLIEST
         start = (self._queue_begin if earliest else self.queue_end).get(create.topic, 0)
         number = len(self.groups) + 1
         self.groups[number] = Group(
-            number, create.topic, create.name, start, start, start, base=start
+            number, create.topic, create.name, start, start, start, base=start, sought=bool(known)
         )
 
 

@@ -8,7 +8,7 @@ acks         one row per acked message of a group: topic group queue_offset atte
              ack_index ack_epoch acked_at_ms
 nacks        one row per nack that counted: topic group queue_offset attempts (of the delivery that
              was given back, at most) not_before_ms nack_index
-groups       topic group start_offset acked lease_ends
+groups       topic group start_offset acked lease_ends sought
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 """
 
@@ -74,6 +74,7 @@ GROUPS: Final = pa.schema(
         ("start_offset", pa.int64()),
         ("acked", pa.int64()),
         ("lease_ends", pa.int64()),
+        ("sought", pa.bool_()),
     ]
 )
 CHECKPOINTS: Final = pa.schema(
@@ -240,13 +241,15 @@ def _positive(column: I64) -> pa.Array:
 
 
 def _groups(story: Story) -> list[pa.Array]:
-    groups = [*story.groups.values()]
+    lives = {(group.topic, group.name): group for group in story.groups.values()}
+    groups = [*lives.values()]  # the last of each
     return [
         pa.array([story.topics.get(group.topic) for group in groups], pa.string()),
         pa.array([group.name for group in groups], pa.string()),
         pa.array([group.start for group in groups], pa.int64()),
         pa.array([group.acked_count for group in groups], pa.int64()),
         pa.array([group.ended_count for group in groups], pa.int64()),
+        pa.array([group.sought or group.over for group in groups], pa.bool_()),
     ]
 
 

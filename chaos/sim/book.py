@@ -12,6 +12,7 @@ import numpy as np
 
 from chaos.sim.callers import RequestBook
 from chaos.sim.keybook import KeyBook, TimerName, Told
+from chaos.sim.orderbook import OrderBook
 from chaos.sim.policybook import PolicyBook
 from chaos.sim.referee import Broken
 from timer import deadletters, timer_id
@@ -27,9 +28,10 @@ from timer.machine import (
     GroupApplied,
     Machine,
     MoveApplied,
+    SeekApplied,
     Topic,
 )
-from timer.payloads import Move, Nack, decode_fire, decode_group
+from timer.payloads import GroupOp, Move, Nack, decode_fire, decode_group
 from timer.serving import Delivery
 from timer.units import Epoch, GroupId, LogIndex, TopicId
 
@@ -80,15 +82,20 @@ class Book:
     """Rows of one request each, without keys: they become timers all or none."""
     requests: RequestBook = field(default_factory=RequestBook)
     acked: set[tuple[str, str, int]] = field(default_factory=set)
-    """(topic, group, offset) whose ack was confirmed."""
+    """(topic, life of a group, offset) whose ack was confirmed. A seek begins another life."""
     acked_first: set[tuple[str, str, int]] = field(default_factory=set)
     """Of those, which were told ACKED: nothing else had ended them."""
     delivered: set[tuple[str, str, int]] = field(default_factory=set)
+    lives: dict[GroupId, tuple[str, str]] = field(default_factory=dict)
+    """Group id -> (topic, life)."""
+    first_lives: dict[str, str] = field(default_factory=dict)
+    """Life after a seek -> the life that the group began with."""
+    seeks: int = 0
     deliveries: int = 0
     redeliveries: int = 0
     answers: int = 0
     starts: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(topic, group) -> the first offset that it gets."""
+    """(topic, life) -> the first offset that it gets."""
     nacks: dict[tuple[int, int, int], int] = field(default_factory=dict)
     """(topic id, group id, offset) -> the time of its last nack that was committed."""
     nacks_told: set[tuple[int, int, int]] = field(default_factory=set)
@@ -99,6 +106,7 @@ class Book:
     """Timers that became dead letters: perhaps they were leased, and nobody ever got them."""
     keys: KeyBook = field(default_factory=KeyBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
+    order: OrderBook = field(default_factory=OrderBook)
     committed: LogIndex = LogIndex(0)
     """What comes after it was not looked at."""
     read_time_ms: int = 0
@@ -126,14 +134,18 @@ class Book:
                 if isinstance(op, Nack):
                     for offset, at_ms in zip(op.offsets.tolist(), op.not_before_ms, strict=True):
                         self.nacks[op.topic, op.group, offset] = int(at_ms)
+                if isinstance(op, GroupOp):
+                    self.order.committed(op)
 
     def applied(self, node: object, machine: Machine, applied: Applied) -> None:
         """P7, on a replica that has just applied an entry; and where a new group begins."""
+        self.order.fired(machine)
         if isinstance(applied, GroupApplied):
             for result in applied.results:
                 if isinstance(result, Group):
-                    key = (machine.topics[result.topic].name, result.name)
-                    self.starts.setdefault(key, result.cursor)
+                    self._begins(machine, result)
+                elif isinstance(result, SeekApplied):
+                    self._sought(machine, result)
                 elif isinstance(result, MoveApplied):
                     self._moved(machine, result)
         if isinstance(applied, Checkpoint):
@@ -143,19 +155,35 @@ class Book:
         if held != counts.pending or queued != counts.fired:
             raise Broken("conservation", f"{node}: {counts}, pending {held}, queued {queued}")
 
+    def _begins(self, machine: Machine, group: Group) -> None:
+        topic = machine.topics[group.topic].name
+        self.lives[group.group_id] = (topic, life_of(group))
+        self.starts.setdefault((topic, life_of(group)), group.cursor)
+
+    def _sought(self, machine: Machine, sought: SeekApplied) -> None:
+        before = f"{sought.group.name}#{sought.op.group}"
+        life = life_of(sought.group)
+        self.seeks += life not in self.first_lives
+        queue, cursor = machine.topics[sought.group.topic].queue, sought.group.cursor
+        asked = int(sought.op.offsets[0])
+        if life not in self.first_lives and cursor != min(max(asked, queue.begin), queue.end):
+            raise Broken("seek", f"{life} is at {cursor}, asked for {asked}")
+        self.first_lives[life] = self.first_lives.get(before, before)
+        self._begins(machine, sought.group)
+
     def _moved(self, machine: Machine, moved: MoveApplied) -> None:
         """A message becomes a dead letter once, and not after its ack was confirmed."""
         op = moved.op
-        group = machine.group(op.topic, op.group)
-        topic = machine.topics[op.topic].name
-        if not group.is_acked(op.offsets).all():
+        group = machine.topics[op.topic].group_by_id.get(op.group)
+        topic, life = self.lives[op.group]
+        if group is not None and not group.is_acked(op.offsets).all():
             raise Broken("dead", f"{topic}: {op.offsets} moved, and still there")
-        self.buried |= _names_in(op)
+        self.buried |= _names_in(op) if moved.new.any() else set()
         for offset in op.offsets[moved.new].tolist():
             index = self.dead.setdefault((op.topic, op.group, offset), machine.applied_index)
             if index != machine.applied_index:
                 raise Broken("dead", f"{offset} moved at {index} and {machine.applied_index}")
-            if (topic, group.name, offset) in self.acked_first:
+            if (topic, life, offset) in self.acked_first:
                 raise Broken("dead", f"{offset} of {topic} was acked, and is a dead letter")
 
     def digest(self, node: object, checkpoint: Checkpoint) -> None:
@@ -168,6 +196,7 @@ class Book:
         """P5: only the newest epoch that is `served` hands anything out, and no nack too early."""
         if delivery.epoch < served:
             raise Broken("handout", f"{node} under epoch {delivery.epoch}; {served} is served")
+        self.order.handed_out(delivery)
         group = delivery.group
         for offset in delivery.lease.offsets.tolist():
             not_before = self.nacks.get((group.topic, group.group_id, offset), 0)
@@ -226,15 +255,17 @@ class Book:
     # ---- consumers
 
     def seen(self, key: tuple[str, str, int], row: Row, attempt: int) -> None:
-        """P1 - P5: a consumer got a message. `key`: topic, group, offset."""
+        """P1 - P5: a consumer got a message. `key`: topic, life of the group, offset."""
         self._check_timer(key, row)
         if key in self.acked:
             raise Broken("acked", f"{key} was delivered after its ack was confirmed")
-        if key in self.delivered:
+        topic, life, offset = key
+        first = (topic, self.first_lives.get(life, life), offset)
+        if first in self.delivered:
             self.redeliveries += 1
             if attempt < 2:
                 raise Broken("unmarked", f"{key} came again as attempt {attempt}")
-        self.delivered.add(key)
+        self.delivered |= {key, first}
         self.deliveries += 1
 
     def _check_timer(self, key: tuple[str, str, int], row: Row) -> None:
@@ -272,7 +303,7 @@ class Book:
             if block.page is not None
             for row in block.page.rows
         }
-        fired |= self.buried
+        fired |= self.buried | (self.order.fired_names if self.order.passing else set())
         self.keys.at_end({*self.timers})
         for name, asked in self.timers.items():
             ended = asked.cancelled or asked.cancel_open or name in self.keys.ended
@@ -293,7 +324,7 @@ class Book:
     def _groups_at_end(self, machine: Machine) -> None:
         for topic in machine.topics.values():
             for group in topic.groups.values():
-                key = (topic.name, group.name)
+                key = (topic.name, life_of(group))
                 if key not in self.starts:
                     self._all_there(topic, machine)
                     continue
@@ -313,10 +344,15 @@ class Book:
             offset
             for (topic_id, group_id, offset) in self.dead
             if f"{machine.topics[TopicId(topic_id)].name}."
-            f"{machine.group(TopicId(topic_id), GroupId(group_id)).name}.dead" == topic.name
+            f"{self.lives[GroupId(group_id)][1].split('#')[0]}.dead" == topic.name
         ]
         if len(moved) != topic.queue.end:
             raise Broken("dead", f"{topic.name} has {topic.queue.end} of {sorted(moved)}")
+
+
+def life_of(group: Group) -> str:
+    """Return what a group is called in the book until it is sought or deleted."""
+    return f"{group.name}#{group.group_id}"
 
 
 def _names_in(op: Move) -> set[TimerName]:

@@ -70,6 +70,7 @@ def check_refusal(node: "SimNode", error: StorageError) -> None:
     if isinstance(error, WrongDirectory) != (ROOT in node.damage):
         raise Broken("storage", f"node {node.replica}, damaged at {node.damage}: {error}")
     places = {str(place) for path in node.damage for place in (path, path.parent)} - {"/"}
+    places |= {path.name for path in node.damage if path.suffix}  # a crash may bring a name back
     if ROOT not in node.damage and not any(place in str(error) for place in places):
         raise Broken("storage", f"node {node.replica}, damaged at {node.damage}: {error}")
 

@@ -29,6 +29,8 @@ TIGHT: Final = 0.15
 """How many worlds have small disks."""
 POLICIES: Final = 0.3
 """In how many policies change."""
+TYPES: Final = 0.3
+"""In how many groups are of all types, sought and deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class Options:
     """Somebody changes policies all the time."""
     requests: bool = False
     """There are clients without producers, which name their requests (chaos/sim/callers.py)."""
+    types: bool = False
+    """Groups are of all types; somebody seeks and deletes them."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
@@ -82,6 +86,7 @@ class Options:
         aside = random.Random(rng.getstate()[1][0])
         tight, policies = aside.random() < TIGHT, aside.random() < POLICIES
         requests = aside.random() < REQUESTS
+        types = random.Random(f"types {rng.getstate()[1][1]}").random() < TYPES
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
@@ -110,6 +115,7 @@ class Options:
             tight=tight,
             policies=policies,
             requests=requests,
+            types=types,
         )
 
     def aim(

@@ -64,7 +64,7 @@ def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None
     """Return how the simulator finds `mutation`; None: not within its number of seeds."""
     for number in range(mutation.seeds):
         seed = first_seed + number
-        options = Options.draw(random.Random(seed)).aim(**mutation.aim)
+        options = Options.draw(random.Random(seed)).aim(**{"types": False, **mutation.aim})
         with mutation.plant():
             try:
                 mutation.world(seed, options=options).run(seconds)
@@ -80,5 +80,5 @@ def calm(seed: int) -> Options:
     drawn = Options.draw(random.Random(seed))
     quiet: dict[str, Any] = {"loss": 0.0, "duplicate": 0.0, "client_loss": 0.0, "reorder": False}
     quiet |= {"drift_ppm": 0, "manifest_every": NEVER, "learners": 0, "member_changes": 0.0}
-    quiet |= {"tight": False, "policies": False, "requests": False}
+    quiet |= {"tight": False, "policies": False, "requests": False, "types": False}
     return drawn.aim(faults=(), mischief=(), **quiet)

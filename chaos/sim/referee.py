@@ -45,6 +45,8 @@ CHECKERS: Final = {
     "list": "what is listed as pending is what is counted as such",
     "acked": "P5: nothing is delivered after its ack was confirmed",
     "nack": "P5: what was nacked doesn't come before its time; who was told NACKED is in the log",
+    "order": "in its key nothing is handed out before what is earlier, or apart from it",
+    "seek": "a group that is sought goes on where it was asked to, as far as the topic keeps that",
     "dead": "P5, P7: a message becomes a dead letter once, and not when it was acked",
     "unmarked": "P5: what is delivered again says so",
     "handout": "P5: nobody hands out under an epoch when a later one is served already",

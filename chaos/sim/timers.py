@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chaos.sim.book import Row
+from chaos.sim.book import Row, life_of
 from chaos.sim.callers import Call
 from chaos.sim.keybook import TimerName, Told
 from chaos.sim.node import WALL_START_MS
@@ -46,7 +46,7 @@ from timer.payloads import CreateGroup, Ids, Keys, Start
 from timer.policies import DEFAULTS, Policy, Scope
 from timer.producers import Answer
 from timer.room import Rooms
-from timer.units import Epoch, LeaseId, LogIndex, ProducerId, ReplicaId, UnixMs
+from timer.units import Epoch, LeaseId, LogIndex, ProducerId, QueueOffset, ReplicaId, UnixMs
 from timer.window import Ahead
 
 if TYPE_CHECKING:
@@ -476,11 +476,21 @@ class TimerApp:
         assert leader is not None
 
         def sink(delivery: Delivery) -> None:
-            self._town.line.stream(consumer.take, stream, delivery, self, _rows(delivery))
+            life, rows = life_of(delivery.group), _rows(delivery)
+            self._town.line.stream(consumer.take, stream, delivery, self, life, rows)
 
-        joined = Consumer("sim", LEASE_MS, sink)
+        def end(why: TimerError) -> None:
+            del why
+            self._joined.pop((consumer, stream), None)
+            self._town.line.stream(consumer.ended, stream)
+
+        joined = Consumer("sim", LEASE_MS, sink, end=end)
+        try:
+            leader.groups.join(group, joined)
+        except TimerError as refused:
+            end(refused)
+            return
         self._joined[consumer, stream] = (group, joined)
-        leader.groups.join(group, joined)
         leader.groups.credit(group, joined, credit)
         self._kick()
 
@@ -514,6 +524,7 @@ class TimerApp:
             reply(NotLeader(None))
             return
         column = np.array(offsets, np.uint64)
+        self._town.book.order.ack_asked(joined[0].group_id, offsets)
         try:
             leader.groups.ack(
                 joined[0],
@@ -540,11 +551,11 @@ class TimerApp:
         if joined is None or leader is None:
             return
         epoch, lease_id, offsets = held
-        group = joined[0]
+        group, group_id = joined[0], joined[0].group_id
 
         def answer(result: object) -> None:
             if not isinstance(result, TimerError):
-                reply((group.topic, group.group_id, _listed(result)))
+                reply((group.topic, group_id, _listed(result)))
 
         column = np.array(offsets, np.uint64)
         ids = Epoch(epoch), LeaseId(lease_id)
@@ -560,8 +571,36 @@ class TimerApp:
             epoch, lease_id, offsets = held
             ids = Epoch(epoch), LeaseId(lease_id)
             column = np.array(offsets, np.uint64)
-            leader.groups.extend(joined[0], *ids, column, LEASE_MS, self._now())
+            with suppress(TimerError):
+                leader.groups.extend(joined[0], *ids, column, LEASE_MS, self._now())
             self._kick()
+
+    def seek_group(self, topic: str, name: str, by: str, where: float) -> None:
+        """Let a group go on elsewhere; nobody waits. `where`: how far on in what is kept."""
+        leader, group = self._group(topic, name)
+        if leader is None or group is None:
+            return
+        queue, now_ms = self.engine.machine.topics[group.topic].queue, self._now().clock_ms
+        offset = queue.begin + round(where * (queue.end - queue.begin))
+        with suppress(TimerError):
+            if by == "offset":
+                leader.groups.seek(group, QueueOffset(offset), lambda _: None)
+            else:
+                time_ms = UnixMs(now_ms - int(where * 10_000))
+                leader.groups.seek_time(group, time_ms, lambda _: None)
+        self._kick()
+
+    def delete_group(self, topic: str, name: str) -> None:
+        """Delete a group; nobody waits for the answer."""
+        leader, group = self._group(topic, name)
+        if leader is not None and group is not None:
+            with suppress(TimerError):
+                leader.groups.delete(group, lambda _: None)
+            self._kick()
+
+    def _group(self, topic: str, name: str) -> tuple[Leader | None, Group | None]:
+        of = self.engine.machine.topic_by_name.get(topic)
+        return self.engine.leader, of.groups.get(name) if of is not None else None
 
 
 def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:

@@ -5,13 +5,14 @@
                   dies with leases
     SimOperator   in some worlds: changes policies
     SimCaller     in some worlds: names its requests (chaos/sim/callers.py)
+    SimKeeper     in some worlds: seeks groups and deletes them
 
 Clients reach nodes through a lossy line of their own and know nothing but answers.
 """
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.sim.book import Book, Row
@@ -24,7 +25,7 @@ from timer.errors import InvalidRequest, TimerError
 from timer.leader import Delivery
 from timer.leases import ACCEPT
 from timer.machine import RESCHEDULED
-from timer.payloads import GroupSettings
+from timer.payloads import TYPES, GroupSettings
 from timer.policies import Policy
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 TOPICS: Final = ("a", "b")
 NAMESPACED: Final = ("a", "n/b")
 """Instead, where policies change."""
+KEEPING: Final = 0.1
 OPERATING: Final = 0.2
 """So often, of the moments at which a client acts."""
 GROUPS: Final = ("g", "h")
@@ -292,6 +294,11 @@ class SimConsumer:
         if app is not None and app.node.alive and app.node.app is app:
             app.node.call(app.leave, self, self._stream)
 
+    def ended(self, stream: int) -> None:
+        """The node ended the stream: the group is deleted, or held by another consumer."""
+        if stream == self._stream:
+            self._app = None
+
     def die(self) -> None:
         """Be gone without a word: what it held is leased on, and more is sent to it."""
         app, stream = self._app, self._stream
@@ -300,15 +307,16 @@ class SimConsumer:
         if app is not None:
             app.node.later(KEEPALIVE_MS * 1000, app.leave, self, stream)
 
-    def take(self, stream: int, delivery: Delivery, app: "TimerApp", rows: list[Row]) -> None:
+    def take(
+        self, stream: int, delivery: Delivery, app: "TimerApp", life: str, rows: list[Row]
+    ) -> None:
         """A delivery arrives."""
         if stream != self._stream or delivery.epoch < self._epoch:
             return
         self._epoch = delivery.epoch
         offsets = delivery.lease.offsets.tolist()
         for offset, row, attempt in zip(offsets, rows, delivery.attempts.tolist(), strict=True):
-            key = (self.topic, self.group, offset)
-            self._town.book.seen(key, row, attempt)
+            self._town.book.seen((self.topic, life, offset), row, attempt)
         if self._app is app:
             app.node.call(app.credit, self, stream, len(offsets))
         if self._rng.random() < self._laziness and not self._town.closing:
@@ -317,7 +325,7 @@ class SimConsumer:
         epoch, lease_id = delivery.epoch, delivery.lease.lease_id
         if self._moods.random() < self._temper and not self._town.closing:
             self._complain(delay_us // 2, epoch, lease_id, offsets)
-        self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, offsets)
+        self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, life, offsets)
 
     def _complain(self, delay_us: int, epoch: int, lease_id: int, offsets: list[int]) -> None:
         """Nack some of what came, or ask for more time."""
@@ -346,7 +354,7 @@ class SimConsumer:
             reply = self._town.reply(answered)
             self._town.line.ask(app, app.nack, self, self._stream, held, delay_ms, reply)
 
-    def _ack(self, epoch: int, lease_id: int, offsets: list[int]) -> None:
+    def _ack(self, epoch: int, lease_id: int, life: str, offsets: list[int]) -> None:
         app = self._app
         if app is None:
             return
@@ -357,9 +365,9 @@ class SimConsumer:
             assert isinstance(result, list)
             for offset, verdict in zip(offsets, result, strict=True):
                 if verdict in (1, 2):
-                    self._town.book.acked.add((self.topic, self.group, offset))
+                    self._town.book.acked.add((self.topic, life, offset))
                 if verdict == ACCEPT:
-                    self._town.book.acked_first.add((self.topic, self.group, offset))
+                    self._town.book.acked_first.add((self.topic, life, offset))
 
         reply = self._town.reply(answered)
         self._town.line.ask(app, app.ack, self, self._stream, epoch, lease_id, offsets, reply)
@@ -394,6 +402,25 @@ class SimOperator:
         self._town.line.ask(app, app.alter, scope, Policy(**said), unset)
 
 
+class SimKeeper:
+    """Seeks groups, and deletes them: their consumers make them anew."""
+
+    def __init__(self, town: "Town", rng: random.Random) -> None:
+        self._town = town
+        self._rng = rng
+
+    def act(self) -> None:
+        """Do so with some group, now and then."""
+        app, rng = self._town.leader(), self._rng
+        if app is None or self._town.closing or rng.random() > KEEPING:
+            return
+        ask, group = self._town.line.ask, (rng.choice(self._town.topics), rng.choice(GROUPS))
+        if rng.random() < 0.2:
+            ask(app, app.delete_group, *group)
+        else:
+            ask(app, app.seek_group, *group, rng.choice(("offset", "time")), rng.random())
+
+
 class Town:
     """All clients of one world."""
 
@@ -413,6 +440,10 @@ class Town:
         if world.options.requests:
             aside = random.Random(f"callers {rng.getstate()[1][0]}")
             self.callers = [SimCaller(self, name, aside) for name in (b"x", b"y")]
+        self._types_seed = rng.getstate()[1][1]
+        self.keeper: SimKeeper | None = None
+        if world.options.types:
+            self.keeper = SimKeeper(self, random.Random(f"keeper {self._types_seed}"))
         self._settings_seed = rng.getstate()[1][0]
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
@@ -424,17 +455,27 @@ class Town:
             for group in GROUPS[: rng.choice((1, 2))]
             for _ in range(rng.choice((1, 1, 2)))
         ]
+        if self.keeper is not None:  # more of them, so that keys are shared and turns are taken
+            places = sorted({(each.topic, each.group) for each in self.consumers})
+            self.consumers += [
+                SimConsumer(self, *place, random.Random(f"{self._types_seed} {place}"))
+                for place in places
+            ]
 
     def settings(self, topic: str, group: str) -> GroupSettings:
         """Return how a group delivers: the same each time that it is opened."""
         rng = random.Random(f"{self._settings_seed} {topic} {group}")
         backoff = rng.choice(((0, 0), (50, 400)))
-        return GroupSettings(
+        settings = GroupSettings(
             lease_ms=LEASE_MS,
             max_attempts=rng.choice((0, 0, 1, 3)),
             backoff_ms_min=backoff[0],
             backoff_ms_max=backoff[1],
         )
+        if self.keeper is None:
+            return settings
+        rng = random.Random(f"{self._types_seed} {topic} {group}")
+        return replace(settings, type=rng.choice(TYPES), max_in_flight=rng.choice((0, 0, 3)))
 
     @property
     def clients(self) -> "list[SimProducer | SimCaller]":
@@ -459,6 +500,8 @@ class Town:
             self.operator.act()
         for caller in self.callers:
             caller.act()
+        if self.keeper is not None:
+            self.keeper.act()
 
     def settle(self) -> None:
         """The world is healed: finish what is open, wait for what is pending, check the book.

@@ -50,7 +50,8 @@ class Reader:
     group: str = GROUP
     lease: timedelta = LEASE
     nacks: float = 0.0
-    """See Source."""
+    """See Source, as of the next one."""
+    type: str = ""
     habit: Callable[["Clients"], Habit] = lambda _: prompt
 
 
@@ -177,7 +178,10 @@ class Clients:
         number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
         name = f"{reader.group}-{number}"
         self.books.join(reader.group)
-        source = Source(topic=self.name, group=reader.group, lease=reader.lease, nacks=reader.nacks)
+        source = Source(
+            topic=self.name, group=reader.group, lease=reader.lease, nacks=reader.nacks,
+            type=reader.type,
+        )  # fmt: skip
         consumer = self._consumers[name] = Consumer(
             self._run, f"{self.name}-{name}", self.client, self.books, source, reader.habit(self)
         )

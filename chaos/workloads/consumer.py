@@ -44,6 +44,8 @@ class Source:
     lease: timedelta = LEASE
     nacks: float = 0.0
     """So many of the messages it gives back at first, or holds longer."""
+    type: str = ""
+    """Of the group; if it keeps an order, the consumer looks whether it does. Empty: as it is."""
 
 
 class Consumer:
@@ -64,6 +66,9 @@ class Consumer:
         self._topic, self._group, self._lease = source.topic, source.group, source.lease
         self._habit = habit
         self._nacks = source.nacks
+        self._type = source.type
+        self._firsts: dict[str, int] = {}
+        """Key -> offset of the last message that came for the first time; see _check_order."""
         self._moods = random.Random(name)
         self._opened = threading.Event()
         self._closing = threading.Event()
@@ -100,6 +105,8 @@ class Consumer:
                 self._closing.wait(REOPEN_S)
 
     def _open(self) -> Subscription:
+        if self._type:
+            self._client.create_group(self._topic, self._group, type=self._type)
         subscription = self._client.consumer(self._topic, group=self._group, lease=self._lease)
         with self._lock:
             self._subscription = subscription
@@ -135,7 +142,19 @@ class Consumer:
             due_ms=[*batch.due_ms],
         )
         self._books.given(self._group, batch.queue_offsets)
+        if self._type:
+            self._check_order(batch)
         return marks
+
+    def _check_order(self, batch: Batch) -> None:
+        """What comes for the first time of a key, or of a group that serves one, comes in order."""
+        for message in batch:
+            key = message.key if self._type == "key_shared" else ""
+            if message.attempt > 1 or key is None:
+                continue
+            before, offset = self._firsts.get(key, -1), message.queue_offset
+            assert before < offset, f"{self._name}: {offset} of {key!r} came after {before}"
+            self._firsts[key] = offset
 
     def _complain(self, batch: Batch) -> set[int]:
         """Give some messages back, or hold their batch longer; return which were given back."""

@@ -398,6 +398,16 @@ KINDS: Final[Mapping[str, Kind]] = {
         produce=evenly_short,
         readers=(Reader(nacks=0.2), Reader(nacks=0.05), Reader(group="backing-off", nacks=0.3)),
     ),
+    "ordered": Kind(
+        line="keyed timers for groups that keep an order; some are given back, a consumer dies",
+        produce=keyed,
+        readers=(
+            Reader(group="keys", type="key_shared", nacks=0.05),
+            Reader(group="keys", type="key_shared", habit=dying),
+            Reader(group="queue", type="failover", nacks=0.01),
+            Reader(group="queue", type="failover", habit=dying),
+        ),
+    ),
     "dying": Kind(
         line="consumers that drop their connection holding leases, and come back",
         produce=evenly_short,

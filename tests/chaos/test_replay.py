@@ -34,7 +34,7 @@ from timer.disk import RealDisk
 from timer.entry import Entry, Kind
 from timer.errors import CorruptFile
 from timer.machine import RESCHEDULE_BYTES_MAX, Machine
-from timer.payloads import Start, Targets
+from timer.payloads import GroupOp, Op, Start, Targets
 from timer.policies import Policy, Scope, encode_policy
 from timer.store import Store
 from timer.timer_id import mix
@@ -625,6 +625,37 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
         "ack_epoch": 2, "acked_at_ms": 120,
     }  # fmt: skip
     (row,) = pq.read_table(tmp_path / "out/groups").to_pylist()
-    assert row == {"topic": "t", "group": "g", "start_offset": 0, "acked": 1, "lease_ends": 1}
+    assert row == {
+        "topic": "t", "group": "g", "start_offset": 0, "acked": 1, "lease_ends": 1, "sought": False,
+    }  # fmt: skip
     (point,) = pq.read_table(tmp_path / "out/checkpoints").to_pylist()
     assert point == {"index": 11, "time_ms": 130, "scheduled": 3, "fired": 1}
+
+
+def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None:
+    log = Log()
+    log.epoch(1)
+    topic = log.topic("t")
+    group, kept, gone = (log.group(topic, name) for name in ("g", "kept", "gone"))
+    log.schedule(topic, [(100, 7), (100, 8), (100, 9)])
+    log.fire(100, 10)
+    log.reserve(topic, group, 3)
+    log.ack(topic, group, [0, 1])
+    log.op(GroupOp(Op.RECALL, topic, group, np.array([2], np.uint64)))
+    log.op(GroupOp(Op.SEEK, topic, group, np.array([1], np.uint64)))
+    log.op(GroupOp(Op.DELETE, topic, gone, np.zeros(0, np.uint64)))
+    log.ack(topic, group, [2])
+    log.ack(topic, gone, [0])
+    log.ack(topic, GroupId(4), [1])
+    log.move(topic, gone, [1], "dead", "")
+    log.group(topic, "gone")
+    log.ended(topic, GroupId(5), [0])
+    write_log(tmp_path / "log", log.frames)
+    pieces = [Piece(segments(tmp_path / "log"), LogIndex(1), EVERYTHING)]
+    tables.replay(pieces, tmp_path / "out", tmp_path / "spill")
+    rows = pq.read_table(tmp_path / "out/groups").to_pylist()
+    found = {row["group"]: (row["start_offset"], row["acked"], row["sought"]) for row in rows}
+    assert found == {"kept": (0, 0, False), "gone": (0, 0, True), "g": (1, 1, True)}
+    acks = pq.read_table(tmp_path / "out/acks").to_pylist()
+    assert [(ack["group"], ack["queue_offset"]) for ack in acks] == [("g", 0), ("g", 1), ("g", 1)]
+    assert kept == 2

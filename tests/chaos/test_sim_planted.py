@@ -2,6 +2,7 @@
 
 import pytest
 
+from chaos.sim.group_mutations import GROUP_MUTATIONS
 from chaos.sim.mutations import MUTATIONS
 from chaos.sim.planted import ANY_WORLD, Mutation, calm, hunt
 from chaos.sim.policy_mutations import POLICY_MUTATIONS
@@ -13,7 +14,14 @@ from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
 
 FIRST_SEED = 1
-ALL = [*MUTATIONS, *TIMER_MUTATIONS, *SNAPSHOT_MUTATIONS, *POLICY_MUTATIONS, *REQUEST_MUTATIONS]
+ALL = [
+    *MUTATIONS,
+    *TIMER_MUTATIONS,
+    *SNAPSHOT_MUTATIONS,
+    *POLICY_MUTATIONS,
+    *GROUP_MUTATIONS,
+    *REQUEST_MUTATIONS,
+]
 
 every_mutation = pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
 

@@ -5,6 +5,7 @@ import pytest
 
 from chaos.sim.book import AHEAD_MS_MAX, Book, Row
 from chaos.sim.keybook import TimerName, Told
+from chaos.sim.orderbook import OrderBook
 from chaos.sim.paths import STATE_PATH
 from chaos.sim.planted import calm
 from chaos.sim.referee import Broken
@@ -15,8 +16,8 @@ from timer.conflicts import Verdict
 from timer.entry import Entry, Kind
 from timer.groups import Group
 from timer.leases import Consumer, Lease
-from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, Topic
-from timer.payloads import Fire, GroupSettings
+from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, SeekApplied, Topic
+from timer.payloads import Fire, GroupOp, GroupSettings, Op
 from timer.serving import Delivery
 from timer.units import (
     Epoch,
@@ -183,11 +184,7 @@ def test_offset_that_a_group_never_got_is_lost() -> None:
     book = world.town.book
     app = world.town.apps()[0]
     book.at_end(app)
-    machine = app.engine.machine
-    dead = {
-        (machine.topics[TopicId(t)].name, machine.group(TopicId(t), GroupId(g)).name, offset)
-        for t, g, offset in book.dead
-    }
+    dead = {(*book.lives[GroupId(g)], offset) for _, g, offset in book.dead}
     book.delivered.remove(min(book.delivered - dead))
     with pytest.raises(Broken, match="lost"):
         book.at_end(app)
@@ -248,3 +245,71 @@ def test_answers_that_fit_break_nothing() -> None:
     book.rescheduled(TimerName(5, 9), TimerName(6, 10), 6)
     book.keys.at_end({NAME})
     assert book.keys.keys[TimerName(6, 10)] == K
+
+
+# ---- order
+
+
+def ordered(kind: str, *offsets: int, consumer: Consumer, epoch: int = 3) -> Delivery:
+    """Return a delivery of messages of a group that keeps an order."""
+    one = handed_out(epoch, 5)
+    one.group.settings = GroupSettings(lease_ms=1, type=kind)
+    lease = Lease(LeaseId(1), consumer, np.array(offsets, np.uint64), MonoMs(1), len(offsets))
+    return Delivery(one.epoch, one.topic, one.group, lease, one.attempts, one.at_ms)
+
+
+def order_book() -> tuple[OrderBook, Consumer, Consumer]:
+    """Return a book of a topic with keys a b a b a b, and two consumers."""
+    x, y = (Consumer(name, 1, lambda _: None) for name in "xy")
+    return OrderBook(keys={1: [b"a", b"b"] * 3}), x, y
+
+
+def op(kind: Op, *offsets: int) -> GroupOp:
+    return GroupOp(kind, TopicId(1), GroupId(1), np.array(offsets, np.uint64))
+
+
+def test_what_is_handed_out_in_order_breaks_nothing() -> None:
+    book, x, y = order_book()
+    book.handed_out(ordered("key_shared", 0, 2, consumer=x))
+    book.handed_out(ordered("key_shared", 1, consumer=y))
+    book.committed(op(Op.ACK, 0))
+    book.committed(op(Op.NACK, 2))
+    book.handed_out(ordered("key_shared", 2, 4, consumer=y))
+    book.ack_asked(1, [1])
+    book.handed_out(ordered("key_shared", 3, consumer=x))
+    book.handed_out(ordered("failover", 1, 2, 3, consumer=x, epoch=4))
+
+
+def test_message_before_an_earlier_one_of_its_key_is_told() -> None:
+    book, x, y = order_book()
+    with pytest.raises(Broken, match=r"order: g .key_shared. of t gets 2 before 0"):
+        book.handed_out(ordered("key_shared", 2, consumer=x))
+    book.handed_out(ordered("key_shared", 0, consumer=x))
+    with pytest.raises(Broken, match="gets 2 before 0"):
+        book.handed_out(ordered("key_shared", 2, consumer=y))
+    with pytest.raises(Broken, match="gets 2 before 0"):
+        book.handed_out(ordered("exclusive", 2, consumer=x, epoch=4))
+
+
+def test_message_that_comes_again_behind_what_was_not_taken_back_is_told() -> None:
+    book, x, _ = order_book()
+    book.handed_out(ordered("failover", 0, 1, consumer=x))
+    book.committed(op(Op.NACK, 0))
+    with pytest.raises(Broken, match="gets 0 again behind 1"):
+        book.handed_out(ordered("failover", 0, consumer=x))
+    book.committed(op(Op.RECALL, 1))
+    book.handed_out(ordered("failover", 0, 1, consumer=x))
+
+
+def test_group_that_is_not_where_it_was_sought_to_is_told() -> None:
+    world = TimerWorld(1, options=calm(1))
+    world.run(5)
+    machine = world.town.apps()[0].engine.machine
+    topic = next(each for each in machine.topics.values() if each.groups)
+    group = next(iter(topic.groups.values()))
+    sought = GroupOp(Op.SEEK, topic.topic_id, group.group_id, np.array([group.cursor], np.uint64))
+    world.town.book._sought(machine, SeekApplied(sought, group))
+    world.town.book.first_lives.clear()
+    group.cursor = QueueOffset(group.cursor - 1)
+    with pytest.raises(Broken, match="seek"):
+        world.town.book._sought(machine, SeekApplied(sought, group))

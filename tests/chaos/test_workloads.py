@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -24,7 +25,7 @@ from chaos.workloads.kinds import KINDS
 from chaos.workloads.producer import Producer, outcome_of
 from tests.cluster.running import until
 from tests.timerclient.conftest import Threaded
-from tests.timerclient.fake_cluster import NOW_MS, wire_error
+from tests.timerclient.fake_cluster import NOW_MS, Group, wire_error
 from timerclient import TimerClient, errors
 from timerclient.pending import Rescheduled
 from timerclient.proto import timer_pb2 as pb
@@ -280,6 +281,34 @@ def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
     assert len(lines(run, "c", "open")) == 1
     assert [*check(run.histories / "c.jsonl")] == []
     books.check()
+
+
+@pytest.mark.parametrize(
+    ("type", "order", "kept"),
+    [("failover", [1, 0], False), ("key_shared", [1, 0], True), ("failover", [0, 1], True)],
+)
+def test_consumer_of_an_ordered_group_notices_when_it_is_not(
+    fake: Threaded,
+    client: TimerClient,
+    run: Run,
+    type: str,  # noqa: A002
+    order: list[int],
+    kept: bool,
+) -> None:
+    books = Books()
+    client.schedule_batch("t", [(n).to_bytes(8, "little") for n in (1, 2)], keys=["a", "b"])
+    fake.cluster.groups["t", GROUP] = Group(next=2, back=deque(order))
+    source = Source(topic="t", group=GROUP, type=type)
+    consumer = Consumer(run, "c", client, books, source)
+    until(lambda: sum(len(line["marks"]) for line in lines(run, "c", "deliver")) >= 2)
+    until(lambda: not kept or lines(run, "c", "ack"))
+    assert fake.cluster.settings[0].type == type
+    consumer.close()
+    if kept:
+        books.check()
+    else:
+        with pytest.raises(AssertionError, match=r"c: 0 of .* came after 1"):
+            books.check()
 
 
 def test_ack_of_a_lost_lease_is_no_end(fake: Threaded, client: TimerClient, run: Run) -> None:

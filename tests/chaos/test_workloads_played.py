@@ -104,7 +104,10 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
     ),
     "messages came again": lambda did: all(
         max(flat(did.of(name, "deliver"), "attempts"), default=0) > 1
-        for name in ("slow", "dying", "nacking")
+        for name in ("slow", "dying", "nacking", "ordered")
+    ),
+    "both kinds of order were looked at": lambda did: (
+        {line["group"] for line in did.of("ordered", "deliver")} == {"keys", "queue"}
     ),
     "messages were given back": lambda did: "NACKED" in did.results("nacking", "nack"),
     "somebody gave up a timer that came": lambda did: any(

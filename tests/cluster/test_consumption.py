@@ -1,7 +1,7 @@
 """Nacks, extensions, dead letters and unary calls against three real processes, over failovers."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +137,10 @@ def test_unary_call_beyond_a_limit_names_it(
 def test_example_of_the_documentation_runs(cluster: Running, number: int) -> None:
     with cluster.client() as client:
         topic = f"orders-{number}"
-        client.schedule(topic, b"broken" if number == 0 else b"fine")
-        exec(EXAMPLES[number].replace("orders", topic), {"client": client, "timedelta": timedelta})
+        client.schedule(topic, b"broken" if "broken" in EXAMPLES[number] else b"fine")
+        known = {"client": client, "errors": errors, "timedelta": timedelta}
+        known |= {"datetime": datetime, "UTC": UTC}
+        exec(EXAMPLES[number].replace("orders", topic), known)
 
 
 def test_group_settings_are_checked_changed_in_part_and_told(client: TimerClient) -> None:

@@ -40,6 +40,8 @@ INSTANCES: list[errors.TimerError] = [
     errors.OutcomeForgotten(3),
     errors.UnknownProducer(12),
     errors.LeaseLost("leased to another consumer"),
+    errors.GroupHeld("bills", "g", "c"),
+    errors.GroupDeleted("bills", "g"),
     errors.ShuttingDown("draining"),
     errors.StorageError("disk"),
     errors.CorruptFile("log/1", 40, "checksum"),

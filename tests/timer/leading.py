@@ -116,8 +116,9 @@ class Play:
         assert isinstance(topic, Topic)
         return topic
 
-    def make_group(self, name: str = "g") -> Group:
-        create = CreateGroup(self.topic_id, name, Start.EARLIEST, GroupSettings(lease_ms=LEASE_MS))
+    def make_group(self, name: str = "g", **settings: Any) -> Group:
+        settings = {"lease_ms": LEASE_MS} | settings
+        create = CreateGroup(self.topic_id, name, Start.EARLIEST, GroupSettings(**settings))
         self.leader.groups.create(create, self.done(f"group {name}"))
         self.settle()
         group = self.answers.pop(f"group {name}")

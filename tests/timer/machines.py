@@ -142,8 +142,11 @@ class Log:
     def group(self, *ops: AnyOp) -> Entry:
         return self.append(Kind.GROUP, payloads.encode_group(ops))
 
-    def create_group(self, topic: int, name: str, start: Start = Start.EARLIEST) -> Entry:
-        return self.group(CreateGroup(TopicId(topic), name, start, GroupSettings(lease_ms=1000)))
+    def create_group(
+        self, topic: int, name: str, start: Start = Start.EARLIEST, **settings: Any
+    ) -> Entry:
+        how = GroupSettings(lease_ms=1000, **settings)
+        return self.group(CreateGroup(TopicId(topic), name, start, how))
 
     def op(self, op: Op, topic: int, group: int, offsets: Iterable[int]) -> Entry:
         return self.group(GroupOp(op, TopicId(topic), GroupId(group), u64(offsets)))

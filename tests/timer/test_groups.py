@@ -42,6 +42,7 @@ class Model:
     reserved: int
     acked: set[int] = field(default_factory=set)
     ended: dict[int, int] = field(default_factory=dict)
+    recalled: dict[int, int] = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
     later: dict[int, int] = field(default_factory=dict)
 
@@ -77,11 +78,17 @@ class Model:
                 self.ended[offset] = self.ended.get(offset, 0) + 1
                 self.later.pop(offset, None)
 
+    def recall(self, offsets: set[int]) -> None:
+        for offset in offsets:
+            if self.start <= offset < self.reserved and offset not in self.acked:
+                self.recalled[offset] = self.recalled.get(offset, 0) + 1
+
     def epoch(self, queue_end: int) -> None:
         self.marks.append(min(self.reserved, queue_end))
 
     def attempts(self, offset: int) -> int:
-        return 1 + self.ended.get(offset, 0) + sum(offset < mark for mark in self.marks)
+        times = self.ended.get(offset, 0) + self.recalled.get(offset, 0)
+        return 1 + times + sum(offset < mark for mark in self.marks)
 
 
 offsets_of = st.lists(
@@ -94,6 +101,7 @@ steps_of = st.lists(
         st.tuples(st.just("ack"), st.integers(0, 30).map(lambda n: list(range(n)))),
         st.tuples(st.just("end"), offsets_of),
         st.tuples(st.just("nack"), offsets_of),
+        st.tuples(st.just("recall"), offsets_of),
         st.tuples(st.just("reserve"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
         st.tuples(st.just("epoch"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
     ),
@@ -114,6 +122,9 @@ def test_group_agrees_with_the_model(start: int, steps: list[tuple[str, list[int
         elif what == "nack":
             times = (u64(values) * np.uint64(100) + np.uint64(1)).astype(np.int64)
             assert group.nack(u64(values), times).tolist() == model.nack(values)
+        elif what == "recall":
+            group.recall(u64(sorted({*values})))
+            model.recall({*values})
         elif what == "reserve":
             group.reserve(QueueOffset(values[0]))
             model.reserved = max(model.reserved, values[0])

@@ -65,7 +65,10 @@ class Play:
     """(epoch, lease) of all that was ever handed out."""
 
     def __post_init__(self) -> None:
-        self.leases = Leases(self.group, Epoch(self.epoch))
+        self.leases = self.make_leases()
+
+    def make_leases(self) -> Leases:
+        return Leases(self.group, Epoch(self.epoch))
 
     def fire(self, count: int, size: int = 1) -> None:
         rows = np.zeros(count, ROW)
@@ -83,6 +86,7 @@ class Play:
     def leave(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
         self.propose(self.leases.leave(consumer))
+        self.propose(self.leases.recall())
 
     def propose(self, op: GroupOp | None) -> None:
         if op is not None:
@@ -94,6 +98,7 @@ class Play:
         chosen = [o for at, o in enumerate(lease.offsets.tolist()) if picks >> (at % 12) & 1]
         asked = np.array(chosen + chosen[:1], np.uint64)
         verdict = self.leases.nack(Epoch(epoch), lease.lease_id, asked)
+        self.propose(self.leases.recall())
         taken = asked[verdict == ACCEPT]
         if len(taken):
             times = np.full(len(taken), self.now_ms + delay_ms, np.int64)
@@ -110,6 +115,8 @@ class Play:
                 self.done.update(op.offsets.tolist())
             elif op.op is Op.ENDED:
                 self.group.end_leases(op.offsets)
+            elif op.op is Op.RECALL:
+                self.group.recall(op.offsets)
             elif isinstance(op, Nack):
                 new = self.group.nack(op.offsets, op.not_before_ms)
                 told = zip(op.offsets[new].tolist(), op.not_before_ms[new].tolist(), strict=True)
@@ -160,13 +167,14 @@ class Play:
     def wait(self, ms: int) -> None:
         self.now_ms += ms
         self.propose(self.leases.expire(MonoMs(self.now_ms)))
+        self.propose(self.leases.recall())
 
     def next_epoch(self) -> None:
         """Another leader begins; what was proposed and not applied is lost."""
         self.log.clear()
         self.epoch += 1
         self.group.begin_epoch(self.queue.end)
-        self.leases = Leases(self.group, Epoch(self.epoch))
+        self.leases = self.make_leases()
         self.consumers.clear()
 
 
@@ -220,7 +228,7 @@ def test_whatever_happens_every_message_is_acked_and_none_is_delivered_after_it(
             assert set(play.ack_lease()) == {ACCEPT}
         play.wait(3 * LEASE_MS)
     assert play.done == set(range(int(play.queue.end)))
-    assert play.leases.leased() == 0
+    assert play.leases.in_flight == 0
     assert play.leases.wake_at_ms() is None
 
 
@@ -247,18 +255,18 @@ def take_step(play: Play, what: str, value: int) -> None:
 
 
 SIMPLE: dict[str, Callable[[Play, int], object]] = {
-    "fire": Play.fire,
-    "join": Play.join,
-    "hand out": Play.hand_out,
-    "wait": Play.wait,
-    "apply": Play.apply,
+    "fire": lambda play, value: play.fire(value),
+    "join": lambda play, value: play.join(value),
+    "hand out": lambda play, value: play.hand_out(value),
+    "wait": lambda play, value: play.wait(value),
+    "apply": lambda play, value: play.apply(value),
     "epoch": lambda play, _: play.next_epoch(),
 }
 
 
 def check_bookkeeping(play: Play) -> None:
     wake = play.leases.wake_at_ms()
-    assert (wake is None) == (play.leases.leased() == 0)
+    assert (wake is None) == (play.leases.in_flight == 0)
     assert wake is None or wake > play.now_ms
     ours = [lease for consumer in play.consumers for lease in consumer.leases]
     assert len(ours) == len(set(ours))
@@ -430,7 +438,7 @@ def test_ack_that_names_an_offset_twice_settles_it_once() -> None:
     play = ready(3)
     play.hand_out()
     assert play.ack_lease([0, 0, 0]) == [ACCEPT, ALREADY_ACKED, ALREADY_ACKED]
-    assert play.leases.leased() == 2
+    assert play.leases.in_flight == 2
     play.wait(LEASE_MS)
     play.apply()
     assert play.hand_out() == [1, 2]

@@ -56,11 +56,21 @@ def busy_log() -> Log:
     log.nack(1, 1, [5], START_MS + 10**6)
     log.alter(1, 1, max_attempts=3, backoff_ms_min=10, dead_letter_topic="dead")
     log.move(1, 2, [2], "dead", "h")
+    log.create_group(1, "deleted")
+    log.op(Op.DELETE, 1, 4, [])
+    log.create_group(1, "anew", type="key_shared")
+    log.op(Op.RESERVE, 1, 5, [3])
+    log.op(Op.RECALL, 1, 5, [1])
+    log.create_group(1, "sought")
+    log.op(Op.RESERVE, 1, 6, [5])
+    log.op(Op.SEEK, 1, 6, [2])
     log.begin_epoch()
     log.fire(START_MS + 12)
     log.now_ms += 5000
     log.checkpoint()
     log.cancel([(START_MS + 19, 19)])
+    log.op(Op.DELETE, 1, 5, [])
+    log.op(Op.DELETE, 1, 7, [])
     return log
 
 
@@ -79,7 +89,7 @@ def flush(engine: Engine) -> None:
     engine.end_flush(begun)
 
 
-@pytest.mark.parametrize("cut", range(1, 24))
+@pytest.mark.parametrize("cut", range(1, 34))
 def test_restart_from_a_manifest_of_any_index_is_the_uninterrupted_machine(cut: int) -> None:
     whole = busy_log()
     log = Log(entries=whole.entries[:cut])

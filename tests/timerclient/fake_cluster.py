@@ -18,7 +18,14 @@ from tests.timerclient.fake_timers import Row, Timers, columns, slices
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
-RETRYABLE = {pb.NOT_LEADER, pb.NOT_READY, pb.OVERLOADED, pb.COMMIT_TIMEOUT, pb.LEADERSHIP_LOST}
+RETRYABLE = {
+    pb.GROUP_HELD,
+    pb.NOT_LEADER,
+    pb.NOT_READY,
+    pb.OVERLOADED,
+    pb.COMMIT_TIMEOUT,
+    pb.LEADERSHIP_LOST,
+}
 UNKNOWN = {pb.COMMIT_TIMEOUT, pb.LEADERSHIP_LOST}
 NOW_MS = 1_700_000_000_000
 
@@ -77,6 +84,9 @@ class Cluster:
     dead_letters: int = 250
     settings: list[pb.GroupSettings] = field(default_factory=list)
     """Of groups, as they were asked for."""
+    seeks: list[pb.SeekGroupRequest] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    """Groups."""
     transfers: list[str] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     named: "dict[str, Producer]" = field(default_factory=dict)
@@ -90,6 +100,8 @@ class Cluster:
     """Answers wait for it. None: they don't."""
     wake: asyncio.Condition = field(default_factory=asyncio.Condition)
     deliver_max: int = 100
+    held_for: int = 0
+    """So many consumers yet are told that another one has their group."""
 
     @property
     def address(self) -> str:
@@ -329,6 +341,10 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         if opening.group == "FORBIDDEN":
             refused = wire_error(pb.INVALID_REQUEST, "group = FORBIDDEN", field="group")
             await refuse(context, refused, grpc.StatusCode.INVALID_ARGUMENT)
+        if cluster.held_for > 0:
+            cluster.held_for -= 1
+            held = wire_error(pb.GROUP_HELD, "consumer 'other' has it")
+            await refuse(context, held, grpc.StatusCode.FAILED_PRECONDITION)
         group = cluster.groups.setdefault((opening.topic, opening.group), Group())
         session = Session(cluster, group, opening, epoch)
         reader = asyncio.ensure_future(session.read(requests))
@@ -427,6 +443,20 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             missing = wire_error(pb.NOT_FOUND, "no such group: 'nobody'")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         return await self.CreateGroup(request, context)
+
+    async def SeekGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        self.cluster.seeks.append(request)
+        return pb.GroupStatus(name=request.group, cursor=request.offset)
+
+    async def DeleteGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.group == "nobody" or request.group in self.cluster.deleted:
+            missing = wire_error(pb.NOT_FOUND, f"no such group: {request.group!r}")
+            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+        self.cluster.deleted.append(request.group)
+        if self.cluster.lose_alters:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+        return pb.DeleteGroupResponse()
 
     async def Redrive(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
@@ -543,6 +573,8 @@ class Session:
             group.back.append(offset)
             return pb.NACKED
         group.acked.add(offset)
+        if ack.cumulative:
+            group.acked.update(range(offset))
         return pb.ACKED
 
     def ready(self) -> bool:

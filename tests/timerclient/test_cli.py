@@ -262,7 +262,8 @@ def test_groups_are_made_altered_and_listed(ctl: Ctl, threaded: Threaded) -> Non
     code, out, err = ctl("groups", "create", "orders", "billing", *settings)
     assert (code, err) == (0, "")
     assert out.splitlines()[1].split() == [
-        *("orders", "billing", "0", "0", "0", "0", "5", "250..60000", "orders.billing.dead"),
+        *("orders", "billing", "-", "0", "0", "0", "0", "0", "5", "250..60000"),
+        "orders.billing.dead",
     ]
     assert threaded.cluster.settings[-1].HasField("lease_ms") is False
     _, out, _ = ctl("groups", "alter", "orders", "billing", "--max-attempts", "0", "-o", "json")
@@ -273,6 +274,34 @@ def test_groups_are_made_altered_and_listed(ctl: Ctl, threaded: Threaded) -> Non
     assert group["unacked"] == 3
     assert ctl("groups", "describe", "orders", "nobody")[0] != 0
     assert ctl("groups", "list", "nothing")[1].strip() == "no groups"
+
+
+def test_groups_are_sought_reset_and_deleted(ctl: Ctl, threaded: Threaded) -> None:
+    seek, cluster = ("groups", "seek", "orders", "billing"), threaded.cluster
+    code, out, err = ctl(*seek, "--offset", "7")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1].split()[3] == "7"
+    assert ctl(*seek, "--time", "1970-01-01T00:00:02Z")[0] == 0
+    assert ctl(*seek, "--latest")[0] == 0
+    assert ctl("groups", "reset", "orders", "billing")[0] == 0
+    places = [(each.WhichOneof("to"), each.time_ms, each.start) for each in cluster.seeks]
+    assert places[1:] == [
+        ("time_ms", 2_000, pb.EARLIEST),
+        ("start", 0, pb.LATEST),
+        ("start", 0, pb.EARLIEST),
+    ]
+    for wrong in ((), ("--offset", "7", "--latest"), ("--time", "2030-01-01")):
+        assert ctl(*seek, *wrong)[0] == 2
+    assert ctl(*seek, "--offset", "-1")[0] == 1
+    code, _, err = ctl("groups", "delete", "orders", "billing")
+    assert (code, cluster.deleted) == (1, [])
+    assert "needs --yes" in err
+    assert ctl("groups", "delete", "orders", "billing", "--yes")[0] == 0
+    assert cluster.deleted == ["billing"]
+    assert ctl("groups", "delete", "orders", "nobody", "--yes")[0] == 1
+    ctl("groups", "create", "orders", "g", "--type", "exclusive", "--max-in-flight", "9")
+    assert (cluster.settings[-1].type, cluster.settings[-1].max_in_flight) == ("exclusive", 9)
+    assert ctl("groups", "create", "orders", "g", "--type", "other")[0] == 2
 
 
 def test_dead_letters_are_redriven_all_or_some(ctl: Ctl) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -214,6 +214,65 @@ async def test_nacks_of_one_delay_share_a_request(cluster: Cluster) -> None:
     assert len(cluster.acks) <= 2
 
 
+async def test_cumulative_ack_is_a_request_of_its_own_and_repeated_if_its_answer_is_lost(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(9))
+    async with client.consumer("orders", "g") as consumer:
+        got = await consumer.receive(9)
+        cluster.on_ack = once("lose")
+        answers = [got[3].ack_up_to(), got[6].ack_up_to(), got[8].ack()]
+        assert [await each for each in answers] == [
+            AckResult.ALREADY_ACKED,
+            AckResult.ACKED,
+            AckResult.ACKED,
+        ]
+    asked = {(tuple(r.offsets), r.cumulative) for r in cluster.acks if isinstance(r, pb.AckRequest)}
+    assert asked == {((3,), True), ((6,), True), ((8,), False)}
+
+
+async def test_group_that_is_held_refuses_who_comes_and_lets_who_was_there_wait(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(2))
+    cluster.held_for = 1
+    with pytest.raises(errors.GroupHeld, match="'other' has it"):
+        async with client.consumer("orders", "g"):
+            pass
+    async with client.consumer("orders", "g", window=1) as consumer:
+        _ = await consumer.receive()
+        cluster.held_for = 2
+        await cluster.fail_over(to=1)
+        assert await consumer.receive()
+    assert [each.existing for each in cluster.opened] == [False, False, *[True] * 3]
+
+
+async def test_deletion_whose_answer_was_lost_is_done(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    with pytest.raises(errors.NotFound):
+        await client.delete_group("orders", "nobody")
+    cluster.lose_alters = True
+    await client.delete_group("orders", "g")
+    assert cluster.deleted == ["g"]
+
+
+async def test_seek_needs_exactly_one_place(cluster: Cluster, client: AsyncTimerClient) -> None:
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"offset": 1, "start": "latest"},
+        {"offset": -1},
+        {"offset": 1 << 64},
+        {"start": "middle"},
+        {"time": datetime(2030, 1, 1)},  # noqa: DTZ001 -- naive
+    ]
+    for place in wrong:
+        with pytest.raises(errors.InvalidRequest):
+            await client.seek_group("orders", "g", **place)
+    assert not cluster.seeks
+    assert (await client.seek_group("orders", "g", offset=5)).cursor == 5
+
+
 async def test_nack_whose_answer_is_lost_is_unknown_and_not_repeated(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
@@ -225,7 +284,7 @@ async def test_nack_whose_answer_is_lost_is_unknown_and_not_repeated(
             await message.nack(delay=0)
         [again] = await consumer.receive()
         assert await again.ack() == AckResult.ACKED
-    assert [type(request) for request in cluster.acks] == [pb.NackRequest, pb.AckRequest]
+    assert [type(request).__name__ for request in cluster.acks] == ["NackRequest", "AckRequest"]
 
 
 @pytest.mark.parametrize("delay", [-1, timedelta(days=-1), float("nan"), 1e18])

@@ -67,6 +67,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """INVALID_ARGUMENT: between operator and node only"""
     DISK_FULL: _Reason.ValueType  # 17
     """RESOURCE_EXHAUSTED: as OVERLOADED, until there is room on the disks"""
+    GROUP_HELD: _Reason.ValueType  # 18
+    """FAILED_PRECONDITION: an exclusive group has a consumer already"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """---- errors
@@ -109,6 +111,8 @@ CONFIG: Reason.ValueType  # 16
 """INVALID_ARGUMENT: between operator and node only"""
 DISK_FULL: Reason.ValueType  # 17
 """RESOURCE_EXHAUSTED: as OVERLOADED, until there is room on the disks"""
+GROUP_HELD: Reason.ValueType  # 18
+"""FAILED_PRECONDITION: an exclusive group has a consumer already"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _OnConflict:
@@ -1044,6 +1048,11 @@ class StoryEvent(_message.Message):
         """`group` gave it up, or sent it back: it goes on in `to_topic`"""
         NEW_LEADER: StoryEvent._What.ValueType  # 12
         """what was handed out before may come again"""
+        RECALLED: StoryEvent._What.ValueType  # 13
+        """taken back, as one before it in its order came back"""
+        SOUGHT: StoryEvent._What.ValueType  # 14
+        """the group goes on from queue_offset, as if it had seen nothing"""
+        GROUP_DELETED: StoryEvent._What.ValueType  # 15
 
     class What(_What, metaclass=_WhatEnumTypeWrapper): ...
     WHAT_UNSPECIFIED: StoryEvent.What.ValueType  # 0
@@ -1068,6 +1077,11 @@ class StoryEvent(_message.Message):
     """`group` gave it up, or sent it back: it goes on in `to_topic`"""
     NEW_LEADER: StoryEvent.What.ValueType  # 12
     """what was handed out before may come again"""
+    RECALLED: StoryEvent.What.ValueType  # 13
+    """taken back, as one before it in its order came back"""
+    SOUGHT: StoryEvent.What.ValueType  # 14
+    """the group goes on from queue_offset, as if it had seen nothing"""
+    GROUP_DELETED: StoryEvent.What.ValueType  # 15
 
     WHAT_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
@@ -1092,6 +1106,7 @@ class StoryEvent(_message.Message):
     epoch: _builtins.int
     topic: _builtins.str
     group: _builtins.str
+    """empty: one that was sought or deleted since"""
     queue_offset: _builtins.int
     other_id: _builtins.bytes
     producer_id: _builtins.int
@@ -1254,6 +1269,7 @@ class OpenConsumer(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     CONSUMER_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    EXISTING_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     lease_ms: _builtins.int
@@ -1263,6 +1279,8 @@ class OpenConsumer(_message.Message):
     consumer: _builtins.str
     """a name for people"""
     credit: _builtins.int
+    existing: _builtins.bool
+    """NOT_FOUND if the group is not there: it is not made"""
     def __init__(
         self,
         *,
@@ -1272,10 +1290,11 @@ class OpenConsumer(_message.Message):
         start: Global___GroupStart.ValueType = ...,
         consumer: _builtins.str = ...,
         credit: _builtins.int = ...,
+        existing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "credit", b"credit", "group", b"group", "lease_ms", b"lease_ms", "start", b"start", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "credit", b"credit", "existing", b"existing", "group", b"group", "lease_ms", b"lease_ms", "start", b"start", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1291,6 +1310,7 @@ class AckRequest(_message.Message):
     OFFSETS_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    CUMULATIVE_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     """echoed in the answer"""
     lease_id: _builtins.int
@@ -1300,6 +1320,8 @@ class AckRequest(_message.Message):
     topic: _builtins.str
     """of a unary request only, as in the two below"""
     group: _builtins.str
+    cumulative: _builtins.bool
+    """everything up to the one offset; exclusive and failover groups only"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1311,10 +1333,11 @@ class AckRequest(_message.Message):
         offsets: _abc.Iterable[_builtins.int] | None = ...,
         topic: _builtins.str = ...,
         group: _builtins.str = ...,
+        cumulative: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cumulative", b"cumulative", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2147,6 +2170,8 @@ class GroupSettings(_message.Message):
     DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
     BACKOFF_MS_MIN_FIELD_NUMBER: _builtins.int
     BACKOFF_MS_MAX_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    MAX_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """how long a message is held; 30 s"""
     max_attempts: _builtins.int
@@ -2159,6 +2184,10 @@ class GroupSettings(_message.Message):
     """a nack without a delay waits so long, then twice as long, …"""
     backoff_ms_max: _builtins.int
     """… up to this"""
+    type: _builtins.str
+    """shared, key_shared, exclusive or failover; of a new group"""
+    max_in_flight: _builtins.int
+    """leased to all consumers together; 0: no limit"""
     def __init__(
         self,
         *,
@@ -2167,10 +2196,12 @@ class GroupSettings(_message.Message):
         dead_letter_topic: _builtins.str | None = ...,
         backoff_ms_min: _builtins.int | None = ...,
         backoff_ms_max: _builtins.int | None = ...,
+        type: _builtins.str | None = ...,
+        max_in_flight: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backoff_ms_max", b"_backoff_ms_max", "_backoff_ms_min", b"_backoff_ms_min", "_dead_letter_topic", b"_dead_letter_topic", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "backoff_ms_max", b"backoff_ms_max", "backoff_ms_min", b"backoff_ms_min", "dead_letter_topic", b"dead_letter_topic", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backoff_ms_max", b"_backoff_ms_max", "_backoff_ms_min", b"_backoff_ms_min", "_dead_letter_topic", b"_dead_letter_topic", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_type", b"_type", "backoff_ms_max", b"backoff_ms_max", "backoff_ms_min", b"backoff_ms_min", "dead_letter_topic", b"dead_letter_topic", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "type", b"type"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backoff_ms_max", b"_backoff_ms_max", "_backoff_ms_min", b"_backoff_ms_min", "_dead_letter_topic", b"_dead_letter_topic", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "backoff_ms_max", b"backoff_ms_max", "backoff_ms_min", b"backoff_ms_min", "dead_letter_topic", b"dead_letter_topic", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backoff_ms_max", b"_backoff_ms_max", "_backoff_ms_min", b"_backoff_ms_min", "_dead_letter_topic", b"_dead_letter_topic", "_lease_ms", b"_lease_ms", "_max_attempts", b"_max_attempts", "_max_in_flight", b"_max_in_flight", "_type", b"_type", "backoff_ms_max", b"backoff_ms_max", "backoff_ms_min", b"backoff_ms_min", "dead_letter_topic", b"dead_letter_topic", "lease_ms", b"lease_ms", "max_attempts", b"max_attempts", "max_in_flight", b"max_in_flight", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backoff_ms_max: _TypeAlias = _typing.Literal["backoff_ms_max"]  # noqa: Y015
     _WhichOneofArgType__backoff_ms_max: _TypeAlias = _typing.Literal["_backoff_ms_max", b"_backoff_ms_max"]  # noqa: Y015
@@ -2182,6 +2213,10 @@ class GroupSettings(_message.Message):
     _WhichOneofArgType__lease_ms: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms"]  # noqa: Y015
     _WhichOneofReturnType__max_attempts: _TypeAlias = _typing.Literal["max_attempts"]  # noqa: Y015
     _WhichOneofArgType__max_attempts: _TypeAlias = _typing.Literal["_max_attempts", b"_max_attempts"]  # noqa: Y015
+    _WhichOneofReturnType__max_in_flight: _TypeAlias = _typing.Literal["max_in_flight"]  # noqa: Y015
+    _WhichOneofArgType__max_in_flight: _TypeAlias = _typing.Literal["_max_in_flight", b"_max_in_flight"]  # noqa: Y015
+    _WhichOneofReturnType__type: _TypeAlias = _typing.Literal["type"]  # noqa: Y015
+    _WhichOneofArgType__type: _TypeAlias = _typing.Literal["_type", b"_type"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__backoff_ms_max) -> _WhichOneofReturnType__backoff_ms_max | None: ...
     @_typing.overload
@@ -2192,6 +2227,10 @@ class GroupSettings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_ms) -> _WhichOneofReturnType__lease_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_attempts) -> _WhichOneofReturnType__max_attempts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_in_flight) -> _WhichOneofReturnType__max_in_flight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__type) -> _WhichOneofReturnType__type | None: ...
 
 Global___GroupSettings: _TypeAlias = GroupSettings  # noqa: Y015
 
@@ -2249,6 +2288,78 @@ class AlterGroupRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterGroupRequest: _TypeAlias = AlterGroupRequest  # noqa: Y015
+
+@_typing.final
+class SeekGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    offset: _builtins.int
+    """queue offset of the next message"""
+    time_ms: _builtins.int
+    """the first one that fired then or later, Unix milliseconds"""
+    start: Global___GroupStart.ValueType
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+        start: Global___GroupStart.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "start", b"start", "time_ms", b"time_ms", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "offset", b"offset", "start", b"start", "time_ms", b"time_ms", "to", b"to", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_to: _TypeAlias = _typing.Literal["offset", "time_ms", "start"]  # noqa: Y015
+    _WhichOneofArgType_to: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_to) -> _WhichOneofReturnType_to | None: ...
+
+Global___SeekGroupRequest: _TypeAlias = SeekGroupRequest  # noqa: Y015
+
+@_typing.final
+class DeleteGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteGroupRequest: _TypeAlias = DeleteGroupRequest  # noqa: Y015
+
+@_typing.final
+class DeleteGroupResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteGroupResponse: _TypeAlias = DeleteGroupResponse  # noqa: Y015
 
 @_typing.final
 class RedriveRequest(_message.Message):

@@ -751,6 +751,16 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
                 _registered_method=True)
+        self.SeekGroup = channel.unary_unary(
+                '/timer.v1.AdminService/SeekGroup',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.SeekGroupRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+                _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/timer.v1.AdminService/DeleteGroup',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.DeleteGroupRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
         self.Redrive = channel.unary_unary(
                 '/timer.v1.AdminService/Redrive',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.RedriveRequest.SerializeToString,
@@ -827,6 +837,21 @@ class AdminServiceServicer:
 
     def AlterGroup(self, request, context):
         """Changes the settings that are given, at one point of the log.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SeekGroup(self, request, context):
+        """Lets a group go on elsewhere in what its topic keeps. Its consumers stay; the acks of what they
+        hold are ACK_LEASE_LOST from then on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGroup(self, request, context):
+        """Deletes a group: its consumers' streams and their acks end with NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -911,6 +936,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.AlterGroup,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.SerializeToString,
+            ),
+            'SeekGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.SeekGroup,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.SeekGroupRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.GroupStatus.SerializeToString,
+            ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.DeleteGroupRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.DeleteGroupResponse.SerializeToString,
             ),
             'Redrive': grpc.unary_unary_rpc_method_handler(
                     servicer.Redrive,
@@ -1112,6 +1147,60 @@ class AdminService:
             '/timer.v1.AdminService/AlterGroup',
             timerclient_dot_proto_dot_timer__pb2.AlterGroupRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SeekGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/SeekGroup',
+            timerclient_dot_proto_dot_timer__pb2.SeekGroupRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.GroupStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/DeleteGroup',
+            timerclient_dot_proto_dot_timer__pb2.DeleteGroupRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.DeleteGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -258,6 +258,12 @@ class AdminServiceStub:
     """Makes a group, and its topic, unless it exists; answers with it as it is then."""
     AlterGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]
     """Changes the settings that are given, at one point of the log."""
+    SeekGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.SeekGroupRequest, _timer_pb2.GroupStatus]
+    """Lets a group go on elsewhere in what its topic keeps. Its consumers stay; the acks of what they
+    hold are ACK_LEASE_LOST from then on.
+    """
+    DeleteGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteGroupRequest, _timer_pb2.DeleteGroupResponse]
+    """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
     Redrive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]
     """Sends some dead letters back to the topics that they came from, each exactly once."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]
@@ -285,6 +291,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Makes a group, and its topic, unless it exists; answers with it as it is then."""
     AlterGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
     """Changes the settings that are given, at one point of the log."""
+    SeekGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.SeekGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
+    """Lets a group go on elsewhere in what its topic keeps. Its consumers stay; the acks of what they
+    hold are ACK_LEASE_LOST from then on.
+    """
+    DeleteGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteGroupRequest, _timer_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
     Redrive: _aio.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]  # type: ignore[assignment]
     """Sends some dead letters back to the topics that they came from, each exactly once."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
@@ -345,6 +357,24 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
         """Changes the settings that are given, at one point of the log."""
+
+    @_abc_1.abstractmethod
+    def SeekGroup(
+        self,
+        request: _timer_pb2.SeekGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.GroupStatus, _abc.Awaitable[_timer_pb2.GroupStatus]]:
+        """Lets a group go on elsewhere in what its topic keeps. Its consumers stay; the acks of what they
+        hold are ACK_LEASE_LOST from then on.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteGroup(
+        self,
+        request: _timer_pb2.DeleteGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.DeleteGroupResponse, _abc.Awaitable[_timer_pb2.DeleteGroupResponse]]:
+        """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def Redrive(

@@ -1,0 +1,131 @@
+"""Planted bugs in groups' order and seeks (chaos/sim/planted.py says what they are for)."""
+
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+
+from chaos.sim.planted import Mutation, Plant
+from chaos.sim.timers import TimerWorld
+from timer import ordered
+from timer.columns import I64, U64
+from timer.groups import Group
+from timer.leases import Leases
+from timer.machine import Machine
+from timer.ordered import ANYBODY, Ordered
+
+
+def _patch(target: object, name: str, new: object) -> Plant:
+    return lambda: mock.patch.object(target, name, new)
+
+
+_first_of = ordered._first_of  # noqa: SLF001
+
+
+def _no_walls(keys: U64, values: I64, of: U64, default: int) -> I64:
+    """What is put off, or not back yet, holds nothing back."""
+    upto = None if default == ANYBODY else 0
+    return _first_of(keys[:upto], values[:upto], of, default)
+
+
+def _no_owners(keys: U64, values: I64, of: U64, default: int) -> I64:
+    """Whose key it is, is not asked."""
+    upto = 0 if default == ANYBODY else None
+    return _first_of(keys[:upto], values[:upto], of, default)
+
+
+def _returned(self: Ordered, offsets: U64) -> None:
+    """What was given behind a message that comes back stays with its consumer."""
+    del self, offsets
+
+
+_restart = Group.restart
+
+
+def _restart_unmarked(self: Group, *args: Any) -> None:
+    """A seek forgets that something was handed out before."""
+    _restart(self, *args)
+    self.marks = []
+
+
+_seek = Machine._seek  # noqa: SLF001
+
+
+def _seek_forward(self: Machine, op: Any, group: Group) -> Any:
+    """A group goes on from where it is, if that is later."""
+    later = np.maximum(op.offsets, np.uint64(group.cursor))
+    applied = _seek(self, replace(op, offsets=later), group)
+    return replace(applied, op=op)
+
+
+def _same_life(self: Leases, epoch: Any, lease_id: Any) -> bool:
+    """An ack counts whenever its message was delivered."""
+    del self, epoch, lease_id
+    return False
+
+
+_TYPES: Final = {"types": True, "mischief": ()}
+
+
+def _mutation(
+    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
+) -> Mutation:
+    aim = _TYPES | aim
+    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
+
+
+GROUP_MUTATIONS: Final = (
+    _mutation(
+        "nack_holds_nothing_back",
+        "an ordered group goes on behind a message that is put off",
+        {"order"},
+        20,
+        "a nack, or a lease that ends, in an ordered group",
+        _patch(ordered, "_first_of", _no_walls),
+    ),
+    _mutation(
+        "nothing_is_recalled",
+        "a message comes back, and what was given behind it stays where it is",
+        {"order"},
+        20,
+        "a nack in an ordered group with more in flight behind it",
+        _patch(Ordered, "_returned", _returned),
+    ),
+    _mutation(
+        "key_of_two_consumers",
+        "a key goes to whoever has credit",
+        {"order"},
+        40,
+        "a key_shared group with two consumers and a key that is in flight",
+        _patch(ordered, "_first_of", _no_owners),
+        proposals_per_s=16,
+    ),
+    _mutation(
+        "ack_from_before_the_seek",
+        "an ack of what was delivered before a seek counts after it",
+        {"lost"},
+        60,
+        "a seek with leases out",
+        _patch(Leases, "_of_another_life", _same_life),
+        proposals_per_s=16,
+        faults=("slow_disk",),
+    ),
+    _mutation(
+        "seek_is_unmarked",
+        "what was delivered before a seek comes as if for the first time",
+        {"unmarked"},
+        40,
+        "a seek back",
+        _patch(Group, "restart", _restart_unmarked),
+    ),
+    _mutation(
+        "seek_goes_forward_only",
+        "a seek back leaves the group where it is",
+        {"seek"},
+        40,
+        "a seek back",
+        _patch(Machine, "_seek", _seek_forward),
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,0 +1,344 @@
+"""Leases that keep an order: random histories against a model of the order, then cases by name."""
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.timer.test_leases import (
+    LEASE_MS,
+    Play,
+    check_bookkeeping,
+    steps_of,
+    take_step,
+)
+from timer.columns import ROW, Buffers
+from timer.leases import (
+    ACCEPT,
+    ALREADY_ACKED,
+    LEASE_LOST,
+    NOT_DELIVERED,
+    Consumer,
+    Lease,
+    Leases,
+)
+from timer.ordered import ORDER_WINDOW, Ordered, leases_of
+from timer.payloads import EXCLUSIVE, FAILOVER, KEY_SHARED, GroupOp, GroupSettings, Nack, Op
+from timer.units import Epoch, UnixMs
+
+KEYS = b"abc"
+
+
+@dataclass
+class OrderedPlay(Play):
+    """A group that keeps an order, and what is in flight of each of its keys."""
+
+    type: str = KEY_SHARED
+    keys: dict[int, bytes] = field(default_factory=dict)
+    in_flight: dict[int, Consumer] = field(default_factory=dict)
+    acking: set[int] = field(default_factory=set)
+
+    def make_leases(self) -> Leases:
+        self.group.settings = GroupSettings(
+            **{each: getattr(self.group.settings, each) for each in ("lease_ms", "max_in_flight")},
+            type=self.type,
+        )
+        return leases_of(self.group, Epoch(self.epoch), itertools.count())
+
+    def fire(self, count: int, size: int = 1, keys: bytes = b"") -> None:
+        """Let messages fire, with keys of one letter; `-` is none."""
+        rows = np.zeros(count, ROW)
+        first = int(self.queue.end)
+        keys = keys or bytes(
+            (KEYS + b"-")[(7 * n + n // 3) % 4] for n in range(first, first + count)
+        )
+        rows["seq"] = np.arange(count) + first + 1
+        rows["payload_size"] = size
+        rows["key_start"] = np.arange(count)
+        rows["key_size"] = [key != ord("-") for key in keys]
+        bufs: Buffers = {0: keys + bytes(size)}
+        for at, key in enumerate(keys):
+            alone = self.type == KEY_SHARED and key == ord("-")
+            name = b"%d" % (first + at) if alone else bytes([key])
+            self.keys[first + at] = name if self.type == KEY_SHARED else b""
+        self.queue.append(rows, bufs, UnixMs(first))
+
+    def propose(self, op: GroupOp | None) -> None:
+        if op is not None and op.op is Op.ENDED:
+            self.came_back(op.offsets.tolist())
+        super().propose(op)
+
+    def nack(self, back: int, picks: int, delay_ms: int) -> list[int]:
+        before = len(self.log)
+        verdict = super().nack(back, picks, delay_ms)
+        for op in self.log[before:]:
+            if isinstance(op, Nack):
+                self.came_back(op.offsets.tolist())
+        return verdict
+
+    def came_back(self, offsets: list[int]) -> None:
+        for first in offsets:
+            behind = [o for o in self.in_flight if o >= first and self.keys[o] == self.keys[first]]
+            for offset in behind:
+                del self.in_flight[offset]
+
+    def ack(self, epoch: int, lease_id: int, offsets: list[int]) -> list[int]:
+        verdict = super().ack(epoch, lease_id, offsets)
+        self.acking |= {o for o, v in zip(offsets, verdict, strict=True) if v == ACCEPT}
+        return verdict
+
+    def hand_out(self, limit: int = 1000) -> list[int]:
+        offsets = super().hand_out(limit)
+        if offsets:
+            self.check_order(self.held[-1][1])
+        return offsets
+
+    def check_order(self, lease: Lease) -> None:
+        """Check that what is earlier in a key is done, or held by the same consumer."""
+        for offset in lease.offsets.tolist():
+            for earlier in range(offset):
+                same = self.keys[earlier] == self.keys[offset]
+                if same and earlier not in self.done | self.acking:
+                    holder = self.in_flight.get(earlier)
+                    assert holder is lease.consumer, f"{offset} before {earlier}"
+            assert offset not in self.in_flight
+            self.in_flight[offset] = lease.consumer
+
+    def next_epoch(self) -> None:
+        super().next_epoch()
+        self.in_flight.clear()
+        self.acking.clear()
+
+
+def ordered(messages: int, type: str = KEY_SHARED, keys: bytes = b"") -> OrderedPlay:  # noqa: A002
+    """Return a play with one consumer who takes all."""
+    play = OrderedPlay(type=type)
+    play.fire(messages, keys=keys)
+    play.join(1000)
+    play.apply()
+    return play
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.sampled_from([KEY_SHARED, FAILOVER]), steps_of)
+def test_whatever_happens_each_key_keeps_its_order_and_all_is_acked(
+    type: str,  # noqa: A002
+    steps: list[tuple[str, int]],
+) -> None:
+    play = OrderedPlay(type=type)
+    for what, value in steps:
+        take_step(play, what, value)
+        check_bookkeeping(play)
+    for consumer in [*play.consumers]:
+        play.leave(consumer)
+    play.join(credit=10_000)
+    for _ in range(4):
+        play.apply()
+        while play.hand_out():
+            assert set(play.ack_lease()) == {ACCEPT}
+            play.apply()
+        play.wait(3 * LEASE_MS)
+    assert play.done == set(range(int(play.queue.end)))
+    assert play.leases.in_flight == 0
+
+
+# ---- keys
+
+
+def test_key_stays_with_its_consumer_while_anything_of_it_is_in_flight() -> None:
+    play = ordered(4, keys=b"aabb")
+    (first,) = play.consumers
+    first.credit = 1
+    assert play.hand_out() == [0]
+    second = play.join(credit=10)
+    assert play.hand_out() == [2, 3], "the other key"
+    assert play.hand_out() == []
+    play.fire(1, keys=b"a")
+    first.credit = 1
+    assert play.hand_out() == [1]
+    play.ack_lease()
+    play.ack_lease(back=3)
+    assert play.hand_out() == [4], "nothing of it is in flight: to anybody"
+    assert second.credit == 7
+
+
+def test_messages_without_a_key_wait_for_nobody() -> None:
+    play = ordered(4, keys=b"--a-")
+    play.consumers[0].credit = 2
+    play.hand_out()
+    play.nack(1, 1, delay_ms=10**6)
+    play.apply()
+    play.join(credit=10)
+    assert play.hand_out() == [2, 3]
+
+
+def test_nack_with_a_delay_holds_back_its_key_alone_and_takes_back_what_was_behind() -> None:
+    play = ordered(6, keys=b"ababab")
+    assert play.hand_out() == [0, 1, 2, 3, 4, 5]
+    play.nack(1, 1, delay_ms=50)
+    assert [op.op for op in play.log[-2:]] == [Op.RECALL, Op.NACK]
+    assert play.log[-2].offsets.tolist() == [2, 4]
+    assert play.leases.in_flight == 3
+    play.apply()
+    play.fire(2, keys=b"ab")
+    assert play.hand_out() == [7]
+    play.wait(50)
+    assert play.leases.returns_at_ms() == 50
+    assert play.hand_out() == [0, 2, 4, 6]
+    assert play.group.attempts(np.array([0, 2, 4], np.uint64)).tolist() == [2, 2, 2]
+    assert play.group.failures(np.array([0, 2, 4], np.uint64)).tolist() == [1, 0, 0]
+
+
+def test_what_was_taken_back_may_be_acked_until_somebody_gets_it() -> None:
+    play = ordered(3, keys=b"aaa")
+    play.hand_out()
+    play.nack(1, 1, delay_ms=0)
+    assert play.ack_lease([1]) == [ACCEPT]
+    play.apply()
+    assert play.ack_lease([2]) == [ACCEPT]
+    assert play.hand_out() == [0]
+
+
+def test_keys_of_messages_that_left_memory_are_waited_for() -> None:
+    play = ordered(4, keys=b"abab")
+    (block,) = play.queue.blocks
+    page, block.page = block.page, None
+    assert play.hand_out() == []
+    assert play.queue.pages.wants(block)
+    block.page = page
+    assert play.hand_out(2) == [0, 1]
+    block.page = None
+    assert play.hand_out() == []
+    block.page = page
+    assert play.hand_out() == [2, 3]
+
+
+def test_window_bounds_what_is_handed_out_beyond_the_first_unacked() -> None:
+    play = ordered(1, FAILOVER)
+    play.check_order = lambda lease: None  # type: ignore[method-assign] # every pair takes long
+    for _ in range(20):
+        play.fire(1000)
+    play.consumers[0].credit = 100_000
+    given = 0
+    while got := play.hand_out(2048):
+        given += len(got)
+        play.apply()
+    assert given == ORDER_WINDOW
+    play.ack_lease(play.held[0][1].offsets.tolist(), back=len(play.held))
+    play.apply()
+    assert play.hand_out(2048)
+
+
+# ---- one consumer at a time
+
+
+def test_next_consumer_takes_over_where_the_active_one_left() -> None:
+    play = ordered(6, FAILOVER)
+    first, second = play.consumers[0], play.join(credit=100)
+    first.credit = 3
+    assert play.hand_out() == [0, 1, 2]
+    assert play.hand_out() == [], "the active one takes no more"
+    play.ack_lease([1])
+    play.leave(first)
+    assert play.hand_out() == [], "it isn't committed that the lease ended"
+    play.apply()
+    assert play.hand_out() == [0, 2, 3, 4, 5]
+    assert play.held[-1][1].consumer is second
+
+
+def test_receiver_that_is_gone_holds_back_all_until_its_lease_ends() -> None:
+    play = ordered(3, EXCLUSIVE)
+    play.consumers[0].credit = 1
+    assert play.hand_out() == [0]
+    play.leases.retire(play.consumers.pop())
+    play.join(credit=10)
+    assert play.hand_out() == []
+    play.wait(LEASE_MS)
+    play.apply()
+    assert play.hand_out() == [0, 1, 2]
+
+
+def test_dead_letter_holds_back_what_is_behind_until_it_has_moved() -> None:
+    play = ordered(3, FAILOVER)
+    play.group.settings = GroupSettings(lease_ms=LEASE_MS, type=FAILOVER, max_attempts=1)
+    play.hand_out()
+    play.nack(1, 1, delay_ms=0)
+    play.apply()
+    assert play.hand_out() == []
+    assert play.leases.take_dead(play.queue).tolist() == [0]
+    play.group.ack(np.array([0], np.uint64))
+    play.done.add(0)
+    assert play.hand_out() == [1, 2]
+
+
+def test_what_is_recalled_again_and_again_has_not_failed() -> None:
+    play = ordered(3, FAILOVER)
+    for _ in range(9):
+        play.hand_out()
+        play.nack(1, 1, delay_ms=0)
+        play.apply()
+    assert play.group.failures(np.arange(3, dtype=np.uint64)).tolist() == [9, 0, 0]
+    assert play.group.attempts(np.arange(3, dtype=np.uint64)).tolist() == [10, 10, 10]
+    play.consumers[0].credit = 10_000
+    for fired in (2000, 1):
+        play.hand_out(3000)
+        play.ack_lease()
+        play.apply()
+        play.fire(fired)
+    assert len(play.group.recalled) == 0, "it takes no memory any more"
+
+
+def up_to(play: OrderedPlay, offset: int, back: int = 1) -> tuple[int, list[int]]:
+    epoch, lease = play.held[-back]
+    assert isinstance(play.leases, Ordered)
+    verdict, offsets = play.leases.ack_up_to(Epoch(epoch), lease.lease_id, offset)
+    if len(offsets):
+        ids = play.group.topic, play.group.group_id
+        play.log.append(GroupOp(Op.ACK, *ids, offsets))
+        play.acking |= set(offsets.tolist())
+    return verdict, offsets.tolist()
+
+
+def test_cumulative_ack_takes_everything_up_to_its_offset_once() -> None:
+    play = ordered(6, EXCLUSIVE)
+    assert play.hand_out(2) == [0, 1]
+    assert play.hand_out(3) == [2, 3, 4]
+    assert up_to(play, 5) == (NOT_DELIVERED, [])
+    play.ack_lease([1], back=2)
+    assert up_to(play, 3) == (ACCEPT, [0, 2, 3])
+    assert up_to(play, 3) == (ALREADY_ACKED, [])
+    assert play.leases.in_flight == 1
+    play.apply()
+    assert play.group.cursor == 4
+
+
+def test_cumulative_ack_of_who_lost_the_messages_is_refused_whole() -> None:
+    play = ordered(3, FAILOVER)
+    first = play.consumers[0]
+    play.hand_out(2)
+    play.join(credit=10)
+    play.leave(first)
+    play.apply()
+    assert up_to(play, 0) == (ACCEPT, [0]), "nobody has it by now"
+    assert play.hand_out() == [1, 2]
+    assert up_to(play, 1, back=2) == (LEASE_LOST, [])
+
+
+@pytest.mark.parametrize("type", [KEY_SHARED, FAILOVER, "shared"])
+def test_no_more_is_in_flight_than_the_group_allows(type: str) -> None:  # noqa: A002
+    play = OrderedPlay(type=type)
+    play.group.settings = GroupSettings(lease_ms=LEASE_MS, type=type, max_in_flight=3)
+    play.leases = leases_of(play.group, Epoch(1), itertools.count())
+    play.fire(9, keys=b"abcdefghi")
+    play.join(1000)
+    play.apply()
+    assert play.hand_out() == [0, 1, 2]
+    assert play.hand_out() == []
+    play.ack_lease([0, 1])
+    assert play.hand_out() == [3, 4]
+    play.wait(LEASE_MS)
+    play.apply()
+    assert play.hand_out()[0] == 2

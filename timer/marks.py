@@ -1,0 +1,50 @@
+"""A column by queue offset that slides along with a group's cursor."""
+
+import numpy as np
+
+from timer.columns import U64
+
+_SIZE = 1024
+
+
+class Marks:
+    """One uint64 per offset; 0 where nothing was set, and below what was forgotten."""
+
+    def __init__(self, base: int) -> None:
+        self._base = base
+        self._values = np.zeros(_SIZE, np.uint64)
+
+    def __len__(self) -> int:
+        """Return how many offsets it has room for."""
+        return len(self._values)
+
+    def of(self, offsets: U64) -> U64:
+        """Return the marks of offsets, (n, uint64)."""
+        index = offsets.astype(np.int64) - self._base
+        inside = (index >= 0) & (index < len(self._values))
+        if inside.all():
+            return self._values[index]
+        return np.where(inside, self._values[np.where(inside, index, 0)], np.uint64(0))
+
+    def set(self, offsets: U64, marks: U64 | np.uint64) -> None:
+        """Mark offsets; those below the base are nobody's affair any more."""
+        index = offsets.astype(np.int64) - self._base
+        inside = index >= 0
+        if not inside.all():
+            index, marks = index[inside], marks[inside] if isinstance(marks, np.ndarray) else marks
+        if not len(index):
+            return
+        size = int(index.max()) + 1
+        if size > len(self._values):
+            grown = np.zeros(2 * size, np.uint64)
+            grown[: len(self._values)] = self._values
+            self._values = grown
+        self._values[index] = marks
+
+    def forget_below(self, offset: int) -> None:
+        """Drop what lies before `offset` once it is the greater half."""
+        skip = offset - self._base
+        if skip > len(self._values) // 2:
+            room = np.zeros(min(skip, len(self._values)), np.uint64)
+            self._values = np.concatenate([self._values[skip:], room])
+            self._base += skip
