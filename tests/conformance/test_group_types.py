@@ -1,15 +1,13 @@
-"""Groups that keep an order, and the life of groups, against three real processes."""
+"""Groups that keep an order, and the life of groups."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from tests.cluster.running import WAIT_S, Running, until
-from tests.cluster.test_consumption import receive
+from tests.cluster.running import WAIT_S, until
+from tests.conformance.worlds import World
 from timerclient import AckResult, TimerClient, errors
-
-pytestmark = pytest.mark.slow
 
 
 def numbers(first: int, last: int) -> list[bytes]:
@@ -23,73 +21,77 @@ def filled(client: TimerClient, topic: str, count: int = 6, **columns: Any) -> N
 
 
 def test_exclusive_group_keeps_its_order_through_a_nack_and_a_failover(
-    cluster: Running, client: TimerClient, topic: str
+    world: World, topic: str
 ) -> None:
+    client = world.client
     client.create_group(topic, "g", type="exclusive")
     filled(client, topic)
     with client.consumer(topic, "g", name="first") as consumer:
-        got = receive(consumer, 6)
+        got = world.receive(consumer, 6)
         assert [message.payload for message in got] == numbers(0, 6)
         with pytest.raises(errors.GroupHeld, match=f"'g' of topic '{topic}'.*'first' has it"):
             client.consumer(topic, "g", name="second")
         assert got[1].ack_up_to().result(WAIT_S) == AckResult.ACKED
-        got[2].nack(delay=0.5).result(WAIT_S)
-        again = receive(consumer, 4)
+        got[2].nack(delay=world.moment).result(WAIT_S)
+        world.pass_time()
+        again = world.receive(consumer, 4)
         assert [message.payload for message in again] == numbers(2, 6)
         assert [message.attempt for message in again] == [2] * 4
-        before = cluster.up()
-        client.transfer()
-        until(lambda: cluster.up() != before)
-        later = receive(consumer, 4)
+        world.change_leader()
+        later = world.receive(consumer, 4)
         assert [message.payload for message in later] == numbers(2, 6)
         assert later[-1].ack_up_to().result(WAIT_S) == AckResult.ACKED
     with client.consumer(topic, "g", name="second"):
         pass
-    cluster.digests_agree()
 
 
 def test_next_consumer_of_a_failover_group_goes_on_where_the_first_one_left(
-    cluster: Running, client: TimerClient, topic: str
+    world: World, topic: str
 ) -> None:
+    client = world.client
     client.create_group(topic, "g", type="failover", max_in_flight=4)
     filled(client, topic)
-    with cluster.client() as other:
-        first = client.consumer(topic, "g")
-        second = other.consumer(topic, "g")
-        got = receive(first, 4)
-        assert not first.receive(1, timeout=0.3), "the group allows four"
-        assert not second.receive(1, timeout=0.1)
-        assert got[0].ack().result(WAIT_S) == AckResult.ACKED
-        first.close()
-        assert [message.payload for message in receive(second, 4)] == numbers(1, 5)
-        second.close()
+    first = client.consumer(topic, "g")
+    second = client.consumer(topic, "g")
+    got = world.receive(first, 4)
+    world.pass_time()
+    assert not first.receive(1, timeout=0), "the group allows four"
+    assert not second.receive(1, timeout=0)
+    assert got[0].ack().result(WAIT_S) == AckResult.ACKED
+    first.close()
+    assert [message.payload for message in world.receive(second, 4)] == numbers(1, 5)
+    second.close()
 
 
 def test_key_of_a_key_shared_group_waits_for_what_is_before_it_and_others_go_on(
-    client: TimerClient, topic: str
+    world: World, topic: str
 ) -> None:
+    client = world.client
     client.create_group(topic, "g", type="key_shared")
     filled(client, topic, keys=["a", "b", "c", "a2", "b2", "c2"])
     client.schedule_batch(topic, [b"A", b"B"], keys=["a", "b"])
     with client.consumer(topic, "g") as consumer:
-        got = {message.payload: message for message in receive(consumer, 8)}
-        got[b"0"].nack(delay=1).result(WAIT_S)
+        got = {message.payload: message for message in world.receive(consumer, 8)}
+        got[b"0"].nack(delay=4 * world.moment).result(WAIT_S)
         assert got[b"B"].ack().result(WAIT_S) == AckResult.ACKED
         client.schedule_batch(topic, [b"A2", b"B2"], keys=["a", "b"])
-        assert [message.payload for message in receive(consumer, 4)] == [b"B2", b"0", b"A", b"A2"]
+        assert [message.payload for message in world.receive(consumer, 1)] == [b"B2"]
+        world.pass_time(4)
+        assert [message.payload for message in world.receive(consumer, 3)] == [b"0", b"A", b"A2"]
 
 
 def test_sought_group_gets_what_the_topic_keeps_again_and_old_acks_are_refused(
-    cluster: Running, client: TimerClient, topic: str
+    world: World, topic: str
 ) -> None:
+    client = world.client
     filled(client, topic)
     client.create_group(topic, "g")
     with client.consumer(topic, "g") as consumer:
-        got = receive(consumer, 6)
+        got = world.receive(consumer, 6)
         _ = [message.ack() for message in got[:4]]
         consumer.flush()
         assert client.seek_group(topic, "g", offset=2).cursor == 2
-        again = receive(consumer, 4)
+        again = world.receive(consumer, 4)
         assert [message.payload for message in again] == numbers(2, 6)
         assert min(message.attempt for message in again) == 2
         with pytest.raises(errors.LeaseLost):
@@ -103,7 +105,6 @@ def test_sought_group_gets_what_the_topic_keeps_again_and_old_acks_are_refused(
         client.seek_group(topic, "g", offset=7)
     kept = {each.name: each.unacked for each in _topic(client, topic).groups}
     assert kept == {"keeps-all": 6, "g": 6}
-    cluster.digests_agree()
 
 
 def _topic(client: TimerClient, topic: str) -> Any:
@@ -111,11 +112,12 @@ def _topic(client: TimerClient, topic: str) -> Any:
 
 
 def test_deleted_group_ends_its_consumers_and_their_acks_and_stays_deleted(
-    cluster: Running, client: TimerClient, topic: str
+    world: World, topic: str
 ) -> None:
+    client = world.client
     filled(client, topic)
     consumer = client.consumer(topic, "g")
-    message, *_ = receive(consumer, 6)
+    message, *_ = world.receive(consumer, 6)
     client.delete_group(topic, "g")
     with pytest.raises(errors.NotFound, match=f"group 'g' of topic '{topic}' was deleted"):
         consumer.receive(1, timeout=WAIT_S)
@@ -126,10 +128,10 @@ def test_deleted_group_ends_its_consumers_and_their_acks_and_stays_deleted(
     assert [each.name for each in _topic(client, topic).groups] == ["keeps-all"]
     with client.consumer(topic, "g", max_messages=6) as anew:
         assert [each.attempt for each in anew] == [1] * 6
-    cluster.digests_agree()
 
 
-def test_type_stands_when_a_group_is_made(client: TimerClient, topic: str) -> None:
+def test_type_stands_when_a_group_is_made(world: World, topic: str) -> None:
+    client = world.client
     assert client.create_group(topic, "g", type="key_shared").type == "key_shared"
     assert client.create_group(topic, "g").type == "key_shared", "as it is"
     with pytest.raises(errors.AlreadyExists, match="its type is key_shared"):
@@ -144,6 +146,6 @@ def test_type_stands_when_a_group_is_made(client: TimerClient, topic: str) -> No
         client.alter_group(topic, "g", max_in_flight=1_000_001)
     client.schedule(topic, b"x")
     with client.consumer(topic, "g") as consumer:
-        [message] = receive(consumer, 1)
+        [message] = world.receive(consumer, 1)
         with pytest.raises(errors.InvalidRequest, match="cumulative"):
             message.ack_up_to().result(WAIT_S)
