@@ -33,6 +33,12 @@ TYPES: Final = 0.3
 """In how many groups are of all types, sought and deleted."""
 
 
+def aside(rng: random.Random, name: str) -> random.Random:
+    """Return another source of chance, which follows from `rng` and leaves it as it is."""
+    words = rng.getstate()[1]
+    return random.Random(f"{name} {words[1:3]} {words[-1]}")  # the first word is always the same
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Drawn once per seed. Times in microseconds unless the name says otherwise."""
@@ -82,11 +88,13 @@ class Options:
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
         """Return one kind of world."""
-        # Drawn aside: all else is as it was before there were such worlds.
-        aside = random.Random(rng.getstate()[1][0])
-        tight, policies = aside.random() < TIGHT, aside.random() < POLICIES
-        requests = aside.random() < REQUESTS
-        types = random.Random(f"types {rng.getstate()[1][1]}").random() < TYPES
+        tight, policies, requests, types = (
+            aside(rng, name).random() < share
+            for name, share in (
+                *(("tight", TIGHT), ("policies", POLICIES)),
+                *(("requests", REQUESTS), ("types", TYPES)),
+            )
+        )
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))

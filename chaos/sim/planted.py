@@ -14,7 +14,7 @@ import contextlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from chaos.sim.options import NEVER, Options
 from chaos.sim.referee import CHECKERS, Broken
@@ -60,11 +60,15 @@ class Found:
     detail: str
 
 
+PLAIN: Final[dict[str, Any]] = dict.fromkeys(("tight", "policies", "requests", "types"), False)
+"""Where a bug that aims at nothing of it is hunted: most worlds are like that."""
+
+
 def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None:
     """Return how the simulator finds `mutation`; None: not within its number of seeds."""
     for number in range(mutation.seeds):
         seed = first_seed + number
-        options = Options.draw(random.Random(seed)).aim(**{"types": False, **mutation.aim})
+        options = Options.draw(random.Random(seed)).aim(**{**PLAIN, **mutation.aim})
         with mutation.plant():
             try:
                 mutation.world(seed, options=options).run(seconds)
@@ -80,5 +84,4 @@ def calm(seed: int) -> Options:
     drawn = Options.draw(random.Random(seed))
     quiet: dict[str, Any] = {"loss": 0.0, "duplicate": 0.0, "client_loss": 0.0, "reorder": False}
     quiet |= {"drift_ppm": 0, "manifest_every": NEVER, "learners": 0, "member_changes": 0.0}
-    quiet |= {"tight": False, "policies": False, "requests": False, "types": False}
-    return drawn.aim(faults=(), mischief=(), **quiet)
+    return drawn.aim(faults=(), mischief=(), **quiet | PLAIN)

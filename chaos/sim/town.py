@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chaos.sim.book import Book, Row
 from chaos.sim.callers import SimCaller
 from chaos.sim.keybook import TimerName, Told
+from chaos.sim.options import aside
 from chaos.sim.referee import Broken
 from timer import deadletters
 from timer.columns import OnConflict
@@ -41,6 +42,7 @@ OPERATING: Final = 0.2
 """So often, of the moments at which a client acts."""
 GROUPS: Final = ("g", "h")
 KEYS: Final = (b"k", b"l", b"m")
+CALLERS: Final = (b"x", b"y")
 KEYED: Final = 0.4
 """So many of the requests have keys."""
 TIGHT_PAYLOAD: Final = 3_000
@@ -268,7 +270,7 @@ class SimConsumer:
         """Counts streams: what an earlier one still brings is dropped."""
         self._epoch = 0
         self._laziness = rng.choice((0.0, 0.1, 0.5))
-        self._moods = random.Random(rng.getstate()[1][0])  # aside: all else is as it was
+        self._moods = aside(rng, "moods")
         self._temper = self._moods.choice((0.0, 0.0, 0.3, 0.6))
         """How often it gives messages back."""
 
@@ -434,17 +436,16 @@ class Town:
         self.operator: SimOperator | None = None
         self.topics = TOPICS
         if world.options.policies:
-            self.operator = SimOperator(self, random.Random(rng.getstate()[1][0]))
+            self.operator = SimOperator(self, aside(rng, "operator"))
             self.topics = NAMESPACED
         self.callers: list[SimCaller] = []
         if world.options.requests:
-            aside = random.Random(f"callers {rng.getstate()[1][0]}")
-            self.callers = [SimCaller(self, name, aside) for name in (b"x", b"y")]
-        self._types_seed = rng.getstate()[1][1]
+            self.callers = [SimCaller(self, name, aside(rng, name.decode())) for name in CALLERS]
+        self._types_seed = aside(rng, "types").random()
         self.keeper: SimKeeper | None = None
         if world.options.types:
-            self.keeper = SimKeeper(self, random.Random(f"keeper {self._types_seed}"))
-        self._settings_seed = rng.getstate()[1][0]
+            self.keeper = SimKeeper(self, aside(rng, "keeper"))
+        self._settings_seed = aside(rng, "settings").random()
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
             for number in range(rng.choice((1, 2, 3)))

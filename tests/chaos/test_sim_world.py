@@ -9,8 +9,10 @@ import pytest
 
 from chaos.sim import __main__ as command
 from chaos.sim.options import FAULTS, FAULTS_MIN, Options
+from chaos.sim.planted import PLAIN
 from chaos.sim.play import APPS, EXIT_PROMISE, Task, play
 from chaos.sim.referee import CHECKERS, Broken
+from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
 from timer.units import Epoch
 
@@ -105,3 +107,18 @@ def test_help_lists_faults_and_checkers(capsys: pytest.CaptureFixture[str]) -> N
 def test_checker_without_a_name_is_refused() -> None:
     with pytest.raises(AssertionError, match="nobody"):
         Broken("nobody", "knows")
+
+
+def test_each_kind_of_world_is_drawn_and_is_not_always() -> None:
+    drawn = [Options.draw(random.Random(seed)) for seed in range(300)]
+    for kind in PLAIN:
+        share = sum(getattr(options, kind) for options in drawn) / len(drawn)
+        assert 0.05 < share < 0.5, kind
+
+
+def test_clients_of_two_worlds_differ_in_temper_and_settings() -> None:
+    worlds = [TimerWorld(seed) for seed in range(30)]
+    tempers = {tuple(each._temper for each in world.town.consumers) for world in worlds}
+    settings = {world.town.settings("a", "g") for world in worlds}
+    assert len(tempers) > 5
+    assert len(settings) > 3
