@@ -460,6 +460,7 @@ class TimerApp:
         leader = self.engine.leader
         topic = self.engine.machine.topic_by_name.get(consumer.topic)
         if leader is None or topic is None:
+            self._town.line.stream(consumer.ended, stream)  # it tries again
             return
 
         def join(group: object) -> None:
