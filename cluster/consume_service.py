@@ -161,7 +161,6 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         delivered: asyncio.Future[pb.Deliveries] = asyncio.get_running_loop().create_future()
 
         def take(delivery: Delivery) -> None:
-            consumer.credit = 0  # one delivery answers
             if not delivered.done():
                 delivered.set_result(wire.deliveries_of(delivery, leader.epoch, self._salt))
 
@@ -170,23 +169,23 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
                 delivered.set_exception(why)
 
         lease_ms = request.lease_ms or group.settings.lease_ms
-        consumer = Consumer("receive", lease_ms, take, end=end)
+        consumer = Consumer("receive", lease_ms, take, end=end, once=True)
         leader.groups.join(group, consumer)
-        keep = True
+        reached = False
         try:
             leader.groups.credit(group, consumer, request.max_messages or 1)
             self._host.kick()
             wait_s = max(request.wait_ms / 1000, WAIT_S_MIN)
             self._waiting.add(delivered)
-            return await asyncio.wait_for(delivered, wait_s)
+            answer = await asyncio.wait_for(delivered, wait_s)
+            reached = True
         except TimeoutError:
             return pb.Deliveries(epoch=leader.epoch)
-        except BaseException:
-            keep = False  # nobody is there to take it
-            raise
+        else:
+            return answer
         finally:
             self._waiting.discard(delivered)
-            (leader.groups.retire if keep else leader.groups.leave)(group, consumer)
+            (leader.groups.retire if reached else leader.groups.give_up)(group, consumer)
             self._host.kick()
 
     @answered
@@ -343,9 +342,6 @@ class _Stream:
 
         try:
             settle(self._leader, self._group, request, self._desk, self._host.now(), done)
-        except InvalidRequest:
-            self._acking -= 1
-            raise
         except TimerError as refused:
             done(refused)
         self._host.kick()

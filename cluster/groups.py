@@ -5,6 +5,7 @@ the limit. What groups do is timer/serving.py's affair.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from cluster import wire
@@ -12,14 +13,14 @@ from cluster.config import Groups
 from cluster.host import Host
 from cluster.timer_service import TimerService
 from timer import deadletters
-from timer.errors import AlreadyExists, InvalidRequest, NotFound, TimerError
+from timer.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, TimerError
 from timer.groups import Group
 from timer.leader import Leader
 from timer.leases import Consumer
 from timer.machine import MoveApplied, Topic
 from timer.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, Start
-from timer.serving import Delivery, Done
-from timer.units import QueueOffset, UnixMs
+from timer.serving import OVERLOAD_RETRY_MS, Delivery, Done
+from timer.units import DUE_MS_MAX, QueueOffset, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 ATTEMPTS_MAX: Final = 1000
@@ -27,6 +28,8 @@ DELAY_MS_MAX: Final = 30 * 86_400_000
 """Thirty days: of a nack, and of backing off."""
 IN_FLIGHT_MAX: Final = 1_000_000
 REDRIVE_MAX: Final = 256
+SEEKS_MAX: Final = 10
+"""So often something is tried again because the group was sought meanwhile."""
 REDRIVE_WAIT_S: Final = 2.0
 """Until a redrive gives up: the dead letters are leased to somebody else, or the disk is slow."""
 
@@ -66,6 +69,7 @@ class GroupDesk:
         """
         topic = wire.topic_name(topic)
         wire.check_name("group", group, wire.GROUP_NAME, self._name_bytes_max)
+        check_start(start)
         settings = GroupSettings(lease_ms=self._defaults.visibility_timeout_ms)
         settings = self._changed(settings, topic, group, changes)
         leader = self._host.require_leader()
@@ -103,17 +107,19 @@ class GroupDesk:
             InvalidRequest: a setting may not be.
             NotFound: there is no such group.
         """
-        leader, _, found = self.find(topic, group)
-        changed = self._changed(found.settings, topic, group, changes)
+        leader, of, found = self.find(topic, group)
+        changed = self._changed(found.settings, of.name, group, changes)
         if changed.type != found.settings.type:
             limit = f"stands when a group is made; this one is {found.settings.type}"
             raise InvalidRequest("type", changed.type, limit)
         given = {field.name: value for field, value in changes.ListFields()}
         given.pop("type", None)
-        alter = AlterGroup(found.topic, found.group_id, given)
-        altered = await self._host.ask(lambda done: leader.groups.alter(alter, done))
-        assert isinstance(altered, Group)
-        return altered
+        groups = leader.groups
+        await self._ask(
+            found,
+            lambda done: groups.alter(AlterGroup(found.topic, found.group_id, given), done),
+        )
+        return found
 
     async def delete(self, topic: str, group: str) -> None:
         """Delete a group; committed when this returns.
@@ -122,7 +128,7 @@ class GroupDesk:
             NotFound: there is no such group.
         """
         leader, _, found = self.find(topic, group)
-        await self._host.ask(lambda done: leader.groups.delete(found, done))
+        await self._ask(found, lambda done: leader.groups.delete(found, done))
 
     async def seek(self, request: pb.SeekGroupRequest) -> None:
         """Let a group go on where the request says; committed when this returns.
@@ -136,12 +142,31 @@ class GroupDesk:
         if to is None:
             raise InvalidRequest("to", "nothing", "one of offset, time_ms and start")
         if to == "time_ms":
+            if not 0 <= request.time_ms <= DUE_MS_MAX:
+                raise InvalidRequest("time_ms", request.time_ms, f"must be 0 to {DUE_MS_MAX}")
             at = UnixMs(request.time_ms)
-            await self._host.ask(lambda done: groups.seek_time(found, at, done))
+            await self._ask(found, lambda done: groups.seek_time(found, at, done))
             return
+        check_start(request.start)
         offset = queue.end if request.start == pb.LATEST else queue.begin
         offset = QueueOffset(request.offset) if to == "offset" else offset
-        await self._host.ask(lambda done: groups.seek(found, offset, done))
+        await self._ask(found, lambda done: groups.seek(found, offset, done))
+
+    async def _ask(self, group: Group, start: Callable[[Done], None]) -> None:
+        """Ask for an op of a group, again if a seek has given it another id meanwhile.
+
+        Raises:
+            NotFound: it was deleted meanwhile.
+        """
+        for _ in range(SEEKS_MAX):
+            try:
+                await self._host.ask(start)
+            except NotFound:
+                if group.deleted:
+                    raise NotFound("group", group.name) from None
+            else:
+                return
+        raise Overloaded(f"the seeks of group {group.name}", retry_after_ms=OVERLOAD_RETRY_MS)
 
     def _changed(
         self, settings: GroupSettings, topic: str, group: str, changes: pb.GroupSettings
@@ -189,6 +214,8 @@ class GroupDesk:
         if not 0 <= messages <= REDRIVE_MAX:
             raise InvalidRequest("max_messages", messages, f"must be at most {REDRIVE_MAX}")
         leader, of, group = self.find(topic, deadletters.GROUP)
+        if leader.full is not None:
+            raise leader.full
         redriven = 0
         if group.unacked(of.queue.end):
             redriven = await self._redrive(leader, group, messages or REDRIVE_MAX)
@@ -198,7 +225,6 @@ class GroupDesk:
         delivered: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
         def take(delivery: Delivery) -> None:
-            consumer.credit = 0  # one delivery is enough
             if not delivered.done():
                 delivered.set_result(delivery)
 
@@ -206,17 +232,19 @@ class GroupDesk:
             if not delivered.done():
                 delivered.set_exception(why)
 
-        consumer = Consumer("redrive", group.settings.lease_ms, take, end=end)
+        consumer = Consumer("redrive", group.settings.lease_ms, take, end=end, once=True)
         leader.groups.join(group, consumer)
+        reached = False
         try:
             leader.groups.credit(group, consumer, messages)
             self._host.kick()
             delivery = await asyncio.wait_for(delivered, REDRIVE_WAIT_S)
+            reached = True
         except TimeoutError:
             return 0
         finally:
             # What is not sent back stays leased a while, so that the next call gets others.
-            leader.groups.retire(group, consumer)
+            (leader.groups.retire if reached else leader.groups.give_up)(group, consumer)
         moved = await self._moved(leader, delivery)
         return sum(int(each.new.sum()) for each in moved)
 
@@ -237,6 +265,17 @@ class GroupDesk:
 
         await self._host.ask(start)
         return moved
+
+
+def check_start(start: int) -> None:
+    """Check where a group is to begin.
+
+    Raises:
+        InvalidRequest: nobody knows what that means.
+    """
+    if start not in pb.GroupStart.values():
+        known = ", ".join(pb.GroupStart.keys())
+        raise InvalidRequest("start", start, f"must be one of {known}")
 
 
 def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int) -> pb.GroupStatus:

@@ -78,16 +78,19 @@ def bury(group: Group, topic: str, queue: Queue, offsets: U64, due_ms: UnixMs, s
     return Move(Op.MOVE, group.topic, group.group_id, offsets, to, GROUP, body)
 
 
-def redrive(group: Group, queue: Queue, offsets: U64, due_ms: UnixMs) -> list[Move]:
+def redrive(
+    group: Group, queue: Queue, offsets: U64, due_ms: UnixMs, goes: Callable[[str], bool]
+) -> list[Move]:
     """Return the ops that send dead letters back, one for each topic that they came from.
 
-    What says of no topic that it came from there is in none of them.
+    Anybody may write such headers: `goes` tells to which topic something may go. What says of no
+    such topic that it came from there is in none of the ops.
     """
     rows, bufs = _rows(queue, offsets)
     places: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
         source = _headers(row, bufs).get(TOPIC)
-        if source:
+        if source and goes(source):
             places.setdefault(source, []).append(at)
 
     def restored(headers: dict[str, str], at: int) -> dict[str, str]:

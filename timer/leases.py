@@ -78,6 +78,8 @@ class Consumer:
     """Messages that it still takes."""
     end: Callable[[TimerError], None] = lambda _: None
     """Called when its group is deleted."""
+    once: bool = False
+    """It takes one lease, and nothing after that."""
     paused: bool = False
     """Its stream is full: it gets nothing until that has drained."""
     leases: set[LeaseId] = field(default_factory=set)
@@ -187,7 +189,7 @@ class Leases:
         self._marks.set(offsets, np.uint64(lease.lease_id))
         self._watch(lease)
         consumer.leases.add(lease.lease_id)
-        consumer.credit -= len(offsets)
+        consumer.credit = 0 if consumer.once else consumer.credit - len(offsets)
         self.in_flight += len(offsets)
         return lease
 
@@ -433,6 +435,11 @@ class Leases:
         self.consumers.remove(consumer)
         return self._ended([self._end(lease_id) for lease_id in sorted(consumer.leases)])
 
+    def give_up(self, consumer: Consumer) -> GroupOp | None:
+        """As `leave`, of one that nothing has reached: return the RECALL op to propose."""
+        self.consumers.remove(consumer)
+        return self._ended([self._end(lease_id) for lease_id in sorted(consumer.leases)], Op.RECALL)
+
     def retire(self, consumer: Consumer) -> None:
         """A consumer takes nothing more; what it holds stays leased."""
         self.consumers.remove(consumer)
@@ -444,15 +451,15 @@ class Leases:
         lease.consumer.leases.discard(lease_id)
         offsets: U64 = lease.offsets[self._marks.of(lease.offsets) == np.uint64(lease_id)]
         self._marks.set(offsets, ENDING)  # nobody's until ENDED is applied
-        self.in_flight -= len(offsets)
+        self.in_flight -= lease.left
         return offsets
 
-    def _ended(self, ended: list[U64]) -> GroupOp | None:
+    def _ended(self, ended: list[U64], op: Op = Op.ENDED) -> GroupOp | None:
         offsets = np.sort(np.concatenate(ended)) if ended else np.zeros(0, np.uint64)
         if not len(offsets):
             return None
         self._returned(offsets)
-        return GroupOp(Op.ENDED, self.group.topic, self.group.group_id, offsets)
+        return GroupOp(op, self.group.topic, self.group.group_id, offsets)
 
     def _returned(self, offsets: U64) -> None:
         """These were leased, and are ENDING now."""
@@ -471,8 +478,19 @@ class Leases:
                 offsets = np.sort(op.offsets[self._marks.of(op.offsets) == ENDING])
                 self._marks.set(offsets, FREE)
                 self._again(self._bury(offsets))
-            case _:  # ACK, MOVE
+            case Op.MOVE:
+                marks = self._marks.of(op.offsets)
+                self._release_all(op.offsets[leased(marks)], ACKING)  # redriven: it was leased
                 self._forget_done()
+            case _:  # ACK
+                self._forget_done()
+
+    def _release_all(self, offsets: U64, mark: np.uint64) -> None:
+        """Take leased messages out of their leases."""
+        lease_ids, counts = np.unique(self._marks.of(offsets), return_counts=True)
+        for lease_id, count in zip(lease_ids.tolist(), counts.tolist(), strict=True):
+            self._settle(LeaseId(lease_id), count)
+        self._marks.set(offsets, mark)
 
     def _again(self, offsets: U64) -> None:
         """What came back is nobody's: hand it out again, each at its time."""
@@ -492,6 +510,12 @@ class Leases:
                 break
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+
+def leased(marks: U64) -> npt.NDArray[np.bool_]:
+    """Return which marks are those of leases, (n, bool)."""
+    held: npt.NDArray[np.bool_] = (marks != FREE) & (marks < DYING)
+    return held
 
 
 def _repeated(offsets: U64) -> npt.NDArray[np.bool_]:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from timer.columns import I64, U64
 from timer.groups import Group
@@ -28,7 +27,6 @@ from timer.leases import (
     ACKING,
     ALREADY_ACKED,
     DELIVERY_BYTES,
-    DYING,
     ENDING,
     FREE,
     LEASE_LOST,
@@ -36,6 +34,7 @@ from timer.leases import (
     Consumer,
     Lease,
     Leases,
+    leased,
 )
 from timer.marks import Marks
 from timer.payloads import KEY_SHARED, SHARED, GroupOp, Op
@@ -128,11 +127,11 @@ class Ordered(Leases):
         early = free & (times > clock_ms)
         self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
         free &= ~early
-        leased = _leased(marks)
-        walls = ~(free | leased | (marks == ACKING))
+        held = leased(marks)
+        walls = ~(free | held | (marks == ACKING))
         mine = keys[free]
         wall_at = _first_of(keys[walls], offsets[walls].astype(np.int64), mine, _NO_WALL)
-        owner = _first_of(keys[leased], self._owners(marks[leased]), mine, ANYBODY)
+        owner = _first_of(keys[held], self._owners(marks[held]), mine, ANYBODY)
         offsets = offsets[free]
         before = offsets.astype(np.int64) < wall_at
         return _Open(offsets[before], owner[before], whole)
@@ -182,11 +181,11 @@ class Ordered(Leases):
         offsets = np.sort(offsets)
         behind = self.group.first_unacked(self._fresh, ORDER_WINDOW)
         behind = behind[behind > offsets[0]]
-        behind = behind[_leased(self._marks.of(behind))]
+        behind = behind[leased(self._marks.of(behind))]
         first = _first_of(self._key(offsets), offsets.astype(np.int64), self._key(behind), _NO_WALL)
         behind = behind[behind.astype(np.int64) > first]
         if len(behind):
-            self._release_all(behind)
+            self._release_all(behind, ENDING)
             self._recalled.append(behind)
 
     def _key(self, offsets: U64) -> U64:
@@ -194,13 +193,6 @@ class Ordered(Leases):
         if self.group.settings.type == KEY_SHARED:
             return self._keys.of(offsets)
         return np.zeros(len(offsets), np.uint64)
-
-    def _release_all(self, offsets: U64) -> None:
-        """Take leased messages out of their leases; they are ENDING."""
-        lease_ids, counts = np.unique(self._marks.of(offsets), return_counts=True)
-        for lease_id, count in zip(lease_ids.tolist(), counts.tolist(), strict=True):
-            self._settle(LeaseId(lease_id), count)
-        self._marks.set(offsets, ENDING)
 
     def recall(self) -> GroupOp | None:
         """See Leases."""
@@ -225,23 +217,18 @@ class Ordered(Leases):
         offsets = offsets[self._marks.of(offsets) != ACKING]
         if not len(offsets):
             return ALREADY_ACKED, nothing
-        leased = offsets[_leased(self._marks.of(offsets))]
+        theirs = offsets[leased(self._marks.of(offsets))]
         lease = self._held.get(lease_id) if epoch == self.epoch else None
-        holders = {self._held[LeaseId(each)].consumer for each in self._marks.of(leased).tolist()}
+        holders = {self._held[LeaseId(each)].consumer for each in self._marks.of(theirs).tolist()}
         if holders - ({lease.consumer} if lease is not None else set()):
             return LEASE_LOST, nothing
-        self._release_all(leased)
+        self._release_all(theirs, ACKING)
         self._marks.set(offsets, ACKING)
         return ACCEPT, offsets
 
     def _forget_done(self) -> None:
         super()._forget_done()
         self._keys.forget_below(int(self.group.cursor))
-
-
-def _leased(marks: U64) -> npt.NDArray[np.bool_]:
-    leased: npt.NDArray[np.bool_] = (marks != FREE) & (marks < DYING)
-    return leased
 
 
 def _first_of(keys: U64, values: I64, of: U64, default: int) -> I64:

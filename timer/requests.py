@@ -15,7 +15,7 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Final, NamedTuple
 
 from timer.columns import RequestId
@@ -76,10 +76,11 @@ class Requests:
         self.rows += len(kept.answer.due_ms)
 
     def expire(self, now_ms: UnixMs, most: int = EXPIRED_MAX) -> None:
-        """Forget those whose time is over, up to the first whose time isn't; so many at most."""
-        over = takewhile(lambda kept: kept.request.until_ms < now_ms, self._kept.values())
-        for text in [kept.request.text for kept in islice(over, most)]:
-            self._forget(text)
+        """Forget those whose time is over, among so many of the first."""
+        first = [kept.request for kept in islice(self._kept.values(), most)]
+        for request in first:
+            if request.until_ms < now_ms:
+                self._forget(request.text)
 
     def _forget(self, text: bytes) -> None:
         kept = self._kept.pop(text, None)

@@ -76,6 +76,8 @@ DELIVERIES_MAX: Final = 32
 """Leases, of about a megabyte at most, handed out before the shell's loop has its turn."""
 ROOM_LOOK_MS: Final = 1000
 """While the disks are full, dead letters wait so long until they are tried again."""
+OPS_MAX: Final = 256
+"""Ops that wait, beyond which dead letters stay where they are; each may have a megabyte."""
 OVERLOAD_RETRY_MS: Final = 50
 
 Verdicts: TypeAlias = npt.NDArray[np.uint8]
@@ -368,6 +370,14 @@ class Serving:
             self._leases[group.group_id].retire(consumer)
             self._hungry.setdefault(group.group_id)
 
+    def give_up(self, group: Group, consumer: Consumer) -> None:
+        """A consumer is gone before anything reached it: what it has comes again, unfailed."""
+        if self._closed is None and not group.deleted:
+            leases = self._leases[group.group_id]
+            self._add_op(leases.give_up(consumer))
+            self._add_op(leases.recall())
+            self._hungry.setdefault(group.group_id)
+
     def credit(self, group: Group, consumer: Consumer, messages: int) -> None:
         """A consumer takes so many messages more."""
         consumer.credit += messages
@@ -516,10 +526,10 @@ class Serving:
                 turns.rotate(-1)
                 continue
             self._add_op(leases.reserve())
-            if room and self._bury(leases, topic):
-                later[turns[0]] = None
-            elif leases.dying and not room:
+            if leases.dying and not (room and len(self._batch.ops) < OPS_MAX):
                 self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
+            elif room and self._bury(leases, topic):
+                later[turns[0]] = None
             self._returns.set(turns[0], leases.returns_at_ms())
             turns.popleft()
         self._hungry = dict.fromkeys(turns) | later
@@ -540,10 +550,20 @@ class Serving:
         """Send delivered dead letters back where they came from; `done` gets each MoveApplied.
 
         Returns how many ops that are: none if no message says where it came from.
+
+        Raises:
+            TimerError: the leadership is over, or ends.
         """
         queue, offsets = delivery.topic.queue, delivery.lease.offsets
-        due_ms = self.machine.last_read_time_ms
-        moves = deadletters.redrive(delivery.group, queue, offsets, due_ms)
+        self._check_open()
+        due_ms, known = self.machine.last_read_time_ms, self.machine.topic_by_name
+        moves = deadletters.redrive(
+            delivery.group,
+            queue,
+            offsets,
+            due_ms,
+            lambda name: name in known and known[name] is not delivery.topic,
+        )
         self._batch.ops += [_Asked(move, done) for move in moves]
         return len(moves)
 

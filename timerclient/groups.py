@@ -56,7 +56,10 @@ def encode_options(options: GroupOptions) -> pb.GroupSettings:
         if name in _TIMES:
             if not isinstance(value, int | float | timedelta):
                 raise InvalidRequest.of(name, value, "must be a timedelta, or seconds")
-            setattr(settings, _TIMES[name], rows.moment({"delay": value}).values[0])
+            ms = rows.moment({"delay": value}).values[0]
+            if ms > rows.UINT32_MAX:
+                raise InvalidRequest.of(name, value, f"must be at most {rows.UINT32_MAX / 1000} s")
+            setattr(settings, _TIMES[name], ms)
         elif name in _PLAIN:
             try:
                 setattr(settings, name, value)
@@ -183,6 +186,8 @@ class GroupCalls(Existing):
             NotFound: there is no such topic, or it has no dead letters.
             OutcomeUnknown: an answer was lost; to call it again sends none twice.
         """
+        if max_messages is not None and max_messages < 0:
+            raise InvalidRequest.of("max_messages", max_messages, "must be 0 or more")
         sent, left = 0, max_messages
         while left is None or left > 0:
             size = REDRIVE_MAX if left is None else min(left, REDRIVE_MAX)

@@ -14,9 +14,10 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar, overload
 
 from timerclient import ids
+from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import AckResult, ExtendResult, NackResult
-from timerclient.rows import decode_headers, moment
+from timerclient.rows import UINT32_MAX, decode_headers, moment
 
 T = TypeVar("T")
 
@@ -71,6 +72,8 @@ def extend_by(lease: float | timedelta | None) -> Word:
         InvalidRequest: the lease is negative, or far too long.
     """
     ms = None if lease is None else max(1, moment({"delay": lease}).values[0])
+    if ms is not None and ms > UINT32_MAX:
+        raise InvalidRequest.of("lease", lease, f"must be at most {UINT32_MAX / 1000} s")
     return Word("extend", ExtendResult, ms)
 
 

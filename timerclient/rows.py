@@ -23,6 +23,8 @@ from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
 
 DUE_MS_MAX: Final = (1 << 48) - 1
+UINT32_MAX: Final = (1 << 32) - 1
+"""As many milliseconds as some fields of the contract can hold."""
 LEVEL_MAX: Final = (1 << 31) - 1
 """As high as the contract can tell; every level beyond the last is the last."""
 REQUEST_ID_SIZE_MAX: Final = 64

@@ -142,7 +142,7 @@ def test_digest_tells_tables_of_ids_apart() -> None:
     assert len({*machines}) == 3
 
 
-def test_table_forgets_in_order_and_counts_what_it_holds() -> None:
+def test_table_forgets_what_is_over_and_counts_what_it_holds() -> None:
     table = Requests()
     for number, until_ms in enumerate((10, 30, 20)):
         answer = Answer(0, Seq(number), part_of([(1, 1, b"")] * (number + 1)).due_ms)
@@ -151,7 +151,7 @@ def test_table_forgets_in_order_and_counts_what_it_holds() -> None:
     table.expire(UnixMs(10))
     assert len(table) == 3
     table.expire(UnixMs(25))
-    assert len(table) == 2, "what comes after the second waits for it"
+    assert len(table) == 1, "one that is remembered for longer holds up nobody behind it"
     assert table.repeated(named(b"2"), UnixMs(25)) is None, "but counts no more"
     table.expire(UnixMs(31))
     assert (len(table), table.rows, table.sum) == (0, 0, 0)

@@ -1,0 +1,130 @@
+"""What clumsy and hostile clients do to groups, on a node's own cores; each of it was a defect."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.cluster.running import error_of
+from timerclient import AckResult, InvalidRequest, TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.sync import Background
+from timerfake import FakeCluster
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(fake: FakeCluster) -> Iterator[TimerClient]:
+    with fake.client() as client:
+        yield client
+
+
+def ask(fake: FakeCluster, method: str, request: Any) -> Any:
+    stubs: Any = rpc.ConsumeServiceStub, rpc.AdminServiceStub
+    [call] = [c for stub in stubs if (c := getattr(stub(fake.dial("")), method, None))]
+    return Background().call(call(request))
+
+
+def group(client: TimerClient, topic: str, name: str) -> pb.GroupStatus:
+    return next(each for each in client.describe_topic(topic).groups if each.name == name)
+
+
+@pytest.mark.parametrize("name", ["x" * 30_000, "../../etc", "default/orders", "letters", "new"])
+def test_forged_dead_letter_goes_nowhere(fake: FakeCluster, client: TimerClient, name: str) -> None:
+    client.create_topic("orders")
+    client.create_group("letters", "dead-letters")
+    client.schedule("letters", b"forged", headers={"dead-letter-topic": name})
+    assert client.redrive("letters") == 0
+    assert {topic.name for topic in client.topics()} == {"orders", "letters"}
+    fake.advance(60)
+    assert group(client, "letters", "dead-letters").unacked == 1
+
+
+def test_receive_holds_what_it_answers_and_nothing_else(
+    fake: FakeCluster, client: TimerClient
+) -> None:
+    client.create_group("orders", "g", max_attempts=1)
+    client.schedule_batch("orders", [b"x" * 100_000] * 40)
+    request = pb.ReceiveRequest(topic="orders", group="g", max_messages=100)
+    got = [ask(fake, "Receive", request) for _ in range(2)]
+    offsets = [offset for answer in got for offset in answer.queue_offsets]
+    assert offsets == [*range(len(offsets))]
+    assert len(offsets) < 40
+    assert group(client, "orders", "g").leased == len(offsets)
+
+
+def test_receive_that_gives_up_costs_no_attempt(fake: FakeCluster, client: TimerClient) -> None:
+    client.create_group("orders", "g", max_attempts=1)
+    request = pb.ReceiveRequest(topic="orders", group="g")
+    assert not ask(fake, "Receive", request).queue_offsets
+    client.schedule("orders", b"x")
+    assert list(ask(fake, "Receive", request).attempts) == [1]
+
+
+def test_redrive_takes_all_however_large_and_leaves_nothing_leased(
+    fake: FakeCluster, client: TimerClient
+) -> None:
+    client.create_group("orders", "g", max_attempts=1)
+    client.create_group("orders.g.dead", "dead-letters", max_in_flight=30)
+    client.schedule_batch("orders", [b"x" * 100_000] * 40)
+    with client.consumer("orders", "g") as consumer:
+        for _ in range(40):
+            _ = consumer.receive(1, timeout=5)[0].nack()
+        consumer.flush()
+    fake.settle()
+    assert group(client, "orders.g.dead", "dead-letters").unacked == 40
+    assert client.redrive("orders.g.dead") == 40
+    letters = group(client, "orders.g.dead", "dead-letters")
+    assert (letters.unacked, letters.leased) == (0, 0)
+
+
+def test_nack_and_extension_out_of_range_are_refused_and_the_consumer_lives(
+    fake: FakeCluster, client: TimerClient
+) -> None:
+    client.schedule_batch("orders", [b"1", b"2"])
+    with client.consumer("orders", "g") as consumer:
+        fake.settle()
+        first, second = consumer.receive(2, timeout=5)
+        with pytest.raises(InvalidRequest, match="delay_ms"):
+            first.nack(delay=timedelta(days=31)).result(5)
+        with pytest.raises(InvalidRequest, match="lease_ms"):
+            first.extend(lease=0.001).result(5)
+        with pytest.raises(InvalidRequest, match="lease"):
+            _ = first.extend(lease=timedelta(days=60))
+        assert [each.ack().result(5) for each in (first, second)] == [AckResult.ACKED] * 2
+
+
+def test_topic_is_not_its_own_dead_letter_topic_by_another_name(client: TimerClient) -> None:
+    client.create_group("orders", "g")
+    with pytest.raises(InvalidRequest, match="dead_letter_topic"):
+        client.alter_group("default/orders", "g", dead_letter_topic="orders")
+
+
+@pytest.mark.parametrize("start", [7, -1, 2**31 - 1])
+def test_unknown_start_is_not_taken_for_another(
+    fake: FakeCluster, client: TimerClient, start: Any
+) -> None:
+    client.create_group("orders", "g")
+    for method, request in (
+        ("SeekGroup", pb.SeekGroupRequest(topic="orders", group="g", start=start)),
+        ("CreateGroup", pb.CreateGroupRequest(topic="orders", group="h", start=start)),
+        ("Receive", pb.ReceiveRequest(topic="orders", group="h", start=start)),
+    ):
+        with pytest.raises((grpc.RpcError, grpc.aio.AioRpcError)) as refused:
+            ask(fake, method, request)
+        assert error_of(refused.value).field == "start"
+
+
+def test_lease_too_long_for_a_group_is_named(client: TimerClient) -> None:
+    with pytest.raises(InvalidRequest, match="lease"):
+        client.create_group("orders", "g", lease=timedelta(days=60))
+    with pytest.raises(InvalidRequest, match="max_messages"):
+        client.redrive("orders", -1)
