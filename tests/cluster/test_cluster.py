@@ -404,10 +404,7 @@ BAD_STREAMS: dict[str, tuple[list[pb.ConsumeRequest], str]] = {
     "credit first": ([pb.ConsumeRequest(credit=1)], "kind"),
     "opened twice": ([open_with(), open_with()], "kind"),
     "empty later": ([open_with(), pb.ConsumeRequest()], "kind"),
-    "ack of nothing": ([open_with(), pb.ConsumeRequest(ack=pb.AckRequest())], "offsets"),
-    "ack of too many": (
-        [open_with(), pb.ConsumeRequest(ack=pb.AckRequest(offsets=range(65_537)))], "offsets"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("requests", "field"), BAD_STREAMS.values(), ids=BAD_STREAMS)
@@ -417,6 +414,23 @@ def test_a_consumer_that_breaks_the_rules_is_sent_away(
     consuming = cluster.consuming()
     error = refusal(lambda: [*consuming.Consume(iter(requests), timeout=RPC_S)])
     assert error.field == field
+
+
+def test_acks_of_nothing_and_of_too_many_are_refused_and_the_consumer_goes_on(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    client.create_topic(topic)
+    hold = Requests(open_with(topic=topic, credit=0))
+    for count in (0, 65_537):
+        hold.put(pb.AckRequest(offsets=range(count)))
+    hold.put(pb.AckRequest(offsets=[5]))
+    answers = cluster.consuming().Consume(hold, timeout=RPC_S)
+    assert next(answers).HasField("opened")
+    refused = [next(answers).acked for _ in range(2)]
+    assert [each.error.field for each in refused] == ["offsets"] * 2
+    assert len(next(answers).acked.results) == 1
+    hold.end()
+    assert [*answers] == []
 
 
 def test_acks_of_what_was_never_handed_out_are_told_and_change_nothing(
