@@ -196,13 +196,17 @@ class Leader:
             Overloaded: it was not, and no more are remembered.
         """
         requests = self.machine.requests
-        if requests.repeated(request, self._time_ms) is not None:
+        if requests.repeated(request, self._taken_at_ms(request)) is not None:
             return True
         if requests.full:
             full = f"the table of request ids ({len(requests)} of the last "
             full += f"{self._config.request_window_ms} ms, limits.request_window_ms)"
             raise Overloaded(full, retry_after_ms=REQUESTS_RETRY_MS)
         return False
+
+    def _taken_at_ms(self, request: RequestId) -> UnixMs:
+        """When it was: the log may have been idle since, and its last time be of long before."""
+        return UnixMs(max(self._time_ms, request.until_ms - self._config.request_window_ms))
 
     def request_id(self, text: bytes, body: int, now: Now) -> RequestId:
         """Return the id of a request that is taken now."""
@@ -225,7 +229,8 @@ class Leader:
         last = self.machine.producers.last_sequence(producer_id)
         if last is not None and sequence <= last:
             return UNBOUNDED
-        if request is not None and self.machine.requests.repeated(request, self._time_ms):
+        known = self.machine.requests
+        if request is not None and known.repeated(request, self._taken_at_ms(request)):
             return UNBOUNDED
         return self.admission.rules(topic)
 

@@ -218,6 +218,9 @@ def test_repetition_is_answered_whatever_has_become_policy() -> None:
     ]
     assert strict[0] > 1
     assert limits[0] > limits[1] == 1
+    play.wait(300_001)  # and nothing is appended meanwhile
+    late = play.leader.request_id(b"r", 1, play.now)
+    assert play.leader.rules(topic, 0, 0, late).payload_limit[0] == 1  # type: ignore[arg-type]
 
 
 def test_repetition_while_the_first_is_in_flight_is_one_timer() -> None:
