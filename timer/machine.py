@@ -333,10 +333,8 @@ class Machine:
             start = stop
         if not keep.all():
             rows, modes = rows[keep], modes[keep]
-            refused = (
-                n for n, each in enumerate(results) if isinstance(each, TimerError) or each[1]
-            )
-            self.trace.mark(entry.index, first_seq, tuple(refused))
+            refused = [isinstance(each, TimerError) or each[1] for each in results]
+            self.trace.mark(entry.index, first_seq, np.packbits(refused).tobytes())
         ready: tuple[TopicId, ...] = ()
         keyed = int(np.count_nonzero(rows["key_size"]))
         if keyed:

@@ -172,13 +172,12 @@ class Story:
 
     def _schedule(self, entry: Entry, mark: Mark | None) -> Iterator[Event]:
         parts, keyed = parts_of(entry.payload)
-        refused = mark.refused if mark is not None else ()
         schedule: Schedule | None = None
         start = 0
         for number, head in enumerate(parts.tolist()):
             producer, sequence, size, mode = head
             first, start = start, start + size
-            if number in refused:
+            if mark is not None and mark.refuses(number):
                 continue
             at = self._issued(size)
             if at is not None:

@@ -31,8 +31,13 @@ class Mark(NamedTuple):
 
     entry: LogIndex
     next_seq: Seq
-    refused: tuple[int, ...] = ()
-    """Parts of this very entry that issue none."""
+    refused: bytes = b""
+    """Parts of this very entry that issue none: a bit for each, as np.packbits has them."""
+
+    def refuses(self, part: int) -> bool:
+        """Return whether a part of the entry issues no seq."""
+        byte, bit = divmod(part, 8)
+        return byte < len(self.refused) and bool(self.refused[byte] & 128 >> bit)
 
 
 class Firing(NamedTuple):
@@ -64,7 +69,7 @@ class Trace:
     _rows: int = 0
     """In all firings."""
 
-    def mark(self, index: LogIndex, next_seq: Seq, refused: tuple[int, ...] = ()) -> None:
+    def mark(self, index: LogIndex, next_seq: Seq, refused: bytes = b"") -> None:
         """Note which seq an entry issues next, unless the last mark says it."""
         if refused or not self.marks or self.marks[-1].next_seq < next_seq:
             self.marks.append(Mark(index, next_seq, refused))
@@ -88,7 +93,7 @@ class Trace:
         marks, firings = fields
         self.marks.clear()
         for index, next_seq, refused in marks:
-            self.marks.append(Mark(LogIndex(index), Seq(next_seq), tuple(refused)))
+            self.marks.append(Mark(LogIndex(index), Seq(next_seq), refused))
         for index, topic, first, seqs in firings:
             place = LogIndex(index), TopicId(topic), QueueOffset(first)
             self._add(Firing(*place, np.frombuffer(seqs, np.uint64)))
