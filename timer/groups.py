@@ -30,6 +30,8 @@ _MASK: Final = (1 << 64) - 1
 _ENDED_SALT: Final = np.uint64(0xE4DED)
 _LATER_SALT: Final = np.uint64(0x1A7E5)
 _ENDED_MAX: Final = np.iinfo(np.uint16).max
+LOOK_ROWS: Final = 65_536
+"""Offsets looked at in one go for unacked ones."""
 
 
 def _empty_bool() -> npt.NDArray[np.bool_]:
@@ -239,10 +241,16 @@ class Group:
     def first_unacked(self, end: int, count: int) -> U64:
         """Return the first `count` offsets below `end` that are not acked, ascending."""
         known = self.acked[self.cursor - self.base : max(0, end - self.base)]
-        low = np.flatnonzero(~known)[:count] + self.cursor
+        found, left = list[npt.NDArray[np.int64]](), count
+        for start in range(0, len(known), LOOK_ROWS):  # what lies behind them may be millions
+            if left <= 0:
+                break
+            low = np.flatnonzero(~known[start : start + LOOK_ROWS])[:left] + (self.cursor + start)
+            found.append(low)
+            left -= len(low)
         start = self.cursor + len(known)
-        high = np.arange(start, min(end, start + count - len(low)))
-        return np.concatenate([low, high]).astype(np.uint64)
+        found.append(np.arange(start, max(start, min(end, start + left))))
+        return np.concatenate(found).astype(np.uint64)
 
     def _grow(self, end: int) -> None:
         """Make the arrays cover offsets below `end`."""

@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.simdisk import SimDisk
 from tests.timer.machines import Log, machine_on, part_of
+from timer import groups
 from timer.columns import gather
 from timer.groups import Group
 from timer.machine import GroupApplied, MoveApplied
@@ -259,3 +261,18 @@ def test_move_leaves_out_what_was_acked_and_makes_the_rest_messages_elsewhere_on
     counts = machine.counts
     assert (counts.scheduled, counts.fired, counts.pending, dead.counts.fired) == (4, 4, 0, 1)
     machine.apply(log.checkpoint())
+
+
+@given(st.lists(st.sets(st.integers(0, 59)), max_size=5), st.integers(0, 70), st.integers(0, 30))
+def test_first_unacked_ones_are_found_in_however_many_looks(
+    acks: list[set[int]], end: int, count: int
+) -> None:
+    group = group_at(reserved=60)
+    for offsets in acks:
+        group.ack(np.array(sorted(offsets), np.uint64))
+    unacked = [
+        at for at in range(group.cursor, end) if not group.is_acked(np.array([at], np.uint64))[0]
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "LOOK_ROWS", 4)
+        assert group.first_unacked(end, count).tolist() == unacked[:count]
