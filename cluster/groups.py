@@ -245,6 +245,7 @@ class GroupDesk:
         finally:
             # What is not sent back stays leased a while, so that the next call gets others.
             (leader.groups.retire if reached else leader.groups.give_up)(group, consumer)
+            self._host.kick()
         moved = await self._moved(leader, delivery)
         return sum(int(each.new.sum()) for each in moved)
 

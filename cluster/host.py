@@ -114,7 +114,7 @@ class Host:
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.engine = engine
-        self._log = self.log = log
+        self.log = log
         self._make_clock = make_clock
         self._samples = samples
         self._clock: ClusterClock | None = None
@@ -180,7 +180,7 @@ class Host:
             NotReady: this node is about to lead, or its leadership is not certain at the moment.
         """
         leader = self.require_leader()
-        if not self._log.lease_held():
+        if not self.log.lease_held():
             raise NotReady("this leader holds no lease at the moment")
         return leader
 
@@ -191,7 +191,7 @@ class Host:
         """
         mono_ms = self._mono_ms()
         clock_ms = self._clock.now(mono_ms) if self._clock is not None else self._wall_ms()
-        return Now(mono_ms, max(clock_ms, self._log.last_time_ms))
+        return Now(mono_ms, max(clock_ms, self.log.last_time_ms))
 
     def _sample(self, mono_ms: MonoMs) -> None:
         if self._clock is not None and mono_ms - self._sampled_at_ms >= SAMPLE_MS:
@@ -269,7 +269,7 @@ class Host:
             return
         if self.engine.behind and not self._too_much_is_fired():
             first, last = self.engine.next_chunk()
-            entries = self._log.cached(first, last)
+            entries = self.log.cached(first, last)
             if entries is None:
                 self._folding = True
                 self.spawn(self._fold_from_disk(first))
@@ -290,7 +290,7 @@ class Host:
 
     async def _fold_from_disk(self, first: LogIndex) -> None:
         # As much as is read at once: to read it again for each portion takes longer than to fold.
-        entries = await self._log.entries(first, self.engine.commit_index)
+        entries = await self.log.entries(first, self.engine.commit_index)
         await self._fold_all(entries, self.engine.begin_lookup(entries))
 
     async def _fold_all(self, entries: Sequence[Entry], lookup: Prepared | None) -> None:
@@ -311,8 +311,8 @@ class Host:
     def _serve(self, epoch: Epoch) -> None:
         self._promoting = None
         machine = self.engine.machine
-        self._clock = self._make_clock(max(self._log.last_time_ms, machine.last_read_time_ms))
-        leader = self.engine.lead(epoch, self._log.propose, self.now())
+        self._clock = self._make_clock(max(self.log.last_time_ms, machine.last_read_time_ms))
+        leader = self.engine.lead(epoch, self.log.propose, self.now())
         logger.info(
             "serving: epoch %d, %d pending, next due %s",
             epoch,
@@ -337,7 +337,7 @@ class Host:
         now = self.now()
         if leader is not None:
             leader.step(now)
-            held = self._log.lease_held()
+            held = self.log.lease_held()
             if held:
                 for delivery in leader.hand_out(now):
                     self._handed_out(delivery)
@@ -407,7 +407,7 @@ class Host:
 
     def _drop_log(self) -> None:
         before = LogIndex(self.engine.manifest_index + 1)
-        self._log.drop_before(before, keep=not self.engine.room.low)
+        self.log.drop_before(before, keep=not self.engine.room.low)
 
     def use_room(self, room: Room) -> None:
         """Hear how much room the disk has; when it becomes low, let go what can go."""

@@ -207,6 +207,16 @@ def in_time(work: Callable[[int], T], lead_ms: int = 1_000) -> T:
     raise AssertionError(f"not done within {lead_ms} ms: {work}")
 
 
+def receive(consumer: Consumer, count: int) -> list[Message]:
+    """Return so many messages, unacked."""
+    got: list[Message] = []
+    while len(got) < count:
+        more = consumer.receive(count - len(got), timeout=WAIT_S)
+        assert more, f"{len(got)} of {count} messages within {WAIT_S} s each"
+        got += more
+    return got
+
+
 def take(consumer: Consumer, count: int, timeout_s: float = WAIT_S) -> list[Message]:
     """Return `count` messages, acked."""
     taken: list[Message] = []

@@ -8,26 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cluster.running import WAIT_S, Running, code_of, error_of, until
+from tests.cluster.running import WAIT_S, Running, code_of, error_of, receive, until
 from timerclient import ExtendResult, NackResult, TimerClient, errors
-from timerclient.messages import Message
 from timerclient.proto import timer_pb2 as pb
-from timerclient.sync import Consumer
 
 pytestmark = pytest.mark.slow
 
 DOCUMENT = Path(__file__).parents[2] / "docs/consuming.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-
-
-def receive(consumer: Consumer, count: int) -> list[Message]:
-    """Return so many messages, unacked."""
-    got: list[Message] = []
-    while len(got) < count:
-        more = consumer.receive(count - len(got), timeout=WAIT_S)
-        assert more, f"{len(got)} of {count} messages within {WAIT_S} s each"
-        got += more
-    return got
 
 
 def test_nacked_message_comes_back_after_its_delay_over_a_failover(

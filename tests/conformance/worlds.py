@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from tests.cluster.running import RPC_S, WAIT_S, Running, error_of, until
+from tests.cluster.running import RPC_S, WAIT_S, Running, error_of, receive, until
 from timerclient import TimerClient
 from timerclient.messages import Message
 from timerclient.proto import timer_pb2 as pb
@@ -62,12 +62,7 @@ class World:
 
     def receive(self, consumer: Consumer, count: int) -> list[Message]:
         """Return so many messages, unacked."""
-        got: list[Message] = []
-        while len(got) < count:
-            more = consumer.receive(count - len(got), timeout=WAIT_S)
-            assert more, f"{len(got)} of {count} messages within {WAIT_S} s each"
-            got += more
-        return got
+        return receive(consumer, count)
 
     def take(self, consumer: Consumer, count: int) -> list[Message]:
         """Return so many messages, acked for sure."""
