@@ -51,6 +51,8 @@ RESEND_MS: Final = 1_500
 LEASE_MS: Final = 2_000
 SETTLE_MS_MAX: Final = 200_000
 """A clock that was led astray comes back at half the rate of time."""
+CLOSING_DELAY_US_MAX: Final = 20_000
+"""Until a message is acked, once the world is healed."""
 LINE_US: Final = 300
 KEEPALIVE_MS: Final = 5_000
 """After so long a node notices that the other end of a stream is gone without a word."""
@@ -324,6 +326,8 @@ class SimConsumer:
         if self._rng.random() < self._laziness and not self._town.closing:
             return  # its lease will end
         delay_us = int(self._rng.choice((1, 20, 500, LEASE_MS + 200)) * 1000 * self._rng.random())
+        if self._town.closing:  # three at a time, as a group may allow, must come to an end
+            delay_us = min(delay_us, CLOSING_DELAY_US_MAX)
         epoch, lease_id = delivery.epoch, delivery.lease.lease_id
         if self._moods.random() < self._temper and not self._town.closing:
             self._complain(delay_us // 2, epoch, lease_id, offsets)
