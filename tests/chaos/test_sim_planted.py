@@ -13,7 +13,8 @@ from chaos.sim.timer_mutations import TIMER_MUTATIONS
 from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
 
-FIRST_SEED = 1
+FIRST_SEED = 1000
+"""From 1 the hunts take three times as long; where they begin is all the same to them."""
 ALL = [
     *MUTATIONS,
     *TIMER_MUTATIONS,

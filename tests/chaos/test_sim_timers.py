@@ -34,7 +34,7 @@ NAME = TimerName(1_000, 7)
 KEY = ("a", "g", 0)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_timer_promises_hold(seed: int) -> None:
     world = TimerWorld(seed)
     world.run(60)
