@@ -487,10 +487,13 @@ class Leases:
 
     def _release_all(self, offsets: U64, mark: np.uint64) -> None:
         """Take leased messages out of their leases."""
-        lease_ids, counts = np.unique(self._marks.of(offsets), return_counts=True)
+        self._settle_all(self._marks.of(offsets))
+        self._marks.set(offsets, mark)
+
+    def _settle_all(self, marks: U64) -> None:
+        lease_ids, counts = np.unique(marks, return_counts=True)
         for lease_id, count in zip(lease_ids.tolist(), counts.tolist(), strict=True):
             self._settle(LeaseId(lease_id), count)
-        self._marks.set(offsets, mark)
 
     def _again(self, offsets: U64) -> None:
         """What came back is nobody's: hand it out again, each at its time."""
@@ -499,7 +502,9 @@ class Leases:
         self._back.append(offsets[times == 0])
 
     def _forget_done(self) -> None:
-        self._marks.forget_below(int(self.group.cursor))
+        """Forget what lies below the cursor; what an op of the same entry finished is nobody's."""
+        forgotten = self._marks.forget_below(int(self.group.cursor))
+        self._settle_all(forgotten[leased(forgotten)])
 
     def wake_at_ms(self) -> MonoMs | None:
         """When `expire` must be called next; None: nothing is leased."""

@@ -41,10 +41,12 @@ class Marks:
             self._values = grown
         self._values[index] = marks
 
-    def forget_below(self, offset: int) -> None:
-        """Drop what lies before `offset` once it is the greater half."""
+    def forget_below(self, offset: int) -> U64:
+        """Drop what lies before `offset` once it is the greater half; return those marks."""
         skip = offset - self._base
-        if skip > len(self._values) // 2:
-            room = np.zeros(min(skip, len(self._values)), np.uint64)
-            self._values = np.concatenate([self._values[skip:], room])
-            self._base += skip
+        if skip <= len(self._values) // 2:
+            return self._values[:0]
+        forgotten = self._values[:skip]
+        self._values = np.concatenate([self._values[skip:], np.zeros(len(forgotten), np.uint64)])
+        self._base += skip
+        return forgotten
