@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import cpu, machine, results, table
+from bench.crowd import S13
 from bench.delivery import S4, S5, S6
 from bench.failover import S9
 from bench.idle import S12
@@ -34,7 +35,7 @@ from deploy.local import LaunchError
 from timerclient import TimerError
 
 MEASURES: Final[dict[str, Measure]] = {
-    measure.name: measure for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, SIM)
+    measure.name: measure for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, SIM)
 }
 """Every measure, in the order of the table. A new one is a function, and a line here."""
 
