@@ -66,6 +66,9 @@ class NodeView(Protocol):
     def local(self) -> LocalState:
         """Return what probes ask about; at once."""
 
+    async def measure(self) -> None:
+        """Find out what the registry is about to show, as far as that takes a while."""
+
     async def status(self, *, cluster: bool) -> Mapping[str, object]:
         """Return the node's, or the whole cluster's, status; JSON's types only."""
 
@@ -161,6 +164,7 @@ class HttpServer:
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         headers = {"Content-Type": content_type}
+        await self._view.measure()
         return web.Response(body=encode(self._registry), headers=headers)
 
     async def _health(self, _: web.Request) -> web.Response:

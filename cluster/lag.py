@@ -9,7 +9,7 @@ is there when somebody asks, so it grows while nothing moves, and a group that h
 one comparison. Only the leader can tell: who holds a message is its memory.
 """
 
-from collections.abc import Iterator
+import asyncio
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,6 +19,9 @@ from timer.leader import Leader
 from timer.machine import Topic
 from timer.units import TopicId, UnixMs
 
+TOPICS_AT_ONCE: Final = 4096
+GROUPS_AT_ONCE: Final = 16
+"""Looked at in one go: some milliseconds' work."""
 OVERDUE_ROWS_MAX: Final = 65_536
 """Timers that are due, the oldest first, among which each topic's oldest is looked for."""
 
@@ -44,12 +47,21 @@ def of_group(leader: Leader, topic: Topic, group: Group, clock_ms: UnixMs) -> Gr
     return GroupLag(topic, group, max(0, clock_ms - queue.fired_at_ms(waiting)), unacked_ms)
 
 
-def of_groups(leader: Leader, clock_ms: UnixMs) -> Iterator[GroupLag]:
-    """Yield the lag of every group that has something unacked."""
-    for topic in leader.machine.topics.values():
-        for group in topic.groups.values():
-            if group.cursor < topic.queue.end:
-                yield of_group(leader, topic, group, clock_ms)
+async def of_groups(leader: Leader, clock_ms: UnixMs) -> list[GroupLag]:
+    """Return the lag of every group that has something unacked.
+
+    Some at a time, between which the loop does other things.
+    """
+    lags: list[GroupLag] = []
+    for number, topic in enumerate([*leader.machine.topics.values()], 1):
+        for group in [*topic.groups.values()]:
+            if group.cursor < topic.queue.end and not group.deleted:
+                lags.append(of_group(leader, topic, group, clock_ms))
+                if not len(lags) % GROUPS_AT_ONCE:
+                    await asyncio.sleep(0)
+        if not number % TOPICS_AT_ONCE:
+            await asyncio.sleep(0)
+    return lags
 
 
 def of_topics(leader: Leader, clock_ms: UnixMs) -> dict[TopicId, int]:

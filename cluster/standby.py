@@ -91,6 +91,9 @@ class Standby:
         role = f"{self._role}: {self._waits_for()}"
         return LocalState(role=role, serving=False, leader="", silent_ms=0, silent_ms_max=0)
 
+    async def measure(self) -> None:
+        """See NodeView: there is nothing to find out."""
+
     async def status(self, *, cluster: bool) -> Mapping[str, object]:
         """See NodeView."""
         del cluster

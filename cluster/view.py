@@ -53,6 +53,7 @@ class NodeState(TopicView):
         self._mono_ms = mono_ms
         self._scrubber = scrubber
         self._started_at_ms = mono_ms()
+        self._lags: list[lag.GroupLag] = []
         self._disk = (mono_ms() - DISK_LOOK_MS, 0)
         """(when it was looked at, bytes): a walk over the directory, and status is asked often."""
 
@@ -163,14 +164,21 @@ class NodeState(TopicView):
             silent_ms_max=self._config.replication().guard_ms,
         )
 
+    async def measure(self) -> None:
+        """Find out what `levels` shows of groups: of many that takes a while."""
+        leader = self._host.leader
+        self._lags = []
+        if leader is not None:
+            self._lags = await lag.of_groups(leader, self._host.now().clock_ms)
+
     def levels(self) -> Levels:
-        """Return what a scrape shows."""
+        """Return what a scrape shows; of groups, what the last `measure` found."""
         replica, engine, leader = self._replica, self._host.engine, self._host.leader
         machine = engine.machine
         now = self._host.now()
         due = machine.store.next_due() if leader is not None else None
         held = [] if leader is None else [*leader.groups.all_leased()]
-        lags = [] if leader is None else [*lag.of_groups(leader, now.clock_ms)]
+        lags = [] if leader is None else self._lags
         late = {} if leader is None else lag.of_topics(leader, now.clock_ms)
         return Levels(
             role=replica.role.value,

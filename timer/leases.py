@@ -26,7 +26,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +127,8 @@ class Leases:
     _merge_at: int = WAITING_MIN
     _dead: deque[U64] = field(default_factory=deque)
     """Offsets marked DYING, each array ascending."""
+    work: ClassVar[int] = 1
+    """What a look for free messages takes, compared with other types."""
     unfinished: bool = False
     """The last call stopped before it had looked at everything; call again."""
 

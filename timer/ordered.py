@@ -16,7 +16,7 @@ begins at the first unacked one. Keys are hashes; two that share one wait for ea
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,7 @@ class _Open(NamedTuple):
 class Ordered(Leases):
     """Who holds which message, in one epoch; see the module."""
 
+    work: ClassVar[int] = 4
     _keys: Marks = field(init=False)
     _recalled: list[U64] = field(default_factory=list)
     _returns_at: UnixMs | None = None

@@ -72,8 +72,10 @@ ENDED_OFFSETS_MAX: Final = 65_536
 WAITING_OFFSETS_MAX: Final = 1 << 20
 """Acked and nacked offsets that wait, beyond which they are refused as Overloaded."""
 DELIVERY_ROWS_MAX: Final = 2048
-DELIVERIES_MAX: Final = 32
-"""Leases, of about a megabyte at most, handed out before the shell's loop has its turn."""
+WORK_MAX: Final = 128
+"""Of `hand_out`, before the shell's loop has its turn: some milliseconds."""
+LEASE_WORK: Final = 4
+"""A lease, of about a megabyte at most, is so much more work than a look that finds nothing."""
 ROOM_LOOK_MS: Final = 1000
 """While the disks are full, dead letters wait so long until they are tried again."""
 OPS_MAX: Final = 256
@@ -509,16 +511,17 @@ class Serving:
     def hand_out(self, now: Now, *, room: bool) -> list[Delivery]:
         """Lease what is ready to consumers with credit.
 
-        The groups take turns; after DELIVERIES_MAX leases the rest waits for the next call. With
-        `room` on the disks, dead letters go where they belong.
+        The groups take turns; after WORK_MAX the rest waits for the next call. With `room` on the
+        disks, dead letters go where they belong.
         """
         out: list[Delivery] = []
-        turns, later = deque(self._hungry), dict[GroupId, None]()
-        while turns and len(out) < DELIVERIES_MAX:
+        turns, later, work = deque(self._hungry), dict[GroupId, None](), 0
+        while turns and work < WORK_MAX:
             leases = self._leases[turns[0]]
             group = leases.group
             topic = self.machine.topics[group.topic]
             lease = leases.hand_out(now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX)
+            work += leases.work if lease is None else LEASE_WORK * leases.work
             if lease is not None:
                 attempts = group.attempts(lease.offsets)
                 out.append(Delivery(self.epoch, topic, group, lease, attempts, now.clock_ms))

@@ -26,11 +26,15 @@ class FakeNode:
     state: LocalState = FOLLOWER
     failure: Exception | None = None
     hangs: bool = False
+    measured: int = 0
     asked: list[tuple[str, bool]] = field(default_factory=list)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def local(self) -> LocalState:
         return self.state
+
+    async def measure(self) -> None:
+        self.measured += 1
 
     async def status(self, *, cluster: bool) -> Mapping[str, object]:
         return await self._answer("status", cluster=cluster)
@@ -125,6 +129,7 @@ async def test_metrics_are_prometheus_text(page: Page) -> None:
     assert answer.status == 200
     assert answer.content_type.startswith("text/plain; version=")
     assert "timer_pending 7.0\n" in answer.text
+    assert page.node.measured == 1
 
 
 @pytest.mark.parametrize("what", ["status", "checkpoint"])

@@ -1,6 +1,7 @@
 """The leader's core over a log in memory that commits what is appended when told."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from timer.errors import (
     UnknownProducer,
 )
 from timer.leader import LeaderConfig
-from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST
+from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
 from timer.machine import CANCELLED
 from timer.payloads import (
     CreateGroup,
@@ -33,7 +34,7 @@ from timer.payloads import (
     decode_fire,
     decode_group,
 )
-from timer.units import LeaseId, TopicId
+from timer.units import GroupId, LeaseId, TopicId
 
 
 def test_request_is_answered_only_when_it_was_applied() -> None:
@@ -495,7 +496,7 @@ def test_too_many_acks_waiting_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "DELIVERY_ROWS_MAX", 1)
-    monkeypatch.setattr(serving, "DELIVERIES_MAX", 3)
+    monkeypatch.setattr(serving, "WORK_MAX", 3 * serving.LEASE_WORK)
     play = Play()
     groups = [play.make_group(name) for name in ("g", "h", "i", "j")]
     for group in groups:
@@ -512,6 +513,29 @@ def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPat
             counts[delivery.group.name] += 1
         assert max(counts.values()) - min(counts.values()) <= 1
     assert play.hand_out() == []
+    assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
+
+
+def test_groups_that_get_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "WORK_MAX", 2)
+    looked: list[GroupId] = []
+    look = Leases.hand_out
+
+    def note(leases: Leases, *args: Any) -> Any:
+        looked.append(leases.group.group_id)
+        return look(leases, *args)
+
+    monkeypatch.setattr(Leases, "hand_out", note)
+    play = Play()
+    groups = [play.make_group(name) for name in ("g", "h", "i", "j")]
+    for group in groups:
+        play.join(group)
+    play.settle()
+    looked.clear()
+    play.leader.groups.feed([play.topic_id])
+    for _ in range(2):
+        assert play.hand_out() == []
+    assert sorted(looked) == sorted(group.group_id for group in groups)
     assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
 
 
