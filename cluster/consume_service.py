@@ -239,6 +239,8 @@ def settle(
             leader.groups.ack_up_to(group, held[0], held[1], last, done)
         case pb.AckRequest():
             leader.groups.ack(group, *held, done)
+        case pb.NackRequest() if request.unseen:
+            done(leader.groups.give_back(group, *held))
         case pb.NackRequest():
             delay_ms = request.delay_ms if request.HasField("delay_ms") else None
             if (delay_ms or 0) > DELAY_MS_MAX:
@@ -282,6 +284,8 @@ class _Stream:
         self._unread_acks = 0
         self._read = asyncio.Event()
         """Set when the consumer has read something."""
+        self._leaving = False
+        """The client wants no more."""
         self.ended: TimerError | None = None
 
     def join(self, name: str, lease_ms: int) -> None:
@@ -301,9 +305,15 @@ class _Stream:
     def credit(self, messages: int) -> None:
         """The client takes so many messages more."""
         assert self._consumer is not None
-        allowed = CREDIT_MAX - self._consumer.credit
+        allowed = 0 if self._leaving else CREDIT_MAX - self._consumer.credit
         self._leader.groups.credit(self._group, self._consumer, min(messages, allowed))
         self._host.kick()
+
+    def _want_no_more(self) -> None:
+        """Hand nothing more out, and say so behind what was."""
+        assert self._consumer is not None
+        self._leaving, self._consumer.credit = True, 0
+        self._put(pb.ConsumeResponse(leaving=True), 0)
 
     async def read(self, requests: AsyncIterator[pb.ConsumeRequest]) -> None:
         """Take what the client sends, until it ends or breaks a rule; then answer every ack."""
@@ -317,8 +327,10 @@ class _Stream:
                     self.credit(request.credit)
                 elif kind in ("ack", "nack", "extend"):
                     self._settle(getattr(request, kind))
+                elif kind == "leaving":
+                    self._want_no_more()
                 else:
-                    limit = "must be credit, ack, nack or extend once open"
+                    limit = "must be credit, ack, nack, extend or leaving once open"
                     raise InvalidRequest("kind", kind, limit)
         except TimerError as error:
             self.end(error)

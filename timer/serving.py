@@ -448,6 +448,22 @@ class Serving:
         self._add_op(leases.recall())
         self._gather(group, verdict, offsets, not_before, done)
 
+    def give_back(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Verdicts:
+        """Take back what nobody has looked at; return the verdict per offset, as of a nack.
+
+        It comes again at once, and has not failed.
+
+        Raises:
+            Overloaded: too many wait already; nothing was taken.
+        """
+        leases = self._leases_for(group, len(offsets))
+        verdict = leases.nack(epoch, lease_id, offsets)
+        accepted = np.sort(offsets[verdict == ACCEPT])
+        if len(accepted):
+            self._add_op(GroupOp(Op.RECALL, group.topic, group.group_id, accepted))
+            self._add_op(leases.recall())
+        return verdict
+
     def extend(
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, lease_ms: int, now: Now
     ) -> Verdicts:

@@ -581,13 +581,16 @@ class AsyncConsumer:
     async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
         """Confirm all acks, then leave the group: its messages go to others at once.
 
+        What was fetched ahead has not failed by that; what is unacked otherwise has.
+
         Raises:
             OutcomeUnknown: some acks were not answered in time; their futures say which.
         """
         self.closed = True
         if self._subscription is not None:
             within_s = self._call_s if timeout is None else seconds(timeout)
-            await self._subscription.close(within_s)
+            rest, self._rest = self._rest, []
+            await self._subscription.close(within_s, rest)
 
     async def _leave(self, within_s: float) -> None:
         with contextlib.suppress(TimerError):  # the error that ends the block matters more

@@ -50,10 +50,13 @@ class Word(NamedTuple):
     """Delay of a nack, lease of an extension; None: as the group has it."""
     up_to: bool = False
     """Of an ack: of all that is before it, too."""
+    unseen: bool = False
+    """Of a nack: of what the application did not get to see."""
 
 
 ACK = Word("ack", AckResult)
 ACK_UP_TO = Word("ack", AckResult, up_to=True)
+UNSEEN = Word("nack", NackResult, unseen=True)
 
 
 def nack_after(delay: float | timedelta | None) -> Word:
@@ -179,6 +182,15 @@ class Message:
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, word)
         return acking
 
+    def give_back(self) -> Acking[NackResult]:
+        """Give it back unseen: it comes again at once, to anyone in the group, and has not failed.
+
+        So does what a consumer has fetched ahead when it closes. Otherwise as `nack`.
+        """
+        acking: Acking[NackResult] = Acking()
+        self._batch.send_ack(self._batch, (self.queue_offset,), acking, UNSEEN)
+        return acking
+
     def extend(self, lease: float | timedelta | None = None) -> Acking[ExtendResult]:
         """Hold it longer: for `lease` from now on; None: as long as the group's default.
 
@@ -299,6 +311,10 @@ class Batch(Sequence[Message]):
         if some were not this consumer's any more; the others are nacked all the same.
         """
         return self._say(nack_after(delay))
+
+    def give_back(self) -> Acking[int]:
+        """Give all its messages back unseen: see `Message.give_back`; else as `nack`."""
+        return self._say(UNSEEN)
 
     def extend(self, lease: float | timedelta | None = None) -> Acking[int]:
         """Hold what is left of it longer: see `Message.extend`; the future's result is a count."""

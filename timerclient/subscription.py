@@ -13,6 +13,8 @@
   acks of one lease that wait by then. They survive the stream: an unanswered one is sent again on
   the next, with the epoch and lease it came from; the answer to a repetition is ALREADY_ACKED.
   A new stream gets them before its credit, lest the leader hand the same messages out again.
+- **Leaving**: the leader is told that nothing more is wanted, and answers behind what it has handed
+  out. What the application did not get to see goes back then, and has not failed by that.
 - **Nacks and extensions** go the same way, but end with their stream, as the lease does that they
   are about: one that was sent and not answered is OutcomeUnknown.
 
@@ -20,6 +22,7 @@ The inbox and the outbox may be used from any thread; all else belongs to the ev
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,7 +41,7 @@ from timerclient.errors import (
     TimerError,
     from_wire,
 )
-from timerclient.messages import Acking, Batch, Said, Word
+from timerclient.messages import Acking, Batch, Message, Said, Word
 from timerclient.nodes import (
     Node,
     Nodes,
@@ -50,6 +53,9 @@ from timerclient.nodes import (
     write,
 )
 from timerclient.proto import timer_pb2 as pb
+
+LEAVE_S: Final = 1.0
+"""How long a consumer that closes waits until nothing more can come."""
 
 Entry = tuple[Batch, Sequence[int], "Acking[Any]", Word]
 """An ack, nack or extension that waits to be sent."""
@@ -73,8 +79,10 @@ class AckCall:
         self.request = kind(request_no=request_no, epoch=epoch, lease_id=lease_id)
         if isinstance(self.request, pb.AckRequest):
             self.request.cumulative = word.up_to
-        elif isinstance(self.request, pb.NackRequest) and word.ms is not None:
-            self.request.delay_ms = word.ms
+        elif isinstance(self.request, pb.NackRequest):
+            self.request.unseen = word.unseen
+            if word.ms is not None:
+                self.request.delay_ms = word.ms
         elif isinstance(self.request, pb.ExtendRequest):
             self.request.lease_ms = word.ms or 0
         self.entries: list[Entry] = []
@@ -220,6 +228,11 @@ class Subscription:
         self._request_no = 0
         self._resent_up_to = 0
         """Ack requests up to this one were made before this stream."""
+        self._leaving = False
+        """Nothing more is wanted."""
+        self._left = asyncio.Event()
+        """Nothing more comes: the leader said so, or there is no stream."""
+        self._left.set()
         self._heard_at = 0.0
         self._resume_at = 0.0
         self._pauses = Pauses(self._settings, nodes.rng)
@@ -310,17 +323,32 @@ class Subscription:
         if self.error is not None:
             raise self.error
 
-    async def close(self, within_s: float) -> None:
+    async def close(self, within_s: float, rest: Sequence[Message] = ()) -> None:
         """Flush, then leave: what is leased and not acked goes to other consumers at once.
+
+        `rest`: of the last batch taken, what the application did not get to see.
 
         Raises:
             OutcomeUnknown: some acks were not answered in time; their futures say which.
         """
         try:
             if not self.over:
+                await self._give_back(min(within_s, LEAVE_S), rest)
                 await self.flush(within_s)
         finally:
             await self.abandon()
+
+    async def _give_back(self, within_s: float, rest: Sequence[Message]) -> None:
+        """Let nothing more come; give back what nobody has seen of what came."""
+        self._leaving = True
+        self._changed.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._left.wait()
+        for message in rest:
+            _ = message.give_back()
+        while (batch := self.take()) is not None:
+            _ = batch.give_back()
 
     async def abandon(self) -> None:
         """Leave without confirming anything; unanswered acks fail."""
@@ -391,11 +419,15 @@ class Subscription:
             self._resent_up_to = self._request_no
             with self._lock:
                 self._credit.lost()
-                opening.credit = 0 if self._packed else self._credit.grant()
+                opening.credit = 0 if self._packed or self._leaving else self._credit.grant()
             await write(stream, pb.ConsumeRequest(open=opening))
             self._heard_at = self._loop.time()
             self._changed.set()
-            await first_to_end(self._send(stream), self._receive(stream), self._guard(node))
+            self._left.clear()
+            try:
+                await first_to_end(self._send(stream), self._receive(stream), self._guard(node))
+            finally:
+                self._left.set()
 
     async def _receive(self, stream: Any) -> None:
         while True:
@@ -417,6 +449,8 @@ class Subscription:
                 self._pauses.reset()
                 self._nodes.last_error = None
                 self._opened.set()
+            elif kind == "leaving":
+                self._left.set()
 
     def _deliver(self, columns: pb.Deliveries) -> None:
         batch = Batch(columns, self.ack)
@@ -450,8 +484,12 @@ class Subscription:
         self._changed.set()
 
     async def _send(self, stream: Any) -> None:
+        leaving = False
         while True:
             self._changed.clear()
+            if self._leaving and not leaving:
+                leaving = True
+                await write(stream, pb.ConsumeRequest(leaving=True))
             pause_s = self._resume_at - self._loop.time()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
@@ -466,7 +504,7 @@ class Subscription:
 
     async def _send_credit(self, stream: Any) -> None:
         with self._lock:
-            credit = self._credit.grant() if self._credit.due() else 0
+            credit = self._credit.grant() if self._credit.due() and not self._leaving else 0
         if credit:
             await write(stream, pb.ConsumeRequest(credit=credit))
 

@@ -774,6 +774,8 @@ class Consumer:
     def close(self, timeout: Seconds | None = None) -> None:
         """Confirm all acks, then leave the group: its messages go to others at once.
 
+        What was fetched ahead has not failed by that; what is unacked otherwise has.
+
         Raises:
             OutcomeUnknown: some acks were not answered in time; their futures say which.
         """
@@ -781,7 +783,8 @@ class Consumer:
             return
         self.closed = True
         within_s = self._call_s if timeout is None else seconds(timeout)
-        self._background.call(self._subscription.close(within_s))
+        rest, self._rest = self._rest, []
+        self._background.call(self._subscription.close(within_s, rest))
 
     def __enter__(self) -> Self:
         """Return the consumer."""

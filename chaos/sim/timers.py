@@ -564,6 +564,18 @@ class TimerApp:
             leader.groups.nack(group, *ids, column, delay_ms, self._now(), answer)
         self._kick()
 
+    def give_back(
+        self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]
+    ) -> None:
+        """Give messages back unseen."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is not None and leader is not None:
+            offsets = np.array(held[2], np.uint64)
+            with suppress(TimerError):
+                leader.groups.give_back(joined[0], Epoch(held[0]), LeaseId(held[1]), offsets)
+            self._kick()
+
     def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:
         """Hold messages longer; nobody waits for the answer."""
         joined = self._joined.get((consumer, stream))

@@ -275,6 +275,8 @@ class SimConsumer:
         self._moods = aside(rng, "moods")
         self._temper = self._moods.choice((0.0, 0.0, 0.3, 0.6))
         """How often it gives messages back."""
+        self._unseen = aside(rng, "unseen")
+        """How, if nobody has looked at them."""
 
     def act(self) -> None:
         """Reconnect if the stream is gone; now and then break it, or die."""
@@ -340,12 +342,19 @@ class SimConsumer:
         if moods.random() < 0.2:
             timeline.after(delay_us, self._extend, (epoch, lease_id, some))
             return
+        if self._unseen.random() < 0.2:
+            timeline.after(delay_us, self._give_back, (epoch, lease_id, some))
+            return
         delay_ms = moods.choice((None, 0, 30, 1_000, 4_000))
         timeline.after(delay_us, self._nack, (epoch, lease_id, some), delay_ms)
 
     def _extend(self, held: tuple[int, int, list[int]]) -> None:
         if self._app is not None:
             self._town.line.ask(self._app, self._app.extend, self, self._stream, held)
+
+    def _give_back(self, held: tuple[int, int, list[int]]) -> None:
+        if self._app is not None:
+            self._town.line.ask(self._app, self._app.give_back, self, self._stream, held)
 
     def _nack(self, held: tuple[int, int, list[int]], delay_ms: int | None) -> None:
         def answered(result: object) -> None:

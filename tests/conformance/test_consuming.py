@@ -213,6 +213,24 @@ def test_message_that_fails_too_often_becomes_a_dead_letter_that_says_why(
     }
 
 
+def test_what_a_consumer_had_fetched_ahead_has_not_failed_when_it_closes(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    client.create_group(topic, "g", max_attempts=1)
+    client.schedule_batch(topic, [b"%d" % n for n in range(6)])
+    consumer = client.consumer(topic, "g", window=10)
+    [seen] = world.receive(consumer, 1)
+    seen.ack().result(WAIT_S)
+    [given_back] = world.receive(consumer, 1)
+    assert given_back.give_back().result(WAIT_S) is NackResult.NACKED
+    consumer.close()
+    with client.consumer(topic, "g") as consumer:
+        rest = world.take(consumer, 5)
+    assert sorted(message.payload for message in rest) == [b"1", b"2", b"3", b"4", b"5"]
+    assert f"{topic}.g.dead" not in {each.name for each in client.topics()}
+
+
 def test_leases_that_end_kill_a_message_too(world: World, topic: str) -> None:
     client, dead = world.client, f"{topic}-dead"
     client.create_group(topic, "g", max_attempts=1, lease=world.moment, dead_letter_topic=dead)

@@ -1192,8 +1192,11 @@ class ConsumeRequest(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     NACK_FIELD_NUMBER: _builtins.int
     EXTEND_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """so many messages more may be delivered"""
+    leaving: _builtins.bool
+    """it wants no more; answered behind what was handed out before"""
     @_builtins.property
     def open(self) -> Global___OpenConsumer: ...
     @_builtins.property
@@ -1210,12 +1213,13 @@ class ConsumeRequest(_message.Message):
         ack: Global___AckRequest | None = ...,
         nack: Global___NackRequest | None = ...,
         extend: Global___ExtendRequest | None = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "nack", b"nack", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "leaving", b"leaving", "nack", b"nack", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "nack", b"nack", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "leaving", b"leaving", "nack", b"nack", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "credit", "ack", "nack", "extend"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "credit", "ack", "nack", "extend", "leaving"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1356,6 +1360,7 @@ class NackRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
+    UNSEEN_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     lease_id: _builtins.int
     epoch: _builtins.int
@@ -1363,6 +1368,8 @@ class NackRequest(_message.Message):
     group: _builtins.str
     delay_ms: _builtins.int
     """0: at once. Absent: as the group backs off"""
+    unseen: _builtins.bool
+    """nobody looked at them: they come again at once, and have not failed."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1375,10 +1382,11 @@ class NackRequest(_message.Message):
         topic: _builtins.str = ...,
         group: _builtins.str = ...,
         delay_ms: _builtins.int | None = ...,
+        unseen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
     _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
@@ -1434,6 +1442,9 @@ class ConsumeResponse(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     DELIVERIES_FIELD_NUMBER: _builtins.int
     ACKED_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    leaving: _builtins.bool
+    """nothing more is handed out on this stream"""
     @_builtins.property
     def opened(self) -> Global___ConsumerOpened: ...
     @_builtins.property
@@ -1446,12 +1457,13 @@ class ConsumeResponse(_message.Message):
         opened: Global___ConsumerOpened | None = ...,
         deliveries: Global___Deliveries | None = ...,
         acked: Global___AckResponse | None = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "kind", b"kind", "opened", b"opened"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "kind", b"kind", "leaving", b"leaving", "opened", b"opened"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "kind", b"kind", "opened", b"opened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "kind", b"kind", "leaving", b"leaving", "opened", b"opened"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "deliveries", "acked"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "deliveries", "acked", "leaving"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
