@@ -55,7 +55,7 @@ from timerclient.nodes import (
 from timerclient.proto import timer_pb2 as pb
 
 LEAVE_S: Final = 1.0
-"""How long a consumer that closes waits until nothing more can come."""
+"""What a consumer that closes gives itself to give back what it had fetched ahead."""
 
 Entry = tuple[Batch, Sequence[int], "Acking[Any]", Word]
 """An ack, nack or extension that waits to be sent."""
@@ -333,22 +333,23 @@ class Subscription:
         """
         try:
             if not self.over:
-                await self._give_back(min(within_s, LEAVE_S), rest)
                 await self.flush(within_s)
+                with contextlib.suppress(TimerError, TimeoutError):
+                    async with asyncio.timeout(min(within_s, LEAVE_S)):
+                        await self._give_back(rest)
         finally:
             await self.abandon()
 
-    async def _give_back(self, within_s: float, rest: Sequence[Message]) -> None:
+    async def _give_back(self, rest: Sequence[Message]) -> None:
         """Let nothing more come; give back what nobody has seen of what came."""
         self._leaving = True
         self._changed.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._left.wait()
+        await self._left.wait()
         for message in rest:
             _ = message.give_back()
         while (batch := self.take()) is not None:
             _ = batch.give_back()
+        await self.flush(LEAVE_S)
 
     async def abandon(self) -> None:
         """Leave without confirming anything; unanswered acks fail."""

@@ -77,6 +77,9 @@ class Cluster:
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     requests: list[pb.ScheduleRequest] = field(default_factory=list)
     acks: list[Settlement] = field(default_factory=list)
+    given_back: list[int] = field(default_factory=list)
+    """Offsets of what nobody saw."""
+    answers_leaving: bool = True
     opened: list[pb.OpenConsumer] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
     registrations: int = 0
@@ -539,13 +542,21 @@ class Session:
             if kind == "credit":
                 self.credit += request.credit
                 self.cluster.credits.append(request.credit)
+            elif kind == "leaving":
+                self.credit = 0
+                if self.cluster.answers_leaving:
+                    self.answers.append(pb.ConsumeResponse(leaving=True))
             else:
                 self._ack(getattr(request, kind))
             await self.cluster.notify()
 
     def _ack(self, ack: Settlement) -> None:
-        self.cluster.acks.append(ack)
-        order = self.cluster.on_ack(ack)
+        if isinstance(ack, pb.NackRequest) and ack.unseen:
+            self.cluster.given_back += ack.offsets
+            order = None
+        else:
+            self.cluster.acks.append(ack)
+            order = self.cluster.on_ack(ack)
         answer = pb.AckResponse(request_no=ack.request_no)
         if isinstance(order, pb.Error):
             answer.error.CopyFrom(order)

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, deliveries, id_text, wire_error
-from timerclient import AckResult, AsyncTimerClient, ExtendResult, NackResult, Settings, errors
+from timerclient import (
+    AckResult,
+    AsyncTimerClient,
+    ExtendResult,
+    NackResult,
+    Settings,
+    errors,
+    subscription,
+)
 from timerclient.messages import Batch
 from timerclient.proto import timer_pb2 as pb
 from timerclient.subscription import Credit
@@ -99,6 +107,30 @@ async def test_window_bounds_what_waits_untaken(cluster: Cluster, client: AsyncT
         assert len(await consumer.receive(3)) == 3
         await until(lambda: group["orders", "g"].next == 20)
     assert cluster.credits == [10]
+
+
+async def test_closing_gives_back_what_nobody_saw(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(100))
+    cluster.deliver_max = 4
+    consumer = client.consumer("orders", "g", window=10)
+    assert (await anext(consumer)).queue_offset == 0
+    await until(lambda: cluster.groups["orders", "g"].next >= 10)
+    await consumer.close()
+    assert cluster.given_back == [*range(1, cluster.groups["orders", "g"].next)]
+    assert cluster.acks == []
+
+
+async def test_closing_waits_for_a_silent_leader_only_so_long(
+    cluster: Cluster, client: AsyncTimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "LEAVE_S", 0.05)
+    cluster.seed("orders", numbers(10))
+    cluster.answers_leaving = False
+    async with client.consumer("orders", "g") as consumer:
+        await (await anext(consumer)).ack()
+    assert cluster.given_back == []
 
 
 async def test_receive_without_a_message_gives_none_in_time(client: AsyncTimerClient) -> None:
