@@ -118,7 +118,7 @@ async def test_closing_gives_back_what_nobody_saw(
     assert (await anext(consumer)).queue_offset == 0
     await until(lambda: cluster.groups["orders", "g"].next >= 10)
     await consumer.close()
-    assert cluster.given_back == [*range(1, cluster.groups["orders", "g"].next)]
+    assert sorted(cluster.given_back) == [*range(1, cluster.groups["orders", "g"].next)]
     assert cluster.acks == []
 
 
