@@ -233,6 +233,11 @@ class Subscription:
         self._left = asyncio.Event()
         """Nothing more comes: the leader said so, or there is no stream."""
         self._left.set()
+        self._ending = False
+        """Nothing more is to be said, either."""
+        self._gone = asyncio.Event()
+        """There is no stream."""
+        self._gone.set()
         self._heard_at = 0.0
         self._resume_at = 0.0
         self._pauses = Pauses(self._settings, nodes.rng)
@@ -350,6 +355,9 @@ class Subscription:
         while (batch := self.take()) is not None:
             _ = batch.give_back()
         await self.flush(LEAVE_S)
+        self._ending = True
+        self._changed.set()
+        await self._gone.wait()  # the next consumer of an exclusive group finds it free
 
     async def abandon(self) -> None:
         """Leave without confirming anything; unanswered acks fail."""
@@ -425,15 +433,20 @@ class Subscription:
             self._heard_at = self._loop.time()
             self._changed.set()
             self._left.clear()
+            self._gone.clear()
             try:
                 await first_to_end(self._send(stream), self._receive(stream), self._guard(node))
             finally:
                 self._left.set()
+                self._gone.set()
 
     async def _receive(self, stream: Any) -> None:
         while True:
             with converted():
                 answer = await stream.read()
+            if not isinstance(answer, pb.ConsumeResponse) and self._ending:
+                self._gone.set()
+                await asyncio.Event().wait()  # until this is closed
             if not isinstance(answer, pb.ConsumeResponse):
                 raise ConnectionLost("the node ended the stream")
             self._heard_at = self._loop.time()
@@ -491,6 +504,10 @@ class Subscription:
             if self._leaving and not leaving:
                 leaving = True
                 await write(stream, pb.ConsumeRequest(leaving=True))
+            if self._ending:
+                with converted():
+                    await stream.done_writing()
+                await asyncio.Event().wait()  # until this is closed
             pause_s = self._resume_at - self._loop.time()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)

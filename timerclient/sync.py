@@ -772,9 +772,7 @@ class Consumer:
         self._background.call(self._subscription.flush(within_s))
 
     def close(self, timeout: Seconds | None = None) -> None:
-        """Confirm all acks, then leave the group: its messages go to others at once.
-
-        What was fetched ahead has not failed by that; what is unacked otherwise has.
+        """Confirm all acks, then leave the group: see AsyncConsumer.close.
 
         Raises:
             OutcomeUnknown: some acks were not answered in time; their futures say which.
