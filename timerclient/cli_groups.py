@@ -70,12 +70,12 @@ class GroupCommands(Commands):
     def _list(self, args: argparse.Namespace) -> int:
         group = getattr(args, "group", None)
         with self._connect(args) as client:
-            topics = client.topics()
+            topics = client.topics() if args.topic is None else [client.describe_topic(args.topic)]
         found = [
             (topic.name, each)
             for topic in topics
             for each in topic.groups
-            if args.topic in (None, topic.name) and group in (None, each.name)
+            if group in (None, each.name)
         ]
         if group is not None and not found:
             msg = f"no such group: {group!r} of {args.topic!r}"

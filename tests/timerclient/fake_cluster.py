@@ -425,12 +425,14 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def ListTopics(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         groups = [pb.GroupStatus(name="billing", type="shared", cursor=2, unacked=3)]
-        return pb.ListTopicsResponse(
-            topics=[
-                pb.TopicStatus(name="orders", pending=7, queue_end=5, groups=groups),
-                pb.TopicStatus(name="quiet"),
-            ]
-        )
+        orders = pb.TopicStatus(name="orders", pending=7, queue_end=5, groups=groups)
+        topics = [orders, pb.TopicStatus(name="quiet")]
+        wanted = request.topic.removeprefix("default/")
+        found = [topic for topic in topics if wanted in ("", topic.name)]
+        if not found:
+            missing = wire_error(pb.NOT_FOUND, f"no such topic: {wanted!r}")
+            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+        return pb.ListTopicsResponse(topics=found)
 
     async def CreateTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)

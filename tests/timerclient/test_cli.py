@@ -273,7 +273,9 @@ def test_groups_are_made_altered_and_listed(ctl: Ctl, threaded: Threaded) -> Non
     [group] = json.loads(ctl("groups", "list", "orders", "-o", "json")[1])["groups"]
     assert group["unacked"] == 3
     assert ctl("groups", "describe", "orders", "nobody")[0] != 0
-    assert ctl("groups", "list", "nothing")[1].strip() == "no groups"
+    assert ctl("groups", "describe", "default/orders", "billing")[0] == 0
+    assert ctl("groups", "list", "quiet")[1].strip() == "no groups"
+    assert ctl("groups", "list", "nothing")[0] != 0
 
 
 def test_groups_are_sought_reset_and_deleted(ctl: Ctl, threaded: Threaded) -> None:
