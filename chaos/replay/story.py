@@ -73,7 +73,6 @@ ENDS: Final = (
 MOVED_BYTES_MAX: Final = 4 << 20
 NONE: Final = -1
 """In an integer column: there is none."""
-NO_SEQ: Final = 1 << 62
 
 
 class Book(Protocol):
@@ -121,7 +120,9 @@ class Story:
         self._requests: dict[bytes, int] = {}
         """Request id -> until when it is remembered."""
         self._holders: dict[int, tuple[int, int]] = {}
-        """Key -> (due, seq) of the last timer that had it, until its end is written down."""
+        """Key -> (due, seq) of the pending timer that has it."""
+        self._key_of: dict[int, int] = {}
+        """The seq of each of these -> its key."""
 
     def apply(self, item: Entry) -> None:
         """Take in the entry after the last one."""
@@ -226,9 +227,8 @@ class Story:
     def _decided(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
         """Keep keys unique; write down the rows that become no timers, return the others."""
         ends = np.full(len(new), PENDING)
-        first = int(new["seq"][0])
         for at in keyed.tolist():
-            held = self._holder(int(new["key"][at]), first)
+            held = self._holders.get(int(new["key"][at]))
             if held is not None:
                 new["other"][at] = held[1]
                 if modes[at] != OnConflict.REPLACE:
@@ -244,25 +244,22 @@ class Story:
         made: Rows = new[ends == PENDING]
         return made
 
-    def _holder(self, key: int, first_seq: int = NO_SEQ) -> tuple[int, int] | None:
-        """Return (due, seq) of the pending timer that has a key; those from `first_seq` on are."""
-        held = self._holders.get(key)
-        if held is None or held[1] >= first_seq or self._pending.find(*held) is not None:
-            return held
-        return None
-
     def _hold(self, row: np.void) -> None:
-        """Let a new timer have its key; one that is due already is never pending."""
-        if row["due_ms"] > self.last_read_time_ms:
-            self._holders[int(row["key"])] = int(row["due_ms"]), int(row["seq"])
-        else:
-            self._holders.pop(int(row["key"]), None)
+        """Let a new timer have its key, which is free; one that is due already is never pending."""
+        key, due_ms, seq = int(row["key"]), int(row["due_ms"]), int(row["seq"])
+        assert key not in self._holders, (key, seq)
+        if due_ms > self.last_read_time_ms:
+            self._holders[key] = due_ms, seq
+            self._key_of[seq] = key
 
-    def _free(self, rows: Rows) -> None:
-        """Forget which keys these had."""
-        for key, seq in rows[rows["key"] != 0][["key", "seq"]].tolist():
-            if self._holders.get(key, (0, 0))[1] == seq:
-                del self._holders[key]
+    def _free(self, due_ms: I64, seq: I64) -> None:
+        """Timers end: what keys they had, nobody has."""
+        if not self._key_of:
+            return
+        for timer in zip(due_ms.tolist(), seq.tolist(), strict=True):
+            key = self._key_of.get(timer[1])
+            if key is not None and self._holders[key] == timer:
+                del self._holders[key], self._key_of[timer[1]]
 
     def _admit(self, item: Entry, new: Rows) -> None:
         self.timers += len(new)
@@ -276,7 +273,8 @@ class Story:
         self.last_read_time_ms = (
             int(taken.fired["due_ms"][-1]) if taken.limited else fire.read_time_ms
         )
-        self._free(taken.fired)
+        keyed = taken.fired[taken.fired["key"] != 0]
+        self._free(keyed["due_ms"], keyed["seq"])
         self._cancelled(taken)
         self._enqueue(item, taken.fired)
 
@@ -334,7 +332,7 @@ class Story:
         """Return (due, seq) per target; None: nobody has the key."""
         if isinstance(targets, Ids):
             return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
-        return [self._holder(key) for key in hashed(targets.topic, targets.key).tolist()]
+        return [*map(self._holders.get, hashed(targets.topic, targets.key).tolist())]
 
     def _end(self, item: Entry, timer: tuple[int, int], end: int) -> None:
         due_ms, seq = (np.array([value], np.int64) for value in timer)
@@ -342,6 +340,7 @@ class Story:
 
     def _end_all(self, item: Entry, due_ms: I64, seq: I64, end: int) -> None:
         """End the pending ones of n timers."""
+        self._free(due_ms, seq)
         rows = np.zeros(len(seq), ROW)
         rows["due_ms"], rows["seq"], rows["mark"] = due_ms, seq, end
         rows["index"], rows["time_ms"], rows["topic"] = item.index, item.time_ms, TOMBSTONE
@@ -350,7 +349,6 @@ class Story:
     def _cancelled(self, taken: Taken) -> None:
         if len(taken.cancelled):
             by = taken.tombstones
-            self._free(taken.cancelled)
             self._book.fates(
                 taken.cancelled,
                 end=by["mark"],
