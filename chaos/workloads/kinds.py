@@ -40,6 +40,8 @@ UPSERT: Final = 20
 """Timers of one keyed request."""
 KEYS: Final = 20
 """Keys of either of two beginnings."""
+PREFIXES: Final = 4
+"""Of the keys of timers that are moved: what a filter may ask for."""
 FILTER_BEATS: Final = 4
 LARGE_SIZE: Final = 4096
 PIECE: Final = 50
@@ -165,7 +167,7 @@ def moved(clients: Clients) -> None:
         together = now + chance.uniform(300, 2000)
         due_ms = [clients.within(together + chance.randint(-5, 5)) for _ in range(count)]
         marks = clients.marks(count)
-        keys = [f"{mark % 4}/{mark}" if mark % 2 else None for mark in marks]
+        keys = [f"{mark // 2 % PREFIXES}/{mark}" if mark % 2 else None for mark in marks]
         ids = clients.producer.upsert(marks, due_ms, keys, "reject")
         at = [place for place in range(len(ids)) if chance.random() < 0.7]
         if at:
@@ -176,7 +178,7 @@ def moved(clients: Clients) -> None:
             work = partial(clients.changer.reschedule_keys, named, to)
             clients.cancels.after(_around_s(chance, together), work)
         if number % FILTER_BEATS == 0:
-            _sweep(clients, now, cancels=number % (2 * FILTER_BEATS) == 0)
+            _sweep(clients, cancels=number % (2 * FILTER_BEATS) == 0)
 
 
 def _move(clients: Clients, ids: list[str], due_ms: float) -> None:
@@ -214,18 +216,23 @@ def _around_s(chance: random.Random, due_ms: float) -> float:
     return max(0.0, (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000)
 
 
-def _sweep(clients: Clients, now: int, *, cancels: bool) -> None:
+def _sweep(clients: Clients, *, cancels: bool) -> None:
     """Cancel or reschedule all that is due in a range, with keys that begin alike or with any."""
-    chance = clients.chance
-    start = now + chance.randint(0, 1500)
-    where: Where = {"due_from": start, "due_to": start + chance.choice((50, 300, 2000))}
-    if chance.random() < 0.7:
-        where["key_prefix"] = f"{chance.randrange(4)}/"
-    if cancels:
-        clients.cancels.after(0.0, partial(clients.changer.cancel_where, where))
-    else:
-        to = _new_due(clients, start + 500)
-        clients.cancels.after(0.0, partial(clients.changer.reschedule_where, where, to))
+    chance = random.Random(clients.chance.random())  # it is used on another thread
+
+    def work() -> None:
+        start = now_ms() + chance.randint(0, 1500)  # of when it is asked for: that may be late
+        where: Where = {"due_from": start, "due_to": start + chance.choice((50, 300, 2000))}
+        if chance.random() < 0.7:
+            where["key_prefix"] = f"{chance.randrange(PREFIXES)}/"
+        if cancels:
+            clients.changer.cancel_where(where)
+        elif not clients.stopping:
+            to = clients.within(start + 500)
+            clients.producer.will_be_due(to)
+            clients.changer.reschedule_where(where, to)
+
+    clients.cancels.after(0.0, work)
 
 
 def pastdue(clients: Clients) -> None:
