@@ -2,8 +2,9 @@
 #
 #   PYTHON=python3.13   the interpreter that makes .venv (3.11 or newer)
 #   ARGS="-k audit"     further arguments for pytest, the demo, the simulator, the benchmarks
-#   SEEDS=300           worlds that the simulator plays
-#   START=4711          the first of them in `make test`
+#   SEEDS=300           worlds that `make sim` plays
+#   WORLDS=100          worlds that `make test` plays
+#   START=4711          the first of these
 #   RUN=run/demo        the run that `make audit` re-checks
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,6 +17,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 RUN ?= run/demo
 ARGS ?=
 SEEDS ?= 300
+WORLDS ?= 100
 # Each state of the tree has worlds of its own, so that what failed once fails again.
 START ?= $(shell printf '%d' "0x$$(git rev-parse 'HEAD^{tree}' 2>/dev/null | cut -c1-7)" 2>/dev/null)
 
@@ -62,9 +64,9 @@ check: setup  ## formatting, lint, types, layers, generated stubs
 	done; echo "generated stubs are current"
 
 # The worlds take what the tests leave of the processors, and the rest when they are done.
-test: check  ## check, 300 simulated worlds, every test; without Java the Spark tests are skipped, loudly
+test: check  ## check, 100 simulated worlds, every test; without Java the Spark tests are skipped, loudly
 	@mkdir -p build
-	nice -n 19 $(BIN)/python -m chaos.sim --seeds $(SEEDS) --start $(START) >build/sim.txt 2>&1 & \
+	nice -n 19 $(BIN)/python -m chaos.sim --seeds $(WORLDS) --start $(START) >build/sim.txt 2>&1 & \
 	  worlds=$$!; failed=0; \
 	  $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
 	  wait $$worlds || failed=$$?; \

@@ -42,7 +42,8 @@ from timer.columns import I64, U32, RowArray, decode_schedule, gather
 from timer.disk import Disk, RealDisk
 from timer.entry import Entry, Kind
 from timer.errors import StorageError
-from timer.payloads import Move
+from timer.payloads import DeleteTopic, Move
+from timer.policies import decode_policy
 from timer.units import LogIndex
 
 FLUSH_S: Final = 0.5
@@ -54,6 +55,11 @@ STATE_NAME: Final = "export.json"
 PREFIX: Final = "log-"
 STATUS_TIMEOUT_S: Final = 2.0
 PRUNE_S: Final = 60.0
+_NOT_ALL_FIRES: Final = (
+    "pauses topics, or lets messages expire: what is held, dropped or over is not known here; "
+    "the audit of a run's folder knows it"
+)
+_NOT_LIVE: Final = "what was pending of it is not known here; begin a new export behind it"
 
 
 @dataclass(slots=True)
@@ -71,6 +77,8 @@ class Story:
     """The first timer that this export tells of."""
     next_seq: int = 1
     topics: dict[int, str] = field(default_factory=dict)
+    next_topic: int = 1
+    """The number of the next one: those of topics that were deleted are not used again."""
     sequences: dict[int, int] = field(default_factory=dict)
     """Producer -> its last sequence."""
     holders: Holders = field(default_factory=lambda: Holders(whole=True))
@@ -94,6 +102,7 @@ class Story:
             first_seq=state["next"][0],
             next_seq=state["next"][0],
             topics={topic["id"]: topic["name"] for topic in state["topics"]},
+            next_topic=state["next"][1],
             sequences={producer: past[2] for producer, *past in state["producers"]},
             holders=Holders(whole=state["next"][0] == 1, read_ms=state["last_read_time_ms"]),
         )
@@ -121,7 +130,10 @@ class Story:
             case Kind.EPOCH:
                 self.epoch, self.since_ms = item.epoch, item.time_ms
             case Kind.TOPIC:
-                self._topic_of(payloads.decode_topic(item.payload))
+                said = payloads.decode_topic(item.payload)
+                if isinstance(said, DeleteTopic):
+                    raise ValueError(f"entry {item.index} deletes a topic: {_NOT_LIVE}")
+                self._topic_of(said)
             case Kind.FIRE:
                 self.read_ms = max(self.read_ms, payloads.decode_fire(item.payload).read_time_ms)
                 self.holders.read_ms = self.read_ms
@@ -133,7 +145,11 @@ class Story:
                 return self._cancel(item)
             case Kind.GROUP:
                 return [*self._moves(item)]
-            case Kind.PRODUCER | Kind.CHECKPOINT | Kind.POLICY:
+            case Kind.POLICY:
+                _, policy = decode_policy(item.payload)
+                if policy.paused or policy.ttl_ms:
+                    raise ValueError(f"entry {item.index} {_NOT_ALL_FIRES}")
+            case Kind.PRODUCER | Kind.CHECKPOINT:
                 pass
         return []
 
@@ -182,7 +198,7 @@ class Story:
         for number, known in self.topics.items():
             if known == name:
                 return number
-        number = max(self.topics, default=0) + 1
+        number, self.next_topic = self.next_topic, self.next_topic + 1
         self.topics[number] = name
         return number
 

@@ -82,12 +82,14 @@ NAME: Final = _text("a text that is not empty", ".+")
 ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
 OUTCOME: Final = _one_of(*Outcome)
 CANCEL_RESULT: Final = _one_of(
-    "CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND"
+    *("CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND", "DROPPED")
 )
 SCHEDULE_RESULT: Final = _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED")
-RESCHEDULE_RESULT: Final = _one_of("RESCHEDULED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND")
+RESCHEDULE_RESULT: Final = _one_of(
+    *("RESCHEDULED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED")
+)
 ON_CONFLICT: Final = _one_of("reject", "replace", "keep")
-_REFUSED: Final = ("ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED")
+_REFUSED: Final = ("ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED", "EXPIRED")
 ACK_RESULT: Final = _one_of("ACKED", *_REFUSED)
 NACK_RESULT: Final = _one_of("NACKED", *_REFUSED)
 EXTEND_RESULT: Final = _one_of("EXTENDED", *_REFUSED)
@@ -126,7 +128,7 @@ _FILTER: Final = {
     "changed": Field(COUNT, answer=True),
 }
 _CANCELLED: Final = {"results": Field(CANCEL_RESULT, many=True, answer=True)}
-_NOT_MOVED: Final = frozenset({"ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND"})
+_NOT_MOVED: Final = frozenset({"ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED"})
 _MOVED: Final = {
     "due_ms": Field(MS, many=True, required=False),
     "results": Field(RESCHEDULE_RESULT, many=True, answer=True),

@@ -11,7 +11,7 @@ from cluster.policies import PolicyDesk
 from cluster.rpc import Context, Service, answered, within
 from cluster.timer_service import TimerService
 from timer.errors import InvalidRequest, NotFound
-from timer.machine import Topic
+from timer.topic import Topic
 from timer.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -150,6 +150,20 @@ class AdminService(Service, rpc.AdminServiceServicer):
         topic = await within(self._timers.topic(leader, name, create=True), context)
         assert isinstance(topic, Topic)
         return pb.CreateTopicResponse(topic_id=topic.topic_id)
+
+    @answered
+    async def DeleteTopic(  # noqa: N802
+        self, request: pb.DeleteTopicRequest, context: Context
+    ) -> pb.DeleteTopicResponse:
+        """Delete a topic with its timers, messages and groups; tell what these were."""
+        leader = self._require_leader()
+        applied = await within(self._timers.delete_topic(leader, request.topic), context)
+        return pb.DeleteTopicResponse(
+            topic_id=applied.op.topic,
+            pending=applied.dropped,
+            messages=applied.messages,
+            groups=[pb.DeletedGroup(name=name, unacked=n) for name, n in applied.groups],
+        )
 
     @answered
     async def CreateGroup(  # noqa: N802

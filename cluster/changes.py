@@ -23,10 +23,10 @@ from cluster.host import Host
 from cluster.looking_in import LookingIn
 from cluster.rpc import Context, within
 from timer.admission import When
+from timer.applied import CANCELLED, LEFT, NOT_FOUND, RESCHEDULED, CancelApplied, RescheduleApplied
 from timer.columns import U32, taken
 from timer.errors import TimerError
 from timer.leader import RESCHEDULE_ROWS_MAX, Leader
-from timer.machine import CANCELLED, LEFT, NOT_FOUND, RESCHEDULED, CancelApplied, RescheduleApplied
 from timer.payloads import Ids, Keys, Targets
 from timerclient.proto import timer_pb2 as pb
 
@@ -39,6 +39,8 @@ _CANCEL_RESULTS: Final = (
     pb.ALREADY_CANCELLED,
     pb.ALREADY_FIRED,
     pb.TIMER_NOT_FOUND,
+    pb.CANCEL_RESULT_UNSPECIFIED,
+    pb.DROPPED,
 )
 """timer.machine's results to CancelResult."""
 _RESCHEDULE_RESULTS: Final = (
@@ -48,6 +50,7 @@ _RESCHEDULE_RESULTS: Final = (
     pb.RESCHEDULE_ALREADY_FIRED,
     pb.RESCHEDULE_NOT_FOUND,
     pb.RESCHEDULE_LEFT,
+    pb.RESCHEDULE_DROPPED,
 )
 _Results = npt.NDArray[np.uint8]
 

@@ -45,7 +45,9 @@ WAIT_S_MIN: Final = 0.25
 """What a Receive that doesn't want to wait gives the leader: messages may have to be reserved, or
 to be read from the disk."""
 
-_REFUSALS: Final = [pb.ALREADY_ACKED, pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED]
+_REFUSALS: Final = [
+    *(pb.ALREADY_ACKED, pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED, pb.ACK_EXPIRED),
+]
 _RESULTS: Final = {
     kind: np.array([pb.ACK_RESULT_UNSPECIFIED, accepted, *_REFUSALS])
     for kind, accepted in (

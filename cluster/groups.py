@@ -13,13 +13,21 @@ from cluster.config import Groups
 from cluster.host import Host
 from cluster.timer_service import TimerService
 from timer import deadletters
-from timer.errors import AlreadyExists, InvalidRequest, NotFound, Overloaded, TimerError
+from timer.applied import MoveApplied
+from timer.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    TimerError,
+    TopicDeleted,
+)
 from timer.groups import Group
 from timer.leader import Leader
 from timer.leases import Consumer
-from timer.machine import MoveApplied, Topic
 from timer.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, Start
 from timer.serving import OVERLOAD_RETRY_MS, Delivery, Done
+from timer.topic import Topic
 from timer.units import DUE_MS_MAX, QueueOffset, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
@@ -76,7 +84,10 @@ class GroupDesk:
         of = await self._timers.topic(leader, topic)
         at = Start.LATEST if start == pb.LATEST else Start.EARLIEST
         create = CreateGroup(of.topic_id, group, at, settings)
-        made = await self._host.ask(lambda done: leader.groups.create(create, done))
+        try:
+            made = await self._host.ask(lambda done: leader.groups.create(create, done))
+        except TopicDeleted:
+            raise TopicDeleted(of.name) from None  # it knows but the id
         assert isinstance(made, Group)
         if leader.closed is not None:
             raise leader.closed
@@ -288,6 +299,7 @@ def status_of(group: Group, queue_end: QueueOffset, leased: int, consumers: int)
         type=settings.type,
         cursor=group.cursor,
         unacked=group.unacked(queue_end),
+        expired=group.expired,
         leased=leased,
         consumers=consumers,
         lease_ms=settings.lease_ms,

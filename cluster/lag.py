@@ -16,7 +16,7 @@ import numpy as np
 
 from timer.groups import Group
 from timer.leader import Leader
-from timer.machine import Topic
+from timer.topic import Topic
 from timer.units import TopicId, UnixMs
 
 TOPICS_AT_ONCE: Final = 4096
@@ -70,6 +70,7 @@ def of_topics(leader: Leader, clock_ms: UnixMs) -> dict[TopicId, int]:
     Of a backlog of more than OVERDUE_ROWS_MAX timers those topics whose oldest is among the first.
     """
     rows = leader.machine.store.overdue(clock_ms, OVERDUE_ROWS_MAX)
+    rows = rows[~leader.machine.pauses.holds(rows)]  # what will be held is not late
     topics, first = np.unique(rows["topic"], return_index=True)
     ages = clock_ms - rows["due_ms"][first]
     return {TopicId(topic): age for topic, age in zip(topics.tolist(), ages.tolist(), strict=True)}

@@ -21,12 +21,12 @@ import numpy as np
 from cluster import wire, wire_timers
 from cluster.host import Host
 from timer import timer_id
+from timer.applied import ALREADY_CANCELLED, ALREADY_FIRED, DROPPED
 from timer.columns import U32
 from timer.cut import Cut, Filter, Page
 from timer.errors import InvalidRequest, NotFound, NotReady, Overloaded, StorageError
 from timer.leader import Leader
 from timer.lookup import Whole
-from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED
 from timer.order import Position
 from timer.payloads import Ids, Keys, Targets
 from timer.store import Store
@@ -43,7 +43,11 @@ LOOKS_WAITING_MAX: Final = 64
 CUTS_MAX: Final = 3
 """New cuts that are taken because a merge removed files of the last one."""
 
-STATES: Final = {ALREADY_FIRED: pb.TIMER_FIRED, ALREADY_CANCELLED: pb.TIMER_CANCELLED}
+STATES: Final = {
+    ALREADY_FIRED: pb.TIMER_FIRED,
+    ALREADY_CANCELLED: pb.TIMER_CANCELLED,
+    DROPPED: pb.TIMER_DROPPED,
+}
 _T = TypeVar("_T")
 
 
@@ -75,7 +79,12 @@ class LookingIn:
         if whole.rows["seq"][0]:
             topic = machine.topics[TopicId(int(whole.rows["topic"][0]))]
             timer = wire_timers.pending_of(whole, self._salt)
-            return pb.GetTimerResponse(state=pb.TIMER_PENDING, topic=topic.name, timer=timer)
+            return pb.GetTimerResponse(
+                state=pb.TIMER_PENDING,
+                topic=topic.name,
+                timer=timer,
+                held=bool(machine.pauses.past(whole.rows)[0]),
+            )
         state = STATES.get(int(machine.judge(target)[0]))
         if state is None:
             raise NotFound("timer", timer_id.to_text(request.timer_id))
@@ -175,10 +184,15 @@ class LookingIn:
         )
 
     async def lag_ms(self, topic: TopicId) -> int:
-        """Return the age of a topic's oldest overdue timer, however many are overdue; 0: none."""
+        """Return the age of a topic's oldest overdue timer, however many are overdue; 0: none.
+
+        What is held, or will be, is not late.
+        """
         clock_ms = self._host.now().clock_ms
-        first = self._host.require_lease().machine.store.next_due()
-        if first is None or first > clock_ms:
+        machine = self._host.require_lease().machine
+        first = machine.store.next_due()
+        there = machine.topics.get(topic)  # it may have been deleted meanwhile
+        if first is None or first > clock_ms or there is None or there.holding:
             return 0
         what = Filter(topic=topic, due_from_ms=0, due_to_ms=clock_ms + 1)
         seen: Position | None = what.start

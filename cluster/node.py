@@ -48,12 +48,7 @@ from replication import steps as replication
 from replication.refetch import Refetch
 from replication.replica import Replica
 from replication.snapshots import Snapshots
-from timer.clock import ClusterClock, Sample
-from timer.disk import FreshDisk, RealDisk, is_full
-from timer.entry import Entry
-from timer.errors import ConfigError, PromiseLost, TimerError
-from timer.leader import Delivery
-from timer.machine import (
+from timer.applied import (
     AcksApplied,
     Applied,
     Checkpoint,
@@ -63,6 +58,11 @@ from timer.machine import (
     MoveApplied,
     ScheduleApplied,
 )
+from timer.clock import ClusterClock, Sample
+from timer.disk import FreshDisk, RealDisk, is_full
+from timer.entry import Entry
+from timer.errors import ConfigError, PromiseLost, TimerError
+from timer.leader import Delivery
 from timer.payloads import GroupOp, Nack, Op
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2 as pb

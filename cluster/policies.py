@@ -111,7 +111,7 @@ class PolicyDesk:
         said = policy_of(request.set)
         if not said.pack() and not request.unset:
             raise InvalidRequest("set, unset", "none", "at least one field must be given")
-        if named.topic and said.pack():
+        if named.topic and said.pack() and not request.existing:
             await self._timers.topic(leader, named.topic)
         scope, now = scope_of(leader.machine, named), self._host.now()
         await self._host.ask(lambda done: leader.alter(scope, said, request.unset, now, done))

@@ -35,12 +35,14 @@ STATUSES: Final[dict[type[errors.TimerError], Status]] = {
     errors.InvalidRequest: Status(_C.INVALID_ARGUMENT, timer_pb2.INVALID_REQUEST),
     errors.NotFound: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
     errors.GroupDeleted: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
+    errors.TopicDeleted: Status(_C.NOT_FOUND, timer_pb2.NOT_FOUND),
     errors.AlreadyExists: Status(_C.ALREADY_EXISTS, timer_pb2.ALREADY_EXISTS),
     errors.NotLeader: Status(_C.FAILED_PRECONDITION, timer_pb2.NOT_LEADER),
     errors.NotReady: Status(_C.UNAVAILABLE, timer_pb2.NOT_READY),
     errors.Fenced: Status(_C.ABORTED, timer_pb2.FENCED),
     errors.Overloaded: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.OVERLOADED),
     errors.DiskFull: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.DISK_FULL),
+    errors.QuotaReached: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),
     errors.CommitTimeout: Status(_C.DEADLINE_EXCEEDED, timer_pb2.COMMIT_TIMEOUT),
     errors.LeadershipLost: Status(_C.ABORTED, timer_pb2.LEADERSHIP_LOST),
     errors.SequenceGap: Status(_C.OUT_OF_RANGE, timer_pb2.SEQUENCE_GAP),
@@ -91,7 +93,7 @@ def to_wire(error: errors.TimerError) -> timer_pb2.Error:
             wire.leader = error.leader or ""
         case errors.Overloaded() | errors.DiskFull():
             wire.retry_after_ms = min(max(error.retry_after_ms, 0), _UINT32_MAX)
-        case errors.InvalidRequest():
+        case errors.InvalidRequest() | errors.QuotaReached():
             wire.field = _text(error.field)
             wire.limit = _text(error.limit)
         case errors.SequenceGap():

@@ -16,6 +16,7 @@ from cluster import wire
 from cluster.config import NodeConfig
 from replication.install import install_if_ready
 from replication.promise import PromiseFile
+from timer.applied import Applied
 from timer.directory import DataDirectory, open_directory
 from timer.disk import Disk
 from timer.engine import Engine
@@ -23,7 +24,6 @@ from timer.entry import Entry
 from timer.errors import CorruptFile
 from timer.leader import LeaderConfig
 from timer.log import SEGMENT_SIZE, Log
-from timer.machine import Applied
 from timer.outgoing import Outgoing
 from timer.policies import DEFAULTS, Policy
 

@@ -17,9 +17,10 @@ from cluster import wire
 from cluster.host import Host
 from cluster.looking_in import STATES, LookingIn
 from timer import timer_id, trace
+from timer.applied import ALREADY_CANCELLED, DROPPED
 from timer.errors import NotFound
 from timer.lookup import Whole
-from timer.machine import ALREADY_CANCELLED, Machine
+from timer.machine import Machine
 from timer.payloads import Ids
 from timer.story import Event, Known, Story
 from timer.timer_id import TimerKey
@@ -61,6 +62,8 @@ class Stories:
             told += len(events)
             if events:
                 yield pb.TellStoryResponse(events=[self._event(machine, each) for each in events])
+        if story.dropped:
+            state = pb.TIMER_DROPPED
         begin = await self._looking_in.in_turn(self._log_begin)
         end = pb.StoryEnd(
             state=state,
@@ -81,10 +84,18 @@ class Stories:
         topic = fired.topic if fired is not None else None
         if pending:
             topic = TopicId(int(row["topic"]))
-        known = Known(pending, judged == ALREADY_CANCELLED, fired, topic, b"")
+        dropped = None
+        if judged == DROPPED and not pending:
+            drops = [*machine.trace.drops]
+            dropped = await self._looking_in.in_turn(partial(trace.find, drops, key.seq))
+            topic = dropped.topic if dropped is not None else None
+        ended = judged == ALREADY_CANCELLED or (judged == DROPPED and dropped is None)
+        gone = topic is not None and topic not in machine.topics
+        there = machine.topics.get(topic) if topic is not None else None
+        known = Known(pending, ended, fired, topic, b"", dropped and dropped.entry, gone)
         groups = frozenset[GroupId]()
-        if fired is not None:
-            groups = frozenset(machine.topics[fired.topic].group_by_id)
+        if fired is not None and there is not None:
+            groups = frozenset(there.group_by_id)
         state = pb.TIMER_PENDING if pending else STATES.get(judged, pb.TIMER_STATE_UNSPECIFIED)
         if fired is not None:
             state = pb.TIMER_FIRED
@@ -155,6 +166,8 @@ def _gaps(story: Story, state: int, begin: tuple[LogIndex, UnixMs], *, cut: bool
         )
     if state == pb.TIMER_CANCELLED and not story.over:
         gaps.append("what ended it: not found in the log; by its key, perhaps, which is not known")
+    if state == pb.TIMER_DROPPED and not story.over:
+        gaps.append("what dropped it: not found in the log, or that is not known any more")
     if cut:
         gaps.append(f"what came after {EVENTS_MAX} lines")
     return gaps

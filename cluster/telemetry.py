@@ -108,7 +108,10 @@ class Levels:
     fired: int = 0
     cancelled: int = 0
     dropped: int = 0
+    expired: int = 0
+    """Fired, and not acked in time by every group."""
     pending: int = 0
+    held: int = 0
     ready: int = 0
     """Fired and not yet acked by every group."""
     leased: int = 0
@@ -126,6 +129,8 @@ class Levels:
     """((topic, group), (undelivered, unacked)) of those that lag most."""
     late_topics: tuple[Lag, ...] = ()
     """((topic,), (age of its oldest overdue timer,)) of those that are latest."""
+    fullest_quotas: tuple[Lag, ...] = ()
+    """((topic, field), (used, limit)) of those of which most is used."""
     clock_spread_ms: int = 0
     """By how much the voters' clocks differ at most, as the leader sees it."""
     disk_free_bytes: int = 0
@@ -147,6 +152,7 @@ _GAUGES: Final = {
     "commit_index": "Index up to which a majority has the log",
     "applied_index": "Index up to which this node's state is applied",
     "pending": "Timers that wait for their time",
+    "held": "Of them those that are overdue, as their topics are paused",
     "ready": "Messages that fired and are not yet acked by every group",
     "leased": "Messages that a consumer holds",
     "consumers": "Open consumer streams",
@@ -162,7 +168,8 @@ _COUNTERS: Final = {
     "scheduled": "Timers scheduled",
     "fired": "Timers fired",
     "cancelled": "Timers cancelled",
-    "dropped": "Timers dropped by a policy",
+    "dropped": "Timers dropped with their topic, or by a policy",
+    "expired": "Messages whose time to live was over before all groups had acked them",
     "scrubbed_bytes": "Bytes that the scrub has read since the start",
     "scrub_passes": "Whole passes of the scrub since the start",
 }
@@ -228,6 +235,12 @@ class _LevelsCollector(Collector):
             worst = f"{text.removesuffix(', in any group')}; the {LAGS_SHOWN} groups that lag most"
             name = f"timer_group_{kind}_lag_seconds"
             yield _labelled(name, worst, ["topic", "group"], levels.lagging_groups, at)
+        for at, what in enumerate(("used", "limit")):
+            text = f"Quotas of topics, {what}; the {LAGS_SHOWN} of which most is used"
+            quota = GaugeMetricFamily(f"timer_quota_{what}", text, labels=["topic", "quota"])
+            for names, numbers in levels.fullest_quotas:
+                quota.add_metric(names, numbers[at])
+            yield quota
         yield GaugeMetricFamily(
             "timer_clock_spread_seconds",
             "By how much the voters' clocks differ at most",

@@ -5,17 +5,18 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
-from cluster import status, wire
+from cluster import status, wire, wire_timers
 from cluster.changes import Changes
 from cluster.host import Host
 from cluster.looking_in import LookingIn
 from cluster.rpc import Context, Service, answered, within
 from cluster.stories import Stories
 from cluster.wire import RequestLimits
-from timer.errors import InvalidRequest, NotFound, TimerError
+from timer.applied import DeleteTopicApplied
+from timer.errors import InvalidRequest, NotFound, TimerError, TopicDeleted
 from timer.leader import Leader
-from timer.machine import Topic
 from timer.producers import Answer
+from timer.topic import Topic
 from timer.units import TopicId
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -112,14 +113,19 @@ class TimerService(Service, rpc.TimerServiceServicer):
         leader = self._host.require_leader()
         wire.check_request(request, self._limits)
         topics = self._known_topics(leader, request)
-        if topics is None:
+        if topics is None and wire.is_repeated(request, leader, self._host.now()):
+            topics = {timers.topic: wire.NO_TOPIC for timers in request.timers}
+        elif topics is None:
             topics = await self._create_topics(leader, request)
         future = _NumberedFuture(request.request_no)
-        part = wire.part_of(request, topics, self._limits, leader, self._host.now())
+        now = self._host.now()
+        part = wire.part_of(request, topics, self._limits, leader, now)
 
         def done(result: object) -> None:
             if future.done():
                 return
+            if isinstance(result, TopicDeleted):
+                result = TopicDeleted(", ".join(topics))
             if isinstance(result, TimerError):
                 future.set_exception(result)
                 return
@@ -130,7 +136,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 wire.response_of(request, part, answer, duplicate=duplicate, salt=self._salt)
             )
 
-        leader.schedule(part, done)
+        leader.schedule(part, done, now)
         self._host.kick()
         return future
 
@@ -139,7 +145,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> dict[str, TopicId] | None:
         topics: dict[str, TopicId] = {}
         for timers in request.timers:
-            topic = leader.machine.topic_by_name.get(timers.topic)
+            topic = leader.topic_named(timers.topic)
             if topic is None:
                 return None
             topics[timers.topic] = topic.topic_id
@@ -158,7 +164,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
             NotFound: it does not exist, and auto_create_topics is off.
             InvalidRequest: its name is longer than a new topic's may be.
         """
-        known = leader.machine.topic_by_name.get(name)
+        known = leader.topic_named(name)
         if known is not None:
             return known
         if not (create or self._auto_create_topics):
@@ -168,6 +174,19 @@ class TimerService(Service, rpc.TimerServiceServicer):
         topic = await self._host.ask(lambda done: leader.topic(name, now, done))
         assert isinstance(topic, Topic)
         return topic
+
+    async def delete_topic(self, leader: Leader, name: str) -> DeleteTopicApplied:
+        """Delete a topic; committed when this returns.
+
+        Raises:
+            NotFound: there is none of that name.
+        """
+        topic_id, now = wire_timers.topic_of(leader.machine.topic_by_name, name), self._host.now()
+        applied = await self._host.ask(lambda done: leader.delete_topic(topic_id, now, done))
+        assert isinstance(applied, DeleteTopicApplied)
+        if applied.topic is None:
+            raise NotFound("topic", name)
+        return applied
 
     async def lag_ms(self, topic: int) -> int:
         """Return the age of a topic's oldest overdue timer; see LookingIn."""

@@ -6,15 +6,17 @@ from typing import Final
 
 import numpy as np
 
-from cluster import groups, lag, producers, wire
+from cluster import groups, lag, producers, quotas, wire
 from cluster.config import NodeConfig
 from cluster.host import Host
 from cluster.lateness import BOUNDS_MS, Histogram, Lateness
+from timer.applied import FireApplied
 from timer.columns import I64
 from timer.errors import NotFound
 from timer.groups import Group
 from timer.leader import Delivery
-from timer.machine import FireApplied, Machine, Topic
+from timer.machine import Machine
+from timer.topic import Topic
 from timer.units import TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
@@ -114,10 +116,17 @@ class TopicView:
             scheduled=counts.scheduled,
             fired=counts.fired,
             cancelled=counts.cancelled,
+            dropped=counts.dropped,
+            paused=topic.paused,
+            held=topic.held,
+            releasing=topic.release is not None,
             queue_end=queue.end,
             queue_begin=queue.begin,
+            ready=topic.ready,
+            expired=topic.expired,
             groups=[self._group(topic, group, clock_ms) for group in topic.groups.values()],
             lag_ms=max(0, late.get(topic.topic_id, 0)),
+            quotas=quotas.of_topic(self._machine, self._host.engine.node_policy, topic),
         )
 
     def _group(self, topic: Topic, group: Group, clock_ms: UnixMs) -> pb.GroupStatus:

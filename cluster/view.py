@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
 
-from cluster import lag
+from cluster import lag, quotas
 from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
@@ -54,6 +54,7 @@ class NodeState(TopicView):
         self._scrubber = scrubber
         self._started_at_ms = mono_ms()
         self._lags: list[lag.GroupLag] = []
+        self._quotas: tuple[Lag, ...] = ()
         self._disk = (mono_ms() - DISK_LOOK_MS, 0)
         """(when it was looked at, bytes): a walk over the directory, and status is asked often."""
 
@@ -165,11 +166,12 @@ class NodeState(TopicView):
         )
 
     async def measure(self) -> None:
-        """Find out what `levels` shows of groups: of many that takes a while."""
-        leader = self._host.leader
-        self._lags = []
+        """Find out what `levels` shows of groups and quotas: of many that takes a while."""
+        leader, engine = self._host.leader, self._host.engine
+        self._lags, self._quotas = [], ()
         if leader is not None:
             self._lags = await lag.of_groups(leader, self._host.now().clock_ms)
+            self._quotas = await quotas.fullest(engine.machine, engine.node_policy, LAGS_SHOWN)
 
     def levels(self) -> Levels:
         """Return what a scrape shows; of groups, what the last `measure` found."""
@@ -193,7 +195,9 @@ class NodeState(TopicView):
             cancelled=machine.counts.cancelled,
             dropped=machine.counts.dropped,
             pending=machine.counts.pending,
-            ready=sum(t.queue.end - t.queue.begin for t in machine.topics.values()),
+            expired=sum(topic.expired for topic in machine.topics.values()),
+            held=machine.store.held,
+            ready=sum(topic.ready for topic in machine.topics.values()),
             leased=sum(leased for leased, _ in held),
             consumers=sum(consumers for _, consumers in held),
             undelivered_lag_ms=max((each.undelivered_ms for each in lags), default=0),
@@ -203,6 +207,7 @@ class NodeState(TopicView):
                 for each in lags
             ),
             late_topics=_worst(((machine.topics[i].name,), (ms,)) for i, ms in late.items()),
+            fullest_quotas=() if leader is None else self._quotas,
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable_bytes,
             clock_spread_ms=self._host.clock_spread_ms,
@@ -222,7 +227,7 @@ class NodeState(TopicView):
         """Return this node's part of the status."""
         machine = self._host.engine.machine
         replica, counts = self._replica, machine.counts
-        ready = sum(topic.queue.end - topic.queue.begin for topic in machine.topics.values())
+        ready = sum(topic.ready for topic in machine.topics.values())
         return pb.NodeStatus(
             name=self.name,
             address=self._config.peers[self.name],

@@ -24,6 +24,7 @@ from timer.columns import (
     Binary,
     OnConflict,
     Part,
+    RequestId,
     gather,
 )
 from timer.conflicts import Verdict
@@ -40,6 +41,8 @@ TOKEN_SIZE_MAX: Final = 64
 HEADERS_MAX: Final = 32_768
 """Names and values in one request: looking at so many takes about 20 ms."""
 BYTES: Final = ("payload", "key", "headers")
+NO_TOPIC: Final = TopicId(0)
+"""Of a repeated request whose topic is gone: it is answered as it was."""
 """The columns of a row's own bytes."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -140,6 +143,22 @@ def body_of(request: pb.ScheduleRequest) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def _request_id_of(request: pb.ScheduleRequest, leader: Leader, now: Now) -> RequestId | None:
+    if not request.request_id:
+        return None
+    return leader.request_id(request.request_id.encode(), body_of(request), now)
+
+
+def is_repeated(request: pb.ScheduleRequest, leader: Leader, now: Now) -> bool:
+    """Return whether a request was applied before: then it needs no topic any more.
+
+    Raises:
+        InvalidRequest: its id was another request's.
+    """
+    request_id = _request_id_of(request, leader, now)
+    return leader.was_applied(ProducerId(request.producer_id), request.sequence, request_id)
+
+
 def part_of(
     request: pb.ScheduleRequest,
     topics: Mapping[str, TopicId],
@@ -153,9 +172,7 @@ def part_of(
         InvalidRequest: it names field, value and limit.
     """
     producer_id, floor_ms = ProducerId(request.producer_id), leader.machine.last_read_time_ms
-    request_id = None
-    if request.request_id:
-        request_id = leader.request_id(request.request_id.encode(), body_of(request), now)
+    request_id = _request_id_of(request, leader, now)
     pieces: list[_Columns] = []
     for timers in request.timers:
         rules = leader.rules(topics[timers.topic], producer_id, request.sequence, request_id)

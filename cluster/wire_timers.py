@@ -25,10 +25,10 @@ from timer.cut import Filter
 from timer.errors import InvalidRequest, NotFound
 from timer.leader import CANCEL_ROWS_MAX, KEYS_MAX
 from timer.lookup import Whole
-from timer.machine import Topic
 from timer.order import Position
 from timer.payloads import Ids, Keys
 from timer.timer_id import SEQ_MAX
+from timer.topic import Topic
 from timer.units import DUE_MS_MAX, TopicId
 from timerclient.proto import timer_pb2 as pb
 

@@ -21,6 +21,7 @@ from timer.policies import (
     FIELDS,
     NAMESPACES_MAX,
     NODE_BOUNDS,
+    QUOTAS,
     Effective,
     Policies,
     Policy,
@@ -31,6 +32,7 @@ from timer.units import DUE_MS_MAX, Now, TopicId, UnixMs
 
 if TYPE_CHECKING:
     from timer.machine import Machine
+    from timer.topic import Topic
 
 WAYS: Final = ("due_ms", "delay_ms", "delay_level")
 
@@ -74,6 +76,16 @@ def when_of(given: Mapping[str, Sequence[int]], rows: int) -> When:
     return When(way, values)
 
 
+class Quota(NamedTuple):
+    """How much of something a topic may have (timer/quotas.py)."""
+
+    field: str
+    """One of QUOTAS."""
+    limit: int
+    source: str
+    """Who says it: cluster, namespace or topic."""
+
+
 class Rules:
     """What holds for one topic, ready for columns of it."""
 
@@ -87,10 +99,15 @@ class Rules:
         self.effective = effective
         self.payload_limit = policy.payload_bytes_max, self._whose("payload_bytes_max")
         """In bytes, and a note whose limit it is."""
+        said = ((name, getattr(policy, name)) for name in QUOTAS)
+        self.quotas = tuple(
+            Quota(name, limit, effective.sources[name]) for name, limit in said if limit is not None
+        )
         self._delayed = policy.delayed_delivery
         self._tick_ms = policy.tick_ms
         self._min_ms, self._max_ms = policy.delay_ms_min, policy.delay_ms_max
         self._fixed_ms = policy.fixed_delay_ms
+        self._ttl_ms = policy.ttl_ms
         self._levels_ms = np.array([0, *policy.delay_levels_ms], np.int64)
 
     def _whose(self, field: str) -> str:
@@ -103,7 +120,7 @@ class Rules:
         fired: such rows are queued when they are applied.
 
         Raises:
-            InvalidRequest: one is asked for later than it may be.
+            InvalidRequest: one is asked for later than it may be, or would have expired already.
         """
         requested = self._requested(when, now)
         due = self._due(requested, now, floor_ms)
@@ -141,6 +158,10 @@ class Rules:
             wanted = np.full(len(requested), min(clock_ms + self._fixed_ms, DUE_MS_MAX), np.int64)
         elif self._min_ms:
             wanted = np.maximum(requested, min(clock_ms + self._min_ms, DUE_MS_MAX))
+        oldest = int(wanted.min())
+        if self._ttl_ms and oldest <= clock_ms - self._ttl_ms:
+            limit = f"must be above {clock_ms - self._ttl_ms}{self._whose('ttl_ms')}"
+            raise InvalidRequest("due_ms", oldest, limit)
         tick = self._tick_ms
         rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # what an id can hold
         return np.where(wanted <= clock_ms, np.maximum(wanted, floor_ms), rounded)
@@ -170,10 +191,19 @@ class Admission:
             rules = self._rules[topic_id] = Rules(effective)
         return rules
 
+    def ttl_ms(self, topic: "Topic") -> int:
+        """Return how long after its due a topic's message lives; 0: as long as it takes."""
+        return self._policies.said("ttl_ms", topic.name, topic.topic_id) or 0
+
     @property
     def differs(self) -> bool:
         """Whether it matters which topic a timer is of."""
         return self._policies.differ
+
+    @property
+    def limited(self) -> bool:
+        """Whether some topics have a quota."""
+        return self._policies.limited
 
     def times(self, when: When, rows: int, topics: U32 | None, now: Now) -> Times:
         """Return when timers of `topics` (rows,) fire; 0: of none, as it is not pending.

@@ -12,7 +12,8 @@ inputs of a bounded size, however much is pending. How often a row is rewritten 
 logarithm of how many are pending: each merge of parts makes their ranges twelve times narrower.
 
 A tombstone meets its target in the first merge that takes both. Where tombstones gather before
-that, their runs are merged with what lies under them.
+that, their runs are merged with what lies under them. A run of which much is of topics that are
+gone is written anew by itself.
 """
 
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ SMALL_SIZE: Final = 1 << 20
 """Runs below this are of about the same size."""
 BURIED: Final = 4
 """Merge where at least one row in so many is a tombstone."""
+VACANT: Final = 4
+"""Or is of a topic that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Sketch:
     rows: int
     """That are left, about; tombstones included."""
     tombstones: int
+    gone: int = 0
+    """Rows of topics that are gone, about."""
 
     def overlaps(self, other: "Sketch") -> bool:
         """Return whether the ranges of the two have a position in common."""
@@ -60,7 +65,7 @@ def plan(runs: Sequence[Sketch]) -> list[int]:
     The runs have rows left. It is asked again after each merge until it returns nothing; it does,
     because no merge leaves two runs that overlap among what it writes.
     """
-    return sorted(_of_one_size(runs) or _over_each_other(runs) or _buried(runs))
+    return sorted(_of_one_size(runs) or _over_each_other(runs) or _buried(runs) or _vacant(runs))
 
 
 def _tier(size: int) -> int:
@@ -116,6 +121,14 @@ def _buried(runs: Sequence[Sketch]) -> list[int]:
         tombstones = sum(runs[number].tombstones for number in chosen)
         if over and BURIED * tombstones >= sum(runs[number].rows for number in chosen):
             return chosen
+    return []
+
+
+def _vacant(runs: Sequence[Sketch]) -> list[int]:
+    """Return a run of which enough is gone to write it anew."""
+    for number, run in enumerate(runs):
+        if run.gone and VACANT * run.gone >= run.rows:
+            return [number]
     return []
 
 

@@ -2,7 +2,8 @@
 
 A key is unique among the pending timers of its topic. Rows are decided in their order, each after
 the ones before it: a row that was scheduled holds its key for the next, unless it is due already
-and so never pending; a row that fires, or is cancelled, gives it free.
+and so never pending (but what a paused topic holds is); a row that fires, or is cancelled, gives it
+free.
 """
 
 import enum
@@ -13,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.columns import I64, U32, U64, Binary, OnConflict, RowArray
-from timer.units import UnixMs
 
 
 class Verdict(enum.IntEnum):
@@ -65,12 +65,13 @@ def decide(
     keys: Binary,
     hashes: U64,
     held: RowArray,
-    last_read_time_ms: UnixMs,
+    pends: npt.NDArray[np.bool_],
 ) -> Decision:
     """Return what becomes of n rows that have seqs.
 
     Of the m rows with a key, in order: `keys`, `hashes` of topic and key, and `held`, the pending
-    timer that has it, seq = 0 for none. `modes` (n): OnConflict of each row.
+    timer that has it, seq = 0 for none. `modes` (n): OnConflict of each row. `pends` (n): the row
+    is pending if it is scheduled.
     """
     n = len(rows)
     verdict = np.full(n, Verdict.SCHEDULED, np.uint8)
@@ -98,8 +99,7 @@ def decide(
             else:
                 undone[place] = True
         due = int(rows["due_ms"][at])
-        pending = due > last_read_time_ms
-        holders[name] = (due, int(rows["seq"][at]), at) if pending else (0, 0, at)
+        holders[name] = (due, int(rows["seq"][at]), at) if pends[at] else (0, 0, at)
     verdicts = Verdicts(verdict, other_due, other_seq)
     return Decision(verdicts, held[np.array(ended, np.intp)], undone)
 

@@ -7,18 +7,21 @@ what a cut shows is consistent, however long it is looked at. A run's file may b
 by a merge: then FileNotFoundError says so, and the caller takes a new cut.
 
 Pages are in (due, seq) order, which never changes: where one ended is a Position, and the next page
-begins after it, on whatever cut. Work per page is bounded also where few rows match: then the page
-is short, and says where to go on.
+begins after it, on whatever cut. Held ones (timer/aside.py) come first: they lie at or before the
+fire position as their ids say it, all others after it, also what is put aside between two pages.
+Work per page is bounded also where few rows match: then the page is short, and says where to go on.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from timer.aside import ASIDE, BEGIN, MASK, aside, plain
 from timer.columns import I64, TOMBSTONE, U64, Buffers, RowArray
+from timer.gone import NONE, Gone
 from timer.lookup import Packer, Whole
 from timer.memtable import Graves, Left, Memtable
 from timer.order import Position, after, fire_order, rank
@@ -76,8 +79,10 @@ class Cut:
         position: Position,
         tables: Sequence[tuple[Memtable, Left | None]],
         runs: Sequence[Run],
+        gone: Gone = NONE,
     ) -> None:
         self._position = position
+        self._gone = gone
         self._tables = [
             Table(
                 table.rows[: table.count],
@@ -90,6 +95,13 @@ class Cut:
         ]
         self._runs = [run for run in runs if run.meta.last > position]
 
+    @property
+    def _holds(self) -> bool:
+        """Whether something may be held, of whatever topic."""
+        if any(run.meta.last.due_ms >= ASIDE for run in self._runs):
+            return True
+        return any(bool((table.rows["due_ms"] >= ASIDE).any()) for table in self._tables)
+
     # ---- counting
 
     def count(self, topic: int, until_ms: Sequence[int]) -> list[int]:
@@ -101,6 +113,8 @@ class Cut:
         """
         ends = [Position(until, SEQ_MAX) for until in until_ms]
         counts = np.zeros(len(ends), np.int64)
+        if self._gone.has(topic):
+            return counts.tolist()
         for table in self._tables:
             rows = table.rows
             places = np.flatnonzero(table.alive) if table.left is None else table.left.live
@@ -111,13 +125,15 @@ class Cut:
             counts -= self._counted(due[mine], seq[mine], until_ms)
         for run in self._runs:
             counter = _RunCounter(run, topic)
-            begun = counter.upto(self._position)
-            counts += [counter.upto(max(end, self._position)) - begun for end in ends]
+            begun = counter.upto(self._position) + counter.upto(aside(BEGIN))
+            held = [counter.upto(aside(end)) for end in ends]
+            upto = [counter.upto(max(end, self._position)) for end in ends]
+            counts += [sum(both) - begun for both in zip(held, upto, strict=True)]
         return counts.tolist()
 
     def _counted(self, due: I64, seq: U64, until_ms: Sequence[int]) -> I64:
         """Return how many pairs after the fire position have due <= each of `until_ms`."""
-        due = np.sort(due[after(due, seq, self._position)])
+        due = np.sort(due[after(due, seq, self._position)] & MASK)
         return np.asarray(due.searchsorted(np.array(until_ms, np.int64), "right"), np.int64)
 
     # ---- pages
@@ -129,7 +145,25 @@ class Cut:
             CorruptFile: a batch doesn't verify.
             FileNotFoundError: take a new cut.
         """
-        seen = max(seen, self._position, what.start)
+        if self._gone.has(what.topic):
+            return Page(_packed([]), None)
+        if seen < self._position and self._holds:
+            there = replace(
+                what,
+                due_from_ms=what.due_from_ms + ASIDE,
+                due_to_ms=min(what.due_to_ms, self._position.due_ms + 1) + ASIDE,
+            )
+            page = self._page(there, aside(seen), rows_max, whole=whole)
+            plain(page.timers.rows)
+            if page.next is not None:
+                return page._replace(next=Position(page.next.due_ms - ASIDE, page.next.seq))
+            if len(page.timers.rows):
+                return page._replace(next=max(self._position, what.start))
+        return self._page(what, max(seen, self._position), rows_max, whole=whole)
+
+    def _page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool) -> Page:
+        """Return the next timers after `seen`, in a range of dues as they lie."""
+        seen = max(seen, what.start)
         lanes: list[_TableLane | _RunLane] = [_RunLane(run, what) for run in self._runs]
         lanes += [_TableLane(table, what, seen) for table in self._tables]
         graves = [

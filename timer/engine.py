@@ -15,20 +15,22 @@ from pathlib import Path
 from typing import Final
 
 from timer import manifest
+from timer.applied import (
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    ExpireApplied,
+    FireApplied,
+    GroupApplied,
+    RescheduleApplied,
+    ScheduleApplied,
+)
 from timer.columns import keyed_max
 from timer.disk import Disk
 from timer.entry import HEADER_SIZE, Entry, Kind
 from timer.errors import NotLeader, TimerError
 from timer.leader import Append, Leader, LeaderConfig, Now
-from timer.machine import (
-    Applied,
-    CancelApplied,
-    Checkpoint,
-    FireApplied,
-    Machine,
-    RescheduleApplied,
-    ScheduleApplied,
-)
+from timer.machine import Machine
 from timer.manifest import State
 from timer.merge import Merge
 from timer.pages import SpillRef
@@ -62,6 +64,7 @@ _PART_BYTES: Final = 1024
 _FIRED_BYTES: Final = 64
 _KEY_BYTES: Final = 2048  # where a timer in a run has it; else a tenth
 _CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
+_EXPIRED_BYTES: Final = 8192  # a group's cursor moves over some ten thousand messages
 _TARGET_SIZE: Final = 16
 
 
@@ -123,10 +126,14 @@ def _work(entry: Entry, applied: Applied) -> int:
     match applied:
         case ScheduleApplied(parts, _, keyed):
             work += _PART_BYTES * len(parts) + _KEY_BYTES * keyed
-        case FireApplied(fired, _):
-            work += _FIRED_BYTES * sum(len(rows) for _, rows in fired)
+        case FireApplied(fired, _, released, dropped):
+            moved = (*fired, *released, *dropped)
+            work += _FIRED_BYTES * sum(len(rows) for _, rows in moved)
         case CancelApplied(results) | RescheduleApplied(results):
             work += _CANCEL_BYTES * len(results)
+        case GroupApplied(ops):
+            groups = sum(op.groups for op in ops if isinstance(op, ExpireApplied))
+            work += _EXPIRED_BYTES * groups
         case _:
             pass
     return work

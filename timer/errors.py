@@ -4,12 +4,14 @@ TimerError
 +-- InvalidRequest       the caller must change the request; names field, value and limit
 +-- NotFound             the topic, group or timer does not exist
 |   +-- GroupDeleted     the group was deleted with the request on its way, or its consumers there
+|   +-- TopicDeleted     so was the topic
 +-- AlreadyExists        it exists with other settings
 +-- NotLeader            go to `leader`
 +-- NotReady             this node can't serve yet (starting, no majority, no leader known)
 +-- Fenced               a newer epoch exists; stop leading at once
 +-- Overloaded           back off `retry_after_ms`, then send it again
 +-- DiskFull             a majority's disks have too little room; send it again when there is more
++-- QuotaReached         a topic has as much as it may; ask again when less is there
 +-- CommitTimeout        OUTCOME UNKNOWN; retry only as the same producer sequence
 +-- LeadershipLost       OUTCOME UNKNOWN; the leader was deposed with the entry in flight
 +-- SequenceGap          a producer's sequence is not the one after its last
@@ -69,6 +71,14 @@ class GroupDeleted(NotFound):
         self.kind, self.name = "group", group
 
 
+class TopicDeleted(NotFound):
+    """The topic was deleted; its timers, messages and groups are gone."""
+
+    def __init__(self, topic: object) -> None:
+        TimerError.__init__(self, f"topic {topic!r} was deleted")
+        self.kind, self.name = "topic", topic
+
+
 class AlreadyExists(TimerError):
     """The named thing exists, with other settings."""
 
@@ -125,6 +135,19 @@ class DiskFull(TimerError):
         )
         super().__init__(f"disks are nearly full: {low}: nothing new is taken until there is room")
         self.retry_after_ms = retry_after_ms
+
+
+class QuotaReached(TimerError):
+    """A topic has as many timers or messages as it may, or would have more."""
+
+    retryable = True
+
+    def __init__(self, topic: str, field: str, limit: str, *, there: int, asked: int) -> None:
+        """`field`: of the policy; `limit`: what it says, and whose that is; `there`: so far."""
+        super().__init__(f"{field}: topic {topic!r} has {there}, and {asked} more: {limit}")
+        self.topic = topic
+        self.field = field
+        self.limit = limit
 
 
 class CommitTimeout(TimerError):

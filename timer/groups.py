@@ -29,6 +29,7 @@ from timer.units import Epoch, GroupId, QueueOffset, TopicId
 _MASK: Final = (1 << 64) - 1
 _ENDED_SALT: Final = np.uint64(0xE4DED)
 _LATER_SALT: Final = np.uint64(0x1A7E5)
+_EXPIRED_SALT: Final = 0xDEAD11FE
 _ENDED_MAX: Final = np.iinfo(np.uint16).max
 LOOK_ROWS: Final = 65_536
 """Offsets looked at in one go for unacked ones."""
@@ -60,8 +61,14 @@ class Group:
     since: Epoch = Epoch(0)
     """Of the last seek, or of the last group of this topic that was deleted before: what was handed
     out then, or before, may be of another life."""
+    expired: int = 0
+    """Messages whose time to live was over before they were acked."""
+    expired_to: QueueOffset = QueueOffset(0)
+    """What is done below this was acked, or has expired."""
     deleted: bool = False
     """It is no more in the state."""
+    deleted_with: str = ""
+    """Name of its topic, if that was deleted, and the group with it."""
     marks: list[int] = field(default_factory=list)
     """One per later epoch that found messages handed out: those below were perhaps delivered."""
     ack_sum: int = 0
@@ -113,6 +120,49 @@ class Group:
         done[inside] |= self.acked[index[inside]]
         return done
 
+    def expire_below(self, offset: QueueOffset, lost: npt.NDArray[np.bool_]) -> None:
+        """Be done with all below `offset`, and set `lost`, which ends there, where that is new."""
+        if offset <= self.cursor:
+            return
+        at = len(lost) - (offset - self.cursor)
+        acked = self.acked[self.cursor - self.base : offset - self.base]
+        lost[at : at + len(acked)] |= ~acked
+        lost[at + len(acked) :] = True
+        gone = slice(self.cursor - self.base, offset - self.base)
+        if self.later_sum:
+            self.later_sum = (self.later_sum - self.later_hashes(gone)) & _MASK
+            self.later[gone] = 0
+        self.expired += offset - self.cursor - int(np.count_nonzero(acked))
+        self._expired_to(offset)
+        self.cursor = offset
+        self.reserved = max(self.reserved, offset)
+        if offset - self.base >= len(self.acked):
+            self.base = int(offset)
+            self.acked, self.later = _empty_bool(), _empty_i64()
+            self.ended, self.recalled = _empty_u16(), _empty_u16()
+        self._advance()
+
+    def expire(self, offsets: U64) -> npt.NDArray[np.bool_]:
+        """Be done with single messages, all different; return which were not yet (n, bool)."""
+        new = ~self.is_acked(offsets)
+        if new.any():
+            gone = offsets[new]
+            self._grow(int(gone.max()) + 1)
+            index = gone.astype(np.int64) - self.base
+            self.acked[index] = True
+            self._delay(index, None)
+            self.ack_sum = (self.ack_sum + _sum(mix(gone ^ np.uint64(_EXPIRED_SALT)))) & _MASK
+            self.expired += len(gone)
+            self._expired_to(QueueOffset(int(gone.max()) + 1))
+            self._advance()
+            self.reserved = max(self.reserved, self.cursor)
+        return new
+
+    def _expired_to(self, offset: QueueOffset) -> None:
+        # The number of what expired tells the digest enough of which: no sum over all of it.
+        self.expired_to = max(self.expired_to, offset)
+        self.ack_sum = (self.ack_sum + (offset ^ _EXPIRED_SALT) * self.expired) & _MASK
+
     def end_leases(self, offsets: U64) -> None:
         """Count one more attempt for each unacked offset whose lease ended."""
         live = np.unique(offsets[(offsets < self.reserved) & ~self.is_acked(offsets)])
@@ -161,6 +211,7 @@ class Group:
         self.ack_sum = self.ended_sum = self.recalled_sum = self.later_sum = self.acked_count = 0
         self.acked, self.later = _empty_bool(), _empty_i64()
         self.ended, self.recalled = _empty_u16(), _empty_u16()
+        self.expired_to = QueueOffset(0)
 
     def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
         """Count one more attempt for each of these, all different; return where they lie."""

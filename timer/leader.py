@@ -12,6 +12,7 @@ in the next one (group commit). The shell calls `step` after every batch of even
 `wake_at_ms`, and carries no decision of its own.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -20,6 +21,15 @@ import numpy as np
 
 from timer import payloads
 from timer.admission import UNBOUNDED, Admission, Rules, When
+from timer.applied import (
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    DeleteTopicApplied,
+    FireApplied,
+    RescheduleApplied,
+    ScheduleApplied,
+)
 from timer.columns import I64, U32, U64, Part, RequestId, encode_schedule
 from timer.entry import PAYLOAD_SIZE_MAX, Entry, Kind
 from timer.errors import (
@@ -29,19 +39,13 @@ from timer.errors import (
     SequenceGap,
     TimerError,
 )
-from timer.machine import (
-    Applied,
-    CancelApplied,
-    Checkpoint,
-    FireApplied,
-    Machine,
-    RescheduleApplied,
-    ScheduleApplied,
-)
+from timer.machine import Machine
 from timer.payloads import Fire, Ids, Keys, Reschedule, Targets
-from timer.policies import DEFAULTS, Policy, Scope, encode_policy
+from timer.policies import DEFAULTS, Policies, Policy, Scope, encode_policy
 from timer.producers import IDLE_MS_MAX, Answer
+from timer.quotas import Charge, Quotas
 from timer.serving import OVERLOAD_RETRY_MS, Delivery, Done, Serving, fitting
+from timer.topic import Topic
 from timer.units import (
     DUE_MS_MAX,
     Epoch,
@@ -115,10 +119,15 @@ class Leader:
         """Header time of the last entry appended: never goes back."""
         self._read_time_ms = machine.last_read_time_ms
         """Of the last FIRE that was tried: those in flight do not go back either."""
+        self.quotas = Quotas(machine, self.admission)
         self._parts: list[tuple[Part, Done]] = []
         self._parts_bytes = 0
         self._admitted: dict[ProducerId, int] = {}
         """The last sequence taken of each producer, while that is on its way."""
+        self._batches: dict[int, list[tuple[Part, Done]]] = {}
+        """Requests that were appended together and are neither applied nor refused."""
+        self._named: Counter[tuple[bytes, int]] = Counter()
+        """How many requests with an id are on their way: (id, hash of what is asked)."""
         self._cancels: list[tuple[I64, U64, Done]] = []
         self._cancels_rows = 0
         self._in_flight: dict[LogIndex, Callable[[Applied | TimerError], None]] = {}
@@ -128,7 +137,8 @@ class Leader:
         self.bytes_in_flight = 0
         """Bytes of schedules waiting or appended and not yet applied."""
         self._fires_in_flight = 0
-        self._fire_again = False
+        self._fire_again = machine.pauses.swept is not None
+        """A FIRE must follow, whatever is due."""
         self._fire_refused = False
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
@@ -138,12 +148,14 @@ class Leader:
         self._refusing: TimerError | None = None
         self.full: TimerError | None = None
         """Why nothing is taken that stays on the disk (timer/room.py). None: there is room."""
-        self.groups = Serving(machine, epoch, self._propose, config.id_salt)
+        self.groups = Serving(machine, epoch, self._propose, config.id_salt, self.admission.ttl_ms)
 
     # ---- requests
 
-    def schedule(self, part: Part, done: Done) -> None:
+    def schedule(self, part: Part, done: Done, now: Now | None = None) -> None:
         """Take one request; `done` gets (Answer, duplicate) or a TimerError.
+
+        `now`: what is due by then counts as ready; None: nothing does.
 
         Raises:
             InvalidRequest: it has no row, or more than fits into one entry; or its request id was
@@ -151,6 +163,8 @@ class Leader:
             Overloaded: too much is waiting already, or too many request ids are remembered;
                 nothing was taken.
             DiskFull: it is new, and there is no room for it.
+            QuotaReached: it is new, and a topic would have more than it may.
+            NotReady, TopicDeleted: it is new, and a topic of it is being deleted, or was.
             UnknownProducer: the id was never issued, or has expired.
             SequenceGap: a request of this producer is missing before this one.
         """
@@ -167,26 +181,61 @@ class Leader:
             raise InvalidRequest("timers", f"{size} bytes", limit)
         if self.bytes_in_flight + size > self._config.waiting_bytes_max and self.bytes_in_flight:
             raise Overloaded("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
-        if part.producer_id:
-            self._admit(part.producer_id, part.sequence)
-        elif part.request is None or not self._remembers(part.request):
-            self._check_room()
-        self._parts.append((part, done))
+        charges = self.quotas.weigh(part, now.clock_ms if now is not None else UnixMs(-1))
+        if self._applied_before(part, charges):
+            charges = []  # nothing comes of it
+        if part.request is not None:
+            self._named[part.request[:2]] += 1
+        self._parts.append((part, self.quotas.charge(charges, done)))
         self._parts_bytes += size
         self.bytes_in_flight += size
 
-    def _admit(self, producer_id: ProducerId, sequence: int) -> None:
-        """Refuse what apply would refuse, before it is written; apply stays the judge."""
-        last = self._admitted.get(producer_id)
-        if last is None:
-            last = self.machine.producers.last_sequence(producer_id)
+    def _applied_before(self, part: Part, charges: list[Charge]) -> bool:
+        """Return whether it is known to repeat one that was applied; refuse it if it can't be.
+
+        "No effect" of a repeated one would be a lie, also while the first one is on its way.
+        """
+        if part.producer_id:
+            return self._admit(part, charges)
+        if part.request is not None:
+            if self._remembers(part.request):
+                return True
+            if part.request[:2] in self._named:
+                return False
+        self._check_new(part, charges)
+        return False
+
+    def _admit(self, part: Part, charges: list[Charge]) -> bool:
+        """Refuse what apply would refuse, before it is written; apply stays the judge.
+
+        Return whether it is known to have been applied.
+        """
+        producer_id, sequence = part.producer_id, part.sequence
+        applied = self.machine.producers.last_sequence(producer_id)
+        last = self._admitted.get(producer_id, applied)
         if last is None:
             raise self.machine.producers.unknown(producer_id)
         if sequence > last + 1:
             raise SequenceGap(expected=last + 1, got=sequence)
-        if sequence > last:  # "no effect" of a repeated one would be a lie
-            self._check_room()
+        if sequence > last:
+            self._check_new(part, charges)
         self._admitted[producer_id] = max(last, sequence)
+        return applied is not None and sequence <= applied
+
+    def _check_new(self, part: Part, charges: list[Charge]) -> None:
+        """Check what certainly has not been applied.
+
+        Raises:
+            DiskFull: there is no room for it.
+            QuotaReached: a topic would have more than it may.
+            NotReady: a topic of it is being deleted.
+            TopicDeleted: one was.
+        """
+        self._check_room()
+        if self.groups.doomed or self.machine.store.gone:
+            for topic in np.unique(part.topic).tolist():
+                self.groups.check_topic(TopicId(topic))
+        self.quotas.judge(charges)
 
     def _remembers(self, request: RequestId) -> bool:
         """Return whether a request with that id was applied.
@@ -226,13 +275,23 @@ class Leader:
         Raises:
             InvalidRequest: its request id was another request's.
         """
-        last = self.machine.producers.last_sequence(producer_id)
-        if last is not None and sequence <= last:
-            return UNBOUNDED
-        known = self.machine.requests
-        if request is not None and known.repeated(request, self._taken_at_ms(request)):
+        if self.was_applied(producer_id, sequence, request):
             return UNBOUNDED
         return self.admission.rules(topic)
+
+    def was_applied(
+        self, producer_id: ProducerId, sequence: int, request: RequestId | None
+    ) -> bool:
+        """Return whether a request is a repeated one.
+
+        Raises:
+            InvalidRequest: its request id was another request's.
+        """
+        last = self.machine.producers.last_sequence(producer_id)
+        if last is not None and sequence <= last:
+            return True
+        known = self.machine.requests
+        return request is not None and bool(known.repeated(request, self._taken_at_ms(request)))
 
     def cancel(self, due_ms: I64, seq: U64, done: Done) -> None:
         """Take one cancel request; `done` gets (n, uint8) of the machine's results.
@@ -258,6 +317,7 @@ class Leader:
             Overloaded: too much is in flight already; nothing was taken.
         """
         self._check_changes(len(targets), "keys", KEYS_MAX)
+        self._check_topics(targets)
         self._change(Kind.CANCEL, payloads.encode_cancel(targets), now, done)
 
     def reschedule(
@@ -275,6 +335,7 @@ class Leader:
         self._check_room()
         field = "keys" if isinstance(targets, Keys) else "timer_ids"
         self._check_changes(len(targets), field, RESCHEDULE_ROWS_MAX)
+        self._check_topics(targets)
         requested_ms, due_ms = self.admission.times(when, len(targets), topics, now)
         order = Reschedule(targets, due_ms, requested_ms)
         self._change(Kind.RESCHEDULE, payloads.encode_reschedule(order), now, done)
@@ -288,18 +349,34 @@ class Leader:
         if self._changes_in_flight >= CHANGES_MAX:
             raise Overloaded("the leader's queue of changes", retry_after_ms=OVERLOAD_RETRY_MS)
 
+    def _check_topics(self, targets: Targets) -> None:
+        if isinstance(targets, Keys):
+            for topic in np.unique(targets.topic).tolist():
+                self.groups.check_topic(TopicId(topic))
+
     def alter(self, scope: Scope, said: Policy, unset: Sequence[str], now: Now, done: Done) -> None:
         """Set what `said` says of a scope's policy, and unset fields; `done` gets the Policies.
 
         Raises:
             InvalidRequest: names field, value and limit.
             Overloaded: too much is in flight already; nothing was taken.
+            NotReady, TopicDeleted: the topic is being deleted, or was.
         """
         self._check_changes(1, "policies", 1)
+        if scope.topic:
+            self.groups.check_topic(scope.topic)
         policy = self.admission.altered(scope, said, unset)
         self._flush_schedules(now, all_of_them=True)  # their times are by what holds until here
         if self._change(Kind.POLICY, [encode_policy(scope, policy)], now, done):
             self.admission.change(scope, policy)
+            self._charge_all(now)
+            self.groups.expiry.look_at_all()
+
+    def _charge_all(self, now: Now) -> None:
+        """Let requests on their way count against quotas that were set since they were taken."""
+        for batch in (self._parts, *self._batches.values()) if self.admission.limited else ():
+            for at, (part, done) in enumerate(batch):
+                batch[at] = part, self.quotas.also_charge(part, done, now.clock_ms)
 
     def _change(self, kind: Kind, payload: list[bytes], now: Now, done: Done) -> bool:
         self._changes_in_flight += 1
@@ -316,10 +393,29 @@ class Leader:
         self._check_room()
         self._propose(Kind.PRODUCER, [payloads.encode_producer(token)], now, done)
 
+    def topic_named(self, name: str) -> Topic | None:
+        """Return the topic of a name, unless its deletion is in flight."""
+        known = self.machine.topic_by_name.get(name)
+        return None if known is None or known.topic_id in self.groups.doomed else known
+
+    def delete_topic(self, topic_id: TopicId, now: Now, done: Done) -> None:
+        """Delete a topic with all that is of it; `done` gets the DeleteTopicApplied.
+
+        Raises:
+            NotReady, TopicDeleted: it is being deleted already, or was.
+            Overloaded: too much is in flight already; nothing was taken.
+        """
+        self._check_changes(1, "topics", 1)
+        self.groups.check_topic(topic_id)
+        self._flush_schedules(now, all_of_them=True)  # what names it goes before
+        if self._change(Kind.TOPIC, [payloads.encode_delete_topic(topic_id)], now, done):
+            self.groups.doomed.add(topic_id)
+            self.admission.change(Scope("", topic_id), Policy())
+
     def topic(self, name: str, now: Now, done: Done) -> None:
         """Create a topic unless it exists; `done` gets the Topic."""
         self._check_open()
-        known = self.machine.topic_by_name.get(name)
+        known = self.topic_named(name)
         if known is not None:
             done(known)
         elif name in self._topics_in_flight:
@@ -366,6 +462,8 @@ class Leader:
         """When `step` must be called next, on the monotonic clock."""
         wake = self._next_checkpoint_ms()
         due = None if self._fires_in_flight else self.machine.store.next_due()
+        if self._fire_again and not self._fires_in_flight:
+            due = now.clock_ms
         if due is not None:
             # Refused by a log that is full: what commits will have the shell step again sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
@@ -382,14 +480,18 @@ class Leader:
 
     def applied(self, entry: Entry, applied: Applied) -> None:
         """An entry was committed and applied; answer whoever waits for it."""
+        if isinstance(applied, DeleteTopicApplied):
+            self.groups.deleted(applied)
         if entry.epoch == self.epoch:
             done = self._in_flight.pop(entry.index, None)
             if done is not None:
                 done(applied)
         if isinstance(applied, FireApplied):
-            self.groups.feed(topic for topic, _ in applied.fired)
+            self.groups.feed(topic for topic, _ in (*applied.fired, *applied.released))
         elif isinstance(applied, ScheduleApplied | RescheduleApplied):
             self.groups.feed(applied.ready)
+        elif isinstance(applied, Policies):
+            self._fire_again |= self.machine.pauses.swept is not None
 
     def refuse(self, why: TimerError) -> None:
         """Take nothing new but acks, hand nothing out; what was taken goes on: a drain begins."""
@@ -471,18 +573,19 @@ class Leader:
         size = sum(part.size for part, _ in batch)
         self._parts_bytes -= size
         self._schedules_in_flight += 1
-        waiters = [done for _, done in batch]
+        self._batches[id(batch)] = batch
 
         def answer(applied: Applied | TimerError) -> None:
             self._schedules_in_flight -= 1
+            del self._batches[id(batch)]
             self.bytes_in_flight -= size
             self._settled(batch)
             if isinstance(applied, TimerError):
-                for done in waiters:
+                for _, done in batch:
                     done(applied)
                 return
             assert isinstance(applied, ScheduleApplied)
-            for done, result in zip(waiters, applied.parts, strict=True):
+            for (_, done), result in zip(batch, applied.parts, strict=True):
                 done(result)
 
         self._propose(Kind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
@@ -494,6 +597,10 @@ class Leader:
         for part, _ in batch:
             if self._admitted.get(part.producer_id) == part.sequence:
                 del self._admitted[part.producer_id]
+            if part.request is not None:
+                self._named[part.request[:2]] -= 1
+                if not self._named[part.request[:2]]:
+                    del self._named[part.request[:2]]
 
     def _flush_cancels(self, now: Now) -> None:
         if not self._cancels or self._cancels_in_flight >= 2:
@@ -543,6 +650,7 @@ class Leader:
             self._fire_again = applied.limited
         else:
             self._fire_refused = True
+            self._fire_again = self.machine.pauses.swept is not None
 
     def _checkpointed(self, applied: Applied | TimerError) -> None:
         self._checkpointing = False

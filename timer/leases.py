@@ -64,6 +64,8 @@ ACCEPT: Final = 1
 ALREADY_ACKED: Final = 2
 LEASE_LOST: Final = 3
 NOT_DELIVERED: Final = 4
+EXPIRED: Final = 5
+"""It is done, and perhaps because its time to live was over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +129,12 @@ class Leases:
     _merge_at: int = WAITING_MIN
     _dead: deque[U64] = field(default_factory=deque)
     """Offsets marked DYING, each array ascending."""
+    _expired: list[U64] = field(default_factory=list)
+    """Offsets that were to be handed out and have expired, marked ACKING."""
+    _expiring: int = 0
+    """EXPIRE ops of these on their way."""
+    _outlived_ms: UnixMs | None = None
+    """What was due by then has expired; None: nothing does."""
     work: ClassVar[int] = 1
     """What a look for free messages takes, compared with other types."""
     unfinished: bool = False
@@ -153,11 +161,23 @@ class Leases:
         offsets = np.array([fresh + RESERVE_AHEAD], np.uint64)
         return GroupOp(Op.RESERVE, self.group.topic, self.group.group_id, offsets)
 
-    def hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
+    def hand_out(
+        self,
+        now_ms: MonoMs,
+        clock_ms: UnixMs,
+        queue: Queue,
+        limit: int,
+        outlived_ms: UnixMs | None = None,
+    ) -> Lease | None:
         """Lease up to `limit` messages, of about a megabyte, to the next consumer with credit.
 
-        None: no consumer has credit, no message is free, or those that are were sent for.
+        None: no consumer has credit, no message is free, or those that are were sent for, or were
+        due by `outlived_ms`: of these `take_expired` tells.
         """
+        self._outlived_ms = outlived_ms
+        return self._hand_out(now_ms, clock_ms, queue, limit)
+
+    def _hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
         self.unfinished = False
         consumer, limit = self._next_consumer(), self._room(limit)
         if consumer is None or limit <= 0:
@@ -170,7 +190,8 @@ class Leases:
         if there < len(offsets):
             self._back.appendleft(offsets[there:])
             offsets = offsets[:there]
-        if not there:
+        offsets = self._alive(offsets, queue)
+        if not len(offsets):
             return None
         fitting = queue.fitting(offsets, DELIVERY_BYTES)
         if fitting < len(offsets):
@@ -178,6 +199,33 @@ class Leases:
             offsets = offsets[:fitting]
         self.consumers.rotate(-1)
         return self._lease(consumer, offsets, now_ms)
+
+    def _alive(self, offsets: U64, queue: Queue) -> U64:
+        """Return those of what is at hand that have not expired; keep the others back."""
+        if self._outlived_ms is None or not len(offsets):
+            return offsets
+        slices = queue.slices(offsets)
+        due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
+        old = due_ms <= self._outlived_ms
+        if old.any():
+            expired = offsets[old & (self._marks.of(offsets) == FREE)]
+            self._marks.set(expired, ACKING)
+            if len(expired):
+                self._expired.append(expired)
+        return offsets[~old]
+
+    def take_expired(self) -> U64:
+        """Return what was not handed out since it has expired, for an EXPIRE op."""
+        expired, self._expired = self._expired, []
+        offsets = np.unique(np.concatenate(expired)) if expired else np.zeros(0, np.uint64)
+        self._expiring += bool(len(offsets))
+        return offsets
+
+    def unexpired(self, offsets: U64) -> None:
+        """The EXPIRE op of these was refused: they are as they were."""
+        self._expiring -= 1
+        self._marks.set(offsets, FREE)
+        self._again(offsets)
 
     def _room(self, limit: int) -> int:
         """Return how many of `limit` messages the group may have in flight beside those it has."""
@@ -335,7 +383,7 @@ class Leases:
     # ---- taking back
 
     def ack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
-        """Judge an ack, (n, uint8): ACCEPT, ALREADY_ACKED, LEASE_LOST or NOT_DELIVERED.
+        """Judge an ack, (n, uint8): ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED or EXPIRED.
 
         Accepted: unacked and not leased to somebody else meanwhile, whichever epoch it was handed
         out in. What is accepted is not handed out again; the caller proposes an ACK op for it.
@@ -395,7 +443,8 @@ class Leases:
         result[ours] = ACCEPT
         delivered_below = max(self._fresh, *self.group.marks, 0)  # by this leader, by older ones
         result[offsets >= np.uint64(delivered_below)] = NOT_DELIVERED
-        result[self.group.is_acked(offsets)] = ALREADY_ACKED
+        done = self.group.is_acked(offsets)
+        result[done] = np.where(offsets[done] < self.group.expired_to, EXPIRED, ALREADY_ACKED)
         if self._of_another_life(epoch, lease_id):
             result[:] = LEASE_LOST
         return result
@@ -470,6 +519,12 @@ class Leases:
         """Return the RECALL op to propose, if any: of what had to come back with what came back."""
         return None
 
+    def expired_below(self) -> None:
+        """What lies below the cursor is nobody's any more, whoever held it."""
+        before = self._marks.take_below(int(self.group.cursor), ACKING)
+        self._settle_all(before[leased(before)])
+        self._forget_done()
+
     def applied(self, op: GroupOp) -> None:
         """One of this group's ops was applied to `group`."""
         match op.op:
@@ -484,7 +539,8 @@ class Leases:
                 marks = self._marks.of(op.offsets)
                 self._release_all(op.offsets[leased(marks)], ACKING)  # redriven: it was leased
                 self._forget_done()
-            case _:  # ACK
+            case _:  # ACK, EXPIRE
+                self._expiring -= op.op is Op.EXPIRE
                 self._forget_done()
 
     def _release_all(self, offsets: U64, mark: np.uint64) -> None:

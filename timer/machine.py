@@ -5,23 +5,46 @@ clock, no file layout, no wheel. What the leader decided stands in the entry; wh
 by state at the entry's index and by the entry's time.
 
     SCHEDULE --> store (pending) --FIRE--> queue of the topic --> groups --> gone
-                  ^  |  CANCEL, a key that is replaced
+                  ^  |  CANCEL, a key that is replaced; a paused topic's: timer/pauses.py
        RESCHEDULE |  v
-                  cancelled
+                  cancelled                        a topic that is deleted: all of it is gone,
+                                                   its pending timers are dropped
 
 Conservation (P7): scheduled = pending + fired + cancelled + dropped, checked at each CHECKPOINT.
 """
 
-import hashlib
-import struct
 from collections import deque
-from dataclasses import astuple, dataclass, field
-from typing import Final, TypeAlias
+from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from timer import payloads
+from timer.applied import (
+    ALREADY_CANCELLED,
+    ALREADY_FIRED,
+    CANCELLED,
+    DROPPED,
+    LEFT,
+    NOT_FOUND,
+    RESCHEDULED,
+    AcksApplied,
+    Applied,
+    CancelApplied,
+    Checkpoint,
+    DeleteApplied,
+    DeleteTopicApplied,
+    ExpireApplied,
+    FireApplied,
+    GroupApplied,
+    GroupResult,
+    MoveApplied,
+    NobodyApplied,
+    RescheduleApplied,
+    ScheduleApplied,
+    SeekApplied,
+)
 from timer.columns import (
     I64,
     TOMBSTONE,
@@ -34,16 +57,19 @@ from timer.columns import (
     gather,
 )
 from timer.conflicts import NEW_MAX, decide
+from timer.digest import MASK, TopicParts, digest_of, row_sum
 from timer.entry import Entry, Kind
-from timer.errors import TimerError, UnknownVersion
+from timer.errors import TimerError, TopicDeleted, UnknownVersion
 from timer.groups import Group
 from timer.keys import hash_keys
-from timer.outcomes import HORIZON_MS, Cancels
+from timer.outcomes import HORIZON_MS, Cancels, Late
 from timer.pages import Pages
+from timer.pauses import Pauses, held_of
 from timer.payloads import (
     MOVED_GROUP,
     AlterGroup,
     CreateGroup,
+    DeleteTopic,
     GroupOp,
     Ids,
     Move,
@@ -52,12 +78,12 @@ from timer.payloads import (
     Start,
     Targets,
 )
-from timer.policies import Policies, decode_policy
+from timer.policies import Policies, Policy, Scope, decode_policy
 from timer.producers import IDLE_MS_MAX, Answer, Producers
 from timer.queues import Queue
 from timer.requests import Requests
 from timer.store import Store
-from timer.timer_id import mix
+from timer.topic import Counts, Topic, payload_bytes
 from timer.trace import Trace
 from timer.units import (
     Epoch,
@@ -71,191 +97,9 @@ from timer.units import (
     UnixMs,
 )
 
-RETENTION_MS: Final = 7 * 24 * 3_600_000
-"""How long a topic without groups keeps what has fired."""
 FIRE_MARK_MS: Final = 10_000
 RESCHEDULE_BYTES_MAX: Final = 4 << 20
 """Payloads that one RESCHEDULE moves; what is beyond is LEFT."""
-
-_MASK: Final = (1 << 64) - 1
-
-CANCELLED: Final = 1
-ALREADY_CANCELLED: Final = 2
-ALREADY_FIRED: Final = 3
-NOT_FOUND: Final = 4
-RESCHEDULED: Final = CANCELLED
-LEFT: Final = 5
-"""Of a reschedule: still pending as it was; ask again."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Where timers went. P7: scheduled = pending + fired + cancelled + dropped."""
-
-    scheduled: int = 0
-    fired: int = 0
-    cancelled: int = 0
-    dropped: int = 0
-
-    @property
-    def pending(self) -> int:
-        """Timers that neither fired nor were cancelled nor dropped."""
-        return self.scheduled - self.fired - self.cancelled - self.dropped
-
-
-@dataclass(slots=True)
-class Topic:
-    """One incarnation of a topic."""
-
-    topic_id: TopicId
-    name: str
-    queue: Queue = field(default_factory=Queue)
-    groups: dict[str, Group] = field(default_factory=dict)
-    group_by_id: dict[GroupId, Group] = field(default_factory=dict)
-    counts: Counts = field(default_factory=Counts)
-    pending_sum: int = 0
-    """Sum of hashes of (due, seq, payload size) of the pending rows, modulo 2 ** 64."""
-    deleted_in: Epoch = Epoch(0)
-    """When a group was deleted last."""
-
-    def add(self, group: Group) -> None:
-        """Let it have one more group."""
-        self.groups[group.name] = self.group_by_id[group.group_id] = group
-
-    def remove(self, group: Group) -> None:
-        """Let it have one group less."""
-        del self.groups[group.name], self.group_by_id[group.group_id]
-        group.deleted = True
-
-    def trim(self) -> None:
-        """Let go of what every group has acked. Without groups retention decides."""
-        if self.groups:
-            self.queue.drop_below(min(group.cursor for group in self.groups.values()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """What a replica records at a CHECKPOINT entry; the same on all, digest included (P6)."""
-
-    epoch: Epoch
-    index: LogIndex
-    time_ms: UnixMs
-    last_read_time_ms: UnixMs
-    queue_offsets: dict[str, int]
-    """Topic -> offset after its last fired message."""
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleApplied:
-    """Per part of the entry: its answer and whether it is a repeated one, or why it was refused."""
-
-    parts: tuple[tuple[Answer, bool] | TimerError, ...]
-    ready: tuple[TopicId, ...]
-    """Topics whose queues grew, by rows that were due already."""
-    keyed: int = 0
-    """Rows that have a key: each was looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class CancelApplied:
-    """Per target: CANCELLED, ALREADY_CANCELLED, ALREADY_FIRED or NOT_FOUND, (n, uint8)."""
-
-    results: npt.NDArray[np.uint8]
-    targets: Ids
-    """Which timers that were; of a key that nobody has, seq = 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class RescheduleApplied:
-    """Per target: RESCHEDULED, LEFT, or why not, as of a cancel, (n, uint8)."""
-
-    results: npt.NDArray[np.uint8]
-    targets: Ids
-    """Which timers that were; of a key that nobody has, seq = 0."""
-    timers: Ids
-    """The new timers; valid where RESCHEDULED."""
-    ready: tuple[TopicId, ...]
-    """Topics whose queues grew, by rows that were due already."""
-
-
-@dataclass(frozen=True, slots=True)
-class FireApplied:
-    """What one FIRE moved, per topic in the order of topic ids."""
-
-    fired: tuple[tuple[TopicId, RowArray], ...]
-    limited: bool
-    """More rows are due; another FIRE must follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class AcksApplied:
-    """An ACK or NACK op: which of its offsets were unacked until then, (n, bool)."""
-
-    op: GroupOp
-    new: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class MoveApplied:
-    """A MOVE op: which of its offsets were unacked until then (n, bool), and where they went."""
-
-    op: Move
-    new: npt.NDArray[np.bool_]
-    to: TopicId
-    first_seq: Seq
-    """As many as offsets: a message that did not move leaves its seq unused."""
-    made: Group | None
-    """The group that the topic was given."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeekApplied:
-    """A SEEK op, with the id that the group had before; the group is where it was asked to."""
-
-    op: GroupOp
-    group: Group
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteApplied:
-    """A DELETE op, and the group that is no more."""
-
-    op: GroupOp
-    group: Group
-
-
-@dataclass(frozen=True, slots=True)
-class NobodyApplied:
-    """An op of a group that was deleted or sought before: nothing was done."""
-
-    op: GroupOp | AlterGroup
-
-
-GroupResult: TypeAlias = (
-    Group | AcksApplied | MoveApplied | SeekApplied | DeleteApplied | NobodyApplied | GroupOp
-)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupApplied:
-    """Per op: the group created, found or altered, what it changed, or the op as it was applied."""
-
-    results: tuple[GroupResult, ...]
-
-
-Applied: TypeAlias = (
-    ScheduleApplied
-    | CancelApplied
-    | RescheduleApplied
-    | FireApplied
-    | GroupApplied
-    | payloads.EpochStart
-    | Policies
-    | Topic
-    | ProducerId
-    | Checkpoint
-)
 
 
 class Machine:
@@ -276,13 +120,19 @@ class Machine:
         self.pages = Pages()
         self.topics: dict[TopicId, Topic] = {}
         self.topic_by_name: dict[str, Topic] = {}
+        self.topic_deleted_in = Epoch(0)
+        """When a topic was deleted last."""
         self.policies = Policies()
         self.producers = Producers()
         self.requests = Requests()
         self.trace = Trace()
         self.cancels = Cancels()
+        self.late = {kind: Late() for kind in (ALREADY_FIRED, ALREADY_CANCELLED, DROPPED)}
+        """Of what was held, how it ended."""
+        self.pauses = Pauses(self)
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
+        self._parts = TopicParts()
         self.checkpoint: Checkpoint | None = None
         """The last one recorded."""
 
@@ -321,11 +171,15 @@ class Machine:
         results: list[tuple[Answer, bool] | TimerError] = []
         fresh: list[Answer] = []
         keep = np.zeros(len(rows), np.bool_)
+        gone = self.store.gone.of(rows["topic"]) | (rows["topic"] == 0)
+        any_gone = bool(gone.any())
         start, first_seq = 0, self.next_seq
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
             producer_id, sequence, size, _ = head
             stop = start + size
-            result = self._part(ProducerId(producer_id), sequence, request, rows[start:stop])
+            mine = rows[start:stop]
+            lost = mine["topic"][gone[start:stop]].tolist() if any_gone else []
+            result = self._part(ProducerId(producer_id), sequence, request, mine, lost)
             if not isinstance(result, TimerError) and not result[1]:
                 fresh.append(result[0])
                 keep[start:stop] = True
@@ -344,9 +198,17 @@ class Machine:
         return ScheduleApplied(tuple(results), ready, keyed)
 
     def _part(
-        self, producer_id: ProducerId, sequence: int, request: RequestId | None, rows: RowArray
+        self,
+        producer_id: ProducerId,
+        sequence: int,
+        request: RequestId | None,
+        rows: RowArray,
+        lost: list[int],
     ) -> tuple[Answer, bool] | TimerError:
-        """Number the rows of one request, unless it is a repeated or a refused one."""
+        """Number the rows of one request, unless it is a repeated or a refused one.
+
+        `lost`: those of its topics that are gone.
+        """
         answer = None
         try:
             if producer_id:
@@ -357,6 +219,8 @@ class Machine:
             return refused
         if answer is not None:
             return answer, True
+        if lost:
+            return TopicDeleted(lost[0])
         answer = Answer(sequence, self.next_seq, rows["due_ms"].copy())
         rows["seq"] = np.arange(self.next_seq, self.next_seq + len(rows), dtype=np.uint64)
         self.next_seq = Seq(self.next_seq + len(rows))
@@ -374,7 +238,8 @@ class Machine:
         keys, topic = gather(keyed, {0: payload}, "key"), keyed["topic"].astype(np.uint32)
         hashes = hash_keys(topic, keys)
         held = self.store.find_keys(topic, keys, hashes)
-        decision = decide(rows, modes, keys, hashes, held, self.last_read_time_ms)
+        pends = (rows["due_ms"] > self.last_read_time_ms) | self.pauses.holds(rows)
+        decision = decide(rows, modes, keys, hashes, held, pends)
         start = 0
         for answer in answers:
             stop = start + len(answer.due_ms)
@@ -391,22 +256,44 @@ class Machine:
 
     def _ended(self, rows: RowArray, *, were_pending: bool = True) -> None:
         """Count timers as cancelled, and remember them."""
-        for topic, mine in self._by_topic(rows):
+        for topic, mine in self.by_topic(rows):
             topic.counts.cancelled += len(mine)
             if were_pending:
-                topic.pending_sum = (topic.pending_sum - _row_sum(mine)) & _MASK
+                topic.pending_sum = (topic.pending_sum - row_sum(mine)) & MASK
+                topic.pending_bytes -= payload_bytes(mine)
+                topic.held -= int(np.count_nonzero(self.pauses.past(mine)))
         self.counts.cancelled += len(rows)
+        past = self.pauses.past(rows)
+        if past.any():
+            self._remember(ALREADY_CANCELLED, rows[past])
+            rows = rows[~past]
         self.cancels.add(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
+
+    def _remember(self, outcome: int, rows: RowArray) -> None:
+        self.late[outcome].ended(self.applied_time_ms, rows["seq"].astype(np.uint64))
 
     def _count_scheduled(self, rows: RowArray) -> None:
         self.counts.scheduled += len(rows)
-        for topic, mine in self._by_topic(rows):
+        for topic, mine in self.by_topic(rows):
             topic.counts.scheduled += len(mine)
 
-    def _admit(self, rows: RowArray, payload: bytes | memoryview) -> tuple[TopicId, ...]:
-        """Put rows with seqs into the store, or into their queues if they are due already."""
+    def _admit(
+        self, rows: RowArray, payload: bytes | memoryview, *, messages: bool = False
+    ) -> tuple[TopicId, ...]:
+        """Put rows with seqs into the store, or into their queues if they are due already.
+
+        `messages`: they have fired before, and none is held.
+        """
         self._count_scheduled(rows)
         due = rows["due_ms"] <= self.last_read_time_ms
+        if not messages and (held := due & self.pauses.holds(rows)).any():
+            due &= ~held
+            held &= self.pauses.past(rows)  # after F a FIRE holds it: of the last one's time, or so
+            self._add_pending(rows[held])
+            self.pauses.hold(rows[held], {0: payload})
+            rows, due = rows[~held], due[~held]
+            if not len(rows):
+                return ()
         if not due.any():
             self._insert(rows, payload)
             return ()
@@ -416,15 +303,24 @@ class Machine:
         return tuple(topic.topic_id for topic, _ in moved)
 
     def _insert(self, rows: RowArray, payload: bytes | memoryview) -> None:
-        for topic, mine in self._by_topic(rows):
-            topic.pending_sum = (topic.pending_sum + _row_sum(mine)) & _MASK
+        self._add_pending(rows)
         self.store.insert(rows, payload)
+
+    def _add_pending(self, rows: RowArray) -> None:
+        for topic, mine in self.by_topic(rows):
+            topic.pending_sum = (topic.pending_sum + row_sum(mine)) & MASK
+            topic.pending_bytes += payload_bytes(mine)
+
+    def _end_pending(self, rows: RowArray) -> None:
+        for topic, mine in self.by_topic(rows):
+            topic.pending_sum = (topic.pending_sum - row_sum(mine)) & MASK
+            topic.pending_bytes -= payload_bytes(mine)
 
     def _enqueue(
         self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs
     ) -> list[tuple[Topic, RowArray]]:
         """Move rows (in firing order) to the ends of their topics' queues; count them as fired."""
-        moved = self._by_topic(rows)
+        moved = self.by_topic(rows)
         for topic, mine in moved:
             self.trace.fired(self.applied_index, topic.topic_id, topic.queue.end, mine)
             topic.queue.append(mine, bufs, fired_at_ms)
@@ -442,12 +338,30 @@ class Machine:
             self.last_read_time_ms = fire.read_time_ms
         if not self.fire_marks or entry.time_ms - self.fire_marks[-1][0] >= FIRE_MARK_MS:
             self.fire_marks.append((entry.time_ms, self.last_read_time_ms))
-        if not len(fired.rows):
-            return FireApplied((), fired.limited)
-        for topic, mine in self._by_topic(fired.rows):
-            topic.pending_sum = (topic.pending_sum - _row_sum(mine)) & _MASK
-        moved = self._enqueue(fired.rows, fired.bufs, entry.time_ms)
-        return FireApplied(tuple((topic.topic_id, rows) for topic, rows in moved), fired.limited)
+        rows = fired.rows
+        if (held := self.pauses.holds(rows)).any():
+            self.pauses.hold(rows[held], fired.bufs)
+            rows = rows[~held]
+        self._end_pending(rows)
+        moved = [(t.topic_id, of) for t, of in self._enqueue(rows, fired.bufs, entry.time_ms)]
+        released, dropped, more = self.pauses.sweep(fire.rows_max, fire.bytes_max)
+        limited = fired.limited or more
+        return FireApplied(tuple(moved), limited, tuple(released), tuple(dropped))
+
+    def enqueue_held(self, rows: RowArray, bufs: Buffers) -> None:
+        """Let held rows fire now, in this order."""
+        self._end_pending(rows)
+        self._enqueue(rows, bufs, self.applied_time_ms)
+        self._remember(ALREADY_FIRED, rows)
+
+    def drop_held(self, rows: RowArray) -> None:
+        """Let held rows never fire."""
+        self._end_pending(rows)
+        for topic, mine in self.by_topic(rows):
+            topic.counts.dropped += len(mine)
+            self.trace.dropped(self.applied_index, topic.topic_id, mine)
+        self.counts.dropped += len(rows)
+        self._remember(DROPPED, rows)
 
     def _cancel(self, entry: Entry) -> CancelApplied:
         targets = self._ids(payloads.decode_cancel(entry.payload))
@@ -494,6 +408,9 @@ class Machine:
         results = np.full(len(targets), NOT_FOUND, np.uint8)
         results[self._ended_by_fire(targets.due_ms, targets.seq)] = ALREADY_FIRED
         results[self.cancels.contain(targets.due_ms, targets.seq)] = ALREADY_CANCELLED
+        for outcome, late in self.late.items():
+            if late.buckets:
+                results[late.among(targets.seq)] = outcome
         return results
 
     def _ended_by_fire(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
@@ -510,68 +427,118 @@ class Machine:
             forgotten = read_time_ms
         return forgotten
 
-    def _by_topic(self, rows: RowArray) -> list[tuple[Topic, RowArray]]:
-        """Split rows by topic, each part in the order of `rows`."""
+    def by_topic(self, rows: RowArray) -> list[tuple[Topic, RowArray]]:
+        """Split rows by topic, each part in the order of `rows`; the topics are about to change."""
         if not len(rows):
             return []
         topic = rows["topic"]
         if (topic == topic[0]).all():
-            return [(self.topics[TopicId(int(topic[0]))], rows)]
+            return [(self.changing(int(topic[0])), rows)]
         order = np.argsort(topic, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(topic[order])) + 1)
-        return [(self.topics[TopicId(int(topic[part[0]]))], rows[part]) for part in parts]
+        return [(self.changing(int(topic[part[0]])), rows[part]) for part in parts]
+
+    def changing(self, topic_id: int) -> Topic:
+        """Return a topic that is about to change."""
+        self._parts.touch(TopicId(topic_id))
+        return self.topics[TopicId(topic_id)]
 
     # ---- topics, producers, policies, groups
 
-    def _settings(self, entry: Entry) -> Topic | ProducerId | Policies:
+    def _settings(self, entry: Entry) -> Topic | DeleteTopicApplied | ProducerId | Policies:
         if entry.kind is Kind.TOPIC:
             return self._topic(entry)
         if entry.kind is Kind.PRODUCER:
             token = payloads.decode_producer(entry.payload)
             return self.producers.register(token, entry.time_ms)
-        self.policies = self.policies.changed(*decode_policy(entry.payload))
+        scope, policy = decode_policy(entry.payload)
+        if scope.topic and scope.topic not in self.topics:
+            return self.policies
+        before = self.policies.of(scope)
+        self.policies = self.policies.changed(scope, policy)
+        self.pauses.policy_changed(scope)
+        if before.retention_ms != policy.retention_ms:
+            self.retain([scope.topic] if scope.topic else self.topics)
         return self.policies
 
-    def _topic(self, entry: Entry) -> Topic:
-        return self._topic_of(payloads.decode_topic(entry.payload))
+    def retain(self, topics: Iterable[TopicId]) -> None:
+        """Let topics that are there keep what fired as long as the policies say."""
+        for topic in filter(None, map(self.topics.get, topics)):
+            said = self.policies.said("retention_ms", topic.name, topic.topic_id)
+            topic.retain(said)
+
+    def _topic(self, entry: Entry) -> Topic | DeleteTopicApplied:
+        said = payloads.decode_topic(entry.payload)
+        return self._delete_topic(said) if isinstance(said, DeleteTopic) else self._topic_of(said)
+
+    def _delete_topic(self, op: DeleteTopic) -> DeleteTopicApplied:
+        """Let a topic be gone, with all that is of it. What names its id later finds nothing."""
+        if op.topic not in self.topics:
+            return DeleteTopicApplied(op, None)
+        topic = self.changing(op.topic)
+        del self.topics[op.topic], self.topic_by_name[topic.name]
+        dropped, queue = topic.counts.pending, topic.queue
+        groups = [(group.name, group.unacked(queue.end)) for group in topic.groups.values()]
+        applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
+        self.store.drop_topic(op.topic, dropped, topic.held)
+        self.pauses.gone(op.topic)
+        self.topic_deleted_in = self.applied_epoch
+        topic.counts.dropped += dropped
+        self.counts.dropped += dropped
+        self.policies = self.policies.changed(Scope("", op.topic), Policy())
+        topic.close()
+        return applied
 
     def _topic_of(self, name: str) -> Topic:
         """Return the topic of this name, which is made if it isn't there."""
         topic = self.topic_by_name.get(name)
         if topic is None:
             topic = Topic(self.next_topic_id, name, Queue(pages=self.pages))
+            topic.deleted_in = self.topic_deleted_in  # with its groups; perhaps one of this name
             assert topic.topic_id < TOMBSTONE
             self.next_topic_id = TopicId(topic.topic_id + 1)
             self.restore_topic(topic)
+            self.retain([topic.topic_id])
         return topic
 
     def restore_topic(self, topic: Topic) -> None:
         """Put back a topic that a manifest holds."""
+        self._parts.touch(topic.topic_id)
         self.topics[topic.topic_id] = topic
         self.topic_by_name[topic.name] = topic
+        self.pauses.made(topic)
 
     def _group(self, entry: Entry) -> GroupApplied:
         ops = tuple(payloads.decode_group(entry.payload))  # malformed: nothing is applied
         return GroupApplied(tuple(map(self._group_op, ops)))
 
     def _group_op(self, op: payloads.AnyOp) -> GroupResult:
+        if op.topic not in self.topics:
+            return self._of_no_topic(op)
         if isinstance(op, CreateGroup):
             return self._create_group(op)
-        group = self.topics[op.topic].group_by_id.get(op.group)
+        group = self.changing(op.topic).group_by_id.get(op.group)
         if isinstance(op, Move):
             return self._move(op, group)
         if group is None:
-            return NobodyApplied(op)
+            return self._of_no_group(op)
         if isinstance(op, AlterGroup):
             group.settings = op.of(group.settings)
             return group
         if isinstance(op, Nack):
             return AcksApplied(op, group.nack(op.offsets, op.not_before_ms))
+        return self._plain_op(op, group)
+
+    def _of_no_topic(self, op: payloads.AnyOp) -> NobodyApplied:
+        """Its topic is gone."""
+        if isinstance(op, Move):  # what a seq is, the log alone tells
+            self.next_seq = Seq(self.next_seq + len(op.offsets))
+        return NobodyApplied(op)
+
+    def _plain_op(self, op: GroupOp, group: Group) -> GroupResult:
         match op.op:
-            case Op.ACK:
-                new = group.ack(op.offsets)
-                self.topics[op.topic].trim()
-                return AcksApplied(op, new)
+            case Op.ACK | Op.EXPIRE:
+                return self._done(op, group)
             case Op.ENDED:
                 group.end_leases(op.offsets)
             case Op.RECALL:
@@ -585,6 +552,23 @@ class Machine:
             case _:
                 raise AssertionError(op)
         return op
+
+    def _of_no_group(self, op: GroupOp | AlterGroup) -> ExpireApplied | NobodyApplied:
+        if isinstance(op, GroupOp) and op.op is Op.EXPIRE_BELOW:
+            topic = self.topics[op.topic]
+            topic.expire_below(QueueOffset(int(op.offsets[0])))
+            return ExpireApplied(op, len(topic.groups))
+        return NobodyApplied(op)
+
+    def _done(self, op: GroupOp, group: Group) -> AcksApplied | ExpireApplied:
+        """A group is done with messages."""
+        topic = self.topics[op.topic]
+        if op.op is Op.EXPIRE:
+            topic.expire(group, op.offsets)
+            return ExpireApplied(op, 1)
+        new = group.ack(op.offsets)
+        topic.trim()
+        return AcksApplied(op, new)
 
     def _seek(self, op: GroupOp, group: Group) -> SeekApplied:
         """Let a group go on from an offset, or from the nearest one that is kept."""
@@ -619,7 +603,7 @@ class Machine:
         rows["topic"] = to.topic_id
         rows["seq"] = np.arange(first_seq, self.next_seq, dtype=np.uint64)
         if new.any():
-            self._admit(rows[new], op.rows)
+            self._admit(rows[new], op.rows, messages=True)
         self.topics[op.topic].trim()
         return MoveApplied(op, new, to.topic_id, first_seq, made)
 
@@ -628,7 +612,7 @@ class Machine:
         return self.topics[topic_id].group_by_id[group_id]
 
     def _create_group(self, create: CreateGroup) -> Group:
-        topic = self.topics[create.topic]
+        topic = self.changing(create.topic)
         if create.name not in topic.groups:
             queue = topic.queue
             cursor = queue.begin if create.start is Start.EARLIEST else queue.end
@@ -655,6 +639,8 @@ class Machine:
                 f"entry {entry.index}", start.apply_version, payloads.APPLY_VERSION
             )
         for topic in self.topics.values():
+            if topic.groups:
+                self._parts.touch(topic.topic_id)
             for group in topic.groups.values():
                 group.begin_epoch(topic.queue.end)
         self.voters = start.voters
@@ -669,10 +655,14 @@ class Machine:
         while len(self.fire_marks) > 1 and self.fire_marks[1][0] <= now_ms - HORIZON_MS:
             self.fire_marks.popleft()
         self.cancels.forget(self._forgotten_ms())
+        for late in self.late.values():
+            late.forget(UnixMs(now_ms - HORIZON_MS))
         for topic in self.topics.values():
-            if not topic.groups:
-                topic.queue.expire(UnixMs(now_ms - RETENTION_MS))
+            if topic.forget(now_ms):
+                self._parts.touch(topic.topic_id)
         assert self.counts.pending == self.store.pending, (self.counts, self.store.pending)
+        held = held_of(self.topics.values())
+        assert held == self.store.held, (held, self.store.held)
         self.checkpoint = Checkpoint(
             epoch=self.applied_epoch,
             index=self.applied_index,
@@ -684,38 +674,12 @@ class Machine:
         return self.checkpoint
 
     def digest(self) -> str:
-        """Return a hash of the state, 16 hex digits, that does not depend on how it lies in files.
+        """Return a hash of the state, 16 hex digits: see timer/digest.py."""
+        return digest_of(self, self._parts)
 
-        It visits topics, groups and producers, never rows.
-        """
-        digest = hashlib.blake2b(digest_size=8)
-
-        def put(*numbers: int) -> None:
-            digest.update(struct.pack(f"<{len(numbers)}Q", *(n & _MASK for n in numbers)))
-
-        counts = self.counts
-        put(self.applied_index, self.last_read_time_ms, self.next_seq, self.next_topic_id)
-        put(self.next_group_id, counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
-        for topic_id, topic in sorted(self.topics.items()):
-            queue, counts = topic.queue, topic.counts
-            put(topic_id, topic.pending_sum, queue.begin, queue.end, queue.chain)
-            put(topic.deleted_in)
-            put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
-            digest.update(topic.name.encode())
-            for group in topic.groups.values():
-                put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
-                put(group.acked_count, group.later_sum, len(group.marks), *group.marks)
-                put(group.since, group.recalled_sum)
-                digest.update(repr(astuple(group.settings)).encode())
-        digest.update(self.policies.packed)
-        put(self.cancels.sum, len(self.fire_marks), *self.voters)
-        put(self.producers.next_id, len(self.requests), self.requests.sum)
-        for producer_id, producer in self.producers:
-            put(producer_id, producer.last_sequence, len(producer.answers), producer.used_at_ms)
-        return digest.hexdigest()
-
-
-def _row_sum(rows: RowArray) -> int:
-    """Return the order-free sum of hashes of (due, seq, payload size), modulo 2 ** 64."""
-    hashes = mix(mix(rows["due_ms"].astype(np.uint64)) ^ rows["seq"])
-    return int(np.add.reduce(mix(hashes ^ rows["payload_size"]), dtype=np.uint64))
+    def digest_anew(self) -> str:
+        """Return the same, with no part taken for granted: for checkers."""
+        parts = TopicParts()
+        for topic_id in self.topics:
+            parts.touch(topic_id)
+        return digest_of(self, parts)

@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 5.
+"""The manifest: one replica's state at one committed index, format version 6.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  5
+    8   4   version  6
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` makes
@@ -15,19 +15,21 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
+from timer.applied import Checkpoint
 from timer.columns import RequestId
 from timer.conflicts import Verdicts
 from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
+from timer.gone import Gone
 from timer.groups import Group
-from timer.machine import Checkpoint, Counts, Machine, Topic
+from timer.machine import Machine
 from timer.order import START, Position
 from timer.pages import Block, Pages, SpillRef
 from timer.payloads import GroupSettings
@@ -38,6 +40,7 @@ from timer.requests import Kept
 from timer.run import RunMeta
 from timer.spill import Spill, check_spill, read_page
 from timer.store import Store
+from timer.topic import Counts, Release, Topic
 from timer.units import (
     Epoch,
     GroupId,
@@ -51,7 +54,7 @@ from timer.units import (
 )
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 5
+VERSION: Final = 6
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
@@ -87,12 +90,19 @@ def capture(machine: Machine) -> tuple[State, list[Spill]]:
         "next": [machine.next_seq, machine.next_topic_id, machine.next_group_id],
         "counts": _counts_state(machine.counts),
         "topics": topics,
+        "topic_deleted_in": machine.topic_deleted_in,
         "policies": [encode_policy(*record) for record in machine.policies],
         "next_producer": machine.producers.next_id,
         "producers": [_producer_state(i, producer) for i, producer in machine.producers],
         "requests": machine.requests.all(),
         "trace": machine.trace.pack(),
         "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
+        "late": [
+            [outcome, minute, [*arrays]]
+            for outcome, late in machine.late.items()
+            for minute, arrays in late.buckets.items()
+        ],
+        "swept": machine.pauses.swept and list(machine.pauses.swept),
         "fire_marks": [list(mark) for mark in machine.fire_marks],
         "digest": machine.digest(),
         "checkpoint": _checkpoint_state(machine.checkpoint),
@@ -131,7 +141,8 @@ def recover_store(state: State | None, disk: Disk, directory: Path) -> Store:
         return Store.recover(disk, directory, [], START, 0)
     runs = [RunMeta.unpack(fields) for fields in state["runs"]]
     position = Position(*state["fire_position"])
-    return Store.recover(disk, directory, runs, position, Counts(*state["counts"]).pending)
+    held = sum(topic["held"] for topic in state["topics"])
+    return Store.recover(disk, directory, runs, position, Counts(*state["counts"]).pending, held)
 
 
 def spill_files(state: State) -> set[str]:
@@ -187,9 +198,13 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     for name in spill_files(state):
         mine = [ref for ref in refs if ref.file == name]
         check_spill(disk, directory / SPILL_DIRECTORY / name, mine)
+    machine.policies = Policies(dict(map(decode_policy, state["policies"])))  # topics go by them
     for fields in state["topics"]:
         machine.restore_topic(_topic(fields, machine.pages))
-    machine.policies = Policies(dict(map(decode_policy, state["policies"])))
+    machine.topic_deleted_in = Epoch(state["topic_deleted_in"])
+    machine.store.gone = Gone.all_but(machine.topics, machine.next_topic_id)
+    machine.retain(machine.topics)
+    machine.pauses.swept = Position(*state["swept"]) if state["swept"] else None
     machine.producers.next_id = ProducerId(state["next_producer"])
     for fields in state["producers"]:
         machine.producers.restore(*_producer(fields))
@@ -201,6 +216,9 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     for minute, arrays in state["cancels"]:
         for data in arrays:
             machine.cancels.restore(minute, np.frombuffer(data, np.uint64))
+    for outcome, minute, arrays in state["late"]:
+        for data in arrays:
+            machine.late[outcome].restore(minute, np.frombuffer(data, np.uint64))
     machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
     if state["checkpoint"] is not None:
         machine.checkpoint = Checkpoint(**state["checkpoint"])
@@ -265,7 +283,11 @@ def _topic_state(topic: Topic) -> State:
         "name": topic.name,
         "counts": _counts_state(topic.counts),
         "pending_sum": topic.pending_sum,
+        "pending_bytes": topic.pending_bytes,
         "deleted_in": topic.deleted_in,
+        "expired": topic.expired,
+        "held": topic.held,
+        "release": None if topic.release is None else [*astuple(topic.release)],
         "begin": queue.begin,
         "end": queue.end,
         "chain": queue.chain,
@@ -278,7 +300,8 @@ def _topic_state(topic: Topic) -> State:
 def _block_state(block: Block) -> list[Any]:
     assert block.spill is not None
     ref = block.spill
-    return [ref.file, ref.position, ref.size, block.first, block.end, block.fired_at_ms]
+    known = [block.fired_at_ms, block.payload_bytes, block.due_ms_min, block.due_ms_max]
+    return [ref.file, ref.position, ref.size, block.first, block.end, *known]
 
 
 def _topic(fields: State, pages: Pages) -> Topic:
@@ -286,10 +309,26 @@ def _topic(fields: State, pages: Pages) -> Topic:
     counts = Counts(*fields["counts"])
     topic = Topic(TopicId(fields["id"]), fields["name"], queue, counts=counts)
     topic.pending_sum = fields["pending_sum"]
+    topic.pending_bytes = fields["pending_bytes"]
     topic.deleted_in = Epoch(fields["deleted_in"])
+    topic.expired = fields["expired"]
+    topic.held = fields["held"]
+    if fields["release"]:
+        catch_up, until_ms, seq_end, last = fields["release"]
+        at = Position(*last) if last else None
+        topic.release = Release(catch_up, UnixMs(until_ms), Seq(seq_end), at)
     blocks = [
-        Block(QueueOffset(first), QueueOffset(end), None, SpillRef(*ref), fired_at_ms)
-        for *ref, first, end, fired_at_ms in fields["blocks"]
+        Block(
+            QueueOffset(first),
+            QueueOffset(end),
+            None,
+            SpillRef(*ref),
+            fired_at_ms=fired_at_ms,
+            payload_bytes=size,
+            due_ms_min=low_ms,
+            due_ms_max=high_ms,
+        )
+        for *ref, first, end, fired_at_ms, size, low_ms, high_ms in fields["blocks"]
     ]
     queue.end = blocks[0].first if blocks else QueueOffset(fields["end"])
     for block in blocks:
@@ -315,6 +354,7 @@ def _group_state(group: Group) -> State:
         "since": group.since,
         "marks": list(group.marks),
         "sums": [group.ack_sum, group.ended_sum, group.acked_count, group.recalled_sum],
+        "expired": [group.expired, group.expired_to],
         "acked": group.acked[skip:].copy(),
         "ended": group.ended[skip:].copy(),
         "later": group.later[skip:].copy(),
@@ -355,6 +395,8 @@ def _group(fields: State) -> Group:
         ack_sum=ack_sum,
         ended_sum=ended_sum,
         acked_count=acked_count,
+        expired=fields["expired"][0],
+        expired_to=QueueOffset(fields["expired"][1]),
         recalled_sum=recalled_sum,
         base=fields["cursor"],
         acked=np.pad(acked, (0, size - len(acked))),

@@ -41,6 +41,13 @@ class Marks:
             self._values = grown
         self._values[index] = marks
 
+    def take_below(self, offset: int, mark: np.uint64) -> U64:
+        """Mark all that lies before `offset`; return what the marks were."""
+        count = min(max(0, offset - self._base), len(self._values))
+        before = self._values[:count].copy()
+        self._values[:count] = mark
+        return before
+
     def forget_below(self, offset: int) -> U64:
         """Drop what lies before `offset` once it is the greater half; return those marks."""
         skip = offset - self._base

@@ -7,6 +7,8 @@
              that came to a leader. Roles change and nothing is moved: both tell what is due
     graves   (due, seq) of cancelled timers that lie in runs, or in the memtable being flushed
     keys     (hash, place) of the rows that have a key: KeyTiers
+    held     (due, seq, place) of held rows (timer/aside.py), which no index has: HeldTiers. They
+             come in any order; in what is searched by seq they repeat the one before them
 
 A row that has fired stays where it is: the fire position says so. Everything leaves at once, when
 the memtable has been flushed.
@@ -19,7 +21,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import I64, ROW, U32, U64, Binary, RowArray, gather
+from timer.aside import ASIDE, HeldTiers
+from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, gather
 from timer.keys import KeyTiers, hash_keys
 from timer.order import RAW, Position, after, fire_order, raw, tombstones
 from timer.tiers import NEVER, Index, Tiers
@@ -65,6 +68,8 @@ class Memtable:
         """The tombstones as they came."""
         self._keys = KeyTiers()
         self._keyed = 0
+        self._held = HeldTiers()
+        self._held_count = 0
         self._raw = self.rows.view(RAW)
         self._seq: U64 = np.empty(capacity, np.uint64)
         self._position = position
@@ -80,34 +85,56 @@ class Memtable:
         """Bytes of memory in use, about."""
         per_row = ROW.itemsize + 8 + 1 + 16
         size = self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
-        return size + 16 * self._keyed
+        return size + 16 * self._keyed + 24 * self._held_count
 
     def insert(self, rows: RowArray, number: int, buf: bytes | memoryview) -> None:
         """Take n rows with ascending seqs above all others, and the buffer they point into."""
+        due = rows["due_ms"].astype(np.int64)
+        seq, before = rows["seq"], self._seq[: self.count][-1:]
+        due_min = int(due.min())
+        assert due_min > self._position.due_ms or after(due, seq, self._position).all(), (
+            due_min,
+            self._position,
+        )
+        assert (seq[0] > before).all(), (int(seq[0]), before)
+        start, stop = self._put(rows)
+        self.rows["buf"][start:stop] = number
+        self._seq[start:stop] = seq
+        self._keep(start, stop, {number: buf})
+        self._index().add(due, np.arange(start, stop), due_min)
+        if self._next_due is not None:
+            self._next_due = min(self._next_due, due_min)
+
+    def hold(self, rows: RowArray, bufs: Buffers) -> None:
+        """Take n rows that are put aside, and the buffers that they point into, new ones here."""
+        due = rows["due_ms"].astype(np.int64)
+        assert int(due.min()) >= ASIDE, int(due.min())
+        start, stop = self._put(rows)
+        self._seq[start:stop] = self._seq[start - 1] if start else 0
+        self._keep(start, stop, bufs)
+        self._held.add(due, rows["seq"].astype(np.uint64), np.arange(start, stop))
+        self._held_count += len(rows)
+
+    def _put(self, rows: RowArray) -> tuple[int, int]:
+        """Append rows; return where they lie: [start, stop)."""
         start, stop = self.count, self.count + len(rows)
         if stop > len(self.rows):
             self._grow(stop)
         self._raw[start:stop] = raw(rows)
-        self.rows["buf"][start:stop] = number
-        due = rows["due_ms"].astype(np.int64)
-        seq = rows["seq"]
-        due_min = int(due.min())
-        assert due_min > self._position.due_ms, (due_min, self._position)
-        assert start == 0 or seq[0] > self._seq[start - 1], (int(seq[0]), int(self._seq[start - 1]))
-        self._seq[start:stop] = seq
         self.alive[start:stop] = True
         self.count = stop
+        return start, stop
+
+    def _keep(self, start: int, stop: int, bufs: Buffers) -> None:
+        """Keep buffers of rows that were put there; find the rows by their keys."""
+        rows = self.rows[start:stop]
         keyed = np.flatnonzero(rows["key_size"])
         if len(keyed):
-            mine = self.rows[start:stop][keyed]
-            hashes = hash_keys(mine["topic"], gather(mine, {number: buf}, "key"))
-            self._keys.add(hashes, keyed + start)
+            mine = rows[keyed]
+            self._keys.add(hash_keys(mine["topic"], gather(mine, bufs, "key")), keyed + start)
             self._keyed += len(keyed)
-        self.bufs[number] = buf
-        self._buf_bytes += len(buf)
-        self._index().add(due, np.arange(start, stop), due_min)
-        if self._next_due is not None:
-            self._next_due = min(self._next_due, due_min)
+        self.bufs.update(bufs)
+        self._buf_bytes += sum(map(len, bufs.values()))
 
     def find(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return the places of the wanted timers (n,), -1 where none that lives is here."""
@@ -118,13 +145,21 @@ class Memtable:
         found = (self._seq.take(place) == seq) & self.alive.take(place)
         if found.any():
             found &= self.rows["due_ms"][place] == due_ms
-        return np.where(found, place, -1)
+        places = np.where(found, place, -1)
+        if self._held_count and (held := due_ms >= ASIDE).any():
+            places[held] = self._held.find(due_ms[held], seq[held], self.alive)
+        return places
 
     def kill(self, places: npt.NDArray[np.intp]) -> None:
         """Cancel the rows at these places, all of which live."""
         self.alive[places] = False
         if self._next_due is not None and (self.rows["due_ms"][places] == self._next_due).any():
             self._next_due = None
+
+    def kill_topic(self, topic: int) -> None:
+        """Cancel all rows of a topic."""
+        mine = self.alive[: self.count] & (self.rows["topic"][: self.count] == topic)
+        self.kill(np.flatnonzero(mine))
 
     def find_keys(self, hashes: U64, topic: U32, keys: Binary) -> tuple[npt.NDArray[np.intp], I64]:
         """Return (which key, place) of the live rows after the fire position that have the keys.
@@ -146,7 +181,7 @@ class Memtable:
 
     def _live(self, places: I64) -> npt.NDArray[np.bool_]:
         """Return which of the rows live, after the fire position."""
-        later = after(self.rows["due_ms"][places], self._seq[places], self._position)
+        later = after(self.rows["due_ms"][places], self.rows["seq"][places], self._position)
         return self.alive.take(places) & later
 
     def bury(self, due_ms: I64, seq: U64, topic: U32) -> None:
@@ -186,6 +221,11 @@ class Memtable:
             due, seq, more = self.graves.peek(after, until_ms, count)
             last = Position(int(due[-1]), int(seq[-1])) if more else None
             yield Peek(tombstones(due, seq.astype(np.uint64)), last)
+
+    def peek_held(self, after: Position, count: int) -> Peek:
+        """Return the live held rows after `after`, up to `count` or somewhat more."""
+        places, last = self._held.peek(after, count, self.alive)
+        return Peek(self.rows.take(places), last)
 
     def drop(self, through: Position) -> None:
         """Take over the fire position: what lies at or before it is never seen again.

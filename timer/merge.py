@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from timer.columns import Buffers, RowArray
+from timer.gone import NONE, Gone
 from timer.order import Position, annihilate, concat, fire_order, rank
 from timer.run import Cursor, Run
 
@@ -31,6 +32,8 @@ class Merge:
     """Bytes of each part, about."""
     position: Position
     """What lies at or before it is left out."""
+    gone: Gone = NONE
+    """So is what is of these topics."""
 
 
 class _Lane:
@@ -64,7 +67,7 @@ def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
     """Yield what is left of the rows, in (due, seq) order, with the buffers they point into.
 
     Rows that were cancelled are left out with their tombstones. A tombstone that is left has its
-    target in a run outside.
+    target in a run outside. Of topics that are gone neither is left.
 
     Raises:
         CorruptFile: a batch doesn't verify.
@@ -89,6 +92,8 @@ def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
             rows = rows.take(order)
             left = annihilate(rows)
             rows = rows if left.all() else rows[left]
+        if merge.gone and (gone := merge.gone.rows(rows)).any():
+            rows = rows[~gone]
         yield rows, bufs
 
 

@@ -126,6 +126,16 @@ def fire_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
     return np.argsort(((due - low_due) << bits) | (key - low_key))
 
 
+def merge_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
+    """Return the same order of a few sorted parts, one after the other: they are merged."""
+    key = seq.view(np.int64)
+    packing = _packing(due, key) if len(due) else None
+    if packing is None:
+        return np.lexsort((seq, due))
+    low_due, low_key, bits = packing
+    return np.argsort(((due - low_due) << bits) | (key - low_key), kind="stable")
+
+
 def _packing(due: I64, key: I64) -> tuple[int, int, int] | None:
     """Return (least due, least key, bits of the key) if due and key fit into 63 bits."""
     low_due, low_key = int(due.min()), int(key.min())

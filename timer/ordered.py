@@ -28,6 +28,7 @@ from timer.leases import (
     ALREADY_ACKED,
     DELIVERY_BYTES,
     ENDING,
+    EXPIRED,
     FREE,
     LEASE_LOST,
     NOT_DELIVERED,
@@ -74,9 +75,9 @@ class Ordered(Leases):
 
     # ---- handing out
 
-    def hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
+    def _hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
         """See Leases; to the next consumer for whom something is open."""
-        limit = self._room(limit)
+        limit = 0 if self._expiring else self._room(limit)
         ready = [each for each in self._served() if each.credit > 0 and not each.paused]
         if not ready or limit <= 0:
             return None
@@ -107,10 +108,17 @@ class Ordered(Leases):
         mine = (open_.owner == ANYBODY) | (open_.owner == consumer.number)
         offsets: U64 = open_.offsets[mine][:limit]
         if len(offsets):
-            offsets = offsets[: queue.at_hand(offsets)]
+            offsets = self._alive(offsets[: queue.at_hand(offsets)], queue)
         if len(offsets):
             offsets = offsets[: queue.fitting(offsets, DELIVERY_BYTES)]
         return offsets
+
+    def _alive(self, offsets: U64, queue: Queue) -> U64:
+        """See Leases; what is behind the first that has expired waits until that is gone."""
+        alive = super()._alive(offsets, queue)
+        if self._expired:
+            alive = alive[alive < min(int(expired[0]) for expired in self._expired)]
+        return alive
 
     def _look(self, clock_ms: UnixMs, queue: Queue, size: int) -> _Open:
         """Find what may be handed out among the first `size` unacked offsets."""
@@ -217,7 +225,7 @@ class Ordered(Leases):
         offsets = self.group.first_unacked(offset + 1, offset + 1)
         offsets = offsets[self._marks.of(offsets) != ACKING]
         if not len(offsets):
-            return ALREADY_ACKED, nothing
+            return EXPIRED if offset < self.group.expired_to else ALREADY_ACKED, nothing
         theirs = offsets[leased(self._marks.of(offsets))]
         lease = self._held.get(lease_id) if epoch == self.epoch else None
         holders = {self._held[LeaseId(each)].consumer for each in self._marks.of(theirs).tolist()}

@@ -1,8 +1,11 @@
-"""Cancelled timers: what lets a cancel say ALREADY_CANCELLED, and a late one not ALREADY_FIRED.
+"""How timers ended: what lets a cancel say ALREADY_CANCELLED, and a late one not ALREADY_FIRED.
 
 A fired row needs no record: a genuine id at or before the last read time either fired or was
 cancelled. So only cancels are kept: as seqs, in buckets of one minute of their due time, until
 firing has passed that minute by the horizon. An id says its due time, so one bucket is asked.
+
+What was held (timer/aside.py) may end long after its due time: as fired, cancelled or dropped. Of
+these all are kept, in buckets of one minute of their end, for the horizon.
 """
 
 from collections.abc import Iterator
@@ -71,6 +74,22 @@ class Cancels:
         for minute in [m for m in self.buckets if (m + 1) * BUCKET_MS <= through_ms]:
             del self.buckets[minute]
             self.sum = (self.sum - self._sums.pop(minute)) & _MASK
+
+
+class Late(Cancels):
+    """The seqs of timers that ended after their due time, by when they did."""
+
+    def ended(self, time_ms: UnixMs, seq: U64) -> None:
+        """Remember that these ended then."""
+        self.restore(time_ms // BUCKET_MS, np.sort(seq))
+
+    def among(self, seq: U64) -> npt.NDArray[np.bool_]:
+        """Return which of these timers are remembered (n, bool)."""
+        found = np.zeros(len(seq), np.bool_)
+        for arrays in self.buckets.values():
+            for array in arrays:
+                found |= array.take(np.searchsorted(array, seq), mode="clip") == seq
+        return found
 
 
 def _alike(left: U64, right: U64) -> bool:

@@ -60,11 +60,21 @@ class Block:
     spill: SpillRef | None = None
     fired_at_ms: int = 0
     """When its first message fired, known also without its page."""
+    payload_bytes: int = 0
+    """Of all its messages, likewise."""
+    payload_bytes_end: int = 0
+    """Of those before it in its queue, too, since some time."""
+    due_ms_min: int = 0
+    due_ms_max: int = 0
+    """Of all its messages: which have expired is seldom asked of the page."""
 
     def __post_init__(self) -> None:
-        """Note when its first message fired."""
+        """Note what is known also without its page."""
         if self.page is not None:
             self.fired_at_ms = int(self.page.fired_at_ms[0])
+            due_ms = self.page.rows["due_ms"]
+            self.due_ms_min, self.due_ms_max = int(due_ms.min()), int(due_ms.max())
+            self.payload_bytes = int(self.page.rows["payload_size"].sum(dtype=np.int64))
 
 
 class Pages:

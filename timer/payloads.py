@@ -16,12 +16,16 @@ group) is a msgpack map with exactly the keys of its dataclass.
                   RESERVE   1 x u64: the leader may hand out offsets below this one
                   SEEK      1 x u64: the group goes on from this offset, with a new id
                   DELETE    n = 0: the group is gone
+                  EXPIRE_BELOW  1 x u64, group = 0: what lies below this offset has expired: it is
+                            done in every group, and the topic keeps it no more
+                  EXPIRE    n x u64 queue offsets, all different: done, as they have expired
                   NACK      n x u64 queue offsets, n x i64 time before which they don't come again
                   ALTER     n bytes of msgpack, the settings that change, padded to 8
                   MOVE      n bytes of msgpack {to, to_group, offsets, rows}, padded to 8: what is
                             unacked of these offsets is acked, and goes to the topic `to` as new
                             messages, which fire at once; it takes n seqs, as rows
-    TOPIC       msgpack {name}
+    TOPIC       msgpack {name}: it is made, if it isn't there; or
+                msgpack {delete}: the topic of that id is gone, with all that is of it
     PRODUCER    msgpack {token}
     CHECKPOINT  producer_idle_ms u64: producers idle for longer are forgotten; or nothing, where
                 that is timer/producers.py's
@@ -50,10 +54,11 @@ _FIRE: Final = struct.Struct("<qII")
 _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 5
+APPLY_VERSION: Final = 6
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
 unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
-ALTER, MOVE, RECALL, SEEK, DELETE."""
+ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy;
+TOPIC that deletes."""
 FIRE_ROWS_MAX: Final = 65_536
 FIRE_BYTES_MAX: Final = 16 << 20
 
@@ -230,6 +235,8 @@ class Op(enum.IntEnum):
     RECALL = 8
     SEEK = 9
     DELETE = 10
+    EXPIRE_BELOW = 11
+    EXPIRE = 12
 
 
 class Start(enum.StrEnum):
@@ -365,10 +372,11 @@ def _map(op: Op, topic: int, group: int, fields: Mapping[str, Any]) -> list[byte
 
 _COLUMNS: Final = {
     **dict.fromkeys((Op.ACK, Op.ENDED, Op.RECALL, Op.RESERVE, Op.SEEK, Op.DELETE), 8),
+    **dict.fromkeys((Op.EXPIRE_BELOW, Op.EXPIRE), 8),
     Op.NACK: 16,
 }
 """Bytes of one offset, in the ops that are not maps."""
-_COUNTS: Final = {Op.RESERVE: 1, Op.SEEK: 1, Op.DELETE: 0}
+_COUNTS: Final = {Op.RESERVE: 1, Op.SEEK: 1, Op.DELETE: 0, Op.EXPIRE_BELOW: 1}
 """How many offsets, in the ops that have a fixed number."""
 
 
@@ -437,13 +445,28 @@ def encode_topic(name: str) -> bytes:
     return bytes(msgpack.packb({"name": name}))
 
 
-def decode_topic(payload: memoryview) -> str:
-    """Return the name of the topic to create.
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """A topic is gone, with its timers, messages, groups and policy."""
+
+    topic: TopicId
+
+
+def encode_delete_topic(topic: TopicId) -> bytes:
+    """Return the payload of a TOPIC entry that deletes one."""
+    return bytes(msgpack.packb({"delete": topic}))
+
+
+def decode_topic(payload: memoryview) -> str | DeleteTopic:
+    """Return the name of the topic to create, or which one to delete.
 
     Raises:
         ValueError: the payload is malformed.
     """
-    name: str = _unpack(payload, {"name": str})["name"]
+    said = msgpack.unpackb(payload)
+    if isinstance(said, dict) and "delete" in said:
+        return DeleteTopic(TopicId(_typed(said, {"delete": int})["delete"]))
+    name: str = _typed(said, {"name": str})["name"]
     return name
 
 

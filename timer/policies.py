@@ -1,4 +1,4 @@
-"""Policies: what the cluster, a namespace or a topic says about timers that are scheduled.
+"""Policies: what the cluster, a namespace or a topic says about its timers.
 
     node's settings < cluster < namespace < topic        the narrower wins, field by field
 
@@ -7,7 +7,10 @@ is another way to write "name". A namespace needs no making: it is there by its 
 
 One POLICY entry of the log holds all that one scope says from there on, so that all replicas change
 at one point. What it says becomes part of a timer when that is scheduled (timer/admission.py): what
-is pending then keeps its effective due.
+is pending then keeps its effective due. How long what has fired lives (`ttl_ms`, timer/expiry.py),
+or is kept (`retention_ms`, timer/topic.py), is asked each time anew. `paused` and `catch_up` are
+about firing: they hold at once, for all that is pending (timer/pauses.py). Of these, and of
+retention, no node's settings say anything.
 
     POLICY, and each record of the manifest, as a msgpack map with exactly these keys:
         version    1
@@ -40,6 +43,12 @@ DELAY_LEVELS_MS: Final = tuple(
 """RocketMQ's: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h."""
 
 
+CATCH_UP_ALL: Final = "all"
+LATEST: Final = "latest"
+DROP: Final = "drop"
+CATCH_UPS: Final = (CATCH_UP_ALL, LATEST, DROP)
+
+
 class Scope(NamedTuple):
     """Whom a policy is for: the cluster, or one of the two."""
 
@@ -67,6 +76,22 @@ class Policy:
     payload_bytes_max: int | None = None
     delay_levels_ms: tuple[int, ...] | None = None
     """The delays of levels 1, 2, 3, …; higher levels have the last one's."""
+    pending_max: int | None = None
+    """Quotas hold for each topic by itself (timer/quotas.py): so many timers are pending."""
+    pending_bytes_max: int | None = None
+    """Bytes of their payloads."""
+    ready_max: int | None = None
+    """Messages that have fired and that some group has not acked."""
+    ready_bytes_max: int | None = None
+    """Bytes of their payloads."""
+    ttl_ms: int | None = None
+    """What is not acked so long after its due time is never delivered. 0: there is no such time."""
+    retention_ms: int | None = None
+    """What has fired is kept for so long, though all groups have acked it."""
+    paused: bool | None = None
+    """True: nothing fires; what comes due is held."""
+    catch_up: str | None = None
+    """What becomes of it when the pause ends: one of CATCH_UPS."""
 
     def check(self) -> "Policy":
         """Return itself.
@@ -78,6 +103,8 @@ class Policy:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise InvalidRequest(name, value, f"must be in {low} .. {high}")
+        if self.catch_up is not None and self.catch_up not in CATCH_UPS:
+            raise InvalidRequest("catch_up", self.catch_up, f"must be {', '.join(CATCH_UPS)}")
         levels = self.delay_levels_ms
         if levels is not None:
             if not 1 <= len(levels) <= LEVELS_MAX:
@@ -111,7 +138,7 @@ class Policy:
             raise ValueError(f"a policy has the fields {sorted(FIELDS)}, got {said!r}")
         for name, value in said.items():
             numbers = value if name == "delay_levels_ms" else [value]
-            kind = bool if name == "delayed_delivery" else int
+            kind = KINDS.get(name, int)
             if not isinstance(numbers, list) or any(type(each) is not kind for each in numbers):
                 raise ValueError(f"{name} = {value!r} in a policy")
         levels = said.get("delay_levels_ms")
@@ -123,12 +150,19 @@ class Policy:
 
 
 FIELDS: Final = tuple(each.name for each in fields(Policy))
+QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
+QUOTA_MAX: Final = (1 << 63) - 1
+KINDS: Final = {"delayed_delivery": bool, "paused": bool, "catch_up": str}
+"""Of the other fields: int."""
 RANGES: Final = {
     "tick_ms": (1, TICK_MS_MAX),
     "delay_ms_min": (0, DUE_MS_MAX),
     "delay_ms_max": (0, DUE_MS_MAX),
     "fixed_delay_ms": (0, DUE_MS_MAX),
     "payload_bytes_max": (1, PAYLOAD_BYTES_MAX),
+    **dict.fromkeys(QUOTAS, (0, QUOTA_MAX)),
+    "ttl_ms": (0, DUE_MS_MAX),
+    "retention_ms": (0, DUE_MS_MAX),
 }
 DEFAULTS: Final = Policy(
     delayed_delivery=True,
@@ -137,6 +171,8 @@ DEFAULTS: Final = Policy(
     delay_ms_max=DUE_MS_MAX,
     payload_bytes_max=PAYLOAD_BYTES_MAX,
     delay_levels_ms=DELAY_LEVELS_MS,
+    paused=False,
+    catch_up=CATCH_UP_ALL,
 )
 """Of a node whose settings say nothing."""
 NODE_BOUNDS: Final = ("delay_ms_max", "payload_bytes_max")
@@ -147,7 +183,7 @@ class Effective(NamedTuple):
     """What holds for a topic, or for new ones of a scope."""
 
     policy: Policy
-    """All is said in it, a fixed delay only if there is one."""
+    """All is said in it; a fixed delay, quotas, ttl and retention only if there are any."""
     sources: Mapping[str, str]
     """Field -> who says it: node, cluster, namespace or topic."""
 
@@ -182,6 +218,45 @@ class Policies:
     def differ(self) -> bool:
         """Whether something is said that does not hold for all topics."""
         return any(scope != CLUSTER for scope in self._records)
+
+    @cached_property
+    def limited(self) -> bool:
+        """Whether some topics have a quota."""
+        said = self._records.values()
+        return any(getattr(each, name) is not None for each in said for name in QUOTAS)
+
+    @cached_property
+    def _spoken(self) -> frozenset[str]:
+        """The fields that some scope says something of."""
+        return frozenset(name for policy in self._records.values() for name in policy.pack())
+
+    def said(self, field: str, name: str, topic: TopicId) -> Any:
+        """Return what holds of a field for the topic of this name by the log alone; None: nothing.
+
+        The node's settings have no say.
+        """
+        if field not in self._spoken:
+            return None
+        for scope in (Scope("", topic), Scope(namespace_of(name)), CLUSTER):
+            value = getattr(self.of(scope), field)
+            if value is not None:
+                return value
+        return None
+
+    @cached_property
+    def pauses(self) -> Mapping[Scope, tuple[bool | None, str | None]]:
+        """What scopes say of firing."""
+        said = ((scope, (each.paused, each.catch_up)) for scope, each in self)
+        return {scope: both for scope, both in said if both != (None, None)}
+
+    def firing(self, namespace: str, topic: TopicId) -> tuple[bool, str]:
+        """Return whether a topic is paused, and what becomes of what is overdue as it goes on."""
+        paused, catch_up = False, CATCH_UP_ALL
+        for scope in (CLUSTER, Scope(namespace), Scope("", topic)):
+            says_paused, says_catch_up = self.pauses.get(scope, (None, None))
+            paused = paused if says_paused is None else says_paused
+            catch_up = says_catch_up or catch_up
+        return paused, catch_up
 
     @cached_property
     def packed(self) -> bytes:

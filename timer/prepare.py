@@ -7,7 +7,7 @@ is decided as the entry is applied, as ever. What was not prepared is read then:
 only later. So the loop is not held by a thousand keys, or by payloads in as many batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import lookup, payloads
-from timer.columns import ROW, U32, Binary, RowArray, decode_schedule, gather
+from timer.columns import I64, ROW, U32, U64, Binary, RowArray, decode_schedule, gather
 from timer.entry import Entry, Kind
 from timer.keys import hash_keys
 from timer.payloads import Ids, Keys, Targets
@@ -28,13 +28,16 @@ MOVED_MIN: Final = 4
 """Timers whose payloads are read, which may mean to verify as many batches."""
 
 Name = tuple[int, bytes]
+At = Callable[[I64, U64], I64]
+"""Tells at which dues timers lie: see Store."""
 
 
 class Asked:
     """What some entries ask of runs."""
 
-    def __init__(self, entries: Sequence[Entry], *, keys: bool) -> None:
+    def __init__(self, entries: Sequence[Entry], at: At, *, keys: bool) -> None:
         """Look at the entries; `keys`: some run has a timer with a key."""
+        self._at = at
         self.ids: list[Ids] = []
         self.names: list[Keys] = []
         self.moved: list[Targets] = []
@@ -44,8 +47,7 @@ class Asked:
                     self._target(payloads.decode_cancel(entry.payload))
                 case Kind.RESCHEDULE:
                     targets = payloads.decode_reschedule(entry.payload).targets
-                    self._target(targets)
-                    self.moved.append(targets)
+                    self.moved.append(self._target(targets))
                 case Kind.SCHEDULE if keys:
                     rows = decode_schedule(entry.payload).rows
                     rows = rows[rows["key_size"] > 0]
@@ -56,18 +58,20 @@ class Asked:
                     pass
 
     @classmethod
-    def of(cls, targets: Targets) -> "Asked":
+    def of(cls, targets: Targets, at: At) -> "Asked":
         """Look at timers that will be read whole."""
-        asked = cls((), keys=False)
-        asked._target(targets)
-        asked.moved.append(targets)
+        asked = cls((), at, keys=False)
+        asked.moved.append(asked._target(targets))
         return asked
 
-    def _target(self, targets: Targets) -> None:
-        if isinstance(targets, Ids):
-            self.ids.append(targets)
-        else:
+    def _target(self, targets: Targets) -> Targets:
+        """Take them; return them where they lie."""
+        if not isinstance(targets, Ids):
             self.names.append(targets)
+            return targets
+        lying = Ids(self._at(targets.due_ms, targets.seq), targets.seq)
+        self.ids.append(lying)
+        return lying
 
     def is_little(self, runs: Sequence[Run]) -> bool:
         """Return whether it may as well be asked when it is needed."""

@@ -25,7 +25,7 @@ from timer.units import QueueOffset, UnixMs
 
 BLOCK_ROWS_MAX: Final = 65_536
 MARK_MS: Final = 600_000
-"""How finely retention knows when messages fired."""
+"""How finely retention knows when messages fired, unless a policy says how long that is."""
 AHEAD_BLOCKS: Final = 8
 """So many blocks after those that are handed out are fetched, before somebody waits for them."""
 _PRIME: Final = 0x9E3779B97F4A7C15
@@ -48,11 +48,15 @@ class Queue:
     chain: int = 0
     """Chained hash of the seqs at offsets 0 .. end, whatever blocks they came in; 64 bits."""
     marks: deque[tuple[int, QueueOffset]] = field(default_factory=deque)
-    """(start of a stretch of MARK_MS, offset of the first message fired in it), ascending."""
+    """(end of a stretch of time, offset of the first message fired in it), ascending."""
+    mark_ms: int = MARK_MS
+    """How long the next stretches are."""
     blocks: list[Block] = field(default_factory=list)
     pages: Pages = field(default_factory=Pages)
     """Those of all queues of the node."""
     _firsts: list[int] = field(default_factory=list)
+    _payload_bytes: int = 0
+    """Of all blocks that were added here."""
 
     def append(self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs) -> None:
         """Add messages at the end; `rows` keep the order in which they fire."""
@@ -61,9 +65,15 @@ class Queue:
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
         tail = int(np.add.reduce(hashes, dtype=np.uint64))
         self.chain = (self.chain * int(_POWERS[n]) + tail) & _MASK
-        stretch = fired_at_ms // MARK_MS * MARK_MS
-        if not self.marks or self.marks[-1][0] < stretch:
-            self.marks.append((stretch, self.end))
+        end_ms, last_ms = (fired_at_ms // self.mark_ms + 1) * self.mark_ms, 0
+        if self.marks:
+            last_ms = self.marks[-1][0]
+        if last_ms <= fired_at_ms:
+            self.marks.append((end_ms, self.end))
+        for at in range(len(self.marks) - 1, -1, -1):
+            if self.marks[at][0] <= end_ms:
+                break
+            self.marks[at] = end_ms, self.marks[at][1]  # stretches are shorter now
         rows, bufs = compact(rows, bufs)
         page = Page(rows, bufs, constant_ms(fired_at_ms, n))
         self.restore(Block(self.end, QueueOffset(self.end + n), page))
@@ -71,6 +81,8 @@ class Queue:
     def restore(self, block: Block) -> None:
         """Add a block that a manifest holds; chain and marks know it already."""
         assert block.first == self.end, (block.first, self.end)
+        self._payload_bytes += block.payload_bytes
+        block.payload_bytes_end = self._payload_bytes
         self.blocks.append(block)
         self._firsts.append(block.first)
         self.pages.add(block)
@@ -89,12 +101,32 @@ class Queue:
         assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)
         start, stop = (bisect_right(self._firsts, old[place].first) for place in (0, -1))
         left = [block for block in new if block.end > self.begin]
+        self._weigh(left, self.blocks[max(start - 1, 0) : stop])
         for block in self.blocks[max(start - 1, 0) : stop]:
             self.pages.remove(block)
         for block in left:
             self.pages.add(block)
         self.blocks[max(start - 1, 0) : stop] = left
         self._firsts[max(start - 1, 0) : stop] = [block.first for block in left]
+
+    @staticmethod
+    def _weigh(new: Sequence[Block], old: Sequence[Block]) -> None:
+        """Let the new blocks, which end as the old ones do, know what lies before them."""
+        end = old[-1].payload_bytes_end if old else 0
+        for block in reversed(new):
+            block.payload_bytes_end = end
+            end -= block.payload_bytes
+
+    def payload_bytes_from(self, offset: QueueOffset) -> int:
+        """Return how many bytes the payloads from there on have.
+
+        Of a block that begins before it a part in proportion is counted.
+        """
+        if offset >= self.end or not self.blocks:
+            return 0
+        block = self.blocks[self._number_of(offset)]
+        here = block.payload_bytes * (block.end - offset) // (block.end - block.first)
+        return self._payload_bytes - block.payload_bytes_end + here
 
     def moved(self, places: Mapping[SpillRef, SpillRef]) -> None:
         """Blocks were copied to other files."""
@@ -218,17 +250,18 @@ class Queue:
             del self.blocks[:gone]
             del self._firsts[:gone]
 
-    def expire(self, fired_before_ms: UnixMs) -> None:
-        """Forget the leading messages that fired in stretches of MARK_MS before that time's."""
+    def expire(self, fired_before_ms: UnixMs, below: QueueOffset | None = None) -> None:
+        """Forget the leading messages that fired in stretches that were over by then.
+
+        Of these, what lies below an offset; None: all.
+        """
         offset = self.begin
-        following = [*[mark[1] for mark in self.marks][1:], self.end]
-        for (stretch, _), end in zip(self.marks, following[: len(self.marks)], strict=True):
-            if stretch + MARK_MS > fired_before_ms:
+        for at, (end_ms, _) in enumerate(self.marks):
+            if end_ms > fired_before_ms:
                 break
-            offset = end
-        self.drop_below(offset)
+            offset = self.marks[at + 1][1] if at + 1 < len(self.marks) else self.end
+        self.drop_below(offset if below is None else min(offset, below))
 
     def close(self) -> None:
         """Leave nothing in memory: the topic is gone."""
-        for block in self.blocks:
-            self.pages.remove(block)
+        self.drop_below(self.end)

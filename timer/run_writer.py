@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from timer import key_file
+from timer.aside import ASIDE, apart
 from timer.columns import Buffers, RowArray
 from timer.disk import AppendFile, Disk
 from timer.order import Position, concat, stable_order
@@ -268,7 +269,8 @@ def write_parts(
 ) -> list[RunMeta]:
     """Write sorted rows to durable runs of `part_size` bytes each; return them in order.
 
-    Each but the last is larger than that by less than a row.
+    Each but the last is larger than that by less than a row; what is held lies in runs of its own,
+    before which one may be smaller.
 
     Raises:
         CorruptFile: a chunk comes from a run that doesn't verify.
@@ -276,10 +278,15 @@ def write_parts(
     """
     metas: list[RunMeta] = []
     writer: RunWriter | None = None
-    room = part_size
+    room, held = part_size, False
     try:
-        for chunk, bufs in chunks:
-            rows = chunk
+        for part, bufs in ((part, bufs) for chunk, bufs in chunks for part in apart(chunk)):
+            rows, before = part, held
+            held = int(rows["due_ms"][0]) >= ASIDE
+            if writer is not None and held != before:
+                metas.append(writer.finish())
+                writer.close()
+                writer = None
             while len(rows):
                 if writer is None:
                     writer, room = RunWriter(disk, directory, next(numbers), pace), part_size

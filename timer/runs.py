@@ -20,14 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import key_file
+from timer.aside import ASIDE
 from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
 from timer.compaction import PART_SIZE, Sketch, part_size, plan
 from timer.disk import Disk
+from timer.gone import NONE, Gone
 from timer.lookup import in_run
 from timer.memtable import Peek
 from timer.merge import Merge, merged
 from timer.order import Position, after, find, fire_order
-from timer.run import SUFFIX, Finder, Range, Run, RunMeta, is_tombstone
+from timer.run import SUFFIX, TOPIC_ROWS, Finder, Range, Run, RunMeta, is_tombstone
 from timer.run_writer import Pace, write_parts
 from timer.units import UnixMs
 from timer.window import LOADED_SIZE_MAX, Ahead, Window
@@ -100,6 +102,13 @@ class Runs:
         """For look-ups on the loop."""
         self._lookup: Lookup | None = None
         self._merge: Merge | None = None
+        self.gone: Gone = NONE
+        """Topics whose rows are not there any more; `peeks` shows them."""
+        self._vacant: dict[int, tuple[Gone, int]] = {}
+        """Run -> how many of its rows are of these."""
+        self._held: dict[int, Window] = {}
+        """Of runs of held rows, where they are read from a position on."""
+        self._held_at: Position | None = None
         self._next_buf = count(1)
         self._next_number = 1
 
@@ -152,7 +161,7 @@ class Runs:
     def new_numbers(self, size: int) -> range:
         """Return numbers for the parts of `size` bytes."""
         first = self._next_number
-        self._next_number += size // PART_SIZE + 2
+        self._next_number += size // PART_SIZE + 3  # what is held begins a part of its own
         return range(first, self._next_number)
 
     # ---- reading
@@ -165,7 +174,31 @@ class Runs:
 
     def bufs(self) -> Iterator[Buffers]:
         """Yield the buffers that the rows of peeks point into."""
-        return (window.bufs for window in self._windows if window.bufs)
+        windows = (*self._windows, *self._held.values())
+        return (window.bufs for window in windows if window.bufs)
+
+    def begin_held(self, after: Position) -> None:
+        """Prepare to peek at held rows from a position on: where it was left, or anywhere."""
+        runs = [run for run in self.runs if run.meta.last.due_ms >= ASIDE and run.meta.last > after]
+        kept = self._held if self._held_at is not None and self._held_at <= after else {}
+        self._held_at = after
+        self._held = {}
+        for run in runs:
+            window = kept.get(run.meta.number)
+            if window is None:
+                window = Window(run, after, self.new_buf)
+            window.enter(after)
+            self._held[run.meta.number] = window
+
+    def peek_held(self, after: Position, rows_max: int) -> Iterator[Peek]:
+        """Yield the held rows of each run after `after`: see Window.peek."""
+        for window in self._held.values():
+            if window.run.meta.last > after:
+                yield window.peek(after, 2 * ASIDE, rows_max)
+
+    def end_held(self) -> None:
+        """Let go of what was read of held rows."""
+        self._held, self._held_at = {}, None
 
     def next_due(self) -> int | None:
         """Return the due of the first row of all, None if there is none."""
@@ -195,7 +228,7 @@ class Runs:
             cancelled[mine[dead]] = True
             timer[mine[~dead]] = True
             rows[mine[~dead]] = here[~dead]
-        found = timer & ~cancelled
+        found = timer & ~cancelled & ~self.gone.of(rows["topic"])
         return found, rows[found]
 
     def _find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
@@ -230,6 +263,7 @@ class Runs:
             parts.append(rows[left])
         found, rows = np.concatenate(which), np.concatenate(parts)
         left = ~self._buried(rows["due_ms"].copy(), rows["seq"].copy())
+        left &= ~self.gone.of(rows["topic"])
         return found[left], rows[left]
 
     def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
@@ -294,15 +328,33 @@ class Runs:
             self._windows.append(window)
 
     def retire_past(self, position: Position) -> None:
-        """Retire the runs all of which lies at or before `position`, unread."""
+        """Retire the runs all of which lies at or before `position`, or is gone, unread."""
         merging = set() if self._merge is None else {id(run) for run in self._merge.runs}
-        past = [window for window in self._windows if window.run.meta.last <= position]
+        past = [
+            window
+            for window in self._windows
+            if (meta := window.run.meta).last <= position or self._gone_rows(meta) == meta.rows
+        ]
         self._retire([window for window in past if id(window.run) not in merging])
 
     def _retire(self, windows: Sequence[Window]) -> None:
         gone = {id(window) for window in windows}
         self._retired += [window.run.meta for window in windows]
         self._windows = [window for window in self._windows if id(window) not in gone]
+        for window in windows:
+            self._vacant.pop(window.run.meta.number, None)
+
+    def _gone_rows(self, meta: RunMeta) -> int:
+        """Return how many rows of a run, tombstones included, are of topics that are gone."""
+        if not self.gone:
+            return 0
+        known = self._vacant.get(meta.number)
+        if known is None or known[0] is not self.gone:
+            table = np.frombuffer(meta.topics, TOPIC_ROWS)
+            mine = table[self.gone.of(table["topic"])]
+            rows = int(mine["timers"].sum(dtype=np.int64) + mine["tombstones"].sum(dtype=np.int64))
+            known = self._vacant[meta.number] = self.gone, rows
+        return known[1]
 
     def forget(self, retired: Sequence[RunMeta]) -> None:
         """The files of these retired runs were removed."""
@@ -322,18 +374,19 @@ class Runs:
     def begin_merge(self, position: Position, size_max: int = NO_LIMIT) -> Merge | None:
         """Return what to merge now; None: nothing, it has too many bytes, or one is under way.
 
-        What lies at or before `position`, the fire position, is left out.
+        What lies at or before `position`, the fire position, is left out; so is what is gone.
         """
         if self._merge is not None:
             return None
         live = [window.run for window in self._windows if window.run.meta.last > position]
-        chosen = tuple(live[number] for number in plan([_sketch(run, position) for run in live]))
+        sketches = [_sketch(run, position, self._gone_rows(run.meta)) for run in live]
+        chosen = tuple(live[number] for number in plan(sketches))
         if not chosen:
             return None
         size = sum(run.size_after(position) for run in chosen)
         if size > size_max:
             return None
-        self._merge = Merge(chosen, self.new_numbers(size), part_size(size), position)
+        self._merge = Merge(chosen, self.new_numbers(size), part_size(size), position, self.gone)
         return self._merge
 
     def write_merge(self, merge: Merge, pace: Pace) -> list[RunMeta]:
@@ -354,8 +407,8 @@ class Runs:
         self.use(windows, position)
 
 
-def _sketch(run: Run, position: Position) -> Sketch:
+def _sketch(run: Run, position: Position, gone: int) -> Sketch:
     meta = run.meta
     rows = run.rows_after(position)
-    tombstones = meta.tombstones * rows // meta.rows
-    return Sketch(max(meta.first, position), meta.last, meta.size, rows, tombstones)
+    tombstones, gone = (count * rows // meta.rows for count in (meta.tombstones, gone))
+    return Sketch(max(meta.first, position), meta.last, meta.size, rows, tombstones, gone)

@@ -6,39 +6,51 @@
     deadlines --expire--------> ENDED ops
     failed too often ---------> MOVE ops (timer/deadletters.py)
     seek, delete -------------> SEEK, DELETE ops --applied--> leases begin anew, or are gone
+    time to live is over -----> EXPIRE_BELOW, EXPIRE ops (timer/expiry.py)
 
 A pure core, as the leader is (timer/leader.py) that owns it. What a group's state is stands in the
 log; what is gathered here are the ops that move it.
 """
 
-import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from timer import deadletters, payloads
-from timer.columns import I64, U64
-from timer.entry import Kind
-from timer.errors import GroupDeleted, GroupHeld, InvalidRequest, NotFound, Overloaded, TimerError
-from timer.groups import Group
-from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Consumer, Lease, Leases
-from timer.machine import (
+from timer.alarms import Alarms
+from timer.applied import (
     AcksApplied,
     Applied,
     DeleteApplied,
+    DeleteTopicApplied,
+    ExpireApplied,
     GroupApplied,
     GroupResult,
-    Machine,
     MoveApplied,
     NobodyApplied,
     SeekApplied,
-    Topic,
 )
+from timer.columns import I64, U64
+from timer.entry import Kind
+from timer.errors import (
+    GroupDeleted,
+    GroupHeld,
+    InvalidRequest,
+    NotFound,
+    NotReady,
+    Overloaded,
+    TimerError,
+    TopicDeleted,
+)
+from timer.expiry import Expiry, Propose
+from timer.groups import Group
+from timer.leases import ACCEPT, ALREADY_ACKED, EXPIRED, LEASE_LOST, Consumer, Lease, Leases
+from timer.machine import Machine
 from timer.ordered import Ordered, leases_of
 from timer.payloads import (
     EXCLUSIVE,
@@ -51,6 +63,7 @@ from timer.payloads import (
     Nack,
     Op,
 )
+from timer.topic import Topic
 from timer.units import (
     DUE_MS_MAX,
     Epoch,
@@ -86,10 +99,6 @@ Verdicts: TypeAlias = npt.NDArray[np.uint8]
 Done: TypeAlias = Callable[[object], None]
 """Called once with the result, or with the TimerError that came instead."""
 Told: TypeAlias = Callable[[Verdicts | TimerError], None]
-Propose: TypeAlias = Callable[
-    [Kind, list[bytes], Now, Callable[[Applied | TimerError], None]], object
-]
-Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,33 +112,6 @@ class Delivery:
     attempts: npt.NDArray[np.uint32]
     at_ms: UnixMs
     """When it was leased, on the cluster's clock."""
-
-
-class Alarms(Generic[Key]):
-    """When to look at what: the earliest time asked for counts, once."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, Key]] = []
-        self._known: dict[Key, int] = {}
-
-    def set(self, key: Key, at_ms: int | None) -> None:
-        """Look at `key` no later than at a time."""
-        known = self._known.get(key)
-        if at_ms is not None and (known is None or at_ms < known):
-            self._known[key] = at_ms
-            heapq.heappush(self._heap, (at_ms, key))
-
-    def due(self, now_ms: int) -> Iterator[Key]:
-        """Yield what is to be looked at by now; it may be set again meanwhile."""
-        while self._heap and self._heap[0][0] <= now_ms:
-            at_ms, key = heapq.heappop(self._heap)
-            if self._known.get(key) == at_ms:  # else it was looked at earlier
-                del self._known[key]
-                yield key
-
-    def next_ms(self) -> int | None:
-        """Return when something is to be looked at."""
-        return self._heap[0][0] if self._heap else None
 
 
 class _Asked(NamedTuple):
@@ -229,7 +211,15 @@ def _one_op(acks: list[_Acks]) -> GroupOp:
 class Serving:
     """Groups and their consumers, in one epoch."""
 
-    def __init__(self, machine: Machine, epoch: Epoch, propose: Propose, id_salt: int) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        epoch: Epoch,
+        propose: Propose,
+        id_salt: int,
+        ttl_ms: Callable[[Topic], int] = lambda _: 0,
+    ) -> None:
+        """`ttl_ms`: a topic's time to live, 0 for none."""
         self.machine = machine
         self.epoch = epoch
         self.refusing: TimerError | None = None
@@ -249,10 +239,13 @@ class Serving:
         """When leases may end, on the monotonic clock."""
         self._returns: Alarms[GroupId] = Alarms()
         """When what was put off may come again, on the cluster's clock."""
+        self.doomed: set[TopicId] = set()
+        """Topics whose deletion is in flight: nothing is taken that names them."""
         self._hungry: dict[GroupId, None] = {}
         """Groups whose consumers may have something to get, in the order of their turns."""
         self._cut_short = False
         """The last `hand_out` stopped at its limit."""
+        self.expiry = Expiry(machine, propose, ttl_ms, self._expired)
 
     @property
     def waiting(self) -> bool:
@@ -269,6 +262,7 @@ class Serving:
     def create(self, create: CreateGroup, done: Done) -> None:
         """Create a group unless it exists; `done` gets the Group."""
         self._check_open()
+        self.check_topic(create.topic)
         known = self.machine.topics[create.topic].groups.get(create.name)
         if known is not None:
             done(known)
@@ -278,6 +272,7 @@ class Serving:
     def alter(self, alter: AlterGroup, done: Done) -> None:
         """Change settings of a group; `done` gets the Group."""
         self._check_open()
+        self.check_topic(alter.topic)
         self._batch.ops.append(_Asked(alter, done))
 
     def delete(self, group: Group, done: Done) -> None:
@@ -311,6 +306,9 @@ class Serving:
         """Make ops of the seeks whose offsets can be told by now."""
         seeks, self._seeks = self._seeks, []
         for group, time_ms, done in seeks:
+            if group.deleted:
+                done(self._gone(group))
+                continue
             offset = self.machine.topics[group.topic].queue.fired_from(time_ms)
             if offset is None:
                 self._seeks.append((group, time_ms, done))
@@ -323,7 +321,27 @@ class Serving:
     def _check_group(self, group: Group) -> None:
         self._check_open()
         if group.deleted:
-            raise GroupDeleted(self.machine.topics[group.topic].name, group.name)
+            raise self._gone(group)
+        self.check_topic(group.topic)
+
+    def check_topic(self, topic: TopicId) -> None:
+        """Check that a topic is there.
+
+        Raises:
+            NotReady: it is being deleted.
+            TopicDeleted: it was.
+        """
+        if topic in self.doomed:
+            raise NotReady("the topic is being deleted; ask again")
+        if topic not in self.machine.topics:
+            raise TopicDeleted(topic)
+
+    def _gone(self, group: Group) -> TimerError:
+        """Return why nothing can be done with a group that is deleted."""
+        if group.deleted_with:
+            return TopicDeleted(group.deleted_with)
+        topic = self.machine.topics.get(group.topic)  # deleted since, perhaps
+        return TopicDeleted(group.topic) if topic is None else GroupDeleted(topic.name, group.name)
 
     def leased(self, group: Group) -> tuple[int, int]:
         """Return (messages leased now, consumers) of a group."""
@@ -423,6 +441,8 @@ class Serving:
                 worst.append(result)
             elif (result == LEASE_LOST).any():
                 verdicts[0] = LEASE_LOST
+            elif (result == EXPIRED).any() and verdicts[0] == ACCEPT:
+                verdicts[0] = EXPIRED
             if not pieces:
                 done(worst[0] if worst else verdicts)
 
@@ -477,7 +497,8 @@ class Serving:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
         if group.deleted:
-            raise GroupDeleted(self.machine.topics[group.topic].name, group.name)
+            raise self._gone(group)
+        self.check_topic(group.topic)
         if self._acks_waiting + offsets > WAITING_OFFSETS_MAX:
             raise Overloaded("the leader's queue of acks", retry_after_ms=OVERLOAD_RETRY_MS)
         return self._leases_of(group)
@@ -514,6 +535,8 @@ class Serving:
         for group_id in self._returns.due(now.clock_ms):
             if group_id in self._leases:
                 self._hungry.setdefault(group_id)
+        if self.refusing is None:
+            self.expiry.step(now)
 
     def wake_at_ms(self, now: Now) -> MonoMs:
         """When the leader must step next."""
@@ -522,6 +545,8 @@ class Serving:
             wakes.append(MonoMs(ends))
         if (returns := self._returns.next_ms()) is not None:
             wakes.append(MonoMs(now.mono_ms + max(0, returns - now.clock_ms)))
+        if self.refusing is None and (expires := self.expiry.wake_at_ms(now)) is not None:
+            wakes.append(expires)
         return MonoMs(min(wakes, default=now.mono_ms + DUE_MS_MAX))
 
     def hand_out(self, now: Now, *, room: bool) -> list[Delivery]:
@@ -532,11 +557,20 @@ class Serving:
         """
         out: list[Delivery] = []
         turns, later, work = deque(self._hungry), dict[GroupId, None](), 0
+        expired: list[GroupOp] = []
         while turns and work < WORK_MAX:
             leases = self._leases[turns[0]]
             group = leases.group
             topic = self.machine.topics[group.topic]
-            lease = leases.hand_out(now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX)
+            if self.expiry.busy(topic.topic_id):
+                turns.popleft()  # it is fed when that is done
+                continue
+            outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
+            lease = leases.hand_out(
+                now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX, outlived_ms
+            )
+            if outlived_ms is not None and len(offsets := leases.take_expired()):
+                expired.append(GroupOp(Op.EXPIRE, group.topic, group.group_id, offsets))
             work += leases.work if lease is None else LEASE_WORK * leases.work
             if lease is not None:
                 attempts = group.attempts(lease.offsets)
@@ -553,7 +587,29 @@ class Serving:
             turns.popleft()
         self._hungry = dict.fromkeys(turns) | later
         self._cut_short = bool(self._hungry)
+        if expired:
+            self.expiry.propose(expired, now, lambda applied: self._expired_some(expired, applied))
         return out
+
+    def _expired(self, topics: Iterable[TopicId], applied: GroupApplied | None) -> None:
+        """What had expired of topics is gone, for all groups; None: it was refused."""
+        there = [each for each in topics if each in self.machine.topics]  # or deleted meanwhile
+        for topic_id in there if applied is not None else ():
+            for group_id in self.machine.topics[topic_id].group_by_id:
+                if (leases := self._leases.get(group_id)) is not None:
+                    leases.expired_below()
+        self.feed(there)
+
+    def _expired_some(self, ops: list[GroupOp], applied: GroupApplied | None) -> None:
+        """Messages that were not handed out, since they had expired, are gone."""
+        if applied is not None:
+            for result in applied.results:
+                self._notice(result)
+            return
+        for op in ops:
+            if (leases := self._leases.get(op.group)) is not None:
+                leases.unexpired(op.offsets)
+                self._hungry.setdefault(op.group)
 
     def _bury(self, leases: Leases, topic: Topic) -> bool:
         """Send dead letters away; return whether there is more to do."""
@@ -574,7 +630,7 @@ class Serving:
             TimerError: the leadership is over, or ends.
         """
         queue, offsets = delivery.topic.queue, delivery.lease.offsets
-        self._check_open()
+        self._check_group(delivery.group)
         due_ms, known = self.machine.last_read_time_ms, self.machine.topic_by_name
         moves = deadletters.redrive(
             delivery.group,
@@ -589,12 +645,14 @@ class Serving:
     def feed(self, topics: Iterable[TopicId]) -> None:
         """Topics' queues have grown."""
         for topic_id in topics:
+            self.expiry.feed(topic_id)
             for group in self.machine.topics[topic_id].groups.values():
                 if group.group_id in self._leases:
                     self._hungry.setdefault(group.group_id)
 
     def fetched(self) -> None:
         """Messages that had left memory are there again."""
+        self.expiry.fetched()
         for group_id in self._leases:
             self._hungry.setdefault(group_id)
 
@@ -642,7 +700,7 @@ class Serving:
         for result, done in zip(applied.results, waiters, strict=False):
             self._notice(result)
             if done is not None and isinstance(result, NobodyApplied):
-                done(NotFound("group", result.op.group))
+                done(self._nobody(result.op))
             elif done is not None:
                 done(result)
         together = batch.together().values()
@@ -654,12 +712,17 @@ class Serving:
             self._notice(result)
             _answer(acks, result.new)
 
+    def _nobody(self, op: AnyOp) -> TimerError:
+        """Return why an op found nobody."""
+        if isinstance(op, CreateGroup) or op.topic not in self.machine.topics:
+            return TopicDeleted(op.topic)
+        return NotFound("group", op.group)
+
     def _answer_nobody(self, acks: list[_Acks]) -> None:
         """Their group was deleted or sought meanwhile."""
         for ack in acks:
             if ack.group.deleted:
-                topic = self.machine.topics[ack.group.topic].name
-                ack.done(GroupDeleted(topic, ack.group.name))
+                ack.done(self._gone(ack.group))
             else:
                 ack.verdict[:] = LEASE_LOST
                 ack.done(ack.verdict)
@@ -670,13 +733,16 @@ class Serving:
             self.feed([result.to])
         if isinstance(result, Group):
             self.feed([result.topic])  # altered, it may have dead letters now
+            self.expiry.look(result.topic)
             return
         if isinstance(result, SeekApplied | DeleteApplied):
             self._begin_anew(result)
+            self.expiry.look(result.op.topic)
             return
         if isinstance(result, NobodyApplied):
             return
-        op = result.op if isinstance(result, AcksApplied | MoveApplied) else result
+        changed = AcksApplied | MoveApplied | ExpireApplied
+        op = result.op if isinstance(result, changed) else result
         leases = self._leases.get(op.group)
         if leases is not None:
             leases.applied(op)
@@ -693,8 +759,17 @@ class Serving:
                 self._leases_of(result.group).join(consumer)
                 self._hungry.setdefault(result.group.group_id)
             else:
-                topic = self.machine.topics[result.op.topic].name
-                consumer.end(GroupDeleted(topic, result.group.name))
+                consumer.end(self._gone(result.group))
+
+    def deleted(self, applied: DeleteTopicApplied) -> None:
+        """A topic is gone: its consumers are sent away, what they held is nobody's."""
+        self.doomed.discard(applied.op.topic)
+        for group in applied.topic.groups.values() if applied.topic is not None else ():
+            old = self._leases.pop(group.group_id, None)
+            self._hungry.pop(group.group_id, None)
+            for consumer in list(old.consumers) if old is not None else []:
+                consumer.leases.clear()
+                consumer.end(self._gone(group))
 
     def close(self, why: TimerError) -> None:
         """The epoch is over: what is gathered had no effect."""
@@ -717,5 +792,7 @@ def _answer(acks: list[_Acks], new: npt.NDArray[np.bool_]) -> None:
         start += len(ack.accepted)
         if not mine.all():
             where = np.flatnonzero(ack.verdict == ACCEPT)
-            ack.verdict[where[~mine]] = ALREADY_ACKED
+            late = where[~mine]
+            expired = ack.accepted[~mine] < ack.group.expired_to
+            ack.verdict[late] = np.where(expired, EXPIRED, ALREADY_ACKED)
         ack.done(ack.verdict)

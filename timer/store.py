@@ -4,14 +4,19 @@
                   |                    |                             | window
                   +---------- fire ----+-----------------------------+--> Fired
 
-The fire position F = (due_ms, seq) only moves forward: everything pending at or before F has fired.
-A row is pending iff it was inserted, was not cancelled and lies after F. What fires follows from
-the rows alone: leader (wheel, windows loaded ahead) and followers (tiers, windows loaded ahead or
-when a FIRE asks) give the same answer, whatever was flushed and merged when.
+The fire position F = (due_ms, seq) only moves forward: everything pending at or before F has fired,
+or was put aside, to be held (timer/aside.py; outside of here dues are plain). A row is pending
+iff it was inserted, was not cancelled, lies after F, as a held one does, and its topic is not gone.
+What fires follows from the rows alone: leader (wheel, windows loaded ahead) and followers (tiers,
+windows loaded ahead or when a FIRE asks) give the same answer, whatever was flushed and merged
+when.
 
 Cancelled rows: in a memtable the row is marked dead; for a row in a run, or in the frozen memtable,
 a tombstone goes into the memtable, and into a run with it. Row and tombstone annihilate where they
 meet, in a FIRE or in a merge.
+
+Topics that are gone: rows in the memtables are marked dead; those in runs are left where they are,
+and count as not there (timer/gone.py).
 
 Memory: the memtable, the frozen one while it is written, two seconds of the runs. Nothing grows
 with the rows in runs but their batch index (72 bytes each 4,096 rows).
@@ -31,14 +36,16 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import lookup
-from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, row_bytes, taken
+from timer.aside import ASIDE, aside, plain
+from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, compact, row_bytes, taken
 from timer.compaction import part_size
 from timer.cut import Cut
 from timer.disk import Disk
 from timer.entry import Entry
+from timer.gone import Gone
 from timer.keys import hash_keys
 from timer.lookup import Packer, Whole
-from timer.memtable import Left, Memtable
+from timer.memtable import Left, Memtable, Peek
 from timer.merge import Merge, last_of
 from timer.order import (
     START,
@@ -58,7 +65,7 @@ from timer.run import RunMeta, is_tombstone
 from timer.run_writer import TOMBSTONE_SIZE, Pace, row_sizes, unpaced
 from timer.runs import NO_LIMIT, Runs
 from timer.timer_id import SEQ_MAX
-from timer.units import UnixMs
+from timer.units import TopicId, UnixMs
 from timer.window import Ahead, Window
 
 FLUSH_CHUNK: Final = 65_536
@@ -101,6 +108,7 @@ class Store:
         self._frozen: Frozen | None = None
         self._leads = False
         self._pending = 0
+        self._held = 0
         self._prepared: Prepared | None = None
 
     @classmethod
@@ -111,14 +119,18 @@ class Store:
         runs: Sequence[RunMeta],
         position: Position,
         pending: int,
+        held: int = 0,
     ) -> "Store":
         """Return the store that a manifest describes; files that it doesn't name are removed.
+
+        `held`: how many of the pending rows are.
 
         Raises:
             CorruptFile: a run is missing, or its length or footer is wrong.
         """
         store = cls(disk, directory)
         store._adopt(runs, position, pending)
+        store._held = held
         return store
 
     def _adopt(self, runs: Sequence[RunMeta], position: Position, pending: int) -> None:
@@ -131,8 +143,13 @@ class Store:
 
     @property
     def pending(self) -> int:
-        """Rows that were inserted, have not fired and were not cancelled."""
+        """Rows that were inserted, have not fired, nor been cancelled or dropped with a topic."""
         return self._pending
+
+    @property
+    def held(self) -> int:
+        """Pending rows that are held."""
+        return self._held
 
     @property
     def position(self) -> Position:
@@ -159,16 +176,52 @@ class Store:
         """How many slices firing had to wait for, of the runs in use."""
         return self._runs.cold_reads
 
+    # ---- topics
+
+    @property
+    def gone(self) -> Gone:
+        """The topics that are gone."""
+        return self._runs.gone
+
+    @gone.setter
+    def gone(self, gone: Gone) -> None:
+        """Let them be what they are by a manifest."""
+        self._runs.gone = gone
+
+    def drop_topic(self, topic: TopicId, pending: int, held: int) -> None:
+        """Let the timers of a topic, so many pending and held ones, not be there from here on."""
+        for memtable in self._memtables():
+            memtable.kill_topic(topic)
+        self._runs.gone = self.gone.plus(topic)
+        self._pending -= pending
+        self._held -= held
+
     # ---- timers
 
     def insert(self, rows: RowArray, buf: bytes | memoryview) -> None:
         """Keep n rows that point into `buf`, a copy of each; `rows["buf"]` is ignored.
 
-        Seqs ascend and lie above all earlier ones; all dues lie after the last read time.
+        Seqs ascend and lie above all earlier ones; all rows lie after the fire position.
         """
         if len(rows):
             self._memtable.insert(rows, self._runs.new_buf(), buf)
             self._pending += len(rows)
+
+    def hold(self, rows: RowArray, bufs: Buffers) -> None:
+        """Keep n rows at or before the fire position, put aside, a copy of each."""
+        if not len(rows):
+            return
+        assert not after(rows["due_ms"], rows["seq"], self._position).any(), self._position
+        held, bufs = compact(rows, bufs)
+        held = held.copy()
+        numbers = {number: self._runs.new_buf() for number in bufs}
+        known = np.array(sorted(numbers), np.uint32)
+        new = np.array([numbers[number] for number in sorted(numbers)], np.uint32)
+        held["buf"] = new[known.searchsorted(held["buf"])]
+        held["due_ms"] += ASIDE
+        self._memtable.hold(held, {numbers[number]: buf for number, buf in bufs.items()})
+        self._pending += len(rows)
+        self._held += len(rows)
 
     def cancel(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
         """Cancel the pending ones of n timers; return which these were (n, bool), and their rows.
@@ -181,6 +234,7 @@ class Store:
         """
         hit = np.zeros(len(seq), np.bool_)
         removed: list[RowArray] = []
+        due_ms = self._at(due_ms, seq)
         asked = self._candidates(due_ms, seq)
         for memtable in self._memtables():
             places = memtable.find(due_ms[asked], seq[asked])
@@ -201,12 +255,13 @@ class Store:
                 removed.append(rows)
                 self._bury(rows)
         self._pending -= int(np.count_nonzero(hit))
-        return hit, concat(removed)
+        self._held -= int(np.count_nonzero(hit & (due_ms >= ASIDE)))
+        return hit, plain(concat(removed))
 
     def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
         """Return what a thread should ask the runs before these are folded; None: it is little."""
         runs = self._runs.runs
-        asked = Asked(entries, keys=any(run.meta.keys_size for run in runs))
+        asked = Asked(entries, self._at, keys=any(run.meta.keys_size for run in runs))
         return None if not runs or asked.is_little(runs) else Prepared(runs, asked)
 
     def begin_look(self, targets: Targets) -> Prepared | None:
@@ -215,16 +270,17 @@ class Store:
         None: all that are pending lie in memory.
         """
         if isinstance(targets, Ids):
-            known = ~after(targets.due_ms, targets.seq, self._position)
+            due_ms = self._at(targets.due_ms, targets.seq)
+            known = ~after(due_ms, targets.seq, self._position)
             for memtable in self._memtables():
-                known |= memtable.find(targets.due_ms, targets.seq) >= 0
+                known |= memtable.find(due_ms, targets.seq) >= 0
         else:
             known = np.zeros(len(targets), np.bool_)
             hashes = hash_keys(targets.topic, targets.key)
             for memtable in self._memtables():
                 known[memtable.find_keys(hashes, targets.topic, targets.key)[0]] = True
         runs = self._runs.runs
-        return None if known.all() or not runs else Prepared(runs, Asked.of(targets))
+        return None if known.all() or not runs else Prepared(runs, Asked.of(targets, self._at))
 
     def end_lookup(self, prepared: Prepared | None) -> None:
         """Use what was asked, until the next time; None: nothing any more."""
@@ -247,15 +303,16 @@ class Store:
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
-        due, number = np.array([due_ms], np.int64), np.array([seq], np.uint64)
+        number = np.array([seq], np.uint64)
+        due = self._at(np.array([due_ms], np.int64), number)
         if not len(self._candidates(due, number)):
             return None
         for memtable in self._memtables():
             row = memtable.row_at(due, number)
             if len(row):
-                return row
+                return plain(row)
         found, rows = self._runs.find(due, number)
-        return rows if found.any() else None
+        return plain(rows) if found.any() else None
 
     def find_keys(self, topic: U32, keys: Binary, hashes: U64 | None = None) -> RowArray:
         """Return the pending row that has each key in its topic (n,); seq = 0 where none has.
@@ -279,11 +336,12 @@ class Store:
             )
             dead = self._buried(found["due_ms"].copy(), found["seq"].copy())
             rows[asked[which[~dead]]] = found[~dead]
-        return rows
+        return plain(rows)
 
     def end(self, rows: RowArray) -> None:
         """Cancel pending timers, each one once, that were found just now, and valid as there."""
-        due_ms, seq = rows["due_ms"].copy(), rows["seq"].copy()
+        seq = rows["seq"].copy()
+        due_ms = self._at(rows["due_ms"].copy(), seq)
         here = np.zeros(len(rows), np.bool_)
         for memtable in self._memtables():
             places = memtable.find(due_ms, seq)
@@ -291,8 +349,11 @@ class Store:
             memtable.kill(places[found])
             here |= found & (memtable is self._memtable)
         if not here.all():
-            self._bury(rows[~here])
+            left = rows[~here]
+            left["due_ms"] = due_ms[~here]
+            self._bury(left)
         self._pending -= len(rows)
+        self._held -= int(np.count_nonzero(due_ms >= ASIDE))
 
     def read(self, due_ms: I64, seq: U64, bytes_max: int) -> tuple[Whole, npt.NDArray[np.bool_]]:
         """Return the pending ones of n timers, whole, and which are pending but left (n, bool).
@@ -303,6 +364,7 @@ class Store:
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
+        due_ms = self._at(due_ms, seq)
         known, places = self._known(due_ms, seq)
         pending = known["seq"] > 0
         fits = np.cumsum(known["payload_size"], dtype=np.int64) <= bytes_max
@@ -314,7 +376,8 @@ class Store:
         far = np.flatnonzero(pending & fits & (places < 0).all(axis=0))
         runs, finder = self._runs.runs, self._runs.finder
         lookup.read_rows(runs, finder, due_ms[far], seq[far], packer, far.tolist())
-        return packer.whole(), pending & ~fits
+        whole = packer.whole()
+        return Whole(plain(whole.rows), whole.blob), pending & ~fits
 
     def topics(self, due_ms: I64, seq: U64) -> U32:
         """Return the topic of each of n timers, (n,); 0: it is not pending.
@@ -322,12 +385,12 @@ class Store:
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
-        return self._known(due_ms, seq)[0]["topic"].astype(np.uint32)
+        return self._known(self._at(due_ms, seq), seq)[0]["topic"].astype(np.uint32)
 
     def _known(self, due_ms: I64, seq: U64) -> tuple[RowArray, npt.NDArray[np.intp]]:
         """Return the pending ones of n timers (n,), and their places in memtables (2, n), or -1.
 
-        seq = 0 where none is pending. Of a repeated target the first counts.
+        Dues as they lie. seq = 0 where none is pending. Of a repeated target the first counts.
         """
         asked = self._candidates(due_ms, seq)
         known = np.zeros(len(seq), ROW)
@@ -348,7 +411,7 @@ class Store:
         tables: list[tuple[Memtable, Left | None]] = [(self._memtable, None)]
         if self._frozen is not None:
             tables.append((self._frozen.memtable, self._frozen.left))
-        return Cut(self._position, tables, self._runs.runs)
+        return Cut(self._position, tables, self._runs.runs, self.gone)
 
     def fire(self, read_time_ms: UnixMs, rows_max: int, bytes_max: int) -> Fired:
         """Take out the pending rows with due <= `read_time_ms`, in (due, seq) order, to a limit.
@@ -375,11 +438,7 @@ class Store:
                 break
             seen = horizon
         rows = concat(parts)
-        stop = min(rows_max, len(rows))
-        if stop:
-            ends = np.cumsum(row_bytes(rows[:stop]))
-            if ends[-1] > bytes_max:
-                stop = max(1, int(ends.searchsorted(bytes_max, "right")))
+        stop = _within(rows, rows_max, bytes_max)
         limited = stop < len(rows)
         if limited:
             rows = raw(rows)[:stop].copy().view(rows.dtype)
@@ -388,17 +447,50 @@ class Store:
         self._move(last_of(rows) if limited else Position(read_time_ms, SEQ_MAX))
         return fired
 
-    def next_due(self) -> UnixMs | None:
-        """Return the due of the earliest pending row, None without one.
+    def peek_held(self, seen: Position, rows_max: int, bytes_max: int) -> Fired:
+        """Return the first held rows after `seen`, in (due, seq) order, to a limit; they stay.
 
-        Of a run's rows the cancelled ones count too: then the time may be earlier, never later.
+        The limit: as of `fire`. It is asked for with a later `seen`, or from the beginning again.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        at = aside(seen)
+        self._runs.begin_held(at)
+        parts: list[RowArray] = []
+        count, size, more = 0, 0, True
+        while more and count <= rows_max and (size <= bytes_max or count <= 1):
+            peeks = [table.peek_held(at, rows_max + 1) for table in self._memtables()]
+            peeks += self._runs.peek_held(at, rows_max + 1)
+            rows, horizon = _merged(peeks)
+            rows = self._there(rows)
+            rows = rows[~self._buried(rows["due_ms"].copy(), rows["seq"].copy())]
+            parts.append(rows)
+            count += len(rows)
+            size += int(row_bytes(rows).sum())
+            more = horizon is not None
+            at = horizon or at
+        rows = concat(parts)
+        stop = _within(rows, rows_max, bytes_max)
+        limited = stop < len(rows) or more
+        rows = raw(rows)[:stop].copy().view(rows.dtype)
+        bufs = self._bufs_of(rows)
+        if not limited:
+            self._runs.end_held()
+        return Fired(plain(rows), bufs, limited)
+
+    def next_due(self) -> UnixMs | None:
+        """Return the due of the earliest pending row that is not held, None without one.
+
+        Of a run's rows those cancelled, or gone, count too: the time may be earlier, never later.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
         times = [memtable.next_due() for memtable in self._memtables()]
         times.append(self._runs.next_due())
-        return min((UnixMs(time) for time in times if time is not None), default=None)
+        due = min((time for time in times if time is not None), default=ASIDE)
+        return UnixMs(due) if due < ASIDE else None  # what is held does not fire
 
     def overdue(self, now_ms: UnixMs, rows_max: int) -> RowArray:
         """Return the first pending rows with due <= now, in firing order: `rows_max`, or fewer.
@@ -520,6 +612,12 @@ class Store:
             memtable.lead()
         return memtable
 
+    def _at(self, due_ms: I64, seq: U64) -> I64:
+        """Return the dues at which timers lie if they are pending."""
+        if not self._held:
+            return due_ms
+        return np.where(after(due_ms, seq, self._position), due_ms, due_ms + ASIDE)
+
     def _candidates(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return which targets may be pending, each one once: after F and without a tombstone."""
         asked = np.flatnonzero(after(due_ms, seq, self._position))
@@ -550,17 +648,14 @@ class Store:
         """
         peeks = [p for table in self._memtables() for p in table.peeks(seen, until_ms, count)]
         peeks += self._runs.peeks(seen, until_ms, count)
-        horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
-        parts = [peek.rows for peek in peeks if len(peek.rows)]
-        if horizon is not None:
-            parts = [rows[: rank(rows["due_ms"], rows["seq"], horizon)] for rows in parts]
-        rows = concat([part for part in parts if len(part)])
-        if len(parts) > 1:
-            rows = rows.take(fire_order(rows["due_ms"].copy(), rows["seq"].copy()))
-        dead = is_tombstone(rows)
-        if dead.any():
-            rows = rows[annihilate(rows) & ~dead]
-        return rows, horizon
+        rows, horizon = _merged(peeks)
+        return self._there(rows), horizon
+
+    def _there(self, rows: RowArray) -> RowArray:
+        """Return those whose topics are not gone."""
+        if self.gone and (gone := self.gone.of(rows["topic"])).any():
+            return rows[~gone]
+        return rows
 
     def _bufs_of(self, rows: RowArray) -> dict[int, bytes | memoryview]:
         numbers = np.sort(rows["buf"])
@@ -586,12 +681,40 @@ class Store:
         self._runs.drop(position)
 
 
+def _merged(peeks: Sequence[Peek]) -> tuple[RowArray, Position | None]:
+    """Return the live rows of all peeks in firing order, complete up to the position.
+
+    None: as complete as they were asked for.
+    """
+    horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
+    parts = [peek.rows for peek in peeks if len(peek.rows)]
+    if horizon is not None:
+        parts = [rows[: rank(rows["due_ms"], rows["seq"], horizon)] for rows in parts]
+    rows = concat([part for part in parts if len(part)])
+    if len(parts) > 1:
+        rows = rows.take(fire_order(rows["due_ms"].copy(), rows["seq"].copy()))
+    dead = is_tombstone(rows)
+    if dead.any():
+        rows = rows[annihilate(rows) & ~dead]
+    return rows, horizon
+
+
+def _within(rows: RowArray, rows_max: int, bytes_max: int) -> int:
+    """Return how many of the first rows fit: `rows_max`, `bytes_max` of bytes, at least one."""
+    stop = min(rows_max, len(rows))
+    if stop:
+        ends = np.cumsum(row_bytes(rows[:stop]))
+        if ends[-1] > bytes_max:
+            stop = max(1, int(ends.searchsorted(bytes_max, "right")))
+    return stop
+
+
 def _sorted_rows(frozen: Frozen) -> Iterator[tuple[RowArray, Buffers]]:
     """Yield the rows and tombstones of a frozen memtable in (due, seq) order, in chunks."""
     rows, live = frozen.memtable.rows, frozen.left.live
     due_ms = rows["due_ms"][live]
     grave_due, grave_seq, grave_topic = frozen.left.graves
-    if len(grave_due):
+    if len(grave_due) or (len(due_ms) and int(due_ms.max()) >= ASIDE):  # held ones came anyhow
         seq = np.concatenate([rows["seq"][live], grave_seq])
         order = fire_order(np.concatenate([due_ms, grave_due]), seq)
     else:

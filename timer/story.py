@@ -2,8 +2,11 @@
 
     SCHEDULE, RESCHEDULE, MOVE    it begins        where its seq was issued (timer/trace.py)
     CANCEL, RESCHEDULE, a key     it ends before its time
+    TOPIC                         with its topic it ends, or what is left of it
     FIRE                          it fires         which, and at what offset: timer/trace.py
-    GROUP                         nacks, ended leases, acks, moves of its offset; seeks, ends
+                                  it is dropped    as its paused topic goes on: timer/trace.py
+    GROUP                         nacks, ended leases, acks, moves, expiry of its offset; seeks,
+                                  ends of groups
 
 What is known of the timer, its state for one, decides where there is nothing to look for: a timer
 that is pending has not ended, and one that fired was not cancelled before. So most stories are read
@@ -20,7 +23,7 @@ import numpy as np
 from timer import payloads
 from timer.columns import OnConflict, Schedule, decode_schedule, parts_of
 from timer.entry import Entry, Kind
-from timer.payloads import GroupOp, Ids, Move, Nack, Op, Targets
+from timer.payloads import DeleteTopic, GroupOp, Ids, Move, Nack, Op, Targets
 from timer.timer_id import TimerKey
 from timer.trace import Fired, Mark
 from timer.units import GroupId, LogIndex, QueueOffset, Seq, TopicId, UnixMs
@@ -44,6 +47,9 @@ class What(enum.IntEnum):
     RECALLED = 13
     SOUGHT = 14
     GROUP_DELETED = 15
+    TOPIC_DELETED = 16
+    DROPPED = 17
+    EXPIRED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,15 @@ class Known(NamedTuple):
     topic: TopicId | None
     key: bytes
     """Of a pending one."""
+    dropped: LogIndex | None = None
+    """The entry that dropped it."""
+    deleted: bool = False
+    """Its topic is known, and gone."""
+
+    @property
+    def goal(self) -> LogIndex | None:
+        """The entry that fired or dropped it."""
+        return self.fired.entry if self.fired is not None else self.dropped
 
 
 @dataclass(slots=True)
@@ -92,6 +107,8 @@ class Story:
     over: bool = False
     begun: bool = False
     """Where it begins was met."""
+    dropped: bool = False
+    """Its topic was deleted before it fired."""
     fired_at: LogIndex | None = None
     """The entry that fired it; of one of which no firing is noted the first that could have."""
     _next_seq: int | None = None
@@ -122,7 +139,7 @@ class Story:
         before = any(m.entry <= index and m.next_seq > self.target.seq for m in self.marks)
         if fired is not None and fired.entry < index:
             self.fired_at = fired.entry
-            self.over = not self.groups
+            self.over = not self.groups and not self.known.deleted
         elif before and fired is not None:
             self.next = fired.entry
         elif before and self.known.pending:
@@ -138,18 +155,20 @@ class Story:
         events: list[Event] = []
         if self.fired_at is None:
             events += self._before(entry, mark)
-            fires = self.known.fired
+            goal = self.known.goal
             if self.begun and self.known.pending:
                 self.over = True
-            elif self.begun and fires is not None and entry.index < fires.entry:
-                self.next, self._next_seq = fires.entry, None  # nothing in between is about it
+            elif self.begun and goal is not None and entry.index < goal:
+                self.next, self._next_seq = goal, None  # nothing in between is about it
+        if not self.over and entry.index == self.known.dropped:
+            events.append(self._ends(What.DROPPED, entry))
         if not self.over and self._fires(entry):
             self.fired_at = entry.index
             events.append(self._firing(entry))
-            self.over = self.known.fired is None or not self.groups
+            self.over = self.known.fired is None or not (self.groups or self.known.deleted)
         if self.fired_at is not None and not self.over:
             events += self._after(entry)
-            self.over = self.groups <= self._done
+            self.over |= self.groups <= self._done and not self.known.deleted
         return events
 
     # ---- until it fires
@@ -167,8 +186,16 @@ class Story:
                 for op in payloads.decode_group(entry.payload):
                     if isinstance(op, Move):
                         yield from self._moved_here(entry, op)
+            case Kind.TOPIC if self._deletes(entry) and self.known.fired is None:
+                self.dropped = True
+                yield self._ends(What.TOPIC_DELETED, entry)
             case _:
                 pass
+
+    def _deletes(self, entry: Entry) -> bool:
+        """Whether its topic is deleted here."""
+        said = payloads.decode_topic(entry.payload)
+        return isinstance(said, DeleteTopic) and said.topic == self._topic and not self.over
 
     def _schedule(self, entry: Entry, mark: Mark | None) -> Iterator[Event]:
         parts, keyed = parts_of(entry.payload)
@@ -201,7 +228,7 @@ class Story:
 
     def _replaced(self, entry: Entry, schedule: Schedule, rows: slice) -> Iterator[Event]:
         """Whether one of these rows, the last of a part, takes over its key."""
-        if self.known.pending or self.known.fired is not None:
+        if self.known.pending or self.known.goal is not None:
             return
         mine = schedule.rows[rows]
         same = (mine["topic"] == self._topic) & (mine["key_size"] == len(self._key))
@@ -266,7 +293,7 @@ class Story:
 
     def _is_target(self, targets: Targets) -> int | None:
         """Return which of the targets of a change is the timer, if it is there to be changed."""
-        if self.known.pending or self.known.fired is not None or self.over:
+        if self.known.pending or self.known.goal is not None or self.over:
             return None
         if isinstance(targets, Ids):
             found = np.flatnonzero(
@@ -292,6 +319,8 @@ class Story:
     def _fires(self, entry: Entry) -> bool:
         if self.fired_at is not None or self.known.pending or self.known.ended:
             return False
+        if self.known.dropped is not None:
+            return False
         if self.known.fired is not None:
             return entry.index == self.known.fired.entry
         if entry.kind is not Kind.FIRE:
@@ -311,6 +340,8 @@ class Story:
         assert fired is not None
         if entry.kind is Kind.EPOCH:
             yield Event(what=What.NEW_LEADER, entry=entry)
+        if entry.kind is Kind.TOPIC and self._deletes(entry):
+            yield self._ends(What.TOPIC_DELETED, entry)
         if entry.kind is not Kind.GROUP:
             return
         for op in payloads.decode_group(entry.payload):
@@ -320,6 +351,11 @@ class Story:
                 continue
             if op.op in (Op.SEEK, Op.DELETE):
                 yield self._new_life(entry, op)
+                continue
+            if op.op is Op.EXPIRE_BELOW:
+                if fired.offset < op.offsets[0]:
+                    yield Event(what=What.EXPIRED, entry=entry, topic=op.topic)
+                    self._done |= self.groups
                 continue
             if op.group in self._done:
                 continue
@@ -335,7 +371,7 @@ class Story:
 
     def _group_event(self, entry: Entry, op: GroupOp, at: int) -> Event:
         attempt = 0
-        if op.op in (Op.ACK, Op.MOVE):
+        if op.op in (Op.ACK, Op.MOVE, Op.EXPIRE):
             self._done.add(op.group)
         elif op.op is not Op.RECALL:
             self._failed[op.group] = attempt = self._failed.get(op.group, 0) + 1
@@ -356,6 +392,7 @@ _OF_OP: Final = {
     Op.NACK: What.NACKED,
     Op.ENDED: What.LEASE_ENDED,
     Op.RECALL: What.RECALLED,
+    Op.EXPIRE: What.EXPIRED,
 }
 
 

@@ -5,8 +5,9 @@
               own: so seqs between two marks can be counted from the log alone
     firings   per FIRE and topic: the seqs, and the queue offset of the first. The log says that
               something fired, not what; and a message that all groups have acked is gone
+    drops     per FIRE and topic: the seqs of held timers that it dropped
 
-Both decide nothing. They are of the state all the same, so that every replica and a restarted one
+They decide nothing. They are of the state all the same, so that every replica and a restarted one
 tell the same story, and are bounded: what is older has a story with a gap.
 """
 
@@ -66,8 +67,11 @@ class Trace:
         default_factory=lambda: deque([Mark(LogIndex(1), Seq(1))], maxlen=MARKS_MAX)
     )
     firings: deque[Firing] = field(default_factory=deque)
+    drops: deque[Firing] = field(default_factory=deque)
+    """With offsets that mean nothing."""
     _rows: int = 0
     """In all firings."""
+    _drop_rows: int = 0
 
     def mark(self, index: LogIndex, next_seq: Seq, refused: bytes = b"") -> None:
         """Note which seq an entry issues next, unless the last mark says it."""
@@ -84,19 +88,33 @@ class Trace:
         while self._rows > FIRED_ROWS_MAX or len(self.firings) > FIRINGS_MAX:
             self._rows -= len(self.firings.popleft().seqs)
 
+    def dropped(self, index: LogIndex, topic: TopicId, rows: RowArray) -> None:
+        """Note what an entry dropped."""
+        seqs = np.ascontiguousarray(rows["seq"], np.uint64)
+        self._add_drop(Firing(index, topic, QueueOffset(0), seqs))
+
+    def _add_drop(self, drop: Firing) -> None:
+        self.drops.append(drop)
+        self._drop_rows += len(drop.seqs)
+        while self._drop_rows > FIRED_ROWS_MAX or len(self.drops) > FIRINGS_MAX:
+            self._drop_rows -= len(self.drops.popleft().seqs)
+
     def pack(self) -> list[Any]:
         """Return what a manifest holds of it; nothing in it changes later."""
-        return [list(self.marks), list(self.firings)]
+        return [list(self.marks), list(self.firings), list(self.drops)]
 
     def restore(self, fields: list[Any]) -> None:
         """Put back what a manifest holds."""
-        marks, firings = fields
+        marks, firings, drops = fields
         self.marks.clear()
         for index, next_seq, refused in marks:
             self.marks.append(Mark(LogIndex(index), Seq(next_seq), refused))
         for index, topic, first, seqs in firings:
             place = LogIndex(index), TopicId(topic), QueueOffset(first)
             self._add(Firing(*place, np.frombuffer(seqs, np.uint64)))
+        for index, topic, first, seqs in drops:
+            place = LogIndex(index), TopicId(topic), QueueOffset(first)
+            self._add_drop(Firing(*place, np.frombuffer(seqs, np.uint64)))
 
 
 def find(firings: Iterable[Firing], seq: Seq) -> Fired | None:

@@ -33,10 +33,10 @@ from timerclient.nodes import Dial, Node, Nodes, parse_addresses, tcp
 from timerclient.producer import Call, Producer, Row, encode_rows
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import Headers, NewTimer, When, WhenMany
-from timerclient.seen import SeenCalls
 from timerclient.settings import Settings
 from timerclient.subscription import Credit, Subscription
 from timerclient.timers import Outcome, Timer, Timers
+from timerclient.topics import TopicCalls
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     return Credit(window, max_messages)
 
 
-class AsyncTimerClient(SeenCalls):
+class AsyncTimerClient(TopicCalls):
     """A connection to a cluster, for one event loop.
 
     `cluster`: "host:port,host:port", or a sequence of addresses; some of the nodes are enough.

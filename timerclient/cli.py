@@ -29,8 +29,9 @@ from timerclient import show
 from timerclient.cli_args import add_when, agreed, duration, when_of
 from timerclient.cli_groups import GroupCommands
 from timerclient.cli_policies import PolicyCommands
-from timerclient.cli_seen import ProducerCommands, lateness_text
+from timerclient.cli_seen import ProducerCommands
 from timerclient.cli_timers import TimerCommands
+from timerclient.cli_topics import TopicCommands
 from timerclient.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
 from timerclient.messages import Message
 from timerclient.proto import timer_pb2 as pb
@@ -120,8 +121,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     add("status", _status, "show the nodes, who leads, and the counters")
     add("checkpoint", _checkpoint, "show how far each node is, and the shared checkpoint")
-    topics = add("topics", _topics, "show the topics and their groups")
-    topics.add_argument("topic", metavar="TOPIC", nargs="?", help="only this one, and how late")
+    topics = TopicCommands(_client, _print)
+    topics.register(add("topics", topics.run, "show the topics and their groups, or delete one"))
     _add_schedule(add("schedule", _schedule, "schedule one message"))
     cancel = add("cancel", _cancel, "cancel timers by id")
     cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
@@ -355,42 +356,6 @@ def _checkpoint(args: argparse.Namespace) -> int:
         text += "\n\nshared: none yet"
     _print(args, show.as_dict(checkpoint), text)
     return OK
-
-
-def _topics(args: argparse.Namespace) -> int:
-    with _client(args) as client:
-        topics = [client.describe_topic(args.topic)] if args.topic else client.topics()
-    headings = (
-        *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "QUEUE", "LAG MS", "GROUP"),
-        *("TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "WAITS MS", "UNACKED MS"),
-    )
-    rows = [
-        (
-            *(t.name, t.pending, t.scheduled, t.fired, t.cancelled),
-            *(f"{t.queue_begin}..{t.queue_end}", t.lag_ms),
-            *group,
-        )
-        for t in topics
-        for group in _groups(t)
-    ]
-    document = {"topics": [show.as_dict(topic) for topic in topics]}
-    text = show.table(headings, rows) if rows else "no topics"
-    if args.topic:
-        text += f"\n\n{lateness_text(topics[0])}"
-    _print(args, document, text.rstrip())
-    return OK
-
-
-def _groups(topic: pb.TopicStatus) -> list[tuple[Any, ...]]:
-    """Return the cells of each group of a topic; one row of blanks if it has none."""
-    groups: list[tuple[Any, ...]] = [
-        (
-            *(g.name, g.type, g.cursor, g.unacked, g.leased, g.consumers),
-            *(g.undelivered_lag_ms, g.unacked_lag_ms),
-        )
-        for g in topic.groups
-    ]
-    return groups or [("", "", None, None, None, None, None, None)]
 
 
 def _schedule(args: argparse.Namespace) -> int:

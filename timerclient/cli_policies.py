@@ -20,7 +20,7 @@ from timerclient.proto import timer_pb2 as pb
 
 CLUSTER: Final = "cluster"
 _FLAGS: Final = {"on": True, "true": True, "off": False, "false": False}
-_SIZES: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+_SIZES: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MS: Final = timedelta(milliseconds=1)
 _SCOPE_HELP: Final = "cluster, NAMESPACE or NAMESPACE/TOPIC; the default namespace is `default`"
 
@@ -98,7 +98,9 @@ def field_value(text: str) -> tuple[str, Any]:
     if not equals or name not in policies.FIELDS:
         msg = f"{text!r} is not FIELD=VALUE with one of {', '.join(policies.FIELDS)}"
         raise argparse.ArgumentTypeError(msg)
-    if name == "delayed_delivery":
+    if name in policies.TEXTS:
+        return name, value
+    if name in policies.FLAGS:
         if value not in _FLAGS:
             raise argparse.ArgumentTypeError(f"{name} = {value!r}: must be on or off")
         return name, _FLAGS[value]
@@ -118,7 +120,7 @@ def _milliseconds(name: str, text: str) -> int:
 
 
 def _size(name: str, text: str) -> int:
-    found = re.fullmatch(r"(-?\d+)(KiB|MiB|)", text)
+    found = re.fullmatch(r"(-?\d+)(KiB|MiB|GiB|)", text)
     if not found:
         raise argparse.ArgumentTypeError(f"{name} = {text!r}: write 4096, 64KiB or 1MiB")
     return int(found[1]) * _SIZES[found[2]]
@@ -129,6 +131,8 @@ def _text(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "on" if value else "off"
+    if name == "ttl_ms" and not value:
+        return "none"
     if name == policies.LEVELS:
         return ",".join(map(_delay, value))
     return _delay(value) if "_ms" in name else str(value)

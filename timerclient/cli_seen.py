@@ -7,6 +7,7 @@ producers describe ID
 """
 
 import argparse
+from collections.abc import Iterable
 from typing import Any, Final
 
 from timerclient import ids, show
@@ -21,6 +22,7 @@ _STATES: Final = {
     pb.TIMER_PENDING: "pending",
     pb.TIMER_FIRED: "fired",
     pb.TIMER_CANCELLED: "cancelled",
+    pb.TIMER_DROPPED: "dropped",
 }
 
 
@@ -116,3 +118,9 @@ def lateness_text(topic: pb.TopicStatus) -> str:
     rows = list(zip(bounds, *(each.counts for each in late), strict=True))
     used = [row for row in rows if row[1] or row[2]]
     return show.table(("LATE BY AT MOST", "FIRED", "HANDED OUT"), used) if used else ""
+
+
+def quotas_text(topics: Iterable[pb.TopicStatus]) -> str:
+    """Return what topics use of their quotas, as a table below another; none has one: nothing."""
+    rows = [(t.name, q.field, q.used, q.limit, q.source) for t in topics for q in t.quotas]
+    return f"\n\n{show.table(('TOPIC', 'QUOTA', 'USED', 'LIMIT', 'FROM'), rows)}" if rows else ""

@@ -192,6 +192,7 @@ def _document(timer: TimerInfo) -> dict[str, Any]:
         return head
     return head | {
         "topic": timer.topic,
+        "held": timer.held,
         "requested_ms": timer.requested_ms,
         "key": timer.key,
         "headers": dict(timer.headers or {}),

@@ -12,6 +12,7 @@ TimerError
 |   +-- Unreachable        no node answers, or none leads
 +-- Overloaded             the cluster asked for a pause; the client's own patience ended first
 +-- DiskFull               the cluster's disks have too little room; likewise
++-- QuotaReached           a topic has as much as it may; it is not sent again by itself
 +-- OutcomeUnknown         IT MAY HAVE HAPPENED: the answer did not come
 |   +-- CommitTimeout      no majority in time
 |   +-- LeadershipLost     the leader was deposed, or stopped answering, with it in flight
@@ -152,6 +153,19 @@ class DiskFull(TimerError):
     retryable = True
 
 
+class QuotaReached(TimerError):
+    """A topic has as many timers or messages as its policy allows, or would have more.
+
+    It is told at once: what makes room, such as an ack, may take any time, or be the caller's own.
+    """
+
+    reason = Reason.QUOTA_REACHED
+    retryable = True
+    field: str = ""
+    """Of the policy, such as pending_max."""
+    limit: str = ""
+
+
 class OutcomeUnknown(TimerError):
     """The answer did not come; the request may have been applied."""
 
@@ -250,6 +264,7 @@ BY_REASON: dict[Reason, type[TimerError]] = {
 
 _MOVE = (Unavailable, LeadershipLost, ConnectionLost, StorageFailed, Fenced)
 _WAIT = (Overloaded, CommitTimeout)
+_NO_WAIT = (*_MOVE, QuotaReached)
 
 
 def means_move(error: TimerError) -> bool:
@@ -259,7 +274,7 @@ def means_move(error: TimerError) -> bool:
 
 def means_wait(error: TimerError) -> bool:
     """Return whether the same node may take the same request after a pause."""
-    return isinstance(error, _WAIT) or (error.retryable and not isinstance(error, _MOVE))
+    return isinstance(error, _WAIT) or (error.retryable and not isinstance(error, _NO_WAIT))
 
 
 def from_wire(wire: pb.Error) -> TimerError:
@@ -268,7 +283,7 @@ def from_wire(wire: pb.Error) -> TimerError:
     error.retryable = wire.retryable
     error.outcome_known = wire.outcome_known
     error.retry_after_ms = wire.retry_after_ms
-    if isinstance(error, InvalidRequest):
+    if isinstance(error, InvalidRequest | QuotaReached):
         error.field, error.limit = wire.field, wire.limit
     elif isinstance(error, NotLeader):
         error.leader = wire.leader

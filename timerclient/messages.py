@@ -153,8 +153,8 @@ class Message:
     def ack(self) -> Acking[AckResult]:
         """Say that its work is done; return at once with the future of the answer.
 
-        The future raises LeaseLost if the message is somebody else's by now, and NotDelivered if
-        it never was handed out.
+        That is EXPIRED if its time to live was over before. The future raises LeaseLost if the
+        message is somebody else's by now, and NotDelivered if it never was handed out.
         """
         acking: Acking[AckResult] = Acking()
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK)
@@ -296,8 +296,9 @@ class Batch(Sequence[Message]):
     def ack(self) -> Acking[int]:
         """Say that the work of all its messages is done; return at once.
 
-        The future gives how many messages that were. It raises LeaseLost, naming the offsets, if
-        some are somebody else's by now; the others are acked all the same.
+        The future gives how many messages that were, less those that had expired. It raises
+        LeaseLost, naming the offsets, if some are somebody else's by now; the others are acked all
+        the same.
         """
         acking: Acking[int] = Acking()
         acking.counts = True
@@ -307,8 +308,8 @@ class Batch(Sequence[Message]):
     def nack(self, delay: float | timedelta | None = None) -> Acking[int]:
         """Give all its messages back: see `Message.nack`.
 
-        The future gives how many were not acked already. It raises LeaseLost, naming the offsets,
-        if some were not this consumer's any more; the others are nacked all the same.
+        The future gives how many were not acked already, nor expired. It raises LeaseLost, naming
+        the offsets, if some were not this consumer's any more; the others are nacked all the same.
         """
         return self._say(nack_after(delay))
 

@@ -10,7 +10,7 @@ answers; who sends them is the client (timerclient/aio.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypedDict
@@ -50,6 +50,8 @@ class TimerInfo:
     payload: bytes | None = None
     key: str | None = None
     headers: Mapping[str, str] | None = None
+    held: bool = False
+    """It is overdue, as its topic is paused, or was just now. Told of one timer, not in lists."""
 
     @property
     def id(self) -> str:
@@ -198,7 +200,7 @@ def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
 def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
     """Return one timer; `raw` is the id that it was asked for by."""
     if answer.state == pb.TIMER_PENDING:
-        return next(infos(answer.topic, answer.timer))
+        return replace(next(infos(answer.topic, answer.timer)), held=answer.held)
     return TimerInfo(raw, TimerState(answer.state))
 
 

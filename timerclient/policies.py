@@ -11,6 +11,8 @@ from timerclient.proto import timer_pb2 as pb
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 FIELDS: Final = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
 LEVELS: Final = "delay_levels_ms"
+FLAGS: Final = ("delayed_delivery", "paused")
+TEXTS: Final = ("catch_up",)
 
 
 def scope(namespace: str, topic: str) -> pb.PolicyScope:
@@ -34,9 +36,9 @@ def policy(said: Mapping[str, Any]) -> pb.Policy:
     for name, value in said.items():
         if name not in FIELDS:
             raise InvalidRequest.of("policy", name, f"must be one of {', '.join(FIELDS)}")
-        is_flag = name == "delayed_delivery"
-        if isinstance(value, bool) != is_flag:
-            limit = "must be true or false" if is_flag else "must be a number"
+        if isinstance(value, bool) != (name in FLAGS):
+            limit = "must be a text" if name in TEXTS else "must be a number"
+            limit = "must be true or false" if name in FLAGS else limit
             raise InvalidRequest.of(name, value, limit)
         try:
             if name == LEVELS:

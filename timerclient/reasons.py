@@ -26,6 +26,7 @@ class Reason(IntEnum):
     CONFIG = 16
     DISK_FULL = 17
     GROUP_HELD = 18
+    QUOTA_REACHED = 20
 
     @classmethod
     def _missing_(cls, value: object) -> "Reason":

@@ -13,6 +13,8 @@ class CancelResult(IntEnum):
     ALREADY_FIRED = 3
     NOT_FOUND = 4
     """It never existed, or ended longer ago than the cluster remembers."""
+    DROPPED = 5
+    """Its topic was paused, and went on without it: it never fires."""
 
 
 class ScheduleResult(IntEnum):
@@ -36,6 +38,8 @@ class RescheduleResult(IntEnum):
     ALREADY_FIRED = 3
     NOT_FOUND = 4
     """It never existed, or ended longer ago than the cluster remembers; nobody has the key."""
+    DROPPED = 6
+    """As of a cancel."""
 
 
 class TimerState(IntEnum):
@@ -45,6 +49,9 @@ class TimerState(IntEnum):
     FIRED = 2
     CANCELLED = 3
     """Or replaced, or rescheduled."""
+    DROPPED = 4
+    """Its topic was deleted while it was pending (told by a story only), or was paused, and went on
+    without it."""
 
 
 class AckResult(IntEnum):
@@ -53,6 +60,9 @@ class AckResult(IntEnum):
     ACKED = 1
     """On a majority of disks: the message is never delivered again to this group."""
     ALREADY_ACKED = 2
+    EXPIRED = 7
+    """It is over, and is never delivered again: the time to live of its topic was over before the
+    ack, unless an earlier ack of it, whose answer was lost, has counted."""
 
 
 class NackResult(IntEnum):
@@ -62,6 +72,8 @@ class NackResult(IntEnum):
     """It is done: it does not come again."""
     NACKED = 5
     """On a majority of disks: the message comes again, not before its delay is over."""
+    EXPIRED = 7
+    """It is over: it does not come again."""
 
 
 class ExtendResult(IntEnum):
@@ -70,3 +82,5 @@ class ExtendResult(IntEnum):
     ALREADY_ACKED = 2
     EXTENDED = 6
     """The message is this consumer's for so much longer, as long as the same node leads."""
+    EXPIRED = 7
+    """It is over, as of a nack."""

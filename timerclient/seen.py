@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 from timerclient import rows
 from timerclient.errors import InvalidRequest
 from timerclient.existing import Seconds, TimerLike, raw_ids
-from timerclient.groups import GroupCalls
 from timerclient.nodes import Node
+from timerclient.pauses import PauseCalls, PauseFront
 from timerclient.proto import timer_pb2 as pb
 
 PRODUCER_ID_MAX: Final = (1 << 64) - 1
@@ -22,7 +22,7 @@ class Story(NamedTuple):
     """How it stands, what the log holds, and what it can't tell."""
 
 
-class SeenCalls(GroupCalls):
+class SeenCalls(PauseCalls):
     """Calls for looking, for an event loop."""
 
     async def tell_story(
@@ -90,7 +90,7 @@ class SeenCalls(GroupCalls):
         return await self._admin(lambda node: lambda: node.admin.ListProducers(request))
 
 
-class SeenFront:
+class SeenFront(PauseFront):
     """The same for threads."""
 
     _seen: SeenCalls

@@ -131,7 +131,7 @@ def _settle(
         acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never handed out"))
     else:
         done = 0 if word.kind == "ack" else results.count(pb.ALREADY_ACKED)
-        acking.set_result(len(offsets) - done)
+        acking.set_result(len(offsets) - done - results.count(pb.ACK_EXPIRED))
     return len(lost)
 
 

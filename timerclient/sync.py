@@ -47,10 +47,10 @@ from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
 from timerclient.rows import Headers, NewTimer, When, WhenMany
-from timerclient.seen import SeenFront
 from timerclient.settings import Settings
 from timerclient.subscription import Credit, Subscription
 from timerclient.timers import Outcome, Timer, Timers
+from timerclient.topics import TopicFront
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class Budget:
             self._freed.notify_all()
 
 
-class TimerClient(SeenFront):
+class TimerClient(TopicFront):
     """A connection to a cluster, for threads. The arguments are AsyncTimerClient's."""
 
     def __init__(

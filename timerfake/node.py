@@ -12,11 +12,12 @@ from cluster.peers import Peers
 from cluster.services import services_of
 from cluster.storage import leader_config
 from cluster.topics import TopicView
+from timer.applied import Applied, FireApplied
 from timer.clock import ClusterClock, Sample
 from timer.engine import Engine
 from timer.entry import Entry
 from timer.errors import InvalidRequest
-from timer.machine import FIRE_MARK_MS, Applied, FireApplied
+from timer.machine import FIRE_MARK_MS
 from timer.units import LogIndex, MonoMs, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerfake.loopback import Server
@@ -154,7 +155,7 @@ class FakeNode(TopicView):
             commit_index=self.host.engine.commit_index,
             applied_index=machine.applied_index,
             pending=counts.pending,
-            ready=sum(topic.queue.end - topic.queue.begin for topic in machine.topics.values()),
+            ready=sum(topic.ready for topic in machine.topics.values()),
             scheduled=counts.scheduled,
             fired=counts.fired,
             cancelled=counts.cancelled,

@@ -64,6 +64,7 @@ def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
         "ok": done,
         "already": F.col("results") == "ALREADY_CANCELLED",
         "fired": F.col("results") == "ALREADY_FIRED",
+        "dropped": F.col("results") == "DROPPED",
         "unknown": F.col("outcome") == "unknown",
     }
     counts = [

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 SLOT: Final = ("topic", "group", "queue_offset")
 """What one message of one group is known by."""
+_STRETCH_BITS: Final = 8
 
 
 def asked(lines: DataFrame) -> DataFrame:
@@ -63,14 +64,36 @@ def deliveries(lines: DataFrame) -> DataFrame:
 
 
 def confirmed_acks(lines: DataFrame) -> DataFrame:
-    """Return one row per message whose ack was confirmed: its slot and when it first was."""
+    """Return a message's slot and confirmed_ms for every time that its ack was confirmed."""
     rows = (
         lines.where("op = 'ack' AND outcome = 'ok'")
         .select("topic", "group", "end_ms", F.inline(F.arrays_zip("offsets", "results")))
-        .toDF("topic", "group", "end_ms", "queue_offset", "result")
+        .toDF("topic", "group", "confirmed_ms", "queue_offset", "result")
     )
-    rows = rows.where(F.col("result").isin("ACKED", "ALREADY_ACKED"))
-    return rows.groupBy(*SLOT).agg(F.min("end_ms").alias("confirmed_ms"))
+    return rows.where(F.col("result").isin("ACKED", "ALREADY_ACKED")).drop("result")
+
+
+def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
+    """Return `rows`, by slot, joined with what is known of runs of `count` messages.
+
+    An equi-join by stretches of queue offsets, then the exact bounds.
+    """
+    runs = runs.withColumns(
+        {"first": F.col("queue_offset"), "end": F.col("queue_offset") + F.col("count")}
+    ).drop("queue_offset", "count")
+    last = F.shiftright(F.col("end") - 1, _STRETCH_BITS)
+    parts = runs.withColumn(
+        "stretch", F.explode(F.sequence(F.shiftright("first", _STRETCH_BITS), last))
+    ).withColumnsRenamed({"topic": "run_topic", "group": "run_group"})
+    inside = (
+        (F.col("topic") == F.col("run_topic"))
+        & (F.col("group") == F.col("run_group"))
+        & (F.shiftright("queue_offset", _STRETCH_BITS) == F.col("stretch"))
+        & (F.col("queue_offset") >= F.col("first"))
+        & (F.col("queue_offset") < F.col("end"))
+    )
+    joined = rows.join(parts, inside, how)
+    return joined.drop("run_topic", "run_group", "stretch", "first", "end")
 
 
 def consumed(lines: DataFrame) -> DataFrame:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from chaos.audit.clients import SLOT
 from chaos.audit.faults import Fault, Phase
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
@@ -202,11 +203,31 @@ def _table(spark: SparkSession, faults: Sequence[Fault]) -> DataFrame:
     return spark.createDataFrame(rows, schema)
 
 
-def redeliveries(given: DataFrame, found: DataFrame) -> DataFrame:
+def repeated(given: DataFrame, found: DataFrame) -> DataFrame:
+    """Return the seqs of timers that were given more than once to a group, or marked so.
+
+    `given` as from `clients.deliveries`, `found` from `verdict.verdicts`.
+    """
+    several = found.where("deliveries > groups").select("seq")
+    return several.union(given.where("attempt > 1").select("seq")).distinct()
+
+
+def arrived_after_ack(some: DataFrame, confirmed: DataFrame) -> int:
+    """Return how many deliveries of `repeated` timers came after the ack was confirmed."""
+    slots = some.select(*SLOT).distinct()
+    first = (
+        confirmed.join(slots, [*SLOT], "left_semi")
+        .groupBy(*SLOT)
+        .agg(F.min("confirmed_ms").alias("confirmed_ms"))
+    )
+    return some.join(first, [*SLOT]).where("received_ms > confirmed_ms").count()
+
+
+def redeliveries(some: DataFrame) -> DataFrame:
     """Return how often messages were given again, by reason: reason, n.
 
-    `given` as from `clients.deliveries`, `found` from `verdict.verdicts`. What was given before is
-    known by slot and attempt:
+    `some`: the deliveries of timers that are `repeated`. What was given before is known by slot
+    and attempt:
 
         lease ended     by the same epoch; the log's ENDED entry counted the attempt
         failover        by a later epoch than the delivery before
@@ -215,9 +236,6 @@ def redeliveries(given: DataFrame, found: DataFrame) -> DataFrame:
         unmarked        the same attempt again
     """
     slot = ("seq", "group", "queue_offset")
-    repeated = found.where("deliveries > groups").select("seq")
-    seqs = repeated.union(given.where("attempt > 1").select("seq")).distinct()
-    some = given.join(seqs, "seq", "left_semi")
     order = Window.partitionBy(*slot).orderBy("attempt", "epoch", "received_ms")
     told = some.select(
         "attempt", "epoch",

@@ -8,9 +8,10 @@ and no step needs memory for a whole run; only counts and figures are collected.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -55,7 +56,11 @@ def audit(spark: SparkSession, run: Run) -> Report:
     held = [
         row.asDict() for row in nodes.ends(entries, disputes, end).orderBy("node", "life").collect()
     ]
-    replayed = _replayed(spark, run, held)
+    with ThreadPoolExecutor(1) as beside:  # the replay has one core
+        telling = beside.submit(_replayed, spark, run, held)
+        asks = _kept(clients.asked(lines), run, "asked")
+        given = _kept(clients.deliveries(lines), run, "given")
+        replayed = telling.result()
     story = {
         name: spark.read.schema(from_arrow_schema(schema)).parquet(
             str(run.audit / "work/replay" / name)
@@ -66,7 +71,8 @@ def audit(spark: SparkSession, run: Run) -> Report:
     diverged = any(life["diverged"] for life in held)
     log = nodes.disputed(story["fates"], disputes if diverged else None)
     all_lines, lines = lines, _without_sought(lines, story["groups"])
-    found = _judged(run, lines, story, log, end_ms)
+    all_given, given = given, _without_sought(given, story["groups"])
+    found = _judged(run, lines, Witnesses(asks, log, given), story, end_ms)
     summary = _counts(found, disputes, held)
     summary |= _conserved(story, summary)
     summary |= _changed(lines, story["fates"], summary)
@@ -75,6 +81,7 @@ def audit(spark: SparkSession, run: Run) -> Report:
     summary |= {"holes": _holes(held), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
+    summary |= _redelivered(run, lines, all_given, found)
     return write(run, Report(summary))
 
 
@@ -197,24 +204,42 @@ def _holes(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return holes
 
 
+class Witnesses(NamedTuple):
+    """What was asked for, what the log says (the fates, with `disagree`), what was given."""
+
+    asks: DataFrame
+    log: DataFrame
+    given: DataFrame
+
+
 def _judged(
-    run: Run, lines: DataFrame, story: dict[str, DataFrame], log: DataFrame, end_ms: int
+    run: Run, lines: DataFrame, told: Witnesses, story: dict[str, DataFrame], end_ms: int
 ) -> DataFrame:
-    """Write the verdict table; return it. `log`: the fates, with `disagree`."""
-    asks = clients.asked(lines)
+    """Write the verdict table; return it.
+
+    What is about few timers is written first: Spark then knows that it is small.
+    """
     topics = F.broadcast(lines.where("op = 'schedule'").select("topic").distinct())
     starts = clients.consumed(lines).join(
         story["groups"].select("topic", "group", "start_offset"), ["topic", "group"], "left"
     )
-    given = verdict.judged_deliveries(
-        clients.deliveries(lines), clients.confirmed_acks(lines), story["acks"]
-    )
-    log = log.join(topics, "topic", "left_semi")
+    acks = story["acks"]
+    unkept = _kept(verdict.unkept_acks(clients.confirmed_acks(lines), acks), run, "unkept")
+    log = told.log.join(topics, "topic", "left_semi")
+    if story["expired"].head(1):
+        over = verdict.expiry(story["expired"], told.given, clients.consumed(lines))
+        log = log.join(over, ["topic", "queue_offset"], "left")
+    keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
+    changed = changes.changes(lines, keyed, log)
     found = verdict.verdicts(
-        asks,
+        told.asks,
         log,
-        given,
-        changes.changes(lines, asks, log),
+        verdict.judged_deliveries(told.given, unkept, acks),
+        changes.Changes(
+            _kept(changed.tried, run, "tried"),
+            _kept(changed.moves, run, "moves"),
+            _kept(changed.flags, run, "flags"),
+        ),
         starts.fillna(0, ["start_offset"]),
         until_ms=end_ms,
     )
@@ -238,7 +263,6 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
         F.count("*").alias("n"),
         F.sum("deliveries").alias("deliveries"),
         F.sum("groups").alias("messages"),
-        F.sum("arrived_after_ack").alias("arrived_after_ack"),
     )
     rows = [row.asDict() for row in cells.collect()]
     counts: dict[str, int] = {}
@@ -251,9 +275,8 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
     }
     if diverged := sum(node["diverged"] for node in held):
         violations["diverged_entries"] = diverged
-    delivered, messages, after = (
-        sum(row[name] or 0 for row in rows)
-        for name in ("deliveries", "messages", "arrived_after_ack")
+    delivered, messages = (
+        sum(row[name] or 0 for row in rows) for name in ("deliveries", "messages")
     )
     bad = found.where(F.col("verdict").isin(*verdict.VIOLATIONS))
     entries = disputes.where(~F.col("stale"))
@@ -265,7 +288,6 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
         **{end: ends.get(end, 0) for end in ENDS},
         "delivered": messages,
         "redelivered": delivered - messages,
-        "arrived_after_ack": after,
         "stale_entries": sum(node["stale"] for node in held),
         "nodes": held,
         "offenders": _first(bad, "verdict", "seq", "mark") if violations else [],
@@ -315,7 +337,7 @@ def _changed(lines: DataFrame, fates: DataFrame, summary: dict[str, Any]) -> dic
 
 
 def _figures(run: Run, lines: DataFrame, found: DataFrame, end_ms: int) -> dict[str, Any]:
-    """Return lateness by phase, gaps by fault, redeliveries by reason, and the timeline."""
+    """Return lateness by phase, gaps by fault, and the timeline."""
     spark = lines.sparkSession
     moments = _kept(figures.successes(lines, found), run, "successes")
     faults = windows(_faults(run), end_ms)
@@ -327,13 +349,21 @@ def _figures(run: Run, lines: DataFrame, found: DataFrame, end_ms: int) -> dict[
     histogram = _kept(figures.lateness(found, phases(faults), bucket_ms), run, "lateness")
     late = figures.percentiles(figures.breakdowns(histogram), "what", "phase", "bucket").collect()
     series = _series(figures.throughput(lines, bucket_ms).collect(), late)
-    given = clients.deliveries(lines)
-    reasons = figures.redeliveries(given, found).orderBy("reason").collect()
     return {
         "lateness_ms": _lateness(late),
         "faults": figures.unavailability(spark, figures.gaps(moments), faults),
-        "redeliveries": {row["reason"]: row["n"] for row in reasons},
         "timeline": {"bucket_ms": bucket_ms, "from_ms": begin_ms, "to_ms": end_ms, **series},
+    }
+
+
+def _redelivered(run: Run, lines: DataFrame, given: DataFrame, found: DataFrame) -> dict[str, Any]:
+    """Return redeliveries by reason, and how many came after their ack."""
+    seqs = _kept(figures.repeated(given, found), run, "repeated")
+    some = _kept(given.join(seqs, "seq", "left_semi"), run, "redelivered")
+    reasons = figures.redeliveries(some).orderBy("reason").collect()
+    return {
+        "redeliveries": {row["reason"]: row["n"] for row in reasons},
+        "arrived_after_ack": figures.arrived_after_ack(some, clients.confirmed_acks(lines)),
     }
 
 

@@ -1,7 +1,8 @@
 """What became of nacks: three promises about messages that were given back, judged by joins.
 
     nacked_early  P5  handed out again before the time that its nack named, on the cluster's clock
-    nacked_lost   P1  its time came long ago, it is not acked, and nobody was given it again
+    nacked_lost   P1  its time came long ago, it is not acked and has not expired, and nobody was
+                  given it again
     nack_lost     P5  a consumer was told NACKED, but the log has no nack of the message
 
 As for acks (chaos/audit/verdict.py) the attempt says on which side of a nack a delivery lies: the
@@ -14,7 +15,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.clients import SLOT
+from chaos.audit.clients import SLOT, with_runs
 
 GRACE_MS: Final = 15_000
 """After its time a message has so long to come again: the longest lease of a workload, and some."""
@@ -25,8 +26,8 @@ def judged_nacks(
 ) -> dict[str, DataFrame]:
     """Return violation -> one row per message that breaks it, with the evidence.
 
-    `log_nacks`: slot, attempts, not_before_ms, nack_index; `log_acks`: slot; `until_ms`: when the
-    clients looked last.
+    `log_nacks`: slot, attempts, not_before_ms, nack_index; `log_acks`: slot, count, also of what
+    expired; `until_ms`: when the clients looked last.
     """
     given = _given(lines)
     after = (
@@ -40,9 +41,9 @@ def judged_nacks(
     lost = (
         log_nacks.where(F.col("not_before_ms") + GRACE_MS <= until_ms)
         .join(F.broadcast(read), ["topic", "group"], "left_semi")
-        .join(log_acks.select(*SLOT), [*SLOT], "left_anti")
         .join(again, [*SLOT, "nack_index"], "left_anti")
     )
+    lost = with_runs(lost, log_acks.select(*SLOT, "count"), "left_anti")
     untold = _told(lines).join(log_nacks.select(*SLOT), [*SLOT], "left_anti")
     return {"nacked_early": early, "nacked_lost": lost, "nack_lost": untold}
 
@@ -74,7 +75,9 @@ def nacked(
     count = story["nacks"].count()
     violations, offenders = dict(summary["violations"]), []
     if count or lines.where("op = 'nack'").head(1):
-        found = judged_nacks(lines, story["nacks"], story["acks"], until_ms=until_ms)
+        expired = story["expired"].select(*SLOT).withColumn("count", F.lit(1).cast("bigint"))
+        done = story["acks"].select(*SLOT, "count").unionByName(expired)
+        found = judged_nacks(lines, story["nacks"], done, until_ms=until_ms)
         for name, rows in found.items():
             wrong = rows.select(*SLOT).distinct()
             if number := wrong.count():

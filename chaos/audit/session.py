@@ -58,6 +58,9 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
     if quick:
         # the first compiler alone would have 48 MB for all that it compiles: a long session ends
         options += " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+    else:
+        # the verdict's conditions are one method of more than 8,000 bytes: it would be interpreted
+        options += " -XX:-DontCompileHugeMethods"
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": options,
@@ -65,6 +68,7 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
         "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", str(scratch)),
         "spark.log.level": "ERROR",
         "spark.python.authenticate.socketTimeout": "120s",  # a worker starts late on a busy machine
+        "spark.sql.autoBroadcastJoinThreshold": "10m" if quick else "64m",
         "spark.sql.adaptive.enabled": str(not quick).lower(),  # plans anew after every exchange
         "spark.sql.shuffle.partitions": "2" if quick else "128",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),

@@ -1,9 +1,11 @@
 """Verdicts: every timer that any witness knows gets one, by joins of the three.
 
-    fine        ok, cancelled, dropped (by a logged policy), pending (due after the run's end),
+    fine        ok, cancelled, dropped (with its topic, or by a logged resume),
+                pending (due after the run's end), held (by a logged pause, at the run's end),
                 refused (asked, certainly not taken), unknown_not_fired, unknown_fired_once,
                 replaced (its key was taken over), rescheduled (another id goes on in its place),
-                rejected, kept (no timer: a pending one has its key)
+                rejected, kept (no timer: a pending one has its key), expired (fired, and not acked
+                in time by some group, which nobody of it was given)
     violation   breaks
     diverged    P6  nodes disagree, or what was answered or given is not what the log says
     duplicate_fire  P2  one timer asked for, two in the log or two queue offsets
@@ -13,11 +15,13 @@
     replaced_delivered, rescheduled_delivered  P4  likewise, after its replacement or reschedule
     early       P3  fired before its due time
     acked_again P5  given after its ack, in the log's order
+    expired_delivered  P5  given after it had expired in that group, in the log's order
     ack_lost    P5  its ack was confirmed, but the log has none
     unmarked_redelivery  P5  given twice to one group under the same attempt
     cancel_untrue, conflict_untrue, reschedule_untrue  P4  the answer to a cancel, of what became of
                 a key, or to a reschedule contradicts the log
-    lost        P1  answered OK, but not in the log, never fired, or not given to every group
+    lost        P1  answered OK, but not in the log, never fired, or neither given to every group
+                nor expired in it
 
 **A reschedule** ends one timer, by seq, and begins another: each has a verdict. The first must not
 be given any more; the second is due at the new time, and was asked for by the reschedule.
@@ -38,7 +42,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.changes import Changes
-from chaos.audit.clients import SLOT
+from chaos.audit.clients import SLOT, with_runs
 from chaos.audit.nodes import no
 
 FINE: Final = (
@@ -49,7 +53,9 @@ FINE: Final = (
     "rescheduled",
     "rejected",
     "kept",
+    "expired",
     "pending",
+    "held",
     "refused",
     "unknown_not_fired",
     "unknown_fired_once",
@@ -64,6 +70,7 @@ VIOLATIONS: Final = (
     "rescheduled_delivered",
     "early",
     "acked_again",
+    "expired_delivered",
     "ack_lost",
     "unmarked_redelivery",
     "cancel_untrue",
@@ -78,58 +85,71 @@ GRACE_MS: Final = 5_000
 _CHANGED: Final = ("cancelled", "replaced", "rescheduled")
 """Ends that a later cancel or reschedule is told of as ALREADY_CANCELLED."""
 _ENDED: Final = (*_CHANGED, "dropped", "rejected", "kept")
+_WAITING: Final = ("pending", "held")
 HORIZON_MS: Final = 9 * 60_000
 """How long after its end a timer's cancel is not answered NOT_FOUND: the product's ten minutes,
 less one for the client's clock."""
 
 
-def judged_deliveries(given: DataFrame, confirmed: DataFrame, log_acks: DataFrame) -> DataFrame:
+def unkept_acks(confirmed: DataFrame, log_acks: DataFrame) -> DataFrame:
+    """Return the slots of acks that were confirmed, but that the log has not, each once.
+
+    `confirmed` as from `clients.confirmed_acks`, `log_acks`: the replay's.
+    """
+    return with_runs(confirmed, log_acks, "left_anti").select(*SLOT).distinct()
+
+
+def judged_deliveries(given: DataFrame, unkept: DataFrame, log_acks: DataFrame) -> DataFrame:
     """Return one row per timer that was given to somebody; what is wrong with it is counted.
 
-    `given` as from `clients.deliveries`, `confirmed` from `clients.confirmed_acks`, `log_acks`:
-    slot, ack_epoch, attempts.
+    `given` as from `clients.deliveries`, `unkept` from `unkept_acks`, `log_acks`: the replay's.
     """
     again = (F.col("epoch") > F.col("ack_epoch")) | (F.col("attempt") > F.col("attempts"))
-    unkept = F.col("confirmed_ms").isNotNull() & F.col("ack_epoch").isNull()
-    after = F.col("received_ms") > F.col("confirmed_ms")
     same = ("topic_hash", "queue_offset", "due_ms", "mark", "fired_at_ms")
+    acks = log_acks.select(*SLOT, "count", "ack_epoch", "attempts")
+    before = F.lag("attempt").over(Window.partitionBy("seq", "group").orderBy("attempt"))
     rows = (
-        given.join(confirmed, [*SLOT], "left")
-        .join(log_acks.select(*SLOT, "ack_epoch", "attempts"), [*SLOT], "left")
+        with_runs(given, acks, "left")
+        .join(unkept.withColumn("unkept", ~no()), [*SLOT], "left")
         .select(
             *("seq", "group", "attempt", "received_ms", *same[1:]),
             F.xxhash64("topic").alias("topic_hash"),
             *(
                 F.coalesce(flag.cast("bigint"), F.lit(0)).alias(name)
-                for name, flag in (("again", again), ("unkept", unkept), ("after", after))
+                for name, flag in (("again", again), ("unkept", F.col("unkept")))
             ),
         )
-        .repartition("seq")  # once for all three groupings
+        .repartition("seq")  # once for the window and the grouping
+        .withColumn("before", before)
     )
-    ranges = [f(name).alias(f"{name}_{f.__name__}") for name in same for f in (F.min, F.max)]
-    wider = [
-        f(f"{name}_{f.__name__}").alias(f"{name}_{f.__name__}")
-        for name in same
-        for f in (F.min, F.max)
-    ]
-    sums = [F.sum(name).alias(name) for name in ("again", "unkept", "after")]
-    earliest = F.min("received_ms").alias("received_ms")
-    per_attempt = rows.groupBy("seq", "group", "attempt").agg(
-        F.count("*").alias("times"), *sums, earliest, *ranges
+    ranges = [f(name).alias(f"given_{name}_{f.__name__}") for name in same for f in (F.min, F.max)]
+    return rows.groupBy("seq").agg(
+        F.count("*").alias("deliveries"),
+        F.count_if(F.col("before").isNull()).alias("groups"),
+        F.count_if(F.col("before") == F.col("attempt")).alias("unmarked"),
+        *(F.sum(name).alias(name) for name in ("again", "unkept")),
+        F.min("received_ms").alias("received_ms"),
+        *ranges,
     )
-    per_group = per_attempt.groupBy("seq", "group").agg(
-        F.sum("times").alias("times"), F.count("*").alias("attempts"), *sums, earliest, *wider
+
+
+def expiry(expired: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
+    """Return one row per message that expired: topic, queue_offset, `expired_groups`, `late`.
+
+    How many groups it expired in unseen, of those that were `read`; and whether some group was
+    given it after that. `expired`: slot, attempts, expire_epoch; `given` as from
+    `clients.deliveries`.
+    """
+    last = given.groupBy(*SLOT).agg(
+        F.max("epoch").alias("epoch"), F.max("attempt").alias("attempt")
     )
-    per_timer = per_group.groupBy("seq").agg(
-        F.sum("times").alias("deliveries"),
-        F.count("*").alias("groups"),
-        F.sum(F.col("times") - F.col("attempts")).alias("unmarked"),
-        *sums,
-        earliest,
-        *wider,
+    late = (F.col("epoch") > F.col("expire_epoch")) | (F.col("attempt") > F.col("attempts"))
+    return (
+        expired.join(F.broadcast(read), ["topic", "group"], "left_semi")
+        .join(last, [*SLOT], "left")
+        .groupBy("topic", "queue_offset")
+        .agg(F.count_if(F.col("epoch").isNull()).alias("expired_groups"), F.max(late).alias("late"))
     )
-    named = {f"{name}_{end}": f"given_{name}_{end}" for name in same for end in ("min", "max")}
-    return per_timer.withColumnsRenamed(named)
 
 
 def verdicts(
@@ -142,6 +162,8 @@ def verdicts(
     `groups`: (topic, group, start_offset) of the groups that were read to the end, `until_ms`: when
     the clients looked last.
     """
+    if "late" not in log.columns:
+        log = log.withColumns({"expired_groups": F.lit(0), "late": no()})
     starts = groups.groupBy("topic").agg(F.collect_list("start_offset").alias("starts"))
     known = (
         _asked_in_log(asks, log.withColumnRenamed("topic", "log_topic"), changes)
@@ -164,8 +186,9 @@ def verdicts(
     chain = (
         chain.when(no_timer, F.when(outcome == "fail", "refused").otherwise("unknown_not_fired"))
         .when(end.isin(*_ENDED), end)
-        .when((end == "pending") & (outcome == "unknown"), "unknown_not_fired")
-        .when(end == "pending", "pending")
+        .when((end == "fired") & (F.col("expired_groups") > 0), "expired")
+        .when(end.isin(*_WAITING) & (outcome == "unknown"), "unknown_not_fired")
+        .when(end.isin(*_WAITING), end)
         .when(outcome == "unknown", "unknown_fired_once")
         .otherwise("ok")
     )
@@ -173,7 +196,7 @@ def verdicts(
         *("id", "mark", "seq", "topic", "due_ms", "asked_due_ms", "outcome", "copies", "end"),
         *("key", "told", "other_seq", "old_due_ms"),
         *("scheduled_at_ms", "ended_at_ms", "end_epoch", "queue_offset"),
-        *("deliveries", "groups", "received_ms", F.col("after").alias("arrived_after_ack")),
+        *("deliveries", "groups", "received_ms"),
     )
     return known.select(chain.alias("verdict"), *evidence)
 
@@ -192,7 +215,7 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: Changes) -> DataFram
         .join(changes.flags.drop("key", "moved_outcome", "moved_due_ms"), "seq", "left")
     )
     # Answered otherwise than the log has it: that is the old timer's violation.
-    answered = "move_fired + move_already > 0 OR move_missing_ms IS NOT NULL"
+    answered = "move_fired + move_already + move_dropped > 0 OR move_missing_ms IS NOT NULL"
     unsure = changes.tried.where(f"move_unknown > 0 OR {answered}").select(
         F.col("seq").alias("other_seq"),
         F.when(F.col("move_unknown") > 0, "unknown").otherwise("ok").alias("tried_outcome"),
@@ -247,13 +270,14 @@ def _violations(until_ms: int) -> dict[str, Column]:
     tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
     cancelled = (F.coalesce(tried, F.lit(0)) > 0) | F.coalesce("asked_cancel", no())
     fired = c("end") == "fired"
+    reached = F.coalesce("groups", F.lit(0)) + F.coalesce("expired_groups", F.lit(0))
     conditions = _of_changes() | {
         "diverged": _any(c("disagree"), otherwise_answered, ~several & _any(*otherwise_given)),
         "duplicate_fire": _any(c("copies") > 1, several),
         "phantom": _any(
             ~was_asked,
             in_log & (c("outcome") == "fail"),
-            was_given & (~in_log | c("end").isin("pending", "dropped")),
+            was_given & (~in_log | c("end").isin(*_WAITING, "dropped")),
         ),
         "early": _any(
             (c("end") == "fired") & (c("ended_at_ms") < c("due_ms")),
@@ -261,12 +285,13 @@ def _violations(until_ms: int) -> dict[str, Column]:
             c("due_ms") < c("asked_due_ms"),  # docs/adr/0006-past-due.md
         ),
         "acked_again": c("again") > 0,
+        "expired_delivered": c("late"),
         "ack_lost": c("unkept") > 0,
         "unmarked_redelivery": c("unmarked") > 0,
         "lost": _any(
             (c("outcome") == "ok") & ~in_log,
             (c("end") == "pending") & (c("due_ms") + GRACE_MS <= until_ms),
-            fired & (F.coalesce("groups", F.lit(0)) < c("expected_groups")),
+            fired & (reached < c("expected_groups")),
             (c("end") == "cancelled") & ~cancelled,
         ),
     }
@@ -320,6 +345,8 @@ def _untrue(what: str, end: str) -> Column:
     return _any(
         (c(f"{what}_fired") > 0) & (c("end") != "fired"),
         (c(f"{what}_already") > 0) & ~ended,
+        (c(f"{what}_dropped") > 0) & (c("end") != "dropped"),
+        c(f"{what}_missing_ms").isNotNull() & (c("end") == "held"),
         done & (c("end") != end),
         c(f"{what}_ok") > 1,
         c(f"{what}_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS,

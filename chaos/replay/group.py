@@ -53,10 +53,12 @@ class Group:
     acked_count: int = 0
     ended_count: int = 0
     """Leases that ended unacked."""
+    expired_count: int = 0
     over: bool = False
     """It was sought, and lives on under another id, or it was deleted."""
     sought: bool = False
-    """A group of this name was sought or deleted before: clients can't say which they mean."""
+    """A group of this name was sought or deleted before, or a topic of its topic's name deleted:
+    clients can't say which they mean."""
     _marks: list[int] = field(default_factory=list)
     """One per later epoch that found messages handed out: those below count once more."""
     base: int = 0
@@ -67,8 +69,24 @@ class Group:
     def ack(self, offsets: U64, item: Entry) -> npt.NDArray[np.void]:
         """Count the acks of offsets that were reserved and are not acked yet; return them (ACK)."""
         at = self._open(offsets)
-        self._acked[at] = True
         self.acked_count += len(at)
+        return self._done(at, item)
+
+    def expire(self, offsets: U64, item: Entry) -> npt.NDArray[np.void]:
+        """Be done with offsets that have expired, handed out or not; return them (ACK)."""
+        below = int(offsets.max(initial=0)) + 1
+        at = self._open(offsets, max(self.reserved, below))
+        self.expired_count += len(at)
+        expired = self._done(at, item)
+        self.reserved = max(self.reserved, self.cursor)
+        return expired
+
+    def expire_below(self, offset: int, item: Entry) -> npt.NDArray[np.void]:
+        """Be done with all below an offset; return what was not done yet (ACK)."""
+        return self.expire(np.arange(self.cursor, offset, dtype=np.uint64), item)
+
+    def _done(self, at: npt.NDArray[np.int64], item: Entry) -> npt.NDArray[np.void]:
+        self._acked[at] = True
         acks = np.zeros(len(at), ACK)
         acks["queue_offset"] = at + self.base
         acks["attempts"] = self._attempts(at)
@@ -115,9 +133,13 @@ class Group:
         if mark > self.cursor:
             self._marks.append(mark)
 
-    def _open(self, offsets: U64) -> npt.NDArray[np.int64]:
-        """Return where the arrays tell of those offsets that are reserved and not acked, once."""
-        known = np.unique(offsets[(offsets >= self.cursor) & (offsets < self.reserved)])
+    def _open(self, offsets: U64, below: int | None = None) -> npt.NDArray[np.int64]:
+        """Return where the arrays tell of those offsets that are not acked, once.
+
+        Of those that are reserved, or lie below an offset.
+        """
+        below = self.reserved if below is None else below
+        known = np.unique(offsets[(offsets >= self.cursor) & (offsets < below)])
         if not len(known):
             return known.astype(np.int64)
         if int(known[-1]) >= self.base + len(self._acked):

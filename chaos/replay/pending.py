@@ -71,6 +71,8 @@ class Taken(NamedTuple):
     """Element i cancelled row i of `cancelled`."""
     limited: bool
     """More rows were due than the limits let go."""
+    dropped: Rows
+    """What nothing cancelled, of topics that were deleted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +135,16 @@ class Pending:
         self._pulled: tuple[int, int] = _FIRST
         self._front = np.zeros(0, ROW)
         self._late = np.zeros(0, ROW)
+        self._deleted: list[int] = []
+
+    def drop(self, topic: int) -> None:
+        """Let the rows of a topic never fire: they come out when they would have."""
+        self._deleted.append(topic)
+
+    def _of_deleted(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        if not self._deleted:
+            return np.zeros(len(rows), np.bool_)
+        return np.isin(rows["topic"], self._deleted)
 
     def add(self, rows: Rows) -> None:
         """Let rows, or tombstones, wait."""
@@ -162,9 +174,9 @@ class Pending:
         for rows in bucket:
             found.append(rows[(rows["seq"] == seq) & (rows["due_ms"] == due_ms)])
         found = [rows for rows in found if len(rows)]
-        return (
-            found[0][0] if sum(map(len, found)) == 1 and found[0]["topic"][0] != TOMBSTONE else None
-        )
+        if sum(map(len, found)) != 1 or found[0]["topic"][0] == TOMBSTONE:
+            return None
+        return None if self._of_deleted(found[0]).any() else found[0][0]
 
     def take(self, read_time_ms: int, rows_max: int, bytes_max: int) -> Taken:
         """Remove what one FIRE ends: due by `read_time_ms`, at least one row if any is due."""
@@ -175,6 +187,8 @@ class Pending:
             end = int(np.searchsorted(self._late["due_ms"], read_time_ms, "right"))
             late = self._late[: end if complete else min(end, _count(self._late, self._pulled))]
             live, dead = _alive(late)
+            gone = self._of_deleted(late[live])
+            lost, live = live[gone], live[~gone]
             within = np.cumsum(late["size"][live], dtype=np.int64) <= bytes_max
             count = max(min(rows_max, int(np.count_nonzero(within))), 1)
             if complete or count < len(live):
@@ -183,9 +197,10 @@ class Pending:
             self._gather(read_time_ms)
         limited = count < len(live)
         end = int(live[count]) if limited else len(late)
-        dead = dead[:, dead[0] < end]
+        dead, lost = dead[:, dead[0] < end], lost[lost < end]
         self._late = self._late[end:]
-        return Taken(late[live[:count]], late[dead[0]], late[dead[1]], limited)
+        fired, cancelled = late[live[:count]], late[dead[0]]
+        return Taken(fired, cancelled, late[dead[1]], limited, late[lost])
 
     def rest(self) -> Iterator[Taken]:
         """Remove everything, piece by piece: `fired` is what is still pending."""
@@ -198,7 +213,9 @@ class Pending:
             end = _count(self._front, self._pulled) if self._runs else len(self._front)
             rows, self._front = self._front[:end], self._front[end:]
             live, dead = _alive(rows)
-            yield Taken(rows[live], rows[dead[0]], rows[dead[1]], limited=False)
+            gone = self._of_deleted(rows[live])
+            left, lost = rows[live[~gone]], rows[live[gone]]
+            yield Taken(left, rows[dead[0]], rows[dead[1]], limited=False, dropped=lost)
 
     def _gather(self, read_time_ms: int) -> None:
         """Move to `late` what is due in the buckets and in the front."""

@@ -14,12 +14,17 @@ Where it and the machine disagree, one of them is wrong, and the audit says `div
     RESCHEDULE  takes as many seqs as it has targets. Those that are pending end, and a row with
               the next seq, the new due time and the same key and payload begins: as many as have
               payloads of MOVED_BYTES_MAX together, but one at least
+    POLICY    pauses topics and lets them go on: held.py
     fires =   gets the next offset of its topic's queue, at this entry's time
     GROUP     ACK counts for offsets that were reserved and are not acked yet, ENDED and NACK
               count an attempt more for them, and so does EPOCH for all that may have been handed
               out. MOVE takes as many seqs as it has offsets; those that are not acked yet are
               acked, and fire at once in another topic. That was not asked for by a client, so it
-              has no row of its own in the tables
+              has no row of its own in the tables. EXPIRE and EXPIRE_BELOW end what is not acked
+    POLICY    a retention keeps what all groups have acked, up to a CHECKPOINT (kept.py)
+    TOPIC     makes one, or deletes one: what is pending of it is dropped, its groups are over. A
+              part with a row of it, later, changes nothing, nor does an op; a MOVE takes its seqs.
+              A topic of the same name that is made later has the next number
 
 A row's fate leaves memory for a table as it ends, so a story of any length is told in one pass:
 what is kept is pending rows (pending.py spills them), per group what is not acked, and who has
@@ -35,6 +40,8 @@ import numpy as np
 
 from chaos.history import MARK_NONE, MARK_SIZE
 from chaos.replay.group import Group
+from chaos.replay.held import Held
+from chaos.replay.kept import Kept
 from chaos.replay.pending import I64, ROW, ROWS_MAX, TOMBSTONE, Pending, Rows, Taken
 from timer import payloads
 from timer.columns import U32, Binary, OnConflict, RowArray, decode_schedule, gather, row_bytes
@@ -43,6 +50,7 @@ from timer.payloads import (
     MOVED_GROUP,
     AlterGroup,
     CreateGroup,
+    DeleteTopic,
     GroupOp,
     Ids,
     Move,
@@ -51,8 +59,9 @@ from timer.payloads import (
     Start,
     Targets,
 )
-from timer.policies import decode_policy
+from timer.policies import Policy, Scope, decode_policy
 from timer.producers import IDLE_MS_MAX
+from timer.timer_id import SEQ_MAX
 from timer.units import TopicId
 
 PENDING: Final = 0
@@ -66,11 +75,14 @@ RESCHEDULED: Final = 5
 REJECTED: Final = 6
 KEPT: Final = 7
 """As REJECTED, no timer: a pending one has its key."""
+HELD: Final = 8
+"""Pending, and due: its topic is paused, or was."""
 ENDS: Final = (
     *("pending", "fired", "cancelled", "dropped"),
-    *("replaced", "rescheduled", "rejected", "kept"),
+    *("replaced", "rescheduled", "rejected", "kept", "held"),
 )
 MOVED_BYTES_MAX: Final = 4 << 20
+NEVER: Final = 1 << 62
 NONE: Final = -1
 """In an integer column: there is none."""
 
@@ -87,6 +99,9 @@ class Book(Protocol):
     def nacks(self, group: Group, nacks: Any) -> None:
         """Take nacks that counted, of dtype group.NACK."""
 
+    def expired(self, group: Group, expired: Any) -> None:
+        """Take what expired in a group, of dtype group.ACK."""
+
     def checkpoint(self, **figures: int) -> None:
         """Take the figures at one CHECKPOINT entry."""
 
@@ -98,6 +113,8 @@ class Story:
         self.last_index = 0
         self.last_read_time_ms = 0
         self.topics: dict[int, str] = {}
+        self.deleted: dict[int, tuple[int, int]] = {}
+        """Of these topics: the entry that deleted them, and its time."""
         self.groups: dict[int, Group] = {}
         self.seqs = 0
         """The last seq issued."""
@@ -108,10 +125,11 @@ class Story:
         """Of both, those that a MOVE made."""
         self.epoch_starts: list[tuple[int, int]] = []
         """(index, epoch) of every EPOCH entry."""
-        self.queue_end: dict[int, int] = {}
+        self.kept: dict[int, Kept] = {}
+        """Topic -> what its queue keeps."""
         self._book = book
         self._pending = Pending(spill, rows_max=pending_max)
-        self._queue_begin: dict[int, int] = {}
+        self._said: dict[Scope, Policy] = {}
         self._producers: dict[bytes, int] = {}
         self._last_sequence: dict[int, int] = {}
         self._used_at_ms: dict[int, int] = {}
@@ -123,6 +141,9 @@ class Story:
         """Key -> (due, seq) of the pending timer that has it."""
         self._key_of: dict[int, int] = {}
         """The seq of each of these -> its key."""
+        self._paused = Held(self.topics.__getitem__)
+        self._undone: list[tuple[int, int]] = []
+        """(due, seq) of rows of this entry that a later one of it replaced."""
 
     def apply(self, item: Entry) -> None:
         """Take in the entry after the last one."""
@@ -144,9 +165,11 @@ class Story:
             case Kind.EPOCH:
                 self.epoch_starts.append((item.index, item.epoch))
                 for group in self.groups.values():
-                    group.begin_epoch(self.queue_end.get(group.topic, 0))
+                    group.begin_epoch(self.kept[group.topic].end)
             case Kind.CHECKPOINT:
                 self._expire(item)
+                for topic, kept in self.kept.items():
+                    kept.checkpoint(self._cursors(topic), item.time_ms)
                 self._book.checkpoint(
                     index=item.index,
                     time_ms=item.time_ms,
@@ -156,9 +179,11 @@ class Story:
 
     def _settings(self, item: Entry) -> None:
         if item.kind is Kind.POLICY:
-            _check_policy(item)
+            self._policy(item)
+            self._paused.policy(item, self._there(), self.last_read_time_ms, self.seqs + 1)
         elif item.kind is Kind.TOPIC:
-            self._topic_of(payloads.decode_topic(item.payload))
+            said = payloads.decode_topic(item.payload)
+            self._delete(item, said) if isinstance(said, DeleteTopic) else self._topic_of(said)
         else:
             token = payloads.decode_producer(item.payload)
             producer = self._producers.get(token, 0)
@@ -167,6 +192,34 @@ class Story:
                 self._producers[token] = producer = self._issued
                 self._last_sequence[producer] = 0
             self._used_at_ms[producer] = item.time_ms
+
+    def _delete(self, item: Entry, said: DeleteTopic) -> None:
+        if said.topic not in self.topics or said.topic in self.deleted:
+            return
+        self.deleted[said.topic] = item.index, item.time_ms
+        self._pending.drop(said.topic)
+        held = self._paused.gone(said.topic)
+        self._free(held["due_ms"], held["seq"])
+        self._dropped(held)
+        for group in self.groups.values():
+            group.over |= group.topic == said.topic
+
+    def _policy(self, item: Entry) -> None:
+        _check_policy(item)
+        scope, policy = decode_policy(item.payload)
+        self._said[scope] = policy
+        for topic in self.topics:
+            self._retain(topic)
+
+    def _there(self) -> list[int]:
+        return [topic for topic in self.topics if topic not in self.deleted]
+
+    def _retain(self, topic: int) -> None:
+        """Let a topic retain what the narrowest scope says."""
+        namespace, slash, _ = self.topics[topic].partition("/")
+        scopes = Scope(), Scope(namespace if slash else "default"), Scope("", TopicId(topic))
+        said = (self._said[scope].retention_ms for scope in scopes if scope in self._said)
+        self.kept[topic].retention_ms = ([None, *(ms for ms in said if ms is not None)])[-1]
 
     def _expire(self, item: Entry) -> None:
         """Forget producers that were idle for long."""
@@ -179,23 +232,31 @@ class Story:
         """Write down what is still pending."""
         for taken in self._pending.rest():
             self._cancelled(taken)
-            rows = taken.fired
-            self._book.fates(rows, end=PENDING, end_index=NONE, ended_at_ms=NONE, queue_offset=NONE)
+            self._wait(taken.fired, PENDING)
+        self._wait(np.array([*self._paused.rows.values()], ROW), HELD)
+
+    def _wait(self, rows: Rows, end: int) -> None:
+        self._book.fates(rows, end=end, end_index=NONE, ended_at_ms=NONE, queue_offset=NONE)
 
     # ---- timers
 
     def _schedule(self, item: Entry) -> None:
         schedule = decode_schedule(item.payload)
         taken = np.ones(len(schedule.rows), np.bool_)
+        nowhere = np.isin(schedule.rows["topic"], [0, *self.deleted])
         start = 0
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
             producer, sequence, size, _ = head
             if request is not None:
                 known_until_ms = self._requests.get(request.text, -1)
-                if known_until_ms < item.time_ms:
+                if known_until_ms < item.time_ms and nowhere[start : start + size].any():
+                    taken[start : start + size] = False
+                elif known_until_ms < item.time_ms:
                     self._requests[request.text] = request.until_ms
                 else:  # repeated, or another one under its id
                     taken[start : start + size] = False
+            elif nowhere[start : start + size].any():
+                taken[start : start + size] = False
             elif self._last_sequence.get(producer, -2) + 1 == sequence:
                 self._last_sequence[producer] = sequence
                 self._used_at_ms[producer] = item.time_ms
@@ -234,7 +295,11 @@ class Story:
                 if modes[at] != OnConflict.REPLACE:
                     ends[at] = KEPT if modes[at] == OnConflict.KEEP else REJECTED
                     continue
-                self._end(item, held, REPLACED)
+                if held[1] < int(new["seq"][0]):
+                    self._end(item, held, REPLACED)
+                else:
+                    self._free(*(np.array([value], np.int64) for value in held))
+                    self._undone.append(held)
             self._hold(new[at])
         for end in (REJECTED, KEPT):
             rows, at_ms = new[ends == end], item.time_ms
@@ -248,7 +313,7 @@ class Story:
         """Let a new timer have its key, which is free; one that is due already is never pending."""
         key, due_ms, seq = int(row["key"]), int(row["due_ms"]), int(row["seq"])
         assert key not in self._holders, (key, seq)
-        if due_ms > self.last_read_time_ms:
+        if due_ms > self.last_read_time_ms or self._paused.holds_one(int(row["topic"])):
             self._holders[key] = due_ms, seq
             self._key_of[seq] = key
 
@@ -264,8 +329,14 @@ class Story:
     def _admit(self, item: Entry, new: Rows) -> None:
         self.timers += len(new)
         due = new["due_ms"] <= self.last_read_time_ms
-        self._enqueue(item, new[due])
-        self._pending.add(new[~due])
+        held = due & self._paused.holds(new["topic"])
+        past = held & self._paused.past(new)
+        self._paused.add(new[past])
+        self._enqueue(item, new[due & ~held])
+        self._pending.add(new[~due | (held & ~past)])
+        undone, self._undone = self._undone, []
+        for timer in undone:
+            self._end(item, timer, REPLACED)
 
     def _fire(self, item: Entry) -> None:
         fire = payloads.decode_fire(item.payload)
@@ -273,10 +344,30 @@ class Story:
         self.last_read_time_ms = (
             int(taken.fired["due_ms"][-1]) if taken.limited else fire.read_time_ms
         )
-        keyed = taken.fired[taken.fired["key"] != 0]
-        self._free(keyed["due_ms"], keyed["seq"])
+        last = int(taken.fired["seq"][-1]) if taken.limited else SEQ_MAX
+        self._paused.position = self.last_read_time_ms, last
         self._cancelled(taken)
-        self._enqueue(item, taken.fired)
+        self._free(taken.dropped["due_ms"], taken.dropped["seq"])
+        held = self._paused.holds(taken.fired["topic"])
+        self._paused.add(taken.fired[held])
+        self._fires(item, taken.fired[~held])
+        for gone in self._paused.sweep(fire.rows_max, fire.bytes_max):
+            if gone.fired:
+                self._fires(item, gone.rows)
+            else:
+                self._ended_held(item, gone.rows, DROPPED)
+
+    def _fires(self, item: Entry, rows: Rows) -> None:
+        keyed = rows[rows["key"] != 0]
+        self._free(keyed["due_ms"], keyed["seq"])
+        self._enqueue(item, rows)
+
+    def _ended_held(self, item: Entry, rows: Rows, end: int) -> None:
+        """Write down how timers ended that were held."""
+        self._free(rows["due_ms"], rows["seq"])
+        self._book.fates(
+            rows, end=end, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=NONE
+        )
 
     def _enqueue(self, item: Entry, rows: Rows) -> None:
         """Fire rows, in this order."""
@@ -285,8 +376,8 @@ class Story:
         offsets = np.zeros(len(rows), np.int64)
         for topic in np.unique(rows["topic"]).tolist():
             mine = rows["topic"] == topic
-            start, count = self.queue_end.get(topic, 0), int(np.count_nonzero(mine))
-            self.queue_end[topic] = start + count
+            count = int(np.count_nonzero(mine))
+            start = self.kept[topic].fire(count, item.time_ms)
             offsets[mine] = np.arange(start, start + count)
         self.fired += len(rows)
         self._book.fates(
@@ -311,7 +402,7 @@ class Story:
         asked: set[tuple[int, int]] = set()
         size = 0
         for at, target in enumerate(self._held(order.targets)):
-            if target is None or target in asked or (old := self._pending.find(*target)) is None:
+            if target is None or target in asked or (old := self._find(target)) is None:
                 continue
             asked.add(target)
             size += int(old["payload_size"])
@@ -328,11 +419,16 @@ class Story:
                 self._hold(row)
         self._admit(item, new[moved])
 
+    def _find(self, target: tuple[int, int]) -> np.void | None:
+        held: np.void | None = self._paused.rows.get(target)
+        return self._pending.find(*target) if held is None else held
+
     def _held(self, targets: Targets) -> list[tuple[int, int] | None]:
         """Return (due, seq) per target; None: nobody has the key."""
         if isinstance(targets, Ids):
             return list(zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True))
-        return [*map(self._holders.get, hashed(targets.topic, targets.key).tolist())]
+        keys = zip(targets.topic.tolist(), hashed(targets.topic, targets.key).tolist(), strict=True)
+        return [None if topic in self.deleted else self._holders.get(key) for topic, key in keys]
 
     def _end(self, item: Entry, timer: tuple[int, int], end: int) -> None:
         due_ms, seq = (np.array([value], np.int64) for value in timer)
@@ -340,6 +436,10 @@ class Story:
 
     def _end_all(self, item: Entry, due_ms: I64, seq: I64, end: int) -> None:
         """End the pending ones of n timers."""
+        held, others = self._paused.split(due_ms, seq)
+        if len(held):
+            self._ended_held(item, held, end)
+            due_ms, seq = due_ms[others], seq[others]
         self._free(due_ms, seq)
         rows = np.zeros(len(seq), ROW)
         rows["due_ms"], rows["seq"], rows["mark"] = due_ms, seq, end
@@ -347,14 +447,29 @@ class Story:
         self._pending.add(rows)
 
     def _cancelled(self, taken: Taken) -> None:
-        if len(taken.cancelled):
-            by = taken.tombstones
+        """Write down what ended before its time: what was first counts."""
+        self._dropped(taken.dropped)
+        rows, by = taken.cancelled, taken.tombstones
+        if len(rows) and self.deleted:
+            since = np.array([self.deleted.get(t, (NEVER,))[0] for t in rows["topic"].tolist()])
+            late = since < by["index"]
+            self._dropped(rows[late])
+            rows, by = rows[~late], by[~late]
+        if len(rows):
             self._book.fates(
-                taken.cancelled,
+                rows,
                 end=by["mark"],
                 end_index=by["index"],
                 ended_at_ms=by["time_ms"],
                 queue_offset=NONE,
+            )
+
+    def _dropped(self, rows: Rows) -> None:
+        for topic in np.unique(rows["topic"]).tolist():
+            index, at_ms = self.deleted[topic]
+            mine = rows[rows["topic"] == topic]
+            self._book.fates(
+                mine, end=DROPPED, end_index=index, ended_at_ms=at_ms, queue_offset=NONE
             )
 
     # ---- groups
@@ -363,6 +478,9 @@ class Story:
         for op in payloads.decode_group(item.payload):
             if isinstance(op, CreateGroup):
                 self._create_group(op)
+                continue
+            if isinstance(op, GroupOp) and op.op is Op.EXPIRE_BELOW:
+                self._expire_below(item, op)
                 continue
             group = self.groups[op.group]
             if isinstance(op, Move):
@@ -379,11 +497,28 @@ class Story:
                 group.recall(op.offsets)
             elif op.op is Op.ACK:
                 self._ack(item, op, group)
-            elif op.op is Op.SEEK:
-                self._seek(op, group)
-            elif op.op is Op.DELETE:
-                group.over = True
-                self._trim(group.topic)
+            else:
+                self._end_some(item, op, group)
+
+    def _end_some(self, item: Entry, op: GroupOp, group: Group) -> None:
+        """Some messages of a group end, or its life does."""
+        if op.op is Op.SEEK:
+            self._seek(op, group)
+            return
+        assert op.op in (Op.DELETE, Op.EXPIRE), op
+        if op.op is Op.DELETE:
+            group.over = True
+        else:
+            self._book.expired(group, group.expire(op.offsets, item))
+        self._trim(group.topic)
+
+    def _expire_below(self, item: Entry, op: GroupOp) -> None:
+        """All below an offset ends, in all groups of a topic, and is kept no more."""
+        offset = int(op.offsets[0])
+        for group in self.groups.values():
+            if group.topic == op.topic and not group.over:
+                self._book.expired(group, group.expire_below(offset, item))
+        self.kept[op.topic].let_go(offset)
 
     def _ack(self, item: Entry, op: GroupOp, group: Group) -> int:
         """Take an ack; return how many offsets it was new for."""
@@ -394,14 +529,15 @@ class Story:
 
     def _trim(self, topic: int) -> None:
         """What every group has acked is gone: a later group does not start before it."""
-        cursors = [g.cursor for g in self.groups.values() if g.topic == topic and not g.over]
-        if cursors:
-            self._queue_begin[topic] = max(min(cursors), self._queue_begin.get(topic, 0))
+        self.kept[topic].acked(self._cursors(topic))
+
+    def _cursors(self, topic: int) -> list[int]:
+        return [g.cursor for g in self.groups.values() if g.topic == topic and not g.over]
 
     def _seek(self, op: GroupOp, group: Group) -> None:
         """A group goes on elsewhere, as another one of the same name."""
-        begin, end = (places.get(group.topic, 0) for places in (self._queue_begin, self.queue_end))
-        start = min(max(int(op.offsets[0]), begin), end)
+        kept = self.kept[group.topic]
+        start = min(max(int(op.offsets[0]), kept.begin), kept.end)
         group.over = True
         number = len(self.groups) + 1
         anew = Group(number, group.topic, group.name, start, max(group.reserved, start), start)
@@ -410,6 +546,9 @@ class Story:
         self._trim(group.topic)
 
     def _move(self, item: Entry, op: Move, group: Group) -> None:
+        if op.topic in self.deleted:
+            self.seqs += len(op.offsets)
+            return
         to = self._topic_of(op.to)
         if op.to_group:
             self._create_group(CreateGroup(to, op.to_group, Start.EARLIEST, MOVED_GROUP))
@@ -418,27 +557,34 @@ class Story:
         self.timers += moved
         self.fired += moved
         self.moved += moved
-        self.queue_end[to] = self.queue_end.get(to, 0) + moved
+        if moved:
+            self.kept[to].fire(moved, item.time_ms)
 
     def _topic_of(self, name: str) -> TopicId:
         """Return the number of a topic, which is made if it isn't there."""
         for number, known in self.topics.items():
-            if known == name:
+            if known == name and number not in self.deleted:
                 return TopicId(number)
-        self.topics[len(self.topics) + 1] = name
-        return TopicId(len(self.topics))
+        made = TopicId(len(self.topics) + 1)
+        self.topics[made], self.kept[made] = name, Kept()
+        self._retain(made)
+        self._paused.made(made)
+        return made
 
     def _create_group(self, create: CreateGroup) -> None:
         known = [
             g for g in self.groups.values() if (g.topic, g.name) == (create.topic, create.name)
         ]
-        if not all(group.over for group in known):
+        if create.topic in self.deleted or not all(group.over for group in known):
             return
+        names = {self.topics[number] for number in self.deleted}
+        again = bool(known) or self.topics[create.topic] in names
         earliest = create.start is Start.EARLIEST
-        start = (self._queue_begin if earliest else self.queue_end).get(create.topic, 0)
+        kept = self.kept[create.topic]
+        start = kept.begin if earliest else kept.end
         number = len(self.groups) + 1
         self.groups[number] = Group(
-            number, create.topic, create.name, start, start, start, base=start, sought=bool(known)
+            number, create.topic, create.name, start, start, start, base=start, sought=again
         )
 
 

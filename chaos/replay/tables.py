@@ -4,10 +4,13 @@ fates        one row per row of the log that was asked for: seq mark topic due_m
              schedule_index scheduled_at_ms end_index end_epoch ended_at_ms queue_offset, other_seq
              (the timer that it replaced, moved, or left alone) and old_due_ms (of the one that it
              moved: a RESCHEDULE made it); what is not known, or is not so, is null
-acks         one row per acked message of a group: topic group queue_offset attempts
-             ack_index ack_epoch acked_at_ms
+acks         one row per run of messages of a group that one entry acked after as many attempts:
+             topic group queue_offset (of the first) attempts ack_index ack_epoch acked_at_ms count
 nacks        one row per nack that counted: topic group queue_offset attempts (of the delivery that
              was given back, at most) not_before_ms nack_index
+expired      one row per message that was not acked in time by a group: topic group queue_offset
+             attempts (the highest that was given out before)
+             expire_index expire_epoch expired_at_ms
 groups       topic group start_offset acked lease_ends sought
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 """
@@ -26,7 +29,7 @@ import pyarrow.parquet as pq
 from chaos.replay.group import Group
 from chaos.replay.nodelog import Piece, between
 from chaos.replay.pending import I64, ROWS_MAX, Rows
-from chaos.replay.story import ENDS, FIRED, PENDING, Story
+from chaos.replay.story import ENDS, FIRED, HELD, PENDING, Story
 from timer.entry import Entry
 
 FATES: Final = pa.schema(
@@ -55,6 +58,7 @@ ACKS: Final = pa.schema(
         ("ack_index", pa.int64()),
         ("ack_epoch", pa.int64()),
         ("acked_at_ms", pa.int64()),
+        ("count", pa.int64()),
     ]
 )
 NACKS: Final = pa.schema(
@@ -65,6 +69,17 @@ NACKS: Final = pa.schema(
         ("attempts", pa.int64()),
         ("not_before_ms", pa.int64()),
         ("nack_index", pa.int64()),
+    ]
+)
+EXPIRED: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        ("queue_offset", pa.int64()),
+        ("attempts", pa.int64()),
+        ("expire_index", pa.int64()),
+        ("expire_epoch", pa.int64()),
+        ("expired_at_ms", pa.int64()),
     ]
 )
 GROUPS: Final = pa.schema(
@@ -84,6 +99,7 @@ STORY: Final = {
     "fates": FATES,
     "acks": ACKS,
     "nacks": NACKS,
+    "expired": EXPIRED,
     "groups": GROUPS,
     "checkpoints": CHECKPOINTS,
 }
@@ -154,6 +170,11 @@ class ParquetBook:
         if self._tables["nacks"].add(len(nacks), group.group_id, nacks):
             self._write_slots("nacks")
 
+    def expired(self, group: Group, expired: Any) -> None:
+        """Take what was not acked in time."""
+        if self._tables["expired"].add(len(expired), group.group_id, expired):
+            self._write_slots("expired")
+
     def checkpoint(self, **figures: int) -> None:
         """Take the figures at one CHECKPOINT entry."""
         self._tables["checkpoints"].add(1, *(figures[name] for name in CHECKPOINTS.names))
@@ -168,7 +189,7 @@ class ParquetBook:
         end_epoch = starts[np.searchsorted(starts[:, 0], end_index, "right") - 1, 1]
         top = max([*self.story.topics, int(rows["topic"].max())])
         topics = pa.array([self.story.topics.get(topic) for topic in range(top + 1)], pa.string())
-        ended, fired = pa.array(end != PENDING), pa.array(end == FIRED)
+        ended, fired = pa.array((end != PENDING) & (end != HELD)), pa.array(end == FIRED)
         self._tables["fates"].write(
             [
                 *(
@@ -186,9 +207,9 @@ class ParquetBook:
         )
 
     def _write_slots(self, table: str) -> None:
-        """Write acks, or nacks."""
+        """Write acks, by runs, nacks, or what expired."""
         assert self.story is not None
-        waiting = [*self._tables[table].drain()]
+        waiting = [each for each in self._tables[table].drain() if len(each[1])]
         if not waiting:
             return
         acks = np.concatenate([each for _, each in waiting])
@@ -196,12 +217,17 @@ class ParquetBook:
         known = self.story.groups
         topics = [None, *(self.story.topics.get(known[n].topic) for n in sorted(known))]
         names = [None, *(known[n].name for n in sorted(known))]
-        columns = (np.ascontiguousarray(acks[name]) for name in acks.dtype.names or ())
+        counts = []
+        if table == "acks":
+            starts = _run_starts(numbers, acks)
+            counts = [np.diff(starts, append=len(acks))]
+            numbers, acks = numbers[starts], acks[starts]
+        columns = [np.ascontiguousarray(acks[name]) for name in acks.dtype.names or ()]
         self._tables[table].write(
             [
                 pa.array(topics, pa.string()).take(pa.array(numbers)),
                 pa.array(names, pa.string()).take(pa.array(numbers)),
-                *map(pa.array, columns),
+                *map(pa.array, columns + counts),
             ]
         )
 
@@ -211,6 +237,7 @@ class ParquetBook:
             self._write_fates()
             self._write_slots("acks")
             self._write_slots("nacks")
+            self._write_slots("expired")
             points = [*self._tables["checkpoints"].drain()]
             columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)
             self._tables["checkpoints"].write([pa.array(c, pa.int64()) for c in columns])
@@ -234,6 +261,14 @@ class ParquetBook:
             self.close()
         else:
             self._close_files()
+
+
+def _run_starts(numbers: I64, acks: Any) -> I64:
+    """Return where, in acks of groups by number, other ones begin than the next of the same."""
+    same = (numbers[1:] == numbers[:-1]) & (np.diff(acks["queue_offset"]) == 1)
+    for name in ("attempts", "index"):
+        same &= acks[name][1:] == acks[name][:-1]
+    return np.flatnonzero(np.concatenate([[True], ~same]))
 
 
 def _positive(column: I64) -> pa.Array:

@@ -11,29 +11,35 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.sim.callers import RequestBook
+from chaos.sim.dropbook import DropBook
+from chaos.sim.expirybook import ExpiryBook
 from chaos.sim.keybook import KeyBook, TimerName, Told
 from chaos.sim.orderbook import OrderBook
+from chaos.sim.pausebook import PauseBook
 from chaos.sim.policybook import PolicyBook
+from chaos.sim.quotabook import QuotaBook
 from chaos.sim.referee import Broken
 from timer import deadletters, timer_id
-from timer.columns import decode_headers, decode_schedule
-from timer.entry import Entry, Kind
-from timer.groups import Group
-from timer.machine import (
+from timer.applied import (
     ALREADY_CANCELLED,
     ALREADY_FIRED,
     CANCELLED,
+    DROPPED,
     Applied,
     Checkpoint,
+    DeleteTopicApplied,
     GroupApplied,
-    Machine,
     MoveApplied,
     SeekApplied,
-    Topic,
 )
+from timer.columns import decode_headers, decode_schedule
+from timer.entry import Entry, Kind
+from timer.groups import Group
+from timer.machine import Machine
 from timer.payloads import GroupOp, Move, Nack, decode_fire, decode_group
 from timer.serving import Delivery
-from timer.units import Epoch, GroupId, LogIndex, TopicId
+from timer.topic import Topic
+from timer.units import Epoch, GroupId, LogIndex
 
 if TYPE_CHECKING:
     from chaos.sim.timers import TimerApp
@@ -106,11 +112,21 @@ class Book:
     """Timers that became dead letters: perhaps they were leased, and nobody ever got them."""
     keys: KeyBook = field(default_factory=KeyBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
+    pauses: PauseBook = field(init=False)
     order: OrderBook = field(default_factory=OrderBook)
+    quotas: QuotaBook = field(init=False)
+    expiry: ExpiryBook = field(init=False)
+    drops: DropBook = field(default_factory=DropBook)
     committed: LogIndex = LogIndex(0)
     """What comes after it was not looked at."""
     read_time_ms: int = 0
     """Of the last FIRE committed."""
+
+    def __post_init__(self) -> None:
+        """Let what reads the same pages have them."""
+        self.pauses = PauseBook(self.policies)
+        self.quotas = QuotaBook(self.policies)
+        self.expiry = ExpiryBook(self.policies.at)
 
     # ---- the log
 
@@ -122,6 +138,7 @@ class Book:
             return
         self.committed = entry.index
         self.policies.on_commit(entry)
+        self.expiry.on_commit(entry)
         if true_ms is not None and entry.time_ms > true_ms + AHEAD_MS_MAX:
             raise Broken("clock", f"entry {entry.index} of {entry.time_ms}, at {true_ms}")
         if entry.kind is Kind.FIRE:
@@ -140,6 +157,7 @@ class Book:
     def applied(self, node: object, machine: Machine, applied: Applied) -> None:
         """P7, on a replica that has just applied an entry; and where a new group begins."""
         self.order.fired(machine)
+        self.order.passing |= isinstance(applied, DeleteTopicApplied)
         if isinstance(applied, GroupApplied):
             for result in applied.results:
                 if isinstance(result, Group):
@@ -151,7 +169,8 @@ class Book:
         if isinstance(applied, Checkpoint):
             self.keys.unique(node, machine)
         counts, held = machine.counts, machine.store.pending
-        queued = sum(topic.queue.end for topic in machine.topics.values())
+        queued = self.drops.fired_before(machine)
+        queued += sum(topic.queue.end for topic in machine.topics.values())
         if held != counts.pending or queued != counts.fired:
             raise Broken("conservation", f"{node}: {counts}, pending {held}, queued {queued}")
 
@@ -186,8 +205,10 @@ class Book:
             if (topic, life, offset) in self.acked_first:
                 raise Broken("dead", f"{offset} of {topic} was acked, and is a dead letter")
 
-    def digest(self, node: object, checkpoint: Checkpoint) -> None:
-        """P6: every replica records the same digest at an index."""
+    def digest(self, node: object, checkpoint: Checkpoint, anew: str) -> None:
+        """P6: every replica records the same digest at an index, that of all its state."""
+        if checkpoint.digest != anew:
+            raise Broken("digest", f"{checkpoint} on {node}: of all its state {anew}")
         known = self.digests.setdefault(checkpoint.index, checkpoint.digest)
         if known != checkpoint.digest:
             raise Broken("digest", f"{checkpoint.index}: {known} and, on {node}, {checkpoint}")
@@ -236,6 +257,9 @@ class Book:
             raise Broken("cancel", f"{name} was delivered, then cancelled ({outcome})")
         if outcome == ALREADY_FIRED and asked.cancelled:
             raise Broken("cancel", f"{name} was cancelled, then had fired")
+        dropped = name in self.pauses.dropped
+        if dropped != (outcome == DROPPED) and outcome in (CANCELLED, ALREADY_FIRED, DROPPED):
+            raise Broken("cancel", f"{name} was answered {outcome}; dropped: {dropped}")
         asked.cancelled |= outcome == CANCELLED
 
     def ended(self, name: TimerName, successor: int) -> None:
@@ -303,17 +327,21 @@ class Book:
             if block.page is not None
             for row in block.page.rows
         }
-        fired |= self.buried | (self.order.fired_names if self.order.passing else set())
+        unseen = self.order.passing or self.expiry.expired
+        fired |= self.buried | (self.order.fired_names if unseen else set())
+        self.pauses.at_end()
         self.keys.at_end({*self.timers})
         for name, asked in self.timers.items():
             ended = asked.cancelled or asked.cancel_open or name in self.keys.ended
             ended = ended or self.keys.changes_open.get(name, 0)
             named = self.keys.keys.get(name)
             ended = ended or (named is not None and self.keys.open.get(named, 0))
-            if name not in fired and not ended:
+            ended = ended or self.drops.has_dropped(name)
+            if name not in fired | self.pauses.dropped and not ended:
                 raise Broken("lost", f"{name} of {asked.topic} never fired")
         self._groups_at_end(machine)
-        if not (self.buried or self.order.passing):  # else some were perhaps never seen
+        # Else some were perhaps never seen.
+        if not (self.buried or unseen or self.pauses.dropped):
             for rows in self.whole:
                 if len({self.payloads[row] is None for row in rows}) > 1:
                     raise Broken("torn", f"of {rows} some became timers, and some did not")
@@ -326,10 +354,11 @@ class Book:
             for group in topic.groups.values():
                 key = (topic.name, life_of(group))
                 if key not in self.starts:
-                    self._all_there(topic, machine)
+                    self._all_there(topic)
                     continue
                 for offset in range(self.starts[key], topic.queue.end):
-                    dead = (topic.topic_id, group.group_id, offset) in self.dead
+                    where = topic.topic_id, group.group_id, offset
+                    dead = where in self.dead or self.expiry.is_over(*where)
                     if not dead and (*key, offset) not in self.delivered:
                         raise Broken("lost", f"{key} never got {offset} of {topic.queue.end}")
                 mine = np.array(
@@ -338,12 +367,12 @@ class Book:
                 if not group.is_acked(mine).all():
                     raise Broken("lost", f"a confirmed ack of {key} is gone")
 
-    def _all_there(self, topic: Topic, machine: Machine) -> None:
+    def _all_there(self, topic: Topic) -> None:
         """A dead-letter topic holds what its group moved there, and nothing else."""
         moved = [
             offset
-            for (topic_id, group_id, offset) in self.dead
-            if f"{machine.topics[TopicId(topic_id)].name}."
+            for (_, group_id, offset) in self.dead
+            if f"{self.lives[GroupId(group_id)][0]}."
             f"{self.lives[GroupId(group_id)][1].split('#')[0]}.dead" == topic.name
         ]
         if len(moved) != topic.queue.end:

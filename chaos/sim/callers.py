@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from chaos.sim.keybook import Told
 from chaos.sim.referee import Broken
+from timer.applied import ScheduleApplied
 from timer.columns import decode_schedule
 from timer.entry import Entry
-from timer.errors import InvalidRequest, TimerError
-from timer.machine import ScheduleApplied
+from timer.errors import InvalidRequest, TimerError, TopicDeleted
 
 if TYPE_CHECKING:
     from chaos.sim.timers import TimerApp
@@ -162,6 +162,7 @@ class RequestBook:
             known = self.known.get(request.text)
             if known is None or known[1] < entry.time_ms:
                 told = isinstance(result, tuple) and not result[1]
+                told |= isinstance(result, TopicDeleted)  # nothing was remembered
                 if isinstance(result, tuple):
                     answer = result[0]
                     self.known[request.text] = (request.body, request.until_ms, answer.first_seq)

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 from typing import Any, Final
-from unittest import mock
 
 import numpy as np
 
-from chaos.sim.planted import Mutation, Plant
+from chaos.sim.planted import SLOW_LINKS, Mutation, Plant, patch
 from chaos.sim.timers import TimerWorld
 from timer import ordered
 from timer.columns import I64, U64
@@ -14,11 +13,6 @@ from timer.groups import Group
 from timer.leases import Leases
 from timer.machine import Machine
 from timer.ordered import ANYBODY, Ordered
-
-
-def _patch(target: object, name: str, new: object) -> Plant:
-    return lambda: mock.patch.object(target, name, new)
-
 
 _first_of = ordered._first_of  # noqa: SLF001
 
@@ -82,7 +76,7 @@ GROUP_MUTATIONS: Final = (
         {"order"},
         20,
         "a nack, or a lease that ends, in an ordered group",
-        _patch(ordered, "_first_of", _no_walls),
+        patch(ordered, "_first_of", _no_walls),
     ),
     _mutation(
         "nothing_is_recalled",
@@ -90,7 +84,7 @@ GROUP_MUTATIONS: Final = (
         {"order"},
         20,
         "a nack in an ordered group with more in flight behind it",
-        _patch(Ordered, "_returned", _returned),
+        patch(Ordered, "_returned", _returned),
     ),
     _mutation(
         "key_of_two_consumers",
@@ -98,7 +92,7 @@ GROUP_MUTATIONS: Final = (
         {"order"},
         40,
         "a key_shared group with two consumers and a key that is in flight",
-        _patch(ordered, "_first_of", _no_owners),
+        patch(ordered, "_first_of", _no_owners),
         proposals_per_s=16,
     ),
     _mutation(
@@ -107,9 +101,10 @@ GROUP_MUTATIONS: Final = (
         {"lost"},
         60,
         "a seek with leases out",
-        _patch(Leases, "_of_another_life", _same_life),
+        patch(Leases, "_of_another_life", _same_life),
         proposals_per_s=16,
         faults=("slow_disk",),
+        **SLOW_LINKS,
     ),
     _mutation(
         "seek_is_unmarked",
@@ -117,7 +112,7 @@ GROUP_MUTATIONS: Final = (
         {"unmarked"},
         40,
         "a seek back",
-        _patch(Group, "restart", _restart_unmarked),
+        patch(Group, "restart", _restart_unmarked),
     ),
     _mutation(
         "seek_goes_forward_only",
@@ -125,7 +120,7 @@ GROUP_MUTATIONS: Final = (
         {"seek"},
         40,
         "a seek back",
-        _patch(Machine, "_seek", _seek_forward),
+        patch(Machine, "_seek", _seek_forward),
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

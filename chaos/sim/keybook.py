@@ -7,6 +7,7 @@ order without looking at the log: the checks at the end go by that.
 from dataclasses import dataclass, field
 from typing import Final
 
+from chaos.sim.quotabook import weigh
 from chaos.sim.referee import Broken
 from timer.columns import OnConflict, gather
 from timer.conflicts import Verdict
@@ -77,13 +78,17 @@ class KeyBook:
             raise Broken("key", f"{name} ended for {self.ended[name]} and for {successor}")
 
     def unique(self, node: object, machine: Machine) -> None:
-        """No two pending timers of a topic have one key, on any replica; and all are listed."""
+        """No two pending timers of a topic have one key, on any replica; and all are listed, and
+        weighed.
+        """
         for topic in machine.topics.values():
             what = Filter(topic=topic.topic_id, due_from_ms=0, due_to_ms=DUE_MS_MAX + 1)
             page = machine.store.cut().page(what, what.start, ROWS_MAX)
             rows, blob = page.timers
             if page.next is None and len(rows) != topic.counts.pending:
                 raise Broken("list", f"{node}: {len(rows)} listed of {topic.counts}")
+            if page.next is None:
+                weigh(node, topic, rows)
             column = gather(rows, {0: blob}, "key")
             ends = column.sizes.cumsum().tolist()
             keys = [bytes(column.blob[a:b]) for a, b in zip([0, *ends], ends, strict=False)]

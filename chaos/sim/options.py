@@ -27,8 +27,14 @@ NODES: Final = (3, 5)
 NEVER: Final = 1 << 30
 POLICIES: Final = 0.3
 """In how many policies change."""
+QUOTAS: Final = 0.3
+"""In how many topics have quotas."""
+EXPIRY: Final = 0.3
+"""In how many messages expire, and are retained."""
 TYPES: Final = 0.3
 """In how many groups are of all types, sought and deleted."""
+DELETIONS: Final = 0.3
+"""In how many topics are deleted."""
 
 
 def aside(rng: random.Random, name: str) -> random.Random:
@@ -81,16 +87,21 @@ class Options:
     """Somebody changes policies all the time."""
     requests: bool = False
     """There are clients without producers, which name their requests (chaos/sim/callers.py)."""
+    quotas: bool = False
+    """Somebody sets quotas (chaos/sim/quotabook.py)."""
     types: bool = False
     """Groups are of all types; somebody seeks and deletes them."""
+    expiry: bool = False
+    """Somebody changes how long messages live and are kept."""
+    deletions: bool = False
+    """Somebody deletes topics, while timers are pending and consumers consume."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
         """Return one kind of world."""
-        policies, requests, types = (
-            aside(rng, name).random() < share
-            for name, share in (("policies", POLICIES), ("requests", REQUESTS), ("types", TYPES))
-        )
+        shares = {"policies": POLICIES, "requests": REQUESTS, "types": TYPES}
+        shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
+        extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
@@ -116,9 +127,7 @@ class Options:
             member_changes=rng.choice((0.0, 0.0, 0.01, 0.05)),
             mischief=tuple(rng.sample(MISCHIEF, rng.choice((0, 1, 2, 4, len(MISCHIEF))))),
             poll_ms=rng.choice((100, 200)),
-            policies=policies,
-            requests=requests,
-            types=types,
+            **extras,
         )
 
     def aim(

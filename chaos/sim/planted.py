@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unittest import mock
 
 from chaos.sim.options import NEVER, Options
 from chaos.sim.referee import CHECKERS, Broken
@@ -25,6 +26,11 @@ ANY_WORLD = "nothing goes wrong"
 to work, and not asked to hide."""
 
 Plant = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+def patch(target: object, name: str, new: object) -> Plant:
+    """Return what replaces an attribute while it is planted."""
+    return lambda: mock.patch.object(target, name, new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,26 @@ class Found:
     detail: str
 
 
-PLAIN: Final[dict[str, Any]] = dict.fromkeys(("tight", "policies", "requests", "types"), False)
+PLAIN: Final[dict[str, Any]] = dict.fromkeys(
+    ("tight", "policies", "requests", "types", "quotas", "expiry", "deletions"), False
+)
 """Where a bug that aims at nothing of it is hunted: most worlds are like that."""
+
+SLOW_LINKS: Final[dict[str, Any]] = {
+    "delay_us": 10_000,
+    "sync_us": 8_000,
+    "loss": 0.0,
+    "client_loss": 0.0,
+    "duplicate": 0.0,
+    "reorder": False,
+    "learners": 0,
+    "member_changes": 0.0,
+    "manifest_every": NEVER,
+    "segment_bytes": 1 << 20,
+    "payload_bytes": 16,
+    "mischief": (),
+}
+"""Where much is under way at any time, and little else costs time: for a bug that needs that."""
 
 
 def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None:

@@ -1,11 +1,10 @@
 """Planted bugs in policies (chaos/sim/planted.py says what they are for)."""
 
 from typing import Any, Final
-from unittest import mock
 
 import numpy as np
 
-from chaos.sim.planted import Mutation, Plant
+from chaos.sim.planted import Mutation, Plant, patch
 from chaos.sim.timers import CONFIG, TimerWorld
 from timer import manifest
 from timer.admission import Admission
@@ -14,11 +13,6 @@ from timer.leader import Leader, Now
 from timer.machine import Machine
 from timer.policies import Policies, Policy
 from timer.store import Store
-
-
-def _patch(target: object, name: str, new: object) -> Plant:
-    return lambda: mock.patch.object(target, name, new)
-
 
 _flush = Leader._flush_schedules  # noqa: SLF001
 
@@ -80,7 +74,7 @@ POLICY_MUTATIONS: Final = (
         {"policy"},
         20,
         "a policy that changes while requests wait for the log",
-        _patch(Leader, "_flush_schedules", _flush_some),
+        patch(Leader, "_flush_schedules", _flush_some),
         faults=("slow_disk",),
         nodes=3,
         proposals_per_s=16,
@@ -93,7 +87,7 @@ POLICY_MUTATIONS: Final = (
         {"policy"},
         20,
         "a failover with policies",
-        _patch(Admission, "__init__", _begin_without),
+        patch(Admission, "__init__", _begin_without),
         faults=("kill", "handover"),
         fault_gap_ms=1_500,
     ),
@@ -103,7 +97,7 @@ POLICY_MUTATIONS: Final = (
         {"policy"},
         20,
         "a reschedule where namespaces or topics have policies",
-        _patch(Store, "topics", _of_no_topic),
+        patch(Store, "topics", _of_no_topic),
     ),
     _mutation(
         "scope_says_it_all",
@@ -111,7 +105,7 @@ POLICY_MUTATIONS: Final = (
         {"policy"},
         20,
         "policies of two scopes that say different things",
-        _patch(Policy, "over", _narrower_alone),
+        patch(Policy, "over", _narrower_alone),
     ),
     _mutation(
         "manifest_without_policies",
@@ -119,7 +113,7 @@ POLICY_MUTATIONS: Final = (
         {"digest", "policy"},
         20,
         "a restart from a manifest, with policies",
-        _patch(manifest, "capture", _capture_without_policies),
+        patch(manifest, "capture", _capture_without_policies),
         faults=("kill", "power"),
         manifest_every=20,
         fault_gap_ms=1_500,

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from chaos.sim.referee import Broken
+from timer.applied import RESCHEDULED, RescheduleApplied, ScheduleApplied
 from timer.columns import decode_schedule
 from timer.entry import Entry, Kind
-from timer.machine import RESCHEDULED, RescheduleApplied, ScheduleApplied
-from timer.payloads import Ids, Move, decode_group, decode_reschedule, decode_topic
+from timer.payloads import DeleteTopic, Ids, Move, decode_group, decode_reschedule, decode_topic
 from timer.policies import decode_policy
 from timer.units import LogIndex
 
@@ -47,6 +47,8 @@ class PolicyBook:
     """Seq, or (topic, key) -> when its reschedule was taken, and the topic."""
     topics: list[str] = field(default_factory=list)
     """Names, in the order of ids."""
+    gone: set[int] = field(default_factory=set)
+    """Ids of those that were deleted."""
     said: list[tuple[LogIndex, dict[str, dict[str, Any]]]] = field(default_factory=list)
     """(Entry, what each scope says from there on); scopes as "", "ns/" and the topic's name."""
     checked: LogIndex = LogIndex(0)
@@ -54,13 +56,19 @@ class PolicyBook:
     def on_commit(self, entry: Entry) -> None:
         """Look at an entry that is committed for the first time."""
         if entry.kind is Kind.TOPIC:
-            self._topic(decode_topic(entry.payload))
+            said = decode_topic(entry.payload)
+            if isinstance(said, DeleteTopic):
+                self._delete(said, entry.index)
+            else:
+                self._topic(said)
         elif entry.kind is Kind.GROUP:
             for op in decode_group(entry.payload):
-                if isinstance(op, Move):
+                if isinstance(op, Move) and op.topic not in self.gone:
                     self._topic(op.to)
         elif entry.kind is Kind.POLICY:
             scope, policy = decode_policy(entry.payload)
+            if scope.topic in self.gone:
+                return
             name = self.topics[scope.topic - 1] if scope.topic else scope.namespace
             name += "/" if scope.namespace else ""
             before = self.said[-1][1] if self.said else {}
@@ -68,8 +76,17 @@ class PolicyBook:
 
     def _topic(self, name: str) -> None:
         """A topic is there from here on, if it was not."""
-        if name not in self.topics:
+        there = [known for number, known in enumerate(self.topics, 1) if number not in self.gone]
+        if name not in there:
             self.topics.append(name)
+
+    def _delete(self, said: DeleteTopic, index: LogIndex) -> None:
+        """A topic is gone, and what it says with it."""
+        if 0 < said.topic <= len(self.topics) and said.topic not in self.gone:
+            self.gone.add(said.topic)
+            before = dict(self.said[-1][1]) if self.said else {}
+            if before.pop(self.topics[said.topic - 1], None) is not None:
+                self.said.append((index, before))
 
     def at(self, index: int, topic: str) -> dict[str, Any]:
         """Return what holds for a topic at an entry."""
@@ -151,7 +168,9 @@ def _time(rules: dict[str, Any], taken: Taken, value: int) -> tuple[int, int] | 
         return None
     else:
         delay = max(delay, rules["delay_ms_min"] or delay)
-    due = now + delay
+    due, ttl_ms = now + delay, rules.get("ttl_ms")
+    if ttl_ms and due + ttl_ms <= now:
+        return None
     if delay <= 0:
         return requested, max(due, taken.floor_ms)
     tick = rules["tick_ms"]

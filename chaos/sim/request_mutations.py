@@ -1,9 +1,8 @@
 """Planted bugs in request ids (chaos/sim/planted.py says what they are for)."""
 
 from typing import Any, Final
-from unittest import mock
 
-from chaos.sim.planted import ANY_WORLD, Mutation, Plant
+from chaos.sim.planted import ANY_WORLD, Mutation, Plant, patch
 from chaos.sim.timers import TimerWorld
 from timer import manifest
 from timer.columns import RequestId
@@ -11,11 +10,6 @@ from timer.entry import Entry
 from timer.machine import Machine
 from timer.producers import Answer
 from timer.requests import Requests
-
-
-def _patch(target: object, name: str, new: object) -> Plant:
-    return lambda: mock.patch.object(target, name, new)
-
 
 _epoch = Machine._epoch  # noqa: SLF001
 
@@ -69,7 +63,7 @@ REQUEST_MUTATIONS: Final = (
         {"request", "twice"},
         20,
         "a failover between a request and its repetition",
-        _patch(Machine, "_epoch", _epoch_without_requests),
+        patch(Machine, "_epoch", _epoch_without_requests),
         faults=("kill", "handover"),
         fault_gap_ms=1_500,
     ),
@@ -79,7 +73,7 @@ REQUEST_MUTATIONS: Final = (
         {"request", "twice", "digest"},
         20,
         "a restart from a manifest",
-        _patch(manifest, "capture", _capture_without_requests),
+        patch(manifest, "capture", _capture_without_requests),
         faults=("kill", "power"),
         manifest_every=20,
         fault_gap_ms=1_500,
@@ -90,7 +84,7 @@ REQUEST_MUTATIONS: Final = (
         {"request"},
         20,
         f"{ANY_WORLD}: an id that is used again just after its time",
-        _patch(Requests, "repeated", _repeated_for_ever),
+        patch(Requests, "repeated", _repeated_for_ever),
     ),
     _mutation(
         "id_stands_for_any_request",
@@ -98,7 +92,7 @@ REQUEST_MUTATIONS: Final = (
         {"request"},
         20,
         f"{ANY_WORLD}: two requests under one id",
-        _patch(Requests, "repeated", _repeated_whatever_it_asks),
+        patch(Requests, "repeated", _repeated_whatever_it_asks),
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

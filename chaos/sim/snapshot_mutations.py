@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from chaos.sim.planted import Mutation, Plant
+from chaos.sim.planted import Mutation, patch
 from replication import install
 from replication.core import Core
 from replication.steps import Event
@@ -19,10 +19,6 @@ from timer.disk import Disk
 from timer.units import Epoch, LogIndex, MonoMs
 
 DAMAGE: Final[dict[str, Any]] = {"faults": ("flip", "shorten", "power", "isolate"), "mischief": ()}
-
-
-def _patch(target: object, name: str, new: object) -> Plant:
-    return lambda: mock.patch.object(target, name, new)
 
 
 _begin_anew = timer_log.begin_anew
@@ -67,7 +63,7 @@ SNAPSHOT_MUTATIONS: Final = (
         frozenset({"agreement", "digest", "storage", "lost", "liveness"}),
         30,
         "a damaged replica",
-        _patch(incoming, "begin_anew", _one_too_early),
+        patch(incoming, "begin_anew", _one_too_early),
         aim=DAMAGE,
     ),
     Mutation(
@@ -76,7 +72,7 @@ SNAPSHOT_MUTATIONS: Final = (
         frozenset({"agreement", "storage", "lost", "liveness"}),
         30,
         "a damaged replica",
-        _patch(incoming, "begin_anew", _keep_the_log),
+        patch(incoming, "begin_anew", _keep_the_log),
         aim=DAMAGE,
     ),
     Mutation(
@@ -85,7 +81,7 @@ SNAPSHOT_MUTATIONS: Final = (
         frozenset({"storage"}),
         30,
         "a damaged replica",
-        _patch(install, "holds", lambda *_: False),
+        patch(install, "holds", lambda *_: False),
         aim=DAMAGE,
     ),
     Mutation(

@@ -6,17 +6,18 @@ from unittest import mock
 
 import numpy as np
 
-from chaos.sim.planted import ANY_WORLD, Mutation, Plant
+from chaos.sim.planted import ANY_WORLD, SLOW_LINKS, Mutation, Plant, patch
 from chaos.sim.timers import TimerApp, TimerWorld
 from chaos.simdisk import SimDisk
 from timer import leader, machine, manifest
+from timer.applied import CANCELLED, RESCHEDULED
 from timer.clock import ClusterClock
 from timer.columns import I64, U64
 from timer.conflicts import Decision, Verdict, Verdicts, decide
 from timer.groups import Group
 from timer.leader import Leader, Now
 from timer.leases import ACCEPT, Leases
-from timer.machine import CANCELLED, RESCHEDULED, Machine
+from timer.machine import Machine
 from timer.memtable import Left, Peek
 from timer.order import START, Position
 from timer.payloads import Fire, GroupOp, Op
@@ -27,11 +28,6 @@ from timer.serving import Serving
 from timer.store import Store
 from timer.units import DUE_MS_MAX, UnixMs
 from timer.window import Window
-
-
-def _patch(target: object, name: str, new: object) -> Plant:
-    return lambda: mock.patch.object(target, name, new)
-
 
 # ---- what is answered
 
@@ -162,8 +158,8 @@ _recover = Store.recover
 
 
 def _recover_from_start(*args: Any) -> Store:
-    disk, directory, runs, _, pending = args
-    return _recover(disk, directory, runs, START, pending)
+    disk, directory, runs, _, *counts = args
+    return _recover(disk, directory, runs, START, *counts)
 
 
 _peek = Window.peek
@@ -275,16 +271,16 @@ TIMER_MUTATIONS: Final = (
         {"key", "digest"},
         40,
         "a key that is taken by a timer in a run",
-        _patch(Store, "find_keys", _no_holders),
+        patch(Store, "find_keys", _no_holders),
         **_RESTARTS,
     ),
     _mutation(
         "rows_of_an_entry_ignore_each_other",
         "keys are unique against what was pending before, not within an entry",
-        {"key", "conservation", "list"},
+        {"key", "conservation", "list", "dropped"},
         20,
         f"{ANY_WORLD}: two rows of one key in one entry",
-        _patch(machine, "decide", _first_wins),
+        patch(machine, "decide", _first_wins),
     ),
     _mutation(
         "replaced_stays",
@@ -292,15 +288,15 @@ TIMER_MUTATIONS: Final = (
         {"key", "twice", "list", "conservation"},
         20,
         f"{ANY_WORLD}: a key that is replaced",
-        _patch(Store, "end", _end_nothing),
+        patch(Store, "end", _end_nothing),
     ),
     _mutation(
         "reschedule_says_yes",
         "a reschedule is told RESCHEDULED whatever became of the timer",
-        {"key", "lost"},
+        {"key", "lost", "dropped"},
         20,
         f"{ANY_WORLD}: a reschedule of what has ended",
-        _patch(Machine, "_reschedule", _reschedule_says_yes),
+        patch(Machine, "_reschedule", _reschedule_says_yes),
     ),
     _mutation(
         "kept_is_another",
@@ -308,7 +304,7 @@ TIMER_MUTATIONS: Final = (
         {"key"},
         20,
         f"{ANY_WORLD}: a key that is taken",
-        _patch(Verdicts, "part", _keep_own),
+        patch(Verdicts, "part", _keep_own),
     ),
     _mutation(
         "retry_is_new",
@@ -316,7 +312,7 @@ TIMER_MUTATIONS: Final = (
         {"twice", "digest"},
         20,
         "an answer that is lost",
-        _patch(Producers, "repeated", _repeated),
+        patch(Producers, "repeated", _repeated),
     ),
     _mutation(
         "ack_before_commit",
@@ -324,7 +320,7 @@ TIMER_MUTATIONS: Final = (
         {"acked", "lost"},
         40,
         "a failover with the ack in flight",
-        _patch(Serving, "ack", _ack_at_once),
+        patch(Serving, "ack", _ack_at_once),
     ),
     _mutation(
         "nack_is_an_ended_lease",
@@ -332,7 +328,7 @@ TIMER_MUTATIONS: Final = (
         {"nack"},
         20,
         f"{ANY_WORLD}: a nack",
-        _patch(Serving, "_gather", _gather_nothing_told),
+        patch(Serving, "_gather", _gather_nothing_told),
     ),
     _mutation(
         "failover_forgets_nacks",
@@ -340,7 +336,7 @@ TIMER_MUTATIONS: Final = (
         {"nack"},
         60,
         "a failover while a nacked message waits",
-        _patch(Leases, "_free", _free_at_once),
+        patch(Leases, "_free", _free_at_once),
     ),
     _mutation(
         "dead_letter_is_a_copy",
@@ -348,7 +344,7 @@ TIMER_MUTATIONS: Final = (
         {"dead"},
         20,
         f"{ANY_WORLD}: a message that fails too often",
-        _patch(Machine, "_move", _move_a_copy),
+        patch(Machine, "_move", _move_a_copy),
     ),
     _mutation(
         "cancel_before_commit",
@@ -356,12 +352,11 @@ TIMER_MUTATIONS: Final = (
         {"cancel", "key"},
         90,
         "a failover with the cancel in flight",
-        _patch(Leader, "cancel", _cancel_at_once),
+        patch(Leader, "cancel", _cancel_at_once),
         faults=("isolate",),
-        mischief=(),
         nodes=3,
-        loss=0.0,
         proposals_per_s=40,
+        **SLOW_LINKS,
         fault_gap_ms=800,
     ),
     _mutation(
@@ -370,7 +365,7 @@ TIMER_MUTATIONS: Final = (
         {"clock"},
         30,
         "a clock that is wrong",
-        _patch(ClusterClock, "_error", _fastest),
+        patch(ClusterClock, "_error", _fastest),
         faults=("clock",),
         nodes=5,
         fault_gap_ms=10_000,
@@ -381,7 +376,7 @@ TIMER_MUTATIONS: Final = (
         {"time"},
         20,
         "a failover between two checkpoints",
-        _patch(Leader, "_fire", _fire_from_checkpoint),
+        patch(Leader, "_fire", _fire_from_checkpoint),
     ),
     _mutation(
         "flush_forgets_tombstones",
@@ -389,7 +384,7 @@ TIMER_MUTATIONS: Final = (
         {"cancel", "digest", "conservation", "key", "list"},
         60,
         "a cancel of what was flushed, then another flush and a restart",
-        _patch(Left, "graves", property(_no_graves)),
+        patch(Left, "graves", property(_no_graves)),
         **_RESTARTS,
     ),
     _mutation(
@@ -398,7 +393,7 @@ TIMER_MUTATIONS: Final = (
         {"digest", "twice"},
         40,
         "a restart from a manifest",
-        _patch(manifest, "capture", _capture_without_producers),
+        patch(manifest, "capture", _capture_without_producers),
         **_RESTARTS,
     ),
     _mutation(
@@ -407,7 +402,7 @@ TIMER_MUTATIONS: Final = (
         {"acked", "digest"},
         60,
         "a restart from a manifest with a hole in the acks",
-        _patch(manifest, "_group_state", _group_without_acks),
+        patch(manifest, "_group_state", _group_without_acks),
         **_RESTARTS,
     ),
     _mutation(
@@ -416,7 +411,7 @@ TIMER_MUTATIONS: Final = (
         {"digest", "twice", "list"},
         40,
         "a restart from a manifest whose runs have fired in part",
-        _patch(Store, "recover", _recover_from_start),
+        patch(Store, "recover", _recover_from_start),
         **_RESTARTS,
     ),
     _mutation(
@@ -425,7 +420,7 @@ TIMER_MUTATIONS: Final = (
         {"digest", "conservation", "liveness", "list"},
         40,
         "a flush",
-        _patch(Window, "peek", _peek_short),
+        patch(Window, "peek", _peek_short),
         **_RESTARTS,
     ),
     _mutation(
@@ -434,7 +429,7 @@ TIMER_MUTATIONS: Final = (
         {"handout"},
         20,
         "a leader that was cut off or stopped while another came to serve, and goes on",
-        _patch(TimerApp, "may_hand_out", lambda _: True),
+        patch(TimerApp, "may_hand_out", lambda _: True),
         faults=("pause", "isolate"),
         mischief=(),
         fault_gap_ms=1_500,
@@ -445,7 +440,7 @@ TIMER_MUTATIONS: Final = (
         {"unmarked"},
         30,
         "a failover with messages handed out",
-        _patch(Group, "begin_epoch", _no_mark),
+        patch(Group, "begin_epoch", _no_mark),
     ),
     _mutation(
         "takes_what_fills_the_disk",
@@ -453,7 +448,7 @@ TIMER_MUTATIONS: Final = (
         {"space"},
         10,
         "small disks",
-        _patch(Rooms, "refusal", _takes_everything),
+        patch(Rooms, "refusal", _takes_everything),
         **_TIGHT,
     ),
     _mutation(
@@ -462,7 +457,7 @@ TIMER_MUTATIONS: Final = (
         {"space"},
         20,
         "small disks, of the followers alone",
-        _patch(Rooms, "refusal", _own_disk_alone),
+        patch(Rooms, "refusal", _own_disk_alone),
         **_TIGHT,
     ),
 )

@@ -23,17 +23,7 @@ from chaos.sim.referee import Broken
 from chaos.sim.town import LEASE_MS, Request, SimConsumer, Town
 from chaos.sim.world import World
 from timer.admission import When
-from timer.clock import ClusterClock, Sample
-from timer.columns import Binary, Part
-from timer.conflicts import Verdict
-from timer.disk import Disk
-from timer.engine import Engine, Flush
-from timer.entry import Entry
-from timer.errors import InvalidRequest, NotLeader, TimerError
-from timer.groups import Group
-from timer.leader import Delivery, Leader, LeaderConfig, Now
-from timer.leases import Consumer
-from timer.machine import (
+from timer.applied import (
     CANCELLED,
     RESCHEDULED,
     Applied,
@@ -41,6 +31,16 @@ from timer.machine import (
     Checkpoint,
     RescheduleApplied,
 )
+from timer.clock import ClusterClock, Sample
+from timer.columns import Binary, Part
+from timer.conflicts import Verdict
+from timer.disk import Disk
+from timer.engine import Engine, Flush
+from timer.entry import Entry
+from timer.errors import InvalidRequest, NotLeader, TimerError, TopicDeleted
+from timer.groups import Group
+from timer.leader import Delivery, Leader, LeaderConfig, Now
+from timer.leases import Consumer
 from timer.merge import Merge
 from timer.payloads import CreateGroup, Ids, Keys, Start
 from timer.policies import DEFAULTS, Policy, Scope
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 CONFIG: Final = LeaderConfig(
     checkpoint_interval_ms=1_000, policy=replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
 )
+SWEEP_ROWS: Final = 3
+"""Held timers that one FIRE looks at: so releases take some."""
 RESERVE: Final = 300_000
 ROOM: Final = 100_000
 """Bytes of a small disk: kept for what must go on, and beside that."""
@@ -70,6 +72,7 @@ class TimerApp:
         self.node = node
         self._town = town
         self.engine = Engine(node.disk, STATE_PATH, CONFIG, self._observe)
+        self.engine.machine.pauses.portion = SWEEP_ROWS
         self.voters: frozenset[ReplicaId] | None = (
             frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
         )
@@ -81,6 +84,8 @@ class TimerApp:
         self._rng = random.Random(node.world.rng.getrandbits(64))
         self._flush_every = node.world.options.manifest_every
         self._rooms: tuple[Leader, Rooms] | None = None
+        self._altering: list[Leader] = []
+        """As often as a change of policies is on its way through their logs."""
         if node.world.options.tight:
             node.later(0, self._look_at_room)
 
@@ -170,11 +175,15 @@ class TimerApp:
         Engine(disk, directory, CONFIG)
 
     def _observe(self, entry: Entry, applied: Applied) -> None:
+        self._town.book.drops.check(entry, applied, self.engine.machine)
         self._town.book.applied(self.node, self.engine.machine, applied)
+        self._town.book.expiry.applied(entry, self.engine.machine)
         self._town.book.policies.check(entry, applied)
+        self._town.book.pauses.check(entry, applied, self.engine.machine)
         self._town.book.requests.check(entry, applied)
+        self._town.book.quotas.check(entry, applied, self.engine.machine)
         if isinstance(applied, Checkpoint):
-            self._town.book.digest(self.node, applied)
+            self._town.book.digest(self.node, applied, self.engine.machine.digest_anew())
 
     # ---- time
 
@@ -227,6 +236,8 @@ class TimerApp:
             for delivery in leader.hand_out(now):
                 book, served = self._town.book, self.node.world.referee.served
                 book.handed_out(self.node, delivery, served)
+                if leader not in self._altering:  # else it may know more than is applied
+                    book.expiry.handed_out(delivery, self.applied_index + 1)
                 delivery.lease.consumer.sink(delivery)
             leader.step(now)
         if not self._fetching and self.engine.machine.pages.wanted(1):
@@ -290,7 +301,7 @@ class TimerApp:
         if leader is None:
             reply(NotLeader(None))
             return
-        topic = self.engine.machine.topic_by_name.get(request.topic)
+        topic = leader.topic_named(request.topic)
         now = self._now()
         try:
             if topic is None:
@@ -319,7 +330,7 @@ class TimerApp:
                 key=Binary.of(request.keys) if request.keys else None,
                 on_conflict=request.mode,
             )
-            leader.schedule(part, lambda result: reply(_told(result)))
+            self._take(leader, (producer_id, request.sequence), part, now, reply)
         except TimerError as refused:
             reply(refused)
         self._kick()
@@ -330,17 +341,19 @@ class TimerApp:
         if leader is None:
             reply(NotLeader(None))
             return
-        topics, now = self.engine.machine.topic_by_name, self._now()
+        topics = {topic: leader.topic_named(topic) for topic, _ in call.rows}
+        now = self._now()
         request = leader.request_id(call.text, call.body, now)
         request = request._replace(until_ms=UnixMs(now.clock_ms + call.window_ms))
         floor_ms = self.engine.machine.last_read_time_ms
         try:
-            missing = [topic for topic, _ in call.rows if topic not in topics]
+            missing = [name for name, topic in topics.items() if topic is None]
             if missing:
                 leader.topic(missing[0], now, lambda _: None)
                 self._kick()
                 return  # the client asks again
-            ids = [topics[topic].topic_id for topic, _ in call.rows]
+            known = {name: topic for name, topic in topics.items() if topic is not None}
+            ids = [known[topic].topic_id for topic, _ in call.rows]
             times = []
             for topic_id, (_, delay_ms) in zip(ids, call.rows, strict=True):
                 rules = leader.rules(topic_id, ProducerId(0), 0, request)
@@ -355,10 +368,19 @@ class TimerApp:
                 payload=Binary.of(call.payloads),
                 request=request,
             )
-            leader.schedule(part, lambda result: reply(_told(result)))
+            self._take(leader, request[:2], part, now, reply)
         except TimerError as refused:
             reply(refused)
         self._kick()
+
+    def _take(
+        self, leader: Leader, key: object, part: Part, now: Now, reply: "Callable[[object], None]"
+    ) -> None:
+        """Hand a request to the leader."""
+        last = leader.machine.producers.last_sequence(part.producer_id)
+        repeated = part.request is not None or (last is not None and part.sequence <= last)
+        leader.schedule(part, lambda result: reply(_told(result)), now)
+        self._town.book.quotas.took(leader, key, part, repeated=repeated)
 
     def cancel(self, names: list[TimerName], reply: "Callable[[object], None]") -> None:
         """Cancel timers; the answer is a list of the machine's results."""
@@ -451,8 +473,11 @@ class TimerApp:
         if leader is None or (topic is None and where and not where.endswith("/")):
             return
         scope = Scope(where.rstrip("/")) if topic is None else Scope("", topic.topic_id)
-        with suppress(TimerError):
-            leader.alter(scope, said, unset, self._now(), lambda _: None)
+        self._altering.append(leader)
+        try:
+            leader.alter(scope, said, unset, self._now(), lambda _: self._altering.remove(leader))
+        except TimerError:
+            self._altering.remove(leader)
         self._kick()
 
     def open(self, consumer: SimConsumer, stream: int, credit: int) -> None:
@@ -466,10 +491,15 @@ class TimerApp:
         def join(group: object) -> None:
             if isinstance(group, Group) and leader.closed is None:
                 self._join(consumer, stream, group, credit)
+            elif isinstance(group, TopicDeleted):
+                self._town.line.stream(consumer.ended, stream)
 
         settings = self._town.settings(consumer.topic, consumer.group)
         create = CreateGroup(topic.topic_id, consumer.group, Start.EARLIEST, settings)
-        leader.groups.create(create, join)
+        try:
+            leader.groups.create(create, join)
+        except TimerError:
+            self._town.line.stream(consumer.ended, stream)  # the topic is being deleted
         self._kick()
 
     def _join(self, consumer: SimConsumer, stream: int, group: Group, credit: int) -> None:
@@ -602,6 +632,14 @@ class TimerApp:
                 time_ms = UnixMs(now_ms - int(where * 10_000))
                 leader.groups.seek_time(group, time_ms, lambda _: None)
         self._kick()
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic; nobody waits for the answer."""
+        leader, topic = self.engine.leader, self.engine.machine.topic_by_name.get(name)
+        if leader is not None and topic is not None:
+            with suppress(TimerError):
+                leader.delete_topic(topic.topic_id, self._now(), lambda _: None)
+            self._kick()
 
     def delete_group(self, topic: str, name: str) -> None:
         """Delete a group; nobody waits for the answer."""

@@ -3,9 +3,13 @@
     SimProducer   numbered requests, resent in order until answered; cancels and reschedules
     SimConsumer   one consumer of a group; takes, acks late or never, nacks, extends, reconnects,
                   dies with leases
-    SimOperator   in some worlds: changes policies
+    SimOperator   in some worlds: changes policies; in some of them, or others, those of how long
+                  messages live
+    SimPauser     there: pauses topics and resumes them (chaos/sim/pauser.py)
     SimCaller     in some worlds: names its requests (chaos/sim/callers.py)
+    SimWarden     in some worlds: sets quotas (chaos/sim/quotabook.py)
     SimKeeper     in some worlds: seeks groups and deletes them
+    SimRemover    in some worlds: deletes topics, which others make again
 
 Clients reach nodes through a lossy line of their own and know nothing but answers.
 """
@@ -19,13 +23,15 @@ from chaos.sim.book import Book, Row
 from chaos.sim.callers import SimCaller
 from chaos.sim.keybook import TimerName, Told
 from chaos.sim.options import aside
+from chaos.sim.pauser import SimPauser
+from chaos.sim.quotabook import SimWarden
 from chaos.sim.referee import Broken
 from timer import deadletters
+from timer.applied import RESCHEDULED
 from timer.columns import OnConflict
-from timer.errors import InvalidRequest, TimerError
+from timer.errors import InvalidRequest, QuotaReached, TimerError
 from timer.leader import Delivery
 from timer.leases import ACCEPT
-from timer.machine import RESCHEDULED
 from timer.payloads import TYPES, GroupSettings
 from timer.policies import Policy
 
@@ -37,7 +43,21 @@ if TYPE_CHECKING:
 TOPICS: Final = ("a", "b")
 NAMESPACED: Final = ("a", "n/b")
 """Instead, where policies change."""
+POLICIES: Final[dict[str, tuple[Any, ...]]] = {
+    "delayed_delivery": (True, True, False),
+    "tick_ms": (1, 7, 100, 1_000),
+    "delay_ms_min": (0, 50, 1_000),
+    "delay_ms_max": (0, 200, 5_000),
+    "fixed_delay_ms": (0, 40, 2_000),
+    "payload_bytes_max": (20, 5_000),
+    "delay_levels_ms": ((300,), (2_000, 100), (10, 20, 30, 40)),
+}
+AGES: Final[dict[str, tuple[Any, ...]]] = {
+    "ttl_ms": (0, 300, 1_000, 3_000, 20_000),
+    "retention_ms": (0, 500, 4_000, 60_000),
+}
 KEEPING: Final = 0.1
+REMOVING: Final = 0.03
 OPERATING: Final = 0.2
 """So often, of the moments at which a client acts."""
 GROUPS: Final = ("g", "h")
@@ -187,6 +207,7 @@ class SimProducer:
             request.way, request.values = "delay_ms", [0] * len(request.values)
             request.padding = b""
             self._town.book.asked(request.payloads(self.producer_id or 0))
+        self._town.book.quotas.refused += isinstance(result, QuotaReached)
         if isinstance(result, TimerError):
             return  # resent when it is due
         assert isinstance(result, list)
@@ -383,27 +404,21 @@ class SimConsumer:
                     self._town.book.acked.add((self.topic, life, offset))
                 if verdict == ACCEPT:
                     self._town.book.acked_first.add((self.topic, life, offset))
+                    self._town.book.expiry.told_acked(life, offset)
 
         reply = self._town.reply(answered)
         self._town.line.ask(app, app.ack, self, self._stream, epoch, lease_id, offsets, reply)
 
 
 class SimOperator:
-    """Changes the policies of all scopes, one field or two at a time."""
+    """Changes the policies of all scopes, some fields at a time."""
 
-    _VALUES: Final[dict[str, tuple[Any, ...]]] = {
-        "delayed_delivery": (True, True, False),
-        "tick_ms": (1, 7, 100, 1_000),
-        "delay_ms_min": (0, 50, 1_000),
-        "delay_ms_max": (0, 200, 5_000),
-        "fixed_delay_ms": (0, 40, 2_000),
-        "payload_bytes_max": (20, 5_000),
-        "delay_levels_ms": ((300,), (2_000, 100), (10, 20, 30, 40)),
-    }
-
-    def __init__(self, town: "Town", rng: random.Random) -> None:
+    def __init__(
+        self, town: "Town", rng: random.Random, values: dict[str, tuple[Any, ...]]
+    ) -> None:
         self._town = town
         self._rng = rng
+        self._values = values
 
     def act(self) -> None:
         """Set a field or two of some scope, or unset some."""
@@ -411,9 +426,9 @@ class SimOperator:
         if app is None or self._town.closing or rng.random() > OPERATING:
             return
         scope = rng.choice(("", "n/", "default/", *self._town.topics))
-        names = rng.sample(sorted(self._VALUES), rng.choice((1, 2, 4)))
+        names = rng.sample(sorted(self._values), min(rng.choice((1, 2, 4)), len(self._values)))
         unset = names if rng.random() < 0.4 else names[2:]
-        said = {name: rng.choice(self._VALUES[name]) for name in names if name not in unset}
+        said = {name: rng.choice(self._values[name]) for name in names if name not in unset}
         self._town.line.ask(app, app.alter, scope, Policy(**said), unset)
 
 
@@ -436,6 +451,20 @@ class SimKeeper:
             ask(app, app.seek_group, *group, rng.choice(("offset", "time")), rng.random())
 
 
+class SimRemover:
+    """Deletes topics: producers and consumers make them again."""
+
+    def __init__(self, town: "Town", rng: random.Random) -> None:
+        self._town = town
+        self._rng = rng
+
+    def act(self) -> None:
+        """Do so with some topic, now and then."""
+        app, rng = self._town.leader(), self._rng
+        if app is not None and not self._town.closing and rng.random() < REMOVING:
+            self._town.line.ask(app, app.delete_topic, rng.choice(self._town.topics))
+
+
 class Town:
     """All clients of one world."""
 
@@ -447,17 +476,26 @@ class Town:
         self.padding = bytes(TIGHT_PAYLOAD if world.options.tight else 0)
         self._rng = rng
         self.operator: SimOperator | None = None
+        self.pauser: SimPauser | None = None
         self.topics = TOPICS
         if world.options.policies:
-            self.operator = SimOperator(self, aside(rng, "operator"))
+            self.operator = SimOperator(self, aside(rng, "operator"), POLICIES)
+            self.pauser = SimPauser(self, aside(rng, "pauser"))
             self.topics = NAMESPACED
+        self.ager: SimOperator | None = None
+        if world.options.expiry:
+            self.ager = SimOperator(self, aside(rng, "ager"), AGES)
         self.callers: list[SimCaller] = []
         if world.options.requests:
             self.callers = [SimCaller(self, name, aside(rng, name.decode())) for name in CALLERS]
+        self.warden = SimWarden(self, aside(rng, "quotas")) if world.options.quotas else None
         self._types_seed = aside(rng, "types").random()
         self.keeper: SimKeeper | None = None
         if world.options.types:
             self.keeper = SimKeeper(self, aside(rng, "keeper"))
+        self.remover: SimRemover | None = None
+        if world.options.deletions:
+            self.remover = SimRemover(self, aside(rng, "remover"))
         self._settings_seed = aside(rng, "settings").random()
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
@@ -512,10 +550,18 @@ class Town:
         self._rng.choice(self.consumers).act()
         if self.operator is not None:
             self.operator.act()
+        if self.pauser is not None:
+            self.pauser.act()
+        if self.ager is not None:
+            self.ager.act()
         for caller in self.callers:
             caller.act()
         if self.keeper is not None:
             self.keeper.act()
+        if self.warden is not None:
+            self.warden.act()
+        if self.remover is not None:
+            self.remover.act()
 
     def settle(self) -> None:
         """The world is healed: finish what is open, wait for what is pending, check the book.
@@ -533,6 +579,10 @@ class Town:
                 client.act()
             for consumer in self.consumers:
                 consumer.act()
+            if self.pauser is not None:
+                self.pauser.finish()
+            if self.warden is not None:
+                self.warden.act()
             timeline.run_until(timeline.now_us + 200_000)
         if not self._settled():
             states = [str(app.engine.machine.counts) for app in self.apps()]

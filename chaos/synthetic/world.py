@@ -62,12 +62,14 @@ PLANTS: Final = {
     "conflict_untrue": "conflict_untrue",
     "reschedule_untrue": "reschedule_untrue",
     "ack_lost": "ack_lost",
+    "expired_delivered": "expired_delivered",
     "diverged": "diverged",
     "unknown_fired_once": "unknown_fired_once",
     "unknown_not_fired": "unknown_not_fired",
     "refused": "refused",
+    "expired": "expired",
 }
-"""What can be planted -> the verdict that it must get; the last three are no violations."""
+"""What can be planted -> the verdict that it must get; the last four are no violations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,15 +430,19 @@ class World:
         for start in range(0, len(offsets), GIVEN_ROWS):
             part = slice(start, start + GIVEN_ROWS)
             mine, at = rows.where(part), offsets[part]  # type: ignore[arg-type]
-            given = ~self._plants(mine.mark, "never_given")
+            over = self._plants(mine.mark, "expired", "expired_delivered")
+            given = ~(over | self._plants(mine.mark, "never_given"))
             self._deliver(mine, at, given, 1, fired_ms)
-            self._group(Op.ACK, at[~self._plants(mine.mark, "ack_lost")], fired_ms)
+            self._group(Op.ACK, at[~(over | self._plants(mine.mark, "ack_lost"))], fired_ms)
+            if over.any():
+                self._group(Op.EXPIRE, at[over], fired_ms)
             self._consumer.line(
                 "ack", outcome="ok", topic=TOPIC, group=GROUP, start_ms=fired_ms + 4,
                 end_ms=fired_ms + 9, epoch=self._logs.epoch, offsets=at[given],
                 results=["ACKED"] * int(np.count_nonzero(given)),
             )  # fmt: skip
-            self._deliver(mine, at, self._plants(mine.mark, "acked_again"), 2, fired_ms)
+            late = self._plants(mine.mark, "acked_again", "expired_delivered")
+            self._deliver(mine, at, late, 2, fired_ms)
             self._deliver(mine, at, self._plants(mine.mark, "unmarked_redelivery"), 1, fired_ms)
 
     def _deliver(self, rows: Rows, offsets: I64, which: Mask, attempt: int, fired_ms: int) -> None:

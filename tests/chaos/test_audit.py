@@ -52,6 +52,7 @@ class Planted:
         ]
         self.fates: list[dict[str, Any]] = []
         self.acks: list[dict[str, Any]] = []
+        self.expired: list[dict[str, Any]] = []
         self.doubled: list[int] = []
         for mark in marks:
             self.ask(mark)
@@ -89,6 +90,12 @@ class Planted:
         )
         slot = {"topic": "t", "group": "g", "queue_offset": mark}
         self.acks.append(slot | {"ack_epoch": 1, "attempts": 1})
+
+    def expire(self, mark: int) -> None:
+        """Let it expire in the group, which never acks it; given out once at most until then."""
+        self.drop(mark, "ack")
+        slot = {"topic": "t", "group": "g", "queue_offset": mark}
+        self.expired.append(slot | {"expire_epoch": 1, "attempts": 1})
 
     def cancel(self, mark: int, result: str | None, outcome: str = "ok", at_ms: int = 4) -> None:
         self.lines.append(
@@ -236,7 +243,9 @@ def moved_by(row: dict[str, Any], topic: str, by: int) -> dict[str, Any]:
 def judged(spark: SparkSession, cases: Sequence[Case]) -> list[Found]:
     """Judge all cases at once, each in a topic of its own; return what was found of each."""
     apart = 10_000
-    rows: dict[str, list[dict[str, Any]]] = {"lines": [], "fates": [], "acks": []}
+    rows: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("lines", "fates", "acks", "expired")
+    }
     for number, case in enumerate(cases):
         for name, together in rows.items():
             own = getattr(case.planted, name)
@@ -245,9 +254,12 @@ def judged(spark: SparkSession, cases: Sequence[Case]) -> list[Found]:
     log = spark.createDataFrame(rows["fates"], FATE)
     slot = "topic STRING, `group` STRING, queue_offset BIGINT"
     acks = spark.createDataFrame(rows["acks"], slot + ", ack_epoch BIGINT, attempts BIGINT")
-    given = verdict.judged_deliveries(
-        clients.deliveries(lines), clients.confirmed_acks(lines), acks
-    )
+    acks = acks.withColumn("count", lit(1).cast("bigint"))
+    over = spark.createDataFrame(rows["expired"], slot + ", expire_epoch BIGINT, attempts BIGINT")
+    read, all_given = clients.consumed(lines), clients.deliveries(lines)
+    log = log.join(verdict.expiry(over, all_given, read), ["topic", "queue_offset"], "left")
+    unkept = verdict.unkept_acks(clients.confirmed_acks(lines), acks)
+    given = verdict.judged_deliveries(all_given, unkept, acks)
     groups = clients.consumed(lines).withColumn("start_offset", lit(0).cast("bigint"))
     asks = clients.asked(lines)
     all_told = changes.changes(lines, asks, log)
@@ -270,8 +282,8 @@ def all_found(spark: SparkSession) -> dict[str, tuple[Case, Found]]:
 
 def violations() -> Case:
     """Every violation that is not about keys or changes."""
-    p = Planted(range(1, 31))
-    expected = dict.fromkeys(range(1, 31), "ok")
+    p = Planted(range(1, 34))
+    expected = dict.fromkeys(range(1, 34), "ok")
     # Lost: nowhere in the log; fired but never given; never fired; cancelled by nobody.
     p.drop(1, "deliver", "ack", log=True)
     p.drop(2, "deliver", "ack")
@@ -323,8 +335,19 @@ def violations() -> Case:
     expected |= {18: "cancelled_delivered", 19: "cancelled_delivered", 20: "cancel_untrue"}
     p.cancel(23, "NOT_FOUND", at_ms=DUE_MS + 23 + verdict.HORIZON_MS - 1)
     expected[23] = "cancel_untrue"
+    p.cancel(24, "DROPPED")
+    p.pending(25, DUE_MS + 25)
+    p.change(25, end="held")
+    p.cancel(25, "NOT_FOUND", at_ms=DUE_MS + 25 + 2 * verdict.HORIZON_MS)
+    expected |= dict.fromkeys((24, 25), "cancel_untrue")
     p.acks = [ack for ack in p.acks if ack["queue_offset"] != 21]
     expected[21] = "ack_lost"
+    # Given after it had expired: by an attempt that the log counted later; by a later epoch.
+    for mark, after in ((31, {"attempts": [2]}), (32, {"epoch": 2})):
+        p.expire(mark)
+        p.drop(mark, "deliver")
+        p.give(mark, **after)
+        expected[mark] = "expired_delivered"
     return Case(p, expected)
 
 
@@ -508,8 +531,8 @@ def test_honest_keys_and_changes_are_not_blamed(
 
 def honest() -> Case:
     """What only looks wrong."""
-    p = Planted(range(1, 13))
-    expected = dict.fromkeys(range(1, 13), "ok")
+    p = Planted(range(1, 16))
+    expected = dict.fromkeys(range(1, 16), "ok")
     # Redelivered, and marked as such, before its ack in the log's order. The second copy had a
     # long way: its receiver's clock says that it came after the ack was confirmed.
     for mark, received_ms in ((1, DUE_MS + 15), (2, DUE_MS + 99)):
@@ -518,7 +541,12 @@ def honest() -> Case:
     # Dropped by a logged policy.
     p.cancelled(3)
     p.change(3, end="dropped")
+    p.cancel(3, "DROPPED")
     expected[3] = "dropped"
+    # Held by a logged pause when the run ended, as long as it was overdue.
+    p.pending(13, DUE_MS + 13)
+    p.change(13, end="held")
+    expected[13] = "held"
     # Cancels answered truly, or never answered.
     p.cancelled(4)
     p.cancel(4, "CANCELLED")
@@ -541,6 +569,11 @@ def honest() -> Case:
     p.change(11, end_epoch=1)
     p.change_ack(11, ack_epoch=2, attempts=3)
     p.give(11, attempts=[2], received_ms=DUE_MS + 50, epoch=1)
+    # Expired: before anybody got it; while somebody held it.
+    p.expire(14)
+    p.drop(14, "deliver")
+    p.expire(15)
+    expected[14] = "expired"
     return Case(p, expected)
 
 
@@ -561,6 +594,27 @@ def test_id_parts_are_those_that_timer_id_encodes(spark: SparkSession) -> None:
     due_of, seq_of = clients.id_parts("id")
     wanted = [Row(due=d, seq=s) for d, s in zip(due.tolist(), seq.tolist(), strict=True)]
     assertDataFrameEqual(rows.select(due_of.alias("due"), seq_of.alias("seq")), wanted)
+
+
+def test_messages_are_found_in_the_runs_that_hold_them(spark: SparkSession) -> None:
+    slot = "topic STRING, `group` STRING, queue_offset BIGINT"
+    # Longer than a stretch, across its edges, of one message; nothing at 999, 1601 and 2000.
+    held = [(0, 999, 1), (1000, 601, 2), (1602, 1, 3), (2001, 255, 4)]
+    runs = spark.createDataFrame(
+        [("t", "g", first, count, number) for first, count, number in held]
+        + [("t", "other", 0, 5000, 9), ("other", "g", 0, 5000, 9)],
+        slot + ", count BIGINT, number INT",
+    )
+    places = (0, 255, 256, 998, 999, 1000, 1024, 1600, 1601, 1602, 2000, 2001, 2255, 2256)
+    rows = spark.createDataFrame([("t", "g", at) for at in places], slot)
+    found = clients.with_runs(rows, runs, "left").select("queue_offset", "number").collect()
+    assert {row.queue_offset: row.number for row in found} == {
+        at: next((n for first, count, n in held if first <= at < first + count), None)
+        for at in places
+    }
+    assert len(found) == len(places)
+    missing = clients.with_runs(rows, runs, "left_anti").collect()
+    assert sorted(row.queue_offset for row in missing) == [999, 1601, 2000, 2256]
 
 
 @pytest.fixture

@@ -46,14 +46,15 @@ class Played:
         self.lines.append({"op": "deliver"} | HEAD | columns | when)
 
     def ack(self, offset: int) -> None:
-        self.acks.append(("t", "g", offset))
+        self.acks.append(("t", "g", offset, 1))
 
     def tables(self, spark: SparkSession) -> tuple[Any, dict[str, Any]]:
         assert [complaint for line in self.lines for complaint in check_line(line)] == []
         columns = f"{SLOT}, attempts BIGINT, not_before_ms BIGINT, nack_index BIGINT"
         return spark.createDataFrame(self.lines, history.SCHEMA), {
             "nacks": spark.createDataFrame(self.nacks, columns),
-            "acks": spark.createDataFrame(self.acks, SLOT),
+            "acks": spark.createDataFrame(self.acks, f"{SLOT}, count BIGINT"),
+            "expired": spark.createDataFrame([], SLOT),
         }
 
     def wrong(self, spark: SparkSession) -> dict[str, set[int]]:

@@ -211,6 +211,35 @@ def test_lone_export_without_its_state_is_refused(tmp_path: Path, data: dict[str
         export.open_exporter(data, tmp_path / "out")
 
 
+def test_deletion_of_a_topic_ends_an_export_and_a_new_one_begins_behind_it() -> None:
+    log = machines.Log()
+    disk = SimDisk()
+    engine = machines.engine_on(disk)
+    for name in ("a", "b"):
+        log.topic(name)
+    deletion = log.delete_topic(2)
+    story = Story()
+    for item in log.entries[:2]:
+        story.apply(item)
+    with pytest.raises(ValueError, match=r"entry 3 deletes a topic: .*begin a new export"):
+        story.apply(deletion)
+    machines.catch_up(engine, log)
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    begun = Story.at_manifest(machines.STATE, disk)
+    begun.apply(log.topic("b"))
+    assert begun.topics == {1: "a", 3: "b"}
+
+
+@pytest.mark.parametrize("policy", [Policy(paused=True), Policy(ttl_ms=5)], ids=str)
+def test_policy_by_which_not_all_fires_ends_an_export(policy: Policy) -> None:
+    story, log = Story(), machines.Log()
+    story.apply(log.policy(CLUSTER, paused=False, ttl_ms=0))
+    with pytest.raises(ValueError, match="entry 2 pauses topics, or lets messages expire"):
+        story.apply(log.policy(CLUSTER, **policy.pack()))
+
+
 def test_rows_are_columns_of_one_schema() -> None:
     table = events.rows(Event.SCHEDULED, 2, seq=np.array([1, 2]), topic="t", at_ms=5)
     assert table.schema == events.ARROW
@@ -256,7 +285,7 @@ def truth(log: world.Log, folder: Path) -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "begun in the middle"])
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_told_of_keys_is_true_or_excused(seed: int, whole: bool, tmp_path: Path) -> None:
-    log = test_replay.random_log(random.Random(seed))
+    log = test_replay.random_log(random.Random(seed), fates=False)
     ends = truth(log, tmp_path)
     story, facts = Story(), Facts()
     entries = parsed(log)

@@ -110,9 +110,28 @@ def test_redeliveries_are_told_apart_by_their_reason(spark: SparkSession) -> Non
     )
     wanted = [("lease ended", 1), ("failover", 1), ("first to arrive", 1), ("unmarked", 1)]
     assertDataFrameEqual(
-        figures.redeliveries(given, found),
+        figures.redeliveries(given.join(figures.repeated(given, found), "seq", "left_semi")),
         spark.createDataFrame(wanted, "reason STRING, n BIGINT"),
     )
+
+
+def test_arrivals_after_the_ack_was_first_confirmed_are_counted(spark: SparkSession) -> None:
+    slot = "topic STRING, `group` STRING, queue_offset BIGINT"
+    some = spark.createDataFrame(
+        [
+            ("t", "g", 1, 9),
+            ("t", "g", 1, 10),
+            ("t", "g", 1, 11),
+            ("t", "h", 1, 11),
+            ("t", "g", 2, 11),
+        ],
+        slot + ", received_ms BIGINT",
+    )
+    confirmed = spark.createDataFrame(
+        [("t", "g", 1, 10), ("t", "g", 1, 20), ("t", "g", 2, 12), ("t", "g", 3, 1)],
+        slot + ", confirmed_ms BIGINT",
+    )
+    assert figures.arrived_after_ack(some, confirmed) == 1
 
 
 def test_counts_that_do_not_add_up_at_a_checkpoint_are_found(spark: SparkSession) -> None:

@@ -18,6 +18,7 @@ from chaos.replay.story import (
     DROPPED,
     ENDS,
     FIRED,
+    HELD,
     KEPT,
     MOVED_BYTES_MAX,
     NONE,
@@ -35,7 +36,7 @@ from timer.entry import Entry, Kind
 from timer.errors import CorruptFile
 from timer.machine import RESCHEDULE_BYTES_MAX, Machine
 from timer.payloads import GroupOp, Op, Start, Targets
-from timer.policies import Policy, Scope, encode_policy
+from timer.policies import CATCH_UPS, CLUSTER, Policy, Scope, encode_policy
 from timer.store import Store
 from timer.timer_id import mix
 from timer.units import GroupId, LogIndex, TopicId, UnixMs
@@ -52,6 +53,7 @@ class Notes:
         self.rows: list[np.ndarray[Any, Any]] = []
         self.acked: dict[int, list[tuple[int, ...]]] = {}
         self.nacked: dict[int, list[tuple[int, ...]]] = {}
+        self.over: dict[int, list[tuple[int, ...]]] = {}
         self.checkpoints: list[dict[str, int]] = []
 
     def fates(self, rows: np.ndarray[Any, Any], **columns: Any) -> None:
@@ -70,6 +72,10 @@ class Notes:
     def nacks(self, group: Group, nacks: np.ndarray[Any, Any]) -> None:
         """Take nacks."""
         self.nacked.setdefault(group.group_id, []).extend(nacks.tolist())
+
+    def expired(self, group: Group, expired: np.ndarray[Any, Any]) -> None:
+        """Take what expired."""
+        self.over.setdefault(group.group_id, []).extend(expired.tolist())
 
     def checkpoint(self, **figures: int) -> None:
         """Take figures."""
@@ -238,6 +244,7 @@ def test_reschedule_leaves_what_is_beyond_its_bytes(log: Log, tmp_path: Path) ->
     [
         (Policy(), ""),
         (Policy(delayed_delivery=True, tick_ms=100, delay_ms_min=5, delay_ms_max=9), ""),
+        (Policy(pending_max=0, pending_bytes_max=1, ready_max=0, ready_bytes_max=0), ""),
         (Policy(delayed_delivery=False), "delayed_delivery = False"),
         (Policy(fixed_delay_ms=0), "fixed_delay_ms = 0"),
     ],
@@ -322,7 +329,7 @@ def test_moved_messages_are_acked_and_take_seqs_but_no_rows(log: Log, tmp_path: 
     seqs = [int(seq) for rows in notes.rows for seq in rows["seq"]]
     assert sorted(seqs) == [1, 2, 5], "two seqs for two offsets, one of them unused"
     [dead] = [number for number, name in story.topics.items() if name == "dead"]
-    assert (story.groups[2].name, story.queue_end[dead]) == ("dead-letters", 1)
+    assert (story.groups[2].name, story.kept[dead].end) == ("dead-letters", 1)
     assert (notes.checkpoints[-1]["scheduled"], notes.checkpoints[-1]["fired"]) == (3, 2)
 
 
@@ -443,11 +450,14 @@ def test_replay_and_the_production_machine_tell_the_same_story(
     table = notes.table
     counts = np.bincount(table["end"], minlength=len(ENDS))
     assert (story.timers, story.seqs + 1) == (machine.counts.scheduled, machine.next_seq)
-    assert counts[PENDING] == machine.counts.pending
+    assert counts[[PENDING, HELD]].sum() == machine.counts.pending
+    assert counts[HELD] == machine.store.held
+    assert {*story.topics} - {*story.deleted} == {*machine.topics}
     assert counts[FIRED] == machine.counts.fired
     assert counts[[CANCELLED, REPLACED, RESCHEDULED]].sum() == machine.counts.cancelled
+    assert counts[DROPPED] == machine.counts.dropped
     SEEN.update(np.flatnonzero(counts).tolist())
-    pending_rows = table[table["end"] == PENDING]
+    pending_rows = table[np.isin(table["end"], (PENDING, HELD))]
     for due, seq in zip(pending_rows["due_ms"].tolist(), pending_rows["seq"].tolist(), strict=True):
         assert machine.store.find(UnixMs(due), seq) is not None
     assert story.last_read_time_ms == machine.last_read_time_ms
@@ -463,8 +473,8 @@ def test_replay_and_the_production_machine_tell_the_same_story(
             assert int(mix(acked).sum(dtype=np.uint64)) == group.ack_sum
 
 
-def test_random_logs_hold_every_end_but_drops() -> None:
-    assert {*range(len(ENDS))} - SEEN == {DROPPED}
+def test_random_logs_hold_every_end() -> None:
+    assert {*range(len(ENDS))} == SEEN
 
 
 def chain(seqs: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> int:
@@ -478,22 +488,43 @@ def chain(seqs: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> int:
 KEYS = [b"", b"a", b"bb", b"ccc", b"eight by"]
 
 
-def random_log(chance: random.Random) -> Log:
-    """Return a log of two topics in which everything happens, aimed at the edges of limits."""
+EVENTS = [
+    *(["schedule", "fire", "keyed"] * 4 + ["reschedule"] * 2),
+    *("cancel", "group", "ack", "ended", "epoch", "by key", "late"),
+]
+
+
+def pause_policy(chance: random.Random, topics: list[TopicId], *, paused: bool) -> bytes:
+    scope = chance.choice([CLUSTER, Scope("default"), *(Scope("", topic) for topic in topics)])
+    said = True if paused else chance.choice([False, None])
+    return encode_policy(scope, Policy(paused=said, catch_up=chance.choice([None, *CATCH_UPS])))
+
+
+def ask_the_gone(log: Log, topic: TopicId, now: int) -> None:
+    log.schedule(topic, [(now + 7, 1)])
+    log.cancel_keys([(topic, key) for key in KEYS[1:]])
+    log.reschedule(by_key([(topic, key) for key in KEYS[1:]]), [now + 7] * 4)
+
+
+def random_log(chance: random.Random, *, fates: bool = True) -> Log:
+    """Return a log of two topics, at the edges of limits; `fates`: they are paused and deleted."""
     log, story = Log(), Story(Notes(), Path("never"))
     log.epoch(1)
     topics = [log.topic("a"), log.topic("b")]
     producer, sequence = log.producer(b"a" * 16), 0
-    now, seq, due = 1_000, 0, {}
+    now, seq = 1_000, 0
+    due: dict[int, int] = {}
     groups: list[tuple[TopicId, GroupId]] = []
+    gone: list[TopicId] = []
     for _ in range(150):
         for frame in entry.frames(memoryview(b"".join(log.frames[story.last_index :]))):
             story.apply(frame)
         topic = chance.choice(topics)
-        match chance.choice(
-            ["schedule"] * 4 + ["fire"] * 4 + ["cancel", "group", "ack", "ended", "epoch"]
-            + ["keyed"] * 4 + ["reschedule"] * 2 + ["by key"]
-        ):  # fmt: skip
+        ends = ["pause", "resume"] + ["delete"] * (chance.random() < 0.3)
+        match chance.choice(EVENTS + ends * fates):
+            case "pause" | "resume" as word:
+                policy = pause_policy(chance, topics, paused=word == "pause")
+                log.entry(Kind.POLICY, policy, at_ms=now)
             case "schedule":
                 rows = [(now + chance.choice([-5, 0, 1, 7, 7, 300]), m) for m in range(5)]
                 number = chance.choice([0, sequence, sequence + 1, sequence + 1, sequence + 2])
@@ -501,16 +532,15 @@ def random_log(chance: random.Random) -> Log:
                 taken = number in (0, sequence + 1)
                 sequence += number == sequence + 1
                 log.schedule(topic, rows, producer=given, size=chance.choice([8, 50]))
-                for row_due, _ in rows if taken else []:
-                    seq += 1
-                    due[seq] = row_due
+                if taken:
+                    due.update(enumerate((row_due for row_due, _ in rows), seq + 1))
+                    seq += len(rows)
             case "keyed":
                 rows = [(now + chance.choice([-5, 0, 1, 7, 300]), m) for m in range(4)]
                 log.schedule(topic, rows, keys=chance.choices(KEYS, k=4),
                              on_conflict=chance.choice([*OnConflict]))  # fmt: skip
-                for row_due, _ in rows:
-                    seq += 1
-                    due[seq] = row_due
+                due.update(enumerate((row_due for row_due, _ in rows), seq + 1))
+                seq += len(rows)
             case "reschedule" if due:
                 chosen = chance.choices(sorted(due)[-30:], k=3)
                 targets: Targets = by_id([(due[s] + (s % 7 == 0), s) for s in chosen])
@@ -518,9 +548,16 @@ def random_log(chance: random.Random) -> Log:
                     targets = by_key([(topic, key) for key in chance.choices(KEYS[1:], k=3)])
                 to = [now + chance.choice([-5, 1, 7, 300]) for _ in range(3)]
                 log.reschedule(targets, to)
-                for row_due in to:
-                    seq += 1
-                    due[seq] = row_due
+                due.update(enumerate(to, seq + 1))
+                seq += len(to)
+            case "delete":
+                log.delete_topic(topic, at_ms=now)
+                gone.append(topic)
+                topics[topics.index(topic)] = log.topic("ab"[topics.index(topic)])
+            case "late" if gone:
+                ask_the_gone(log, gone[-1], now)
+                seq += 4
+                due.update({seq - at: now + 7 for at in range(4)})
             case "by key":
                 log.cancel_keys([(topic, key) for key in chance.choices(KEYS[1:], k=2)])
             case "fire":
@@ -536,7 +573,7 @@ def random_log(chance: random.Random) -> Log:
                 groups.append((topic, log.group(topic, f"g{len(groups)}", start)))
             case "ack" if groups:
                 mine, group = chance.choice(groups)
-                end = story.queue_end.get(mine, 0)
+                end = story.kept[mine].end
                 log.reserve(mine, group, chance.randrange(end + 10))
                 offsets = sorted(chance.sample(range(end), min(9, end)))
                 log.ack(mine, group, offsets, at_ms=now)
@@ -622,7 +659,7 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
     (ack,) = pq.read_table(tmp_path / "out/acks").to_pylist()
     assert ack == {
         "topic": "t", "group": "g", "queue_offset": 0, "attempts": 2, "ack_index": 10,
-        "ack_epoch": 2, "acked_at_ms": 120,
+        "ack_epoch": 2, "acked_at_ms": 120, "count": 1,
     }  # fmt: skip
     (row,) = pq.read_table(tmp_path / "out/groups").to_pylist()
     assert row == {
@@ -657,5 +694,6 @@ def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None
     found = {row["group"]: (row["start_offset"], row["acked"], row["sought"]) for row in rows}
     assert found == {"kept": (0, 0, False), "gone": (0, 0, True), "g": (1, 1, True)}
     acks = pq.read_table(tmp_path / "out/acks").to_pylist()
-    assert [(ack["group"], ack["queue_offset"]) for ack in acks] == [("g", 0), ("g", 1), ("g", 1)]
+    runs = [(ack["group"], ack["queue_offset"], ack["count"]) for ack in acks]
+    assert runs == [("g", 0, 2), ("g", 1, 1)]
     assert kept == 2

@@ -212,6 +212,6 @@ def test_damage_is_part_of_some_worlds_and_not_of_others() -> None:
 @pytest.mark.parametrize("app", ["ledger", "timers"])
 @pytest.mark.parametrize("faults", [("flip", "kill"), ("shorten",), ("wipe", "isolate")])
 def test_promises_hold_beside_damage(app: str, faults: Sequence[str]) -> None:
-    outcome = play(Task(1, app, 30, faults=tuple(faults), mischief=()))
+    outcome = play(Task(1, app, 12, faults=tuple(faults), mischief=()))
     assert outcome.exit_status == 0, outcome.story
     assert outcome.faults.keys() & set(DAMAGE_FAULTS)

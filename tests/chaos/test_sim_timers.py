@@ -11,14 +11,15 @@ from chaos.sim.planted import calm
 from chaos.sim.referee import Broken
 from chaos.sim.timers import TimerWorld
 from timer import payloads
+from timer.applied import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, SeekApplied
 from timer.columns import OnConflict
 from timer.conflicts import Verdict
 from timer.entry import Entry, Kind
 from timer.groups import Group
 from timer.leases import Consumer, Lease
-from timer.machine import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, SeekApplied, Topic
 from timer.payloads import Fire, GroupOp, GroupSettings, Op
 from timer.serving import Delivery
+from timer.topic import Topic
 from timer.units import (
     Epoch,
     GroupId,
@@ -34,9 +35,8 @@ NAME = TimerName(1_000, 7)
 KEY = ("a", "g", 0)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_timer_promises_hold(seed: int) -> None:
-    world = TimerWorld(seed)
+def test_timer_promises_hold() -> None:
+    world = TimerWorld(0)  # a quick one: `make test` plays many beside
     world.run(60)
     book = world.town.book
     assert book.timers

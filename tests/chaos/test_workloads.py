@@ -163,24 +163,27 @@ def test_producer_writes_down_every_outcome(fake: Threaded, client: TimerClient,
     assert len(producer.batch([1, 2], [NOW_MS, NOW_MS])) == 2
     fake.cluster.on_schedule = lambda _: wire_error(pb.INVALID_REQUEST, "no")
     assert producer.single(3, 0.5) == []
-    fake.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT, outcome_known=False)
+    fake.cluster.on_schedule = lambda _: wire_error(pb.QUOTA_REACHED)
+    assert producer.batch([6], [NOW_MS]) == []  # at once, though it may succeed later
+    fake.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
     assert producer.batch([4], [NOW_MS], timeout_s=0.2) == []
     future = producer.submit([5], [NOW_MS], timeout_s=0.2)
     assert future is not None
     with pytest.raises(errors.TimerError):
         future.result(20)
-    until(lambda: books.asked == 5)
+    until(lambda: books.asked == 6)
     producer.close()
     found = lines(run, "p", "schedule")
     assert [(line["marks"], line["outcome"], bool(line["ids"])) for line in found] == [
         ([1, 2], "ok", True),
         ([3], "fail", False),
+        ([6], "fail", False),
         ([4], "unknown", False),
         ([5], "unknown", False),
     ]
     assert found[1]["due_ms"] is None
     assert [*check(run.histories / "p.jsonl")] == []
-    assert (books.missing, books.unanswered) == (2, 3)
+    assert (books.missing, books.unanswered) == (2, 4)
     assert [row.payload for row in fake.cluster.rows[:2]] == [payload_of(m, 100) for m in (1, 2)]
 
 

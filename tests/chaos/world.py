@@ -56,6 +56,9 @@ class Log:
         self.topics += 1
         return TopicId(self.topics)
 
+    def delete_topic(self, topic: TopicId, at_ms: int | None = None) -> None:
+        self.entry(Kind.TOPIC, payloads.encode_delete_topic(topic), at_ms=at_ms)
+
     def producer(self, token: bytes) -> ProducerId:
         self.entry(Kind.PRODUCER, payloads.encode_producer(token))
         self.producers += 1

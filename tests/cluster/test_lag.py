@@ -79,6 +79,33 @@ def test_new_leader_knows_the_lag_of_a_group_that_nobody_consumes() -> None:
     assert lags(play, group) == (70, 70)
 
 
+def test_of_many_groups_some_are_looked_at_before_the_loop_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lag, "GROUPS_AT_ONCE", 1)
+    play = Play()
+    for name in ("g", "h", "i"):
+        play.make_group(name)
+    play.schedule("s", 0)
+    play.settle()
+    turns = 0
+
+    async def look() -> list[lag.GroupLag]:
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        found = await lag.of_groups(play.leader, play.now.clock_ms)
+        beside.cancel()
+        return found
+
+    assert len(asyncio.run(look())) == 3
+    assert turns == 3
+
+
 def test_lag_of_topics_is_the_age_of_their_oldest_overdue_timer() -> None:
     play = Play()
     other = play.make_topic("b").topic_id

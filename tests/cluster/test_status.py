@@ -34,6 +34,7 @@ INSTANCES: list[errors.TimerError] = [
     errors.Fenced(ours=Epoch(3), seen=Epoch(4)),
     errors.Overloaded("the log", retry_after_ms=250),
     errors.DiskFull([("n1", 5, 10)], retry_after_ms=1000),
+    errors.QuotaReached("bills", "ready_max", "must be at most 2", there=2, asked=1),
     errors.CommitTimeout("no majority within 5000 ms"),
     errors.LeadershipLost("deposed by epoch 4"),
     errors.SequenceGap(expected=7, got=9),
@@ -42,6 +43,7 @@ INSTANCES: list[errors.TimerError] = [
     errors.LeaseLost("leased to another consumer"),
     errors.GroupHeld("bills", "g", "c"),
     errors.GroupDeleted("bills", "g"),
+    errors.TopicDeleted("bills"),
     errors.ShuttingDown("draining"),
     errors.StorageError("disk"),
     errors.CorruptFile("log/1", 40, "checksum"),
@@ -84,6 +86,8 @@ def test_wire_error_says_what_the_class_says(error: errors.TimerError) -> None:
 def test_details_of_an_error_reach_their_own_fields() -> None:
     refused = to_wire(errors.InvalidRequest("due_ms", -1, "at least 0"))
     assert (refused.field, refused.limit) == ("due_ms", "at least 0")
+    full = to_wire(errors.QuotaReached("bills", "ready_max", "at most 2", there=2, asked=1))
+    assert (full.field, full.limit) == ("ready_max", "at most 2")
     assert to_wire(errors.NotLeader("node2:7100")).leader == "node2:7100"
     assert to_wire(errors.DiskFull([], retry_after_ms=9)).retry_after_ms == 9
     assert to_wire(errors.NotLeader(None)).leader == ""

@@ -112,6 +112,13 @@ def test_page_shows_the_levels() -> None:
     assert page['timer_build_info{node="n1",version="0.1.0"}'] == 1
 
 
+def test_page_shows_what_is_used_of_quotas() -> None:
+    levels = Levels(fullest_quotas=((("orders", "ready_max"), (3, 10)),))
+    page = page_of(telemetry_of(levels).registry)
+    assert page['timer_quota_used{quota="ready_max",topic="orders"}'] == 3
+    assert page['timer_quota_limit{quota="ready_max",topic="orders"}'] == 10
+
+
 def test_page_shows_the_lag_of_those_that_lag_most_in_seconds() -> None:
     levels = Levels(
         undelivered_lag_ms=1_500,

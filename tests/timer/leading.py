@@ -9,7 +9,7 @@ import numpy as np
 from chaos.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
 from timer.admission import When
-from timer.columns import Binary, decode_headers, gather
+from timer.columns import Binary, OnConflict, decode_headers, gather
 from timer.entry import Kind
 from timer.errors import (
     NotLeader,
@@ -18,13 +18,13 @@ from timer.errors import (
 from timer.groups import Group
 from timer.leader import Delivery, Leader, LeaderConfig
 from timer.leases import Consumer
-from timer.machine import Topic
 from timer.payloads import (
     AlterGroup,
     CreateGroup,
     GroupSettings,
     Start,
 )
+from timer.topic import Topic
 from timer.units import Epoch, LogIndex, MonoMs, Now, UnixMs
 
 LEASE_MS = 1000
@@ -126,13 +126,20 @@ class Play:
         return group
 
     def schedule(
-        self, name: str, *delays: int, producer: int = 0, sequence: int = 0, size: int = 1
+        self,
+        name: str,
+        *delays: int,
+        producer: int = 0,
+        sequence: int = 0,
+        size: int = 1,
+        keys: list[bytes] | None = None,
     ) -> None:
         requested = np.array([self.now.clock_ms + delay for delay in delays], np.int64)
         when, topics = When("due_ms", requested), np.full(len(requested), self.topic_id, np.uint32)
         _, due = self.leader.admission.times(when, len(requested), topics, self.now)
         timers: list[Timer] = [(self.topic_id, each, b"x" * size) for each in due.tolist()]
-        self.leader.schedule(part_of(timers, producer, sequence), self.done(name))
+        part = part_of(timers, producer, sequence, keys=keys, on_conflict=OnConflict.REPLACE)
+        self.leader.schedule(part, self.done(name), self.now)
 
     def cancel(self, name: str, *targets: tuple[int, int]) -> None:
         due = np.array([due for due, _ in targets], np.int64)

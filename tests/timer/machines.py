@@ -10,14 +10,7 @@ import numpy as np
 
 from chaos.simdisk import SimDisk
 from timer import payloads
-from timer.columns import Binary, OnConflict, Part, encode_schedule, gather
-from timer.conflicts import Verdict
-from timer.disk import Disk
-from timer.engine import Engine
-from timer.entry import Entry, Kind, encode, frame_at
-from timer.errors import TimerError
-from timer.leader import LeaderConfig
-from timer.machine import (
+from timer.applied import (
     ALREADY_CANCELLED,
     ALREADY_FIRED,
     CANCELLED,
@@ -25,13 +18,20 @@ from timer.machine import (
     AcksApplied,
     Applied,
     CancelApplied,
+    DeleteTopicApplied,
     FireApplied,
     GroupApplied,
-    Machine,
     RescheduleApplied,
     ScheduleApplied,
-    Topic,
 )
+from timer.columns import Binary, OnConflict, Part, encode_schedule, gather
+from timer.conflicts import Verdict
+from timer.disk import Disk
+from timer.engine import Engine
+from timer.entry import Entry, Kind, encode, frame_at
+from timer.errors import TimerError
+from timer.leader import LeaderConfig
+from timer.machine import Machine
 from timer.manifest import SPILL_DIRECTORY
 from timer.outcomes import HORIZON_MS
 from timer.pages import Pages
@@ -52,11 +52,12 @@ from timer.payloads import (
     Start,
     Targets,
 )
-from timer.policies import Policy, Scope, encode_policy
+from timer.policies import Policies, Policy, Scope, encode_policy
 from timer.prepare import Asked, Prepared
 from timer.producers import Answer
 from timer.spill import read_page
 from timer.store import Store
+from timer.topic import Topic
 from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 
 START_MS = 1_700_000_000_000
@@ -170,6 +171,9 @@ class Log:
     def topic(self, name: str) -> Entry:
         return self.append(Kind.TOPIC, [payloads.encode_topic(name)])
 
+    def delete_topic(self, topic: int) -> Entry:
+        return self.append(Kind.TOPIC, [payloads.encode_delete_topic(TopicId(topic))])
+
     def policy(self, scope: Scope, **said: Any) -> Entry:
         return self.append(Kind.POLICY, [encode_policy(scope, Policy(**said))])
 
@@ -206,7 +210,8 @@ def catch_up(engine: Engine, log: Log) -> None:
         first, last = engine.next_chunk()
         entries = log.entries[first - 1 : last]
         if first % 2:  # else what they ask of runs is read as they are folded
-            prepared = Prepared(engine.machine.store._runs.runs, Asked(entries, keys=True))
+            store = engine.machine.store
+            prepared = Prepared(store._runs.runs, Asked(entries, store._at, keys=True))
             prepared.read()
             engine.end_lookup(prepared)
         engine.fold(entries)
@@ -228,8 +233,12 @@ def answer_of(applied: Applied) -> Any:
             return results.tolist(), pairs_of(targets)
         case RescheduleApplied(results, targets, timers, ready):
             return results.tolist(), pairs_of(timers), pairs_of(targets), sorted(ready)
-        case FireApplied(fired, limited):
-            return [(topic, rows["seq"].tolist()) for topic, rows in fired], limited
+        case FireApplied(fired, limited, released, dropped):
+            went, *others = [
+                [(topic, rows["seq"].tolist()) for topic, rows in moved]
+                for moved in (fired, released, dropped)
+            ]
+            return (went, limited, *others) if any(others) else (went, limited)
         case GroupApplied(results):
             return [
                 each.new.tolist() if isinstance(each, AcksApplied) else type(each).__name__
@@ -237,6 +246,10 @@ def answer_of(applied: Applied) -> Any:
             ]
         case Topic():
             return applied.topic_id
+        case DeleteTopicApplied():
+            return applied.dropped, applied.messages, applied.groups
+        case Policies():
+            return dict(applied)
         case _:
             return applied
 
@@ -319,6 +332,14 @@ def state_of(machine: Machine) -> dict[str, Any]:
             for group in topic.groups.values()
         ],
         "policies": dict(machine.policies),
+        "held": (machine.store.held, machine.pauses.swept),
+        "late": {
+            outcome: {
+                minute: sorted(np.concatenate(arrays).tolist())
+                for minute, arrays in late.buckets.items()
+            }
+            for outcome, late in machine.late.items()
+        },
         "producers": [
             (
                 producer_id,

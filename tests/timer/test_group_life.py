@@ -7,9 +7,9 @@ from chaos.simdisk import SimDisk
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import Log, machine_on, part_of, u64
 from timer import errors
+from timer.applied import DeleteApplied, GroupApplied, MoveApplied, NobodyApplied, SeekApplied
 from timer.groups import Group
 from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Consumer
-from timer.machine import DeleteApplied, GroupApplied, MoveApplied, NobodyApplied, SeekApplied
 from timer.payloads import EXCLUSIVE, FAILOVER, Op
 from timer.units import LeaseId, QueueOffset, TopicId, UnixMs
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from chaos.simdisk import SimDisk
 from tests.timer.machines import Log, machine_on, part_of
 from timer import groups
+from timer.applied import GroupApplied, MoveApplied
 from timer.columns import gather
 from timer.groups import Group
-from timer.machine import GroupApplied, MoveApplied
 from timer.payloads import GroupSettings, Op
 from timer.units import GroupId, QueueOffset, TopicId
 

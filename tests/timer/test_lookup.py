@@ -20,6 +20,7 @@ from tests.timer.machines import (
 )
 from timer import machine as machine_module
 from timer.admission import When
+from timer.applied import ALREADY_CANCELLED, CANCELLED, LEFT, NOT_FOUND, RESCHEDULED
 from timer.columns import I64, Binary, OnConflict, Part, row_bytes
 from timer.conflicts import Verdict
 from timer.cut import Filter
@@ -34,7 +35,6 @@ from timer.leader import (
     Leader,
     Now,
 )
-from timer.machine import ALREADY_CANCELLED, CANCELLED, LEFT, NOT_FOUND, RESCHEDULED
 from timer.payloads import Targets
 from timer.serving import Done
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs

@@ -34,6 +34,14 @@ ALL = Policy(
     fixed_delay_ms=5,
     payload_bytes_max=100,
     delay_levels_ms=(3, 1, 2),
+    pending_max=7,
+    pending_bytes_max=700,
+    ready_max=0,
+    ready_bytes_max=70,
+    ttl_ms=7,
+    retention_ms=8,
+    paused=True,
+    catch_up="latest",
 )
 
 
@@ -83,12 +91,14 @@ def test_entry_says_what_was_put_into_it(scope: Scope, policy: Policy) -> None:
         {"topic": True},
         {"topic": 1},  # and a namespace
         {"policy": None},
-        {"policy": {"ttl_ms": 1}},
+        {"policy": {"age_ms": 1}},
         {"policy": {"tick_ms": "1"}},
         {"policy": {"tick_ms": True}},
         {"policy": {"delayed_delivery": 1}},
         {"policy": {"delay_levels_ms": 1}},
         {"policy": {"delay_levels_ms": [1, "2"]}},
+        {"policy": {"paused": 1}},
+        {"policy": {"catch_up": True}},
     ],
 )
 def test_entry_of_another_version_or_with_unknown_fields_is_refused(change: dict[str, Any]) -> None:
@@ -118,6 +128,7 @@ def test_entry_without_a_field_is_refused(field: str) -> None:
         ({"delay_levels_ms": (1,) * (LEVELS_MAX + 1)}, "delay_levels_ms", "1 to 256"),
         ({"delay_levels_ms": (1, 0)}, "delay_levels_ms", "each in 1 .. "),
         ({"delay_ms_min": 2, "delay_ms_max": 1}, "delay_ms_min", "at most delay_ms_max = 1"),
+        ({"catch_up": "some"}, "catch_up", "must be all, latest, drop"),
         ({"fixed_delay_ms": 2, "delay_ms_max": 1}, "fixed_delay_ms", "at most delay_ms_max = 1"),
         ({"fixed_delay_ms": 2, "delay_ms_min": 3}, "fixed_delay_ms", "at least delay_ms_min = 3"),
     ],

@@ -130,6 +130,8 @@ def test_spilled_blocks_take_the_place_of_those_that_are_left(
     queue.spilled(old, new)
     assert seqs_at(queue, [*range(queue.begin, queue.end)]) == [*range(queue.begin, queue.end)]
     assert [block.first for block in queue.blocks] == queue._firsts
+    for offset in range(queue.begin, queue.end + 1):
+        assert queue.payload_bytes_from(QueueOffset(offset)) == 10 * (queue.end - offset)
     left = [block for block in queue.blocks if block.spill is not None]
     weights = [b.page.size for b in queue.blocks if b.page is not None and b.spill is None]
     assert queue.pages.unspilled_size == sum(weights)

@@ -10,11 +10,12 @@ from chaos.simdisk import SimDisk
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, STATE, Log, Timer, engine_on, machine_on, part_of
 from timer import requests
+from timer.applied import ScheduleApplied
 from timer.columns import OnConflict, Part, RequestId, encode_schedule
 from timer.entry import Kind
 from timer.errors import DiskFull, InvalidRequest, Overloaded
 from timer.leader import LeaderConfig
-from timer.machine import Machine, ScheduleApplied
+from timer.machine import Machine
 from timer.policies import Policy, Scope
 from timer.producers import Answer
 from timer.requests import Requests

@@ -8,9 +8,9 @@ import pytest
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, u64
 from timer.admission import When
+from timer.applied import CANCELLED
 from timer.errors import DiskFull
 from timer.leases import ACCEPT
-from timer.machine import CANCELLED
 from timer.payloads import Ids
 from timer.room import SILENT_MS, Room, Rooms
 from timer.units import MonoMs, ReplicaId

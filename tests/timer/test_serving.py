@@ -3,13 +3,13 @@
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import u64
 from timer import deadletters, serving, timer_id
+from timer.applied import MoveApplied
 from timer.errors import (
     DiskFull,
 )
 from timer.groups import Group
 from timer.leader import Delivery, LeaderConfig
 from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED, Consumer
-from timer.machine import MoveApplied
 
 # ---- nacks, extensions, dead letters
 

@@ -218,3 +218,19 @@ def test_trace_survives_a_restart_and_is_bounded(monkeypatch: pytest.MonkeyPatch
     for number in range(4):
         small.fired(LogIndex(number), TopicId(1), number * 2, rows)  # type: ignore[arg-type]
     assert [firing.entry for firing in small.firings] == [2, 3]
+
+
+def test_story_tells_in_which_group_a_message_expired_and_that_it_did_in_all_others() -> None:
+    it = Told()
+    log = it.log
+    it.do(log.create_group(1, "g"), log.create_group(1, "h"))
+    it.do(log.schedule(part_of([(1, DUE, b"x"), (1, DUE, b"y")])), log.fire(DUE))
+    it.do(log.op(Op.EXPIRE_BELOW, 1, 0, [1]))
+    single = it.do(log.op(Op.EXPIRE, 1, 1, [1]))
+    below = it.do(log.op(Op.EXPIRE_BELOW, 1, 0, [2]))
+    it.do(log.op(Op.ACK, 1, 2, [1]))
+    events = [each for each in it.story(DUE, 2) if each.what not in (What.SCHEDULED, What.FIRED)]
+    assert [(each.what, each.entry.index, each.group) for each in events] == [
+        (What.EXPIRED, single, 1),
+        (What.EXPIRED, below, 0),
+    ]

@@ -23,6 +23,7 @@ RETRYABLE = {
     pb.NOT_LEADER,
     pb.NOT_READY,
     pb.OVERLOADED,
+    pb.QUOTA_REACHED,
     pb.COMMIT_TIMEOUT,
     pb.LEADERSHIP_LOST,
 }
@@ -425,7 +426,10 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def ListTopics(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         groups = [pb.GroupStatus(name="billing", type="shared", cursor=2, unacked=3)]
-        orders = pb.TopicStatus(name="orders", pending=7, queue_end=5, groups=groups)
+        quota = pb.QuotaStatus(field="pending_max", used=7, limit=9, source="namespace")
+        orders = pb.TopicStatus(
+            name="orders", pending=7, queue_end=5, groups=groups, quotas=[quota]
+        )
         topics = [orders, pb.TopicStatus(name="quiet")]
         wanted = request.topic.removeprefix("default/")
         found = [topic for topic in topics if wanted in ("", topic.name)]
@@ -437,6 +441,16 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def CreateTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         return pb.CreateTopicResponse(topic_id=17)
+
+    async def DeleteTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.topic == "nothing" or request.topic in self.cluster.deleted:
+            missing = wire_error(pb.NOT_FOUND, f"no such topic: {request.topic!r}")
+            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+        self.cluster.deleted.append(request.topic)
+        if self.cluster.lose_alters:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+        groups = [pb.DeletedGroup(name="billing", unacked=3)]
+        return pb.DeleteTopicResponse(topic_id=17, pending=7, messages=5, groups=groups)
 
     async def CreateGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)

@@ -73,7 +73,12 @@ def test_checkpoint_as_json_has_what_scripts_compare(ctl: Ctl) -> None:
 def test_topics_list_each_group_and_topics_without(ctl: Ctl) -> None:
     code, out, _ = ctl("topics")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["TOPIC", "orders", "quiet"]
+    topics, quotas = out.split("\n\n")
+    assert [line.split()[0] for line in topics.splitlines()] == ["TOPIC", "orders", "quiet"]
+    assert [line.split() for line in quotas.splitlines()] == [
+        ["TOPIC", "QUOTA", "USED", "LIMIT", "FROM"],
+        ["orders", "pending_max", "7", "9", "namespace"],
+    ]
     document = json.loads(ctl("topics", "-o", "json")[1])
     assert document["topics"][0]["groups"][0]["unacked"] == 3
 
@@ -414,3 +419,19 @@ def test_schedule_says_what_became_of_a_taken_key(ctl: Ctl) -> None:
     assert (code, "has the key" in err) == (1, True)
     kept = ctl("schedule", "orders", "q", "--key", "k", "--on-conflict", "keep")
     assert (kept[0], kept[1].rstrip().endswith("KEPT")) == (0, True)
+
+
+def test_timerctl_deletes_a_topic_when_it_is_told_yes(ctl: Ctl, threaded: Threaded) -> None:
+    code, _, err = ctl("topics", "delete", "orders")
+    assert (code, threaded.cluster.deleted) == (1, [])
+    assert "delete topic orders needs --yes without a terminal" in err
+    code, out, _ = ctl("topics", "delete", "orders", "--yes", "-o", "json")
+    assert code == 0
+    told = json.loads(out)
+    assert (told["deleted"], told["pending"], told["groups"][0]["unacked"]) == ("orders", 7, 3)
+    code, out, _ = ctl("topics", "delete", "quiet", "--yes")
+    assert "topic quiet is deleted, with 7 pending timers and 5 messages" in out
+    assert "group billing: 3 unacked" in out
+    assert ctl("topics", "delete", "nothing", "--yes")[0] == 1
+    code, _, err = ctl("topics", "remove", "orders")
+    assert (code, "pause, resume or delete and TOPIC" in err) == (1, True)

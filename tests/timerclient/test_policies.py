@@ -85,7 +85,7 @@ async def test_fields_travel_as_they_are_named_and_only_those(
 @pytest.mark.parametrize(
     ("said", "field", "text"),
     [
-        ({"ttl_ms": 1}, "policy", "must be one of delayed_delivery, tick_ms"),
+        ({"age_ms": 1}, "policy", "must be one of delayed_delivery, tick_ms"),
         ({"tick_ms": True}, "tick_ms", "must be a number"),
         ({"tick_ms": 1.5}, "tick_ms", "must fit"),
         ({"tick_ms": 1 << 64}, "tick_ms", "must fit"),
@@ -152,6 +152,8 @@ def test_topic_without_a_namespace_is_shown_in_the_default_one() -> None:
         ("delayed_delivery=false", False),
         ("payload_bytes_max=64KiB", 65_536),
         ("payload_bytes_max=7", 7),
+        ("ready_bytes_max=2GiB", 2 << 30),
+        ("pending_max=1000", 1_000),
         ("delay_levels_ms=1s,500,2h", [1_000, 500, 7_200_000]),
     ],
 )

@@ -221,6 +221,26 @@ async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
     assert payloads(cluster) == [b"first", b"q"]
 
 
+async def test_quota_is_told_at_once_of_each_of_the_calls_that_were_put_together(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    def full(request: pb.ScheduleRequest) -> pb.Error | None:
+        sizes = request.timers[0].payload_sizes
+        refused = wire_error(pb.QUOTA_REACHED, field="pending_max", limit="at most 1")
+        return refused if len(sizes) > 1 or sizes[0] > 1 else None
+
+    cluster.on_schedule = full
+    calls = [client.schedule("orders", payload) for payload in (b"a", b"too long", b"c")]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(each).__name__ for each in results] == ["Timer", "QuotaReached", "Timer"]
+    refused = results[1]
+    assert isinstance(refused, errors.QuotaReached)
+    assert (refused.field, refused.limit) == ("pending_max", "at most 1")
+    assert refused.retryable
+    assert refused.outcome_known
+    assert payloads(cluster) == [b"a", b"c"]
+
+
 async def test_silence_until_the_time_is_up_is_an_unknown_outcome(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:

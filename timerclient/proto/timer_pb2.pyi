@@ -69,6 +69,8 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """RESOURCE_EXHAUSTED: as OVERLOADED, until there is room on the disks"""
     GROUP_HELD: _Reason.ValueType  # 18
     """FAILED_PRECONDITION: an exclusive group has a consumer already"""
+    QUOTA_REACHED: _Reason.ValueType  # 20
+    """RESOURCE_EXHAUSTED: a topic has as much as it may; names field and limit"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """---- errors
@@ -113,6 +115,8 @@ DISK_FULL: Reason.ValueType  # 17
 """RESOURCE_EXHAUSTED: as OVERLOADED, until there is room on the disks"""
 GROUP_HELD: Reason.ValueType  # 18
 """FAILED_PRECONDITION: an exclusive group has a consumer already"""
+QUOTA_REACHED: Reason.ValueType  # 20
+"""RESOURCE_EXHAUSTED: a topic has as much as it may; names field and limit"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _OnConflict:
@@ -179,6 +183,8 @@ class _CancelResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelRe
     ALREADY_FIRED: _CancelResult.ValueType  # 3
     TIMER_NOT_FOUND: _CancelResult.ValueType  # 4
     """never existed, or ended longer ago than the horizon"""
+    DROPPED: _CancelResult.ValueType  # 5
+    """its topic was paused, and went on without it (Policy.catch_up)"""
 
 class CancelResult(_CancelResult, metaclass=_CancelResultEnumTypeWrapper): ...
 
@@ -189,6 +195,8 @@ ALREADY_CANCELLED: CancelResult.ValueType  # 2
 ALREADY_FIRED: CancelResult.ValueType  # 3
 TIMER_NOT_FOUND: CancelResult.ValueType  # 4
 """never existed, or ended longer ago than the horizon"""
+DROPPED: CancelResult.ValueType  # 5
+"""its topic was paused, and went on without it (Policy.catch_up)"""
 Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
 
 class _RescheduleResult:
@@ -205,6 +213,8 @@ class _RescheduleResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Resc
     RESCHEDULE_NOT_FOUND: _RescheduleResult.ValueType  # 4
     RESCHEDULE_LEFT: _RescheduleResult.ValueType  # 5
     """as it was: too much at once, or too large; ask for it again"""
+    RESCHEDULE_DROPPED: _RescheduleResult.ValueType  # 6
+    """as CancelResult.DROPPED"""
 
 class RescheduleResult(_RescheduleResult, metaclass=_RescheduleResultEnumTypeWrapper): ...
 
@@ -216,6 +226,8 @@ RESCHEDULE_ALREADY_FIRED: RescheduleResult.ValueType  # 3
 RESCHEDULE_NOT_FOUND: RescheduleResult.ValueType  # 4
 RESCHEDULE_LEFT: RescheduleResult.ValueType  # 5
 """as it was: too much at once, or too large; ask for it again"""
+RESCHEDULE_DROPPED: RescheduleResult.ValueType  # 6
+"""as CancelResult.DROPPED"""
 Global___RescheduleResult: _TypeAlias = RescheduleResult  # noqa: Y015
 
 class _TimerState:
@@ -229,6 +241,8 @@ class _TimerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimerState
     TIMER_FIRED: _TimerState.ValueType  # 2
     TIMER_CANCELLED: _TimerState.ValueType  # 3
     """or replaced, or rescheduled"""
+    TIMER_DROPPED: _TimerState.ValueType  # 4
+    """its topic was paused, and went on without it; or was deleted (by a story)"""
 
 class TimerState(_TimerState, metaclass=_TimerStateEnumTypeWrapper):
     """---- looking in: the leader answers, from what it has applied"""
@@ -238,6 +252,8 @@ TIMER_PENDING: TimerState.ValueType  # 1
 TIMER_FIRED: TimerState.ValueType  # 2
 TIMER_CANCELLED: TimerState.ValueType  # 3
 """or replaced, or rescheduled"""
+TIMER_DROPPED: TimerState.ValueType  # 4
+"""its topic was paused, and went on without it; or was deleted (by a story)"""
 Global___TimerState: _TypeAlias = TimerState  # noqa: Y015
 
 class _GroupStart:
@@ -273,6 +289,8 @@ class _AckResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AckResult.V
     """committed: comes again, not before its delay is over"""
     EXTENDED: _AckResult.ValueType  # 6
     """leased for longer, as long as this leader leads"""
+    ACK_EXPIRED: _AckResult.ValueType  # 7
+    """it is over, and never delivered again: its ttl was, or an earlier ack counted"""
 
 class AckResult(_AckResult, metaclass=_AckResultEnumTypeWrapper): ...
 
@@ -288,6 +306,8 @@ NACKED: AckResult.ValueType  # 5
 """committed: comes again, not before its delay is over"""
 EXTENDED: AckResult.ValueType  # 6
 """leased for longer, as long as this leader leads"""
+ACK_EXPIRED: AckResult.ValueType  # 7
+"""it is over, and never delivered again: its ttl was, or an earlier ack counted"""
 Global___AckResult: _TypeAlias = AckResult  # noqa: Y015
 
 @_typing.final
@@ -314,9 +334,9 @@ class Error(_message.Message):
     """NOT_LEADER: host:port, empty if unknown"""
     retry_after_ms: _builtins.int
     field: _builtins.str
-    """INVALID_REQUEST"""
+    """INVALID_REQUEST, QUOTA_REACHED"""
     limit: _builtins.str
-    """INVALID_REQUEST"""
+    """INVALID_REQUEST, QUOTA_REACHED"""
     expected_sequence: _builtins.int
     """SEQUENCE_GAP"""
     def __init__(
@@ -787,10 +807,13 @@ class GetTimerResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     TIMER_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     state: Global___TimerState.ValueType
     """what is not known, or no more, is NOT_FOUND"""
     topic: _builtins.str
     """PENDING only, as `timer`"""
+    held: _builtins.bool
+    """PENDING: it is overdue, as its topic is paused, or was just now"""
     @_builtins.property
     def timer(self) -> Global___PendingTimers: ...
     def __init__(
@@ -799,10 +822,11 @@ class GetTimerResponse(_message.Message):
         state: Global___TimerState.ValueType = ...,
         topic: _builtins.str = ...,
         timer: Global___PendingTimers | None = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timer", b"timer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "timer", b"timer", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "state", b"state", "timer", b"timer", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1053,6 +1077,12 @@ class StoryEvent(_message.Message):
         SOUGHT: StoryEvent._What.ValueType  # 14
         """the group goes on from queue_offset, as if it had seen nothing"""
         GROUP_DELETED: StoryEvent._What.ValueType  # 15
+        TOPIC_DELETED: StoryEvent._What.ValueType  # 16
+        """with its timers, messages and groups"""
+        DROPPED: StoryEvent._What.ValueType  # 17
+        """its topic was paused, and went on without it"""
+        EXPIRED: StoryEvent._What.ValueType  # 20
+        """not acked within the ttl of its topic: in `group`, or in all that had not"""
 
     class What(_What, metaclass=_WhatEnumTypeWrapper): ...
     WHAT_UNSPECIFIED: StoryEvent.What.ValueType  # 0
@@ -1082,6 +1112,12 @@ class StoryEvent(_message.Message):
     SOUGHT: StoryEvent.What.ValueType  # 14
     """the group goes on from queue_offset, as if it had seen nothing"""
     GROUP_DELETED: StoryEvent.What.ValueType  # 15
+    TOPIC_DELETED: StoryEvent.What.ValueType  # 16
+    """with its timers, messages and groups"""
+    DROPPED: StoryEvent.What.ValueType  # 17
+    """its topic was paused, and went on without it"""
+    EXPIRED: StoryEvent.What.ValueType  # 20
+    """not acked within the ttl of its topic: in `group`, or in all that had not"""
 
     WHAT_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
@@ -2035,9 +2071,16 @@ class TopicStatus(_message.Message):
     QUEUE_END_FIELD_NUMBER: _builtins.int
     QUEUE_BEGIN_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     LAG_MS_FIELD_NUMBER: _builtins.int
     FIRED_LATE_FIELD_NUMBER: _builtins.int
     HANDED_OUT_LATE_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    RELEASING_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.int
     pending: _builtins.int
@@ -2048,8 +2091,19 @@ class TopicStatus(_message.Message):
     """the offset after the last fired message"""
     queue_begin: _builtins.int
     """the first offset still kept"""
+    ready: _builtins.int
+    """fired, and not acked by every group"""
+    expired: _builtins.int
+    """messages that ended so in their last group, or without any"""
     lag_ms: _builtins.int
     """age of the oldest timer that is due and has not fired; 0: none is"""
+    paused: _builtins.bool
+    """nothing fires, by Policy.paused"""
+    held: _builtins.int
+    """of the pending ones: overdue, as the topic is paused, or was"""
+    releasing: _builtins.bool
+    """it was resumed, and not all that was held has gone yet"""
+    dropped: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupStatus]: ...
     @_builtins.property
@@ -2059,6 +2113,10 @@ class TopicStatus(_message.Message):
     @_builtins.property
     def handed_out_late(self) -> Global___Lateness:
         """first handed out to a group after due"""
+
+    @_builtins.property
+    def quotas(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaStatus]:
+        """those that hold for it"""
 
     def __init__(
         self,
@@ -2072,17 +2130,55 @@ class TopicStatus(_message.Message):
         queue_end: _builtins.int = ...,
         queue_begin: _builtins.int = ...,
         groups: _abc.Iterable[Global___GroupStatus] | None = ...,
+        ready: _builtins.int = ...,
+        expired: _builtins.int = ...,
         lag_ms: _builtins.int = ...,
         fired_late: Global___Lateness | None = ...,
         handed_out_late: Global___Lateness | None = ...,
+        paused: _builtins.bool = ...,
+        held: _builtins.int = ...,
+        releasing: _builtins.bool = ...,
+        dropped: _builtins.int = ...,
+        quotas: _abc.Iterable[Global___QuotaStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fired_late", b"fired_late", "handed_out_late", b"handed_out_late"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "fired", b"fired", "fired_late", b"fired_late", "groups", b"groups", "handed_out_late", b"handed_out_late", "lag_ms", b"lag_ms", "name", b"name", "pending", b"pending", "queue_begin", b"queue_begin", "queue_end", b"queue_end", "scheduled", b"scheduled", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "dropped", b"dropped", "expired", b"expired", "fired", b"fired", "fired_late", b"fired_late", "groups", b"groups", "handed_out_late", b"handed_out_late", "held", b"held", "lag_ms", b"lag_ms", "name", b"name", "paused", b"paused", "pending", b"pending", "queue_begin", b"queue_begin", "queue_end", b"queue_end", "quotas", b"quotas", "ready", b"ready", "releasing", b"releasing", "scheduled", b"scheduled", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
+
+@_typing.final
+class QuotaStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """of Policy: pending_max, …"""
+    used: _builtins.int
+    """as far as it is applied"""
+    limit: _builtins.int
+    source: _builtins.str
+    """who says so: cluster, namespace or topic"""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        used: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "limit", b"limit", "source", b"source", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaStatus: _TypeAlias = QuotaStatus  # noqa: Y015
 
 @_typing.final
 class Lateness(_message.Message):
@@ -2128,6 +2224,7 @@ class GroupStatus(_message.Message):
     CONSUMERS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     UNDELIVERED_LAG_MS_FIELD_NUMBER: _builtins.int
     UNACKED_LAG_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -2140,6 +2237,8 @@ class GroupStatus(_message.Message):
     leased: _builtins.int
     consumers: _builtins.int
     lease_ms: _builtins.int
+    expired: _builtins.int
+    """messages whose ttl was over before they were acked"""
     undelivered_lag_ms: _builtins.int
     """age, since it fired, of the oldest message that waits for a"""
     unacked_lag_ms: _builtins.int
@@ -2160,12 +2259,13 @@ class GroupStatus(_message.Message):
         consumers: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
         settings: Global___GroupSettings | None = ...,
+        expired: _builtins.int = ...,
         undelivered_lag_ms: _builtins.int = ...,
         unacked_lag_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "settings", b"settings", "type", b"type", "unacked", b"unacked", "unacked_lag_ms", b"unacked_lag_ms", "undelivered_lag_ms", b"undelivered_lag_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "cursor", b"cursor", "expired", b"expired", "group_id", b"group_id", "lease_ms", b"lease_ms", "leased", b"leased", "name", b"name", "settings", b"settings", "type", b"type", "unacked", b"unacked", "unacked_lag_ms", b"unacked_lag_ms", "undelivered_lag_ms", b"undelivered_lag_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2421,6 +2521,80 @@ class RedriveResponse(_message.Message):
 Global___RedriveResponse: _TypeAlias = RedriveResponse  # noqa: Y015
 
 @_typing.final
+class DeleteTopicRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTopicRequest: _TypeAlias = DeleteTopicRequest  # noqa: Y015
+
+@_typing.final
+class DeleteTopicResponse(_message.Message):
+    """What went with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.int
+    pending: _builtins.int
+    """timers that were dropped"""
+    messages: _builtins.int
+    """that it still kept: fired, and not acked by every group"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeletedGroup]: ...
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.int = ...,
+        pending: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        groups: _abc.Iterable[Global___DeletedGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "messages", b"messages", "pending", b"pending", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteTopicResponse: _TypeAlias = DeleteTopicResponse  # noqa: Y015
+
+@_typing.final
+class DeletedGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UNACKED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    unacked: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        unacked: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "unacked", b"unacked"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletedGroup: _TypeAlias = DeletedGroup  # noqa: Y015
+
+@_typing.final
 class CreateTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2661,6 +2835,14 @@ class Policy(_message.Message):
     FIXED_DELAY_MS_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_MAX_FIELD_NUMBER: _builtins.int
     DELAY_LEVELS_MS_FIELD_NUMBER: _builtins.int
+    PENDING_MAX_FIELD_NUMBER: _builtins.int
+    PENDING_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    READY_MAX_FIELD_NUMBER: _builtins.int
+    READY_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    RETENTION_MS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    CATCH_UP_FIELD_NUMBER: _builtins.int
     delayed_delivery: _builtins.bool
     """false: new timers are due at once; nothing below counts"""
     tick_ms: _builtins.int
@@ -2672,6 +2854,29 @@ class Policy(_message.Message):
     fixed_delay_ms: _builtins.int
     """all are due after this, whatever is asked for"""
     payload_bytes_max: _builtins.int
+    pending_max: _builtins.int
+    """Quotas: each topic may have so much, by itself. A request that would exceed one is refused whole,
+    as is everything while one is reached. What is there is left alone. Absent: no quota.
+    timers that are pending
+    """
+    pending_bytes_max: _builtins.int
+    """bytes of their payloads"""
+    ready_max: _builtins.int
+    """fired messages that some group has not acked"""
+    ready_bytes_max: _builtins.int
+    """bytes of their payloads"""
+    ttl_ms: _builtins.int
+    """what is not acked so long after its due time expires: it is"""
+    retention_ms: _builtins.int
+    """never delivered; 0: it lives as long as it takes
+    what has fired is kept so long, though all groups have acked it
+    """
+    paused: _builtins.bool
+    """These two hold at once, for all that is pending.
+    nothing fires; what comes due is held, and pending still
+    """
+    catch_up: _builtins.str
+    """what becomes of what is overdue when the pause ends: all (fires),"""
     @_builtins.property
     def delay_levels_ms(self) -> Global___DelayLevels: ...
     def __init__(
@@ -2684,11 +2889,21 @@ class Policy(_message.Message):
         fixed_delay_ms: _builtins.int | None = ...,
         payload_bytes_max: _builtins.int | None = ...,
         delay_levels_ms: Global___DelayLevels | None = ...,
+        pending_max: _builtins.int | None = ...,
+        pending_bytes_max: _builtins.int | None = ...,
+        ready_max: _builtins.int | None = ...,
+        ready_bytes_max: _builtins.int | None = ...,
+        ttl_ms: _builtins.int | None = ...,
+        retention_ms: _builtins.int | None = ...,
+        paused: _builtins.bool | None = ...,
+        catch_up: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_payload_bytes_max", b"_payload_bytes_max", "_tick_ms", b"_tick_ms", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "payload_bytes_max", b"payload_bytes_max", "tick_ms", b"tick_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_catch_up", b"_catch_up", "_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_paused", b"_paused", "_payload_bytes_max", b"_payload_bytes_max", "_pending_bytes_max", b"_pending_bytes_max", "_pending_max", b"_pending_max", "_ready_bytes_max", b"_ready_bytes_max", "_ready_max", b"_ready_max", "_retention_ms", b"_retention_ms", "_tick_ms", b"_tick_ms", "_ttl_ms", b"_ttl_ms", "catch_up", b"catch_up", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "paused", b"paused", "payload_bytes_max", b"payload_bytes_max", "pending_bytes_max", b"pending_bytes_max", "pending_max", b"pending_max", "ready_bytes_max", b"ready_bytes_max", "ready_max", b"ready_max", "retention_ms", b"retention_ms", "tick_ms", b"tick_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_payload_bytes_max", b"_payload_bytes_max", "_tick_ms", b"_tick_ms", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "payload_bytes_max", b"payload_bytes_max", "tick_ms", b"tick_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_catch_up", b"_catch_up", "_delay_ms_max", b"_delay_ms_max", "_delay_ms_min", b"_delay_ms_min", "_delayed_delivery", b"_delayed_delivery", "_fixed_delay_ms", b"_fixed_delay_ms", "_paused", b"_paused", "_payload_bytes_max", b"_payload_bytes_max", "_pending_bytes_max", b"_pending_bytes_max", "_pending_max", b"_pending_max", "_ready_bytes_max", b"_ready_bytes_max", "_ready_max", b"_ready_max", "_retention_ms", b"_retention_ms", "_tick_ms", b"_tick_ms", "_ttl_ms", b"_ttl_ms", "catch_up", b"catch_up", "delay_levels_ms", b"delay_levels_ms", "delay_ms_max", b"delay_ms_max", "delay_ms_min", b"delay_ms_min", "delayed_delivery", b"delayed_delivery", "fixed_delay_ms", b"fixed_delay_ms", "paused", b"paused", "payload_bytes_max", b"payload_bytes_max", "pending_bytes_max", b"pending_bytes_max", "pending_max", b"pending_max", "ready_bytes_max", b"ready_bytes_max", "ready_max", b"ready_max", "retention_ms", b"retention_ms", "tick_ms", b"tick_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__catch_up: _TypeAlias = _typing.Literal["catch_up"]  # noqa: Y015
+    _WhichOneofArgType__catch_up: _TypeAlias = _typing.Literal["_catch_up", b"_catch_up"]  # noqa: Y015
     _WhichOneofReturnType__delay_ms_max: _TypeAlias = _typing.Literal["delay_ms_max"]  # noqa: Y015
     _WhichOneofArgType__delay_ms_max: _TypeAlias = _typing.Literal["_delay_ms_max", b"_delay_ms_max"]  # noqa: Y015
     _WhichOneofReturnType__delay_ms_min: _TypeAlias = _typing.Literal["delay_ms_min"]  # noqa: Y015
@@ -2697,10 +2912,26 @@ class Policy(_message.Message):
     _WhichOneofArgType__delayed_delivery: _TypeAlias = _typing.Literal["_delayed_delivery", b"_delayed_delivery"]  # noqa: Y015
     _WhichOneofReturnType__fixed_delay_ms: _TypeAlias = _typing.Literal["fixed_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__fixed_delay_ms: _TypeAlias = _typing.Literal["_fixed_delay_ms", b"_fixed_delay_ms"]  # noqa: Y015
+    _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
+    _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
     _WhichOneofReturnType__payload_bytes_max: _TypeAlias = _typing.Literal["payload_bytes_max"]  # noqa: Y015
     _WhichOneofArgType__payload_bytes_max: _TypeAlias = _typing.Literal["_payload_bytes_max", b"_payload_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__pending_bytes_max: _TypeAlias = _typing.Literal["pending_bytes_max"]  # noqa: Y015
+    _WhichOneofArgType__pending_bytes_max: _TypeAlias = _typing.Literal["_pending_bytes_max", b"_pending_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__pending_max: _TypeAlias = _typing.Literal["pending_max"]  # noqa: Y015
+    _WhichOneofArgType__pending_max: _TypeAlias = _typing.Literal["_pending_max", b"_pending_max"]  # noqa: Y015
+    _WhichOneofReturnType__ready_bytes_max: _TypeAlias = _typing.Literal["ready_bytes_max"]  # noqa: Y015
+    _WhichOneofArgType__ready_bytes_max: _TypeAlias = _typing.Literal["_ready_bytes_max", b"_ready_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__ready_max: _TypeAlias = _typing.Literal["ready_max"]  # noqa: Y015
+    _WhichOneofArgType__ready_max: _TypeAlias = _typing.Literal["_ready_max", b"_ready_max"]  # noqa: Y015
+    _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
+    _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
     _WhichOneofReturnType__tick_ms: _TypeAlias = _typing.Literal["tick_ms"]  # noqa: Y015
     _WhichOneofArgType__tick_ms: _TypeAlias = _typing.Literal["_tick_ms", b"_tick_ms"]  # noqa: Y015
+    _WhichOneofReturnType__ttl_ms: _TypeAlias = _typing.Literal["ttl_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttl_ms: _TypeAlias = _typing.Literal["_ttl_ms", b"_ttl_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__catch_up) -> _WhichOneofReturnType__catch_up | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms_max) -> _WhichOneofReturnType__delay_ms_max | None: ...
     @_typing.overload
@@ -2710,9 +2941,23 @@ class Policy(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fixed_delay_ms) -> _WhichOneofReturnType__fixed_delay_ms | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__payload_bytes_max) -> _WhichOneofReturnType__payload_bytes_max | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pending_bytes_max) -> _WhichOneofReturnType__pending_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pending_max) -> _WhichOneofReturnType__pending_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ready_bytes_max) -> _WhichOneofReturnType__ready_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ready_max) -> _WhichOneofReturnType__ready_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tick_ms) -> _WhichOneofReturnType__tick_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl_ms) -> _WhichOneofReturnType__ttl_ms | None: ...
 
 Global___Policy: _TypeAlias = Policy  # noqa: Y015
 
@@ -2745,6 +2990,9 @@ class AlterPoliciesRequest(_message.Message):
     SCOPE_FIELD_NUMBER: _builtins.int
     SET_FIELD_NUMBER: _builtins.int
     UNSET_FIELD_NUMBER: _builtins.int
+    EXISTING_FIELD_NUMBER: _builtins.int
+    existing: _builtins.bool
+    """NOT_FOUND if the topic is not there: it is not made"""
     @_builtins.property
     def scope(self) -> Global___PolicyScope: ...
     @_builtins.property
@@ -2759,10 +3007,11 @@ class AlterPoliciesRequest(_message.Message):
         scope: Global___PolicyScope | None = ...,
         set: Global___Policy | None = ...,
         unset: _abc.Iterable[_builtins.str] | None = ...,
+        existing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope", "set", b"set"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope", "set", b"set", "unset", b"unset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["existing", b"existing", "scope", b"scope", "set", b"set", "unset", b"unset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -741,6 +741,11 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.CreateTopicRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateTopicResponse.FromString,
                 _registered_method=True)
+        self.DeleteTopic = channel.unary_unary(
+                '/timer.v1.AdminService/DeleteTopic',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.DeleteTopicRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.DeleteTopicResponse.FromString,
+                _registered_method=True)
         self.CreateGroup = channel.unary_unary(
                 '/timer.v1.AdminService/CreateGroup',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.CreateGroupRequest.SerializeToString,
@@ -824,6 +829,15 @@ class AdminServiceServicer:
 
     def CreateTopic(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTopic(self, request, context):
+        """Deletes a topic with its pending timers, its messages, its groups and its own policy, at one
+        point of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic of the same
+        name that is made later is another one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -926,6 +940,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CreateTopic,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.CreateTopicRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.CreateTopicResponse.SerializeToString,
+            ),
+            'DeleteTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTopic,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.DeleteTopicRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.DeleteTopicResponse.SerializeToString,
             ),
             'CreateGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateGroup,
@@ -1093,6 +1112,33 @@ class AdminService:
             '/timer.v1.AdminService/CreateTopic',
             timerclient_dot_proto_dot_timer__pb2.CreateTopicRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.CreateTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/DeleteTopic',
+            timerclient_dot_proto_dot_timer__pb2.DeleteTopicRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.DeleteTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,

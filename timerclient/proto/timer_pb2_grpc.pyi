@@ -254,6 +254,11 @@ class AdminServiceStub:
     """The checkpoints of all nodes that answer, and the shared one."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListTopicsRequest, _timer_pb2.ListTopicsResponse]
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]
+    DeleteTopic: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteTopicRequest, _timer_pb2.DeleteTopicResponse]
+    """Deletes a topic with its pending timers, its messages, its groups and its own policy, at one
+    point of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic of the same
+    name that is made later is another one.
+    """
     CreateGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.GroupStatus]
     """Makes a group, and its topic, unless it exists; answers with it as it is then."""
     AlterGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]
@@ -287,6 +292,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """The checkpoints of all nodes that answer, and the shared one."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListTopicsRequest, _timer_pb2.ListTopicsResponse]  # type: ignore[assignment]
     CreateTopic: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]  # type: ignore[assignment]
+    DeleteTopic: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteTopicRequest, _timer_pb2.DeleteTopicResponse]  # type: ignore[assignment]
+    """Deletes a topic with its pending timers, its messages, its groups and its own policy, at one
+    point of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic of the same
+    name that is made later is another one.
+    """
     CreateGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
     """Makes a group, and its topic, unless it exists; answers with it as it is then."""
     AlterGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterGroupRequest, _timer_pb2.GroupStatus]  # type: ignore[assignment]
@@ -341,6 +351,17 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.CreateTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.CreateTopicResponse, _abc.Awaitable[_timer_pb2.CreateTopicResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteTopic(
+        self,
+        request: _timer_pb2.DeleteTopicRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.DeleteTopicResponse, _abc.Awaitable[_timer_pb2.DeleteTopicResponse]]:
+        """Deletes a topic with its pending timers, its messages, its groups and its own policy, at one
+        point of the log. Its consumers' streams and their acks end with NOT_FOUND. A topic of the same
+        name that is made later is another one.
+        """
 
     @_abc_1.abstractmethod
     def CreateGroup(

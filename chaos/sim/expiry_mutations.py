@@ -1,0 +1,134 @@
+"""Planted bugs in time to live and retention (chaos/sim/planted.py says what they are for)."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+from unittest import mock
+
+from chaos.sim.planted import Mutation, Plant, patch
+from chaos.sim.timers import TimerWorld
+from timer import expiry, serving
+from timer.expiry import Expiry
+from timer.machine import Machine
+from timer.queues import Queue
+from timer.topic import Topic
+
+_prefix = expiry.expired_prefix
+
+
+@contextlib.contextmanager
+def _from_the_schedule() -> Iterator[None]:
+    """What counts is when a timer was scheduled."""
+    scheduled_at: dict[int, int] = {}
+    count = Machine._count_scheduled  # noqa: SLF001
+
+    def counted(self: Machine, rows: Any) -> None:
+        for seq in rows["seq"].tolist():
+            scheduled_at.setdefault(seq, self.applied_time_ms)
+        count(self, rows)
+
+    def prefix(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, int | None]:
+        offset, due_ms = _prefix(queue, outlived_ms, limit)
+        for block in queue.blocks:
+            if block.page is not None and block.first <= offset < min(block.end, limit):
+                seq = int(block.page.rows["seq"][offset - block.first])
+                begun_ms = scheduled_at.get(seq, due_ms or outlived_ms)
+                return (offset + 1, None) if begun_ms <= outlived_ms else (offset, begun_ms)
+        return offset, due_ms
+
+    with (
+        mock.patch.object(Machine, "_count_scheduled", counted),
+        mock.patch.object(expiry, "expired_prefix", prefix),
+    ):
+        yield
+
+
+def _prefix_and_one(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, int | None]:
+    """The first message that lives on goes with those before it."""
+    offset, due_ms = _prefix(queue, outlived_ms, limit)
+    some = queue.begin < offset < min(queue.end, limit)
+    return offset + some, due_ms
+
+
+@contextlib.contextmanager
+def _later_ones_only() -> Iterator[None]:
+    """A new leader waits for what fires next before it looks for what has expired."""
+    with (
+        mock.patch.object(Expiry, "look_at_all", return_value=None),
+        mock.patch.object(Expiry, "outlived_ms", return_value=None),
+    ):
+        yield
+
+
+def _trim(self: Topic) -> None:
+    """What all groups have acked goes at once, retained or not."""
+    if self.groups:
+        self.queue.drop_below(self.unacked_from)
+
+
+_answer = serving._answer  # noqa: SLF001
+
+
+def _answer_what_was_asked(acks: Any, new: Any) -> None:
+    """An ack that came too late is told as if it had counted."""
+    _answer(acks, new | True)
+
+
+_AGING: Final = {"expiry": True, "mischief": ()}
+
+
+def _mutation(
+    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
+) -> Mutation:
+    aim = _AGING | aim
+    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
+
+
+EXPIRY_MUTATIONS: Final = (
+    _mutation(
+        "ttl_from_the_schedule",
+        "a message's time to live counts from when it was scheduled",
+        {"expiry"},
+        20,
+        "a delay, and a time to live",
+        _from_the_schedule,
+    ),
+    _mutation(
+        "one_too_many_expires",
+        "the first message that lives on goes with the ones before it",
+        {"expiry"},
+        20,
+        "several messages of which some have expired",
+        patch(expiry, "expired_prefix", _prefix_and_one),
+    ),
+    _mutation(
+        "successor_hands_out_what_is_over",
+        "a new leader looks for what has expired when something fires",
+        {"expiry"},
+        20,
+        "a failover, or a change of policy, with messages that nobody has acked",
+        _later_ones_only,
+        faults=("kill", "handover"),
+        fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "acks_let_go_of_what_is_retained",
+        "what all groups have acked goes at once, whatever the retention",
+        {"retention"},
+        20,
+        "a retention",
+        patch(Topic, "trim", _trim),
+    ),
+    _mutation(
+        "late_ack_is_told_to_count",
+        "an ack that meets the expiry on its way is told ACKED",
+        {"expiry"},
+        60,
+        "an ack on its way through the log as its message expires",
+        patch(serving, "_answer", _answer_what_was_asked),
+        proposals_per_s=16,
+        sync_us=8_000,
+        faults=("slow_disk",),
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,0 +1,112 @@
+"""Planted bugs in pauses (chaos/sim/planted.py says what they are for)."""
+
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+
+from chaos.sim.planted import Mutation, Plant, patch
+from chaos.sim.timers import TimerWorld
+from timer.applied import CancelApplied
+from timer.aside import ASIDE
+from timer.columns import RowArray
+from timer.entry import Entry
+from timer.machine import Machine
+from timer.memtable import Left, Memtable
+from timer.order import after
+from timer.pauses import Pauses
+from timer.store import Store
+from timer.topic import Topic
+
+_in_store = Store.cancel
+_cancel = Machine._cancel  # noqa: SLF001
+
+
+def _in_store_but_held(self: Store, due_ms: Any, seq: Any) -> tuple[Any, RowArray]:
+    later = after(due_ms, seq, self.position)
+    hit, rows = _in_store(self, due_ms[later], seq[later])
+    every = np.zeros(len(seq), np.bool_)
+    every[np.flatnonzero(later)[hit]] = True
+    return every, rows
+
+
+def _cancel_but_held(self: Machine, entry: Entry) -> CancelApplied:
+    """What is at or before the fire position has fired, has it not?"""
+    with mock.patch.object(Store, "cancel", _in_store_but_held):
+        return _cancel(self, entry)
+
+
+_left = Memtable.left
+
+
+def _left_but_held(self: Memtable) -> Left:
+    """A flush takes what the indices know."""
+    left = _left(self)
+    left._alive &= left._due_ms < ASIDE  # noqa: SLF001
+    return left
+
+
+_end = Store.end
+
+
+def _end_in_memory(self: Store, rows: RowArray) -> None:
+    """What leaves the runs needs no tombstone: the sweep has passed it."""
+    with mock.patch.object(Store, "_bury"):
+        _end(self, rows)
+
+
+def _made_firing(self: Pauses, topic: Topic) -> None:
+    """A topic that is made later fires, though its namespace is paused."""
+    self._note(topic)
+
+
+_CHANGING: Final = {"policies": True, "mischief": ()}
+
+
+def _mutation(
+    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
+) -> Mutation:
+    aim = _CHANGING | aim
+    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
+
+
+PAUSE_MUTATIONS: Final = (
+    _mutation(
+        "held_is_as_good_as_fired",
+        "a cancel of a held timer hits nothing, and says that it has fired",
+        {"held"},
+        20,
+        "a cancel while a topic is paused",
+        patch(Machine, "_cancel", _cancel_but_held),
+    ),
+    _mutation(
+        "flush_without_held",
+        "held timers are lost by a flush",
+        {"list", "held", "digest", "twice", "conservation"},
+        20,
+        "a flush while a topic is paused",
+        patch(Memtable, "left", _left_but_held),
+        manifest_every=20,
+    ),
+    _mutation(
+        "released_from_runs_again",
+        "held timers that lie in runs are released, and stay",
+        {"list", "held", "digest", "twice", "conservation", "drop", "dropped"},
+        20,
+        "a resume after a flush",
+        patch(Store, "end", _end_in_memory),
+        manifest_every=20,
+    ),
+    _mutation(
+        "new_topic_fires",
+        "a topic that is made in a paused namespace is not paused",
+        {"pause", "digest"},
+        40,
+        "a topic that is made, or a restart, while its namespace is paused",
+        patch(Pauses, "made", _made_firing),
+        manifest_every=20,
+        faults=("kill", "power"),
+        fault_gap_ms=1_500,
+    ),
+)
+"""The list; tests/chaos/test_sim_planted.py hunts each of them."""

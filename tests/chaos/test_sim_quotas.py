@@ -1,0 +1,121 @@
+"""Quotas in the simulator: the model beside production code, and that it notices what differs."""
+
+from typing import Any
+
+import pytest
+
+from chaos.sim.options import Options
+from chaos.sim.planted import calm
+from chaos.sim.policybook import PolicyBook
+from chaos.sim.quotabook import VALUES, QuotaBook, weigh
+from chaos.sim.referee import Broken
+from chaos.sim.timers import TimerWorld
+from chaos.simdisk import SimDisk
+from tests.timer.leading import Play
+from tests.timer.machines import Log, machine_on, part_of
+from timer.applied import ScheduleApplied
+from timer.entry import Entry
+from timer.policies import CLUSTER, QUOTAS, Policy, Scope
+from timer.units import TopicId, UnixMs
+
+
+def of_quotas(seed: int) -> Options:
+    return calm(seed).aim(quotas=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_quotas_are_reached_refuse_and_are_lifted(seed: int) -> None:
+    world = TimerWorld(seed, options=of_quotas(seed))
+    world.run(30)
+    book = world.town.book
+    assert book.quotas.refused > 3
+    said = [scopes for _, scopes in book.policies.said]
+    assert {name for scopes in said for each in scopes.values() for name in each} == set(VALUES)
+    assert not any(each for each in said[-1].values())
+
+
+def test_all_quotas_are_drawn() -> None:
+    assert {*VALUES} == {*QUOTAS}
+
+
+# ---- the book
+
+
+class Pages:
+    """A log with one topic, and the book that reads it."""
+
+    def __init__(self, **said: int) -> None:
+        self.log, policies = Log(), PolicyBook()
+        self.book = QuotaBook(policies)
+        self.machine = machine_on(SimDisk(), leads=False)
+        self.log.begin_epoch()
+        self.log.topic("a")
+        self.log.policy(CLUSTER, **said)
+        for entry in self.log.entries:
+            policies.on_commit(entry)
+            self.machine.apply(entry)
+
+    def schedule(self, sizes: list[int], *, took: bool = True) -> None:
+        due_ms = self.log.now_ms + 1_000
+        entry = self.log.schedule(part_of([(1, due_ms, b"x" * size) for size in sizes]))
+        if took:
+            self.book.taken.add((entry.epoch, (0, 0)))
+        self.check(entry)
+
+    def check(self, entry: Entry) -> None:
+        applied = self.machine.apply(entry)
+        assert isinstance(applied, ScheduleApplied)
+        self.book.check(entry, applied, self.machine)
+
+
+@pytest.mark.parametrize(
+    ("said", "fits", "breaks"),
+    [
+        ({"pending_max": 2}, [1, 1], [1]),
+        ({"pending_bytes_max": 8}, [3, 5], [1]),
+        ({"pending_max": 0}, [], [0]),
+    ],
+)
+def test_book_knows_how_much_may_be_pending(
+    said: dict[str, Any], fits: list[int], breaks: list[int]
+) -> None:
+    pages = Pages(**said)
+    if fits:
+        pages.schedule(fits)
+    with pytest.raises(Broken, match="quota"):
+        pages.schedule(breaks)
+
+
+def test_book_goes_by_what_was_said_before() -> None:
+    pages = Pages(pending_max=2)
+    pages.schedule([1, 1])
+    entry = pages.log.policy(Scope("", TopicId(1)), pending_max=3)
+    pages.book.policies.on_commit(entry)
+    pages.machine.apply(entry)
+    pages.schedule([1])
+    with pytest.raises(Broken, match="quota"):
+        pages.schedule([1])
+
+
+def test_book_knows_what_was_taken_and_what_it_weighs() -> None:
+    pages = Pages(pending_max=9)
+    with pytest.raises(Broken, match="was not taken"):
+        pages.schedule([1], took=False)
+    [topic] = pages.machine.topics.values()
+    rows = pages.machine.store.overdue(UnixMs(pages.log.now_ms + 1_000), 10)
+    weigh("n", topic, rows)
+    topic.pending_bytes += 1
+    with pytest.raises(Broken, match="1 bytes in a, not 2"):
+        weigh("n", topic, rows)
+
+
+def test_book_knows_that_a_reached_backlog_takes_nothing() -> None:
+    play, book = Play(), QuotaBook(PolicyBook())
+    play.schedule("s", 0)
+    play.settle()
+    part = part_of([(play.topic_id, play.now.clock_ms + 50, b"x")])
+    book.took(play.leader, "before", part, repeated=False)
+    play.leader.alter(CLUSTER, Policy(ready_max=1), (), play.now, lambda _: None)
+    book.took(play.leader, "repeated", part, repeated=True)
+    with pytest.raises(Broken, match="ready_max"):
+        book.took(play.leader, "new", part, repeated=False)

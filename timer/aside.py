@@ -1,0 +1,120 @@
+"""What is held: pending rows of paused topics, put aside as their time comes.
+
+    due --> |....F......................|           |............F|
+            0   pending after F                    ASIDE   held: was due at or before F
+
+A held row is the same row, of the same seq, at due + ASIDE: beyond every due time, so beyond the
+fire position F, and neither a FIRE nor a flush, a merge, a snapshot or a restart must know of it.
+What lies at or before F and is pending is held, and nothing else is. So a timer's id alone tells
+where its row may lie, and all that leaves a store has its plain due.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.columns import I64, U64, RowArray
+from timer.order import Position, find, merge_order, rank
+from timer.timer_id import SEQ_MAX
+from timer.units import DUE_MS_MAX
+
+ASIDE: Final = 1 << 56
+"""Added to the due of a held row."""
+BEGIN: Final = Position(-1, SEQ_MAX)
+"""Before all timers, as an id says their times."""
+
+assert DUE_MS_MAX < ASIDE
+
+MASK: Final = ASIDE - 1
+"""What is left of a due by it is plain."""
+_PLACES: Final = np.empty(0, np.intp)
+
+
+def plain(rows: RowArray) -> RowArray:
+    """Return the rows, which are nobody else's, with the dues that they had."""
+    rows["due_ms"] &= MASK
+    return rows
+
+
+def aside(position: Position) -> Position:
+    """Return where a held row of this (due, seq) lies."""
+    return Position(position.due_ms + ASIDE, position.seq)
+
+
+def apart(rows: RowArray) -> list[RowArray]:
+    """Return the sorted rows in two: what is not held, and what is; without empty parts."""
+    at = int(rows["due_ms"].searchsorted(ASIDE))
+    return [part for part in (rows[:at], rows[at:]) if len(part)]
+
+
+class HeldTiers:
+    """(due, seq, place) of a memtable's held rows, in sorted tiers, each twice the next or more.
+
+    Dead ones leave when tiers merge.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: list[tuple[I64, U64, npt.NDArray[np.intp]]] = []
+        self._tiers: list[tuple[I64, U64, npt.NDArray[np.intp]]] = []
+
+    def add(self, due: I64, seq: U64, places: npt.NDArray[np.intp]) -> None:
+        """Take n rows."""
+        self._fresh.append((due, seq, places))
+
+    def find(self, due: I64, seq: U64, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+        """Return the places of the wanted ones (n,), -1 where none that lives is here."""
+        self._seal(alive)
+        found = np.full(len(seq), -1, np.intp)
+        for tier_due, tier_seq, tier_places in self._tiers:
+            at = find(tier_due, tier_seq, due, seq)
+            here = at >= 0
+            found[here] = tier_places[at[here]]
+        found[~alive.take(found) | (found < 0)] = -1
+        return found
+
+    def peek(
+        self, after: Position, count: int, alive: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.intp], Position | None]:
+        """Return the places of the first live ones after a position, sorted, and up to where.
+
+        None: there are no more. Up to `count`, or more.
+        """
+        self._seal(alive)
+        parts: list[tuple[I64, U64, npt.NDArray[np.intp]]] = []
+        last: Position | None = None
+        for due, seq, places in self._tiers:
+            start = rank(due, seq, after)
+            stop = start + count
+            if stop < len(due):
+                end = Position(int(due[stop - 1]), int(seq[stop - 1]))
+                last = end if last is None else min(last, end)
+            if start < len(due):
+                parts.append((due[start:stop], seq[start:stop], places[start:stop]))
+        if not parts:
+            return _PLACES, None
+        due, seq, places = _joined(parts)
+        if last is not None:
+            places = places[: rank(due, seq, last)]
+        return places[alive.take(places)], last
+
+    def _seal(self, alive: npt.NDArray[np.bool_]) -> None:
+        if not self._fresh:
+            return
+        self._tiers.append(_joined(self._fresh))
+        self._fresh = []
+        while len(self._tiers) > 1 and len(self._tiers[-2][0]) < 2 * len(self._tiers[-1][0]):
+            due, seq, places = _joined(self._tiers[-2:])
+            lives = alive.take(places)
+            self._tiers[-2:] = [(due[lives], seq[lives], places[lives])]
+
+
+def _joined(
+    parts: list[tuple[I64, U64, npt.NDArray[np.intp]]],
+) -> tuple[I64, U64, npt.NDArray[np.intp]]:
+    if len(parts) == 1:
+        due, seq, places = parts[0]
+    else:
+        due, seq, places = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = merge_order(due, seq)
+    return due[order], seq[order], places[order]

@@ -1,0 +1,103 @@
+"""The digest: a hash of a machine's state that does not depend on how it lies in files (P6).
+
+    topic, touched --hash--> its part --.
+    topic, left alone --------> as it was --+-- sum modulo 2 ** 64 --> digest, with all else
+
+It visits what is not topics, and the topics that changed since the last digest: never rows, and not
+ten thousand topics for one of them.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from timer.columns import RowArray
+from timer.timer_id import mix
+from timer.topic import Topic
+from timer.units import TopicId
+
+if TYPE_CHECKING:
+    from timer.machine import Machine
+
+MASK: Final = (1 << 64) - 1
+
+
+class _Hash:
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=8)
+
+    def put(self, *numbers: int) -> None:
+        self._hash.update(struct.pack(f"<{len(numbers)}Q", *(n & MASK for n in numbers)))
+
+    def put_bytes(self, data: bytes) -> None:
+        self._hash.update(data)
+
+    def hex(self) -> str:
+        return self._hash.hexdigest()
+
+
+class TopicParts:
+    """The hashes of all topics; the machine tells which ones an entry touched."""
+
+    def __init__(self) -> None:
+        self._parts: dict[TopicId, int] = {}
+        self._sum = 0
+        self._touched: set[TopicId] = set()
+
+    def touch(self, topic: TopicId) -> None:
+        """This topic may not be what it was."""
+        self._touched.add(topic)
+
+    def sum(self, topics: Mapping[TopicId, Topic]) -> int:
+        """Return the sum of the hashes of all topics, modulo 2 ** 64."""
+        for topic_id in self._touched:
+            self._sum -= self._parts.pop(topic_id, 0)
+            if (topic := topics.get(topic_id)) is not None:  # else it is gone
+                self._parts[topic_id] = part = _topic_hash(topic)
+                self._sum += part
+        self._touched.clear()
+        return self._sum & MASK
+
+
+def _topic_hash(topic: Topic) -> int:
+    digest, queue, counts = _Hash(), topic.queue, topic.counts
+    digest.put(topic.topic_id, topic.pending_sum, queue.begin, queue.end, queue.chain)
+    digest.put(topic.deleted_in, topic.pending_bytes, topic.expired, topic.held)
+    if topic.release is not None:
+        digest.put_bytes(repr(astuple(topic.release)).encode())
+    digest.put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
+    digest.put_bytes(topic.name.encode())
+    for group in topic.groups.values():
+        digest.put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
+        digest.put(group.acked_count, group.later_sum, len(group.marks), *group.marks)
+        digest.put(group.since, group.recalled_sum, group.expired, group.expired_to)
+        digest.put_bytes(repr(astuple(group.settings)).encode())
+    return int(digest.hex(), 16)
+
+
+def digest_of(machine: "Machine", topics: TopicParts) -> str:
+    """Return the digest, 16 hex digits; `topics`: the machine's, or fresh ones for all anew."""
+    digest, counts = _Hash(), machine.counts
+    digest.put(machine.applied_index, machine.last_read_time_ms, machine.next_seq)
+    digest.put(machine.next_topic_id, machine.next_group_id, machine.topic_deleted_in)
+    digest.put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
+    digest.put(len(machine.topics), topics.sum(machine.topics))
+    digest.put_bytes(machine.policies.packed)
+    digest.put(machine.cancels.sum, len(machine.fire_marks), *machine.voters)
+    digest.put(*(late.sum for late in machine.late.values()))
+    digest.put(*(machine.pauses.swept or (0, 0)))
+    producers, requests = machine.producers, machine.requests
+    digest.put(producers.next_id, len(requests), requests.sum)
+    for producer_id, producer in producers:
+        digest.put(producer_id, producer.last_sequence, len(producer.answers), producer.used_at_ms)
+    return digest.hex()
+
+
+def row_sum(rows: RowArray) -> int:
+    """Return the order-free sum of hashes of (due, seq, payload size), modulo 2 ** 64."""
+    hashes = mix(mix(rows["due_ms"].astype(np.uint64)) ^ rows["seq"])
+    return int(np.add.reduce(mix(hashes ^ rows["payload_size"]), dtype=np.uint64))

@@ -1,0 +1,220 @@
+"""Pauses: what topics hold back, and how it leaves when they go on.
+
+    due, topic paused --> held (timer/aside.py) --resume, a sweep--> its queue, or dropped
+                           | cancelled, rescheduled, replaced
+
+A paused topic's timers are held as they come due: they are pending still, and whatever is done to
+pending timers is done to them. A resume says what becomes of those that are overdue by then:
+
+    all      they fire, in (due, seq) order
+    latest   the last of them does, the others are dropped
+    drop     they are dropped
+
+A sweep goes over all that is held, in (due, seq) order: each FIRE moves it on by a portion, so that
+an entry's work is bounded. Until it is through with a topic, that goes on to hold what comes due,
+so what is overdue goes first. All of it is state, and the same on every replica.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.aside import BEGIN
+from timer.columns import Buffers, RowArray
+from timer.order import Position, after, concat
+from timer.policies import DROP, LATEST, Scope, namespace_of
+from timer.timer_id import SEQ_MAX
+from timer.topic import Release, Topic
+from timer.units import TopicId
+
+if TYPE_CHECKING:
+    from timer.machine import Machine
+
+SWEEP_ROWS_MAX: Final = 4_096
+"""Held rows that one FIRE looks at."""
+
+Moved = list[tuple[TopicId, RowArray]]
+
+
+class Pauses:
+    """See the module. A part of the machine: it changes the machine's state, and topics'."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+        self.swept: Position | None = None
+        """The sweep has passed what is held up to here. None: there is none."""
+        self.portion = SWEEP_ROWS_MAX
+        """The same on all replicas; fewer where tests want many."""
+        self._holding: set[TopicId] = set()
+        self._releasing: set[TopicId] = set()
+
+    # ---- what topics do
+
+    def made(self, topic: Topic) -> None:
+        """A topic was made, or put back from a manifest."""
+        topic.paused, _ = self._machine.policies.firing(namespace_of(topic.name), topic.topic_id)
+        self._note(topic)
+
+    def policy_changed(self, scope: Scope) -> None:
+        """Pause and resume topics: what the scope says has just changed."""
+        machine = self._machine
+        topics = machine.topics
+        inside = [topics[scope.topic]] if scope.topic in topics else []
+        for topic in inside if scope.topic else topics.values():
+            namespace = namespace_of(topic.name)
+            if scope.namespace not in ("", namespace):
+                continue
+            paused, catch_up = machine.policies.firing(namespace, topic.topic_id)
+            if paused == topic.paused:
+                continue
+            machine.changing(topic.topic_id)
+            topic.paused, topic.release = paused, None
+            if not paused:
+                until_ms = max(machine.applied_time_ms, machine.last_read_time_ms)
+                topic.release = Release(catch_up, until_ms, machine.next_seq)
+                self.swept = BEGIN
+            self._note(topic)
+        if not self._releasing:
+            self.swept = None
+
+    def gone(self, topic: TopicId) -> None:
+        """A topic was deleted, with what it held."""
+        self._holding.discard(topic)
+        self._releasing.discard(topic)
+        if not self._releasing:
+            self.swept = None
+
+    def _note(self, topic: Topic) -> None:
+        for topics, here in (
+            (self._holding, topic.holding),
+            (self._releasing, topic.release is not None),
+        ):
+            (topics.add if here else topics.discard)(topic.topic_id)
+
+    # ---- what is held
+
+    def holds(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+        """Return which rows are of topics that hold what is due (n, bool)."""
+        if not self._holding:
+            return np.zeros(len(rows), np.bool_)
+        return np.isin(rows["topic"], np.array([*self._holding], np.uint32))
+
+    def hold(self, rows: RowArray, bufs: Buffers) -> None:
+        """Put rows aside that lie at or before the fire position."""
+        machine = self._machine
+        machine.store.hold(rows, bufs)
+        for topic, mine in machine.by_topic(rows):
+            topic.held += len(mine)
+
+    def past(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+        """Return which rows lie at or before the fire position (n, bool): if pending, held."""
+        return ~after(rows["due_ms"], rows["seq"], self._machine.store.position)
+
+    # ---- releasing
+
+    def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
+        """Move the sweep on; return what fired, what was dropped, and whether to go on at once."""
+        if not self._releasing:
+            return [], [], False
+        machine, seen = self._machine, self.swept or BEGIN
+        part = machine.store.peek_held(seen, min(rows_max, self.portion), bytes_max)
+        fired: Moved = []
+        dropped: Moved = []
+        gone: list[RowArray] = []
+        for topic, mine in machine.by_topic(part.rows):
+            if topic.release is not None:
+                gone.append(self._release(topic, topic.release, mine, part.bufs, fired, dropped))
+        if gone:
+            machine.store.end(concat(gone))
+        if len(part.rows):
+            last = part.rows[-1]
+            self.swept = seen = Position(int(last["due_ms"]), int(last["seq"]))
+        if part.limited:
+            return fired, dropped, True
+        return fired, dropped, self._passed(seen, fired)
+
+    def _release(
+        self,
+        topic: Topic,
+        release: Release,
+        rows: RowArray,
+        bufs: Buffers,
+        fired: Moved,
+        dropped: Moved,
+    ) -> RowArray:
+        """Let go of a topic's next held rows; return those that are to leave the store."""
+        overdue = np.zeros(len(rows), np.bool_)
+        if release.catch_up in (DROP, LATEST):
+            overdue = (rows["due_ms"] <= release.until_ms) & (rows["seq"] < release.seq_end)
+        lost, kept = rows[overdue], rows[~overdue]
+        if release.catch_up == LATEST and len(lost):
+            last = Position(int(lost["due_ms"][-1]), int(lost["seq"][-1]))
+            first = Position(int(lost["due_ms"][0]), int(lost["seq"][0]))
+            if release.last is not None and release.last < first:
+                self._drop_last(topic, release.last, dropped)
+            release.last, lost = last, lost[:-1]
+        if len(lost):
+            self._drop(topic, lost, dropped)
+        early = int(np.count_nonzero(kept["due_ms"] <= release.until_ms))
+        if early:
+            self._fire(topic, kept[:early], bufs, fired)
+        if early < len(kept):
+            if release.last is not None:
+                self._fire_last(topic, release, fired)
+            self._fire(topic, kept[early:], bufs, fired)
+        return concat([part for part in (lost, kept) if len(part)])
+
+    def _passed(self, seen: Position, fired: Moved) -> bool:
+        """The sweep has passed all that is held; return whether it is to begin again at once."""
+        position = self._machine.store.position
+        again, waits = False, False
+        for topic_id in sorted(self._releasing):
+            topic = self._machine.changing(topic_id)
+            release = topic.release
+            assert release is not None
+            if position < Position(release.until_ms, SEQ_MAX):
+                waits = True  # what is overdue has not all come due by a FIRE
+                continue
+            if release.last is not None:
+                self._fire_last(topic, release, fired)
+            if topic.held:
+                again = True  # it was scheduled as due behind the sweep
+            else:
+                topic.release = None
+                self._note(topic)
+        self.swept = BEGIN if again else seen if waits else None
+        return again
+
+    def _fire_last(self, topic: Topic, release: Release, fired: Moved) -> None:
+        """Let the last of the overdue ones fire, unless it was cancelled meanwhile."""
+        assert release.last is not None
+        due_ms, seq = np.array([release.last.due_ms]), np.array([release.last.seq], np.uint64)
+        release.last = None
+        whole, _ = self._machine.store.read(due_ms, seq, 0)
+        if whole.rows["seq"][0]:
+            self._machine.store.end(whole.rows)
+            self._fire(topic, whole.rows, {0: whole.blob}, fired)
+
+    def _drop_last(self, topic: Topic, last: Position, dropped: Moved) -> None:
+        """Drop what was the last of the overdue ones so far, unless it was cancelled meanwhile."""
+        due_ms, seq = np.array([last.due_ms]), np.array([last.seq], np.uint64)
+        _, rows = self._machine.store.cancel(due_ms, seq)
+        if len(rows):
+            self._drop(topic, rows, dropped)
+
+    def _fire(self, topic: Topic, rows: RowArray, bufs: Buffers, fired: Moved) -> None:
+        topic.held -= len(rows)
+        self._machine.enqueue_held(rows, bufs)
+        fired.append((topic.topic_id, rows))
+
+    def _drop(self, topic: Topic, rows: RowArray, dropped: Moved) -> None:
+        topic.held -= len(rows)
+        self._machine.drop_held(rows)
+        dropped.append((topic.topic_id, rows))
+
+
+def held_of(topics: Iterable[Topic]) -> int:
+    """Return how many rows the topics hold."""
+    return sum(topic.held for topic in topics)

@@ -1,0 +1,128 @@
+"""`timerctl topics …`: what there is; pauses, and the end of one.
+
+topics [TOPIC]
+topics pause TOPIC
+topics resume TOPIC [--catch-up all|latest|drop]
+topics delete TOPIC [--yes]
+"""
+
+import argparse
+from typing import Any
+
+from timerclient import cli_args, policies, show
+from timerclient.cli_args import Commands
+from timerclient.cli_seen import lateness_text, quotas_text
+from timerclient.errors import InvalidRequest
+from timerclient.proto import timer_pb2 as pb
+
+OK = 0
+FAILED = 1
+
+
+class TopicCommands(Commands):
+    """The commands of `topics`."""
+
+    def register(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments to the parser of `topics`."""
+        parser.add_argument(
+            "words",
+            metavar="TOPIC",
+            nargs="*",
+            help="only this one, and how late; `pause TOPIC`: let nothing fire; `resume TOPIC`; "
+            "`delete TOPIC`: let it be gone with all it has",
+        )
+        parser.add_argument(
+            "--catch-up",
+            choices=("all", "latest", "drop"),
+            help="with resume: which of the overdue timers fire; default: as the policies say",
+        )
+        parser.add_argument("--yes", action="store_true", help="with delete: don't ask")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do what the words say."""
+        if args.catch_up is not None and args.words[:1] != ["resume"]:
+            raise InvalidRequest.of("--catch-up", args.catch_up, "goes with resume")
+        match args.words:
+            case []:
+                return self._show(args, "")
+            case [topic]:
+                return self._show(args, topic)
+            case ["pause" | "resume" as word, topic]:
+                return self._change(args, topic, paused=word == "pause")
+            case ["delete", topic]:
+                return self._delete(args, topic)
+            case _:
+                limit = "TOPIC; or pause, resume or delete and TOPIC"
+                raise InvalidRequest.of("topics", " ".join(args.words), limit)
+
+    def _show(self, args: argparse.Namespace, name: str) -> int:
+        with self._connect(args) as client:
+            topics = [client.describe_topic(name)] if name else client.topics()
+        headings = (
+            *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "READY", "EXPIRED"),
+            *("QUEUE", "LAG MS", "NOTE", "GROUP"),
+            *("TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "WAITS MS", "UNACKED MS"),
+        )
+        rows = [
+            (
+                *(t.name, t.pending, t.scheduled, t.fired, t.cancelled, t.ready, t.expired),
+                *(f"{t.queue_begin}..{t.queue_end}", t.lag_ms, _note(t)),
+                *group,
+            )
+            for t in topics
+            for group in _groups(t)
+        ]
+        document = {"topics": [show.as_dict(topic) for topic in topics]}
+        text = show.table(headings, rows) if rows else "no topics"
+        text += quotas_text(topics)
+        if name:
+            text += f"\n\n{lateness_text(topics[0])}"
+        self._put(args, document, text.rstrip())
+        return OK
+
+    def _change(self, args: argparse.Namespace, topic: str, *, paused: bool) -> int:
+        with self._connect(args) as client:
+            if paused:
+                answer = client.pause_topic(topic)
+            else:
+                answer = client.resume_topic(topic, catch_up=args.catch_up)
+        holds = policies.said(answer.effective)
+        document = {"topic": topic, "paused": holds["paused"], "catch_up": holds["catch_up"]}
+        text = "paused" if holds["paused"] else f"goes on, catching up with: {holds['catch_up']}"
+        self._put(args, document, f"{topic}: {text}")
+        return OK
+
+    def _delete(self, args: argparse.Namespace, topic: str) -> int:
+        so = "Its pending timers never fire; its messages and groups are gone."
+        if not (args.yes or cli_args.agreed(f"delete topic {topic}", so)):
+            return FAILED
+        with self._connect(args) as client:
+            gone = client.delete_topic(topic)
+        document: dict[str, Any] = {"deleted": topic}
+        text = f"topic {topic} is deleted"
+        if gone is not None:
+            document |= show.as_dict(gone)
+            text += f", with {gone.pending} pending timers and {gone.messages} messages"
+        for group in gone.groups if gone is not None else ():
+            text += f"\ngroup {group.name}: {group.unacked} unacked"
+        self._put(args, document, text)
+        return OK
+
+
+def _note(topic: pb.TopicStatus) -> str:
+    """Return whether a topic fires, in a word."""
+    if topic.paused:
+        return f"paused, {topic.held} held"
+    return f"releasing, {topic.held} held" if topic.releasing else ""
+
+
+def _groups(topic: pb.TopicStatus) -> list[tuple[Any, ...]]:
+    """Return the cells of each group of a topic; one row of blanks if it has none."""
+    groups: list[tuple[Any, ...]] = [
+        (
+            *(g.name, g.type, g.cursor, g.unacked, g.leased, g.consumers),
+            *(g.undelivered_lag_ms, g.unacked_lag_ms),
+        )
+        for g in topic.groups
+    ]
+    return groups or [("", "", None, None, None, None, None, None)]
