@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from deploy.local import LocalCluster, Node
+from timer import manifest
+from timer.disk import RealDisk
 from timerclient import TimerClient
 from timerclient.errors import TRAILER
 from timerclient.messages import Message
@@ -187,6 +189,13 @@ def until(condition: Callable[[], T | None], timeout_s: float = WAIT_S) -> T:
             return value
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {condition}, {value!r}"
         time.sleep(POLL_S)
+
+
+def kept_runs(data: Path) -> list[Path]:
+    """Return the runs that a node's manifest names, oldest first: whole files all."""
+    state = manifest.read(RealDisk(), data / "state")
+    names = [name for name, *_ in manifest.files(state)] if state else []
+    return sorted(data / "state" / name for name in names if name.endswith(".arrow"))
 
 
 def now_ms() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.load import loaded
-from tests.cluster.running import RPC_S, Running, until
+from tests.cluster.running import RPC_S, Running, kept_runs, until
 from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
@@ -102,11 +102,11 @@ def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
     data = cluster.directory / damaged
     with cluster.client() as client:
         client.schedule("far", b"x" * 20_000, delay=3600)
-        until(lambda: [*(data / "state" / "runs").glob("*.arrow")], WAIT_S)
+        until(lambda: kept_runs(data), WAIT_S)
         cluster.kill(damaged)
         path = {
             "log": lambda: min((data / "log").glob("*.log")),
-            "run": lambda: max((data / "state" / "runs").glob("*.arrow")),
+            "run": lambda: kept_runs(data)[-1],
             "manifest": lambda: data / "state" / "manifest",
         }[what]()
         flip(path, 60 if what == "log" else -1)

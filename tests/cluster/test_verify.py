@@ -11,7 +11,7 @@ import pytest
 from cluster.config import NodeConfig, build_config
 from cluster.scrub import Scrubber
 from cluster.verify import DAMAGED, register
-from tests.cluster.running import Running, until
+from tests.cluster.running import Running, kept_runs, until
 from tests.cluster.test_healing import Rotting, flip, installs
 from timer.directory import open_directory
 from timer.disk import FreshDisk, RealDisk
@@ -52,7 +52,7 @@ def test_damage_that_nobody_reads_is_found_and_healed_under_the_same_pid(cluster
     pid = cluster.node(leader).pid
     with cluster.client() as client:
         client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
-        (path, *_) = until(lambda: [*(data / "state" / "runs").glob("*.arrow")], WAIT_S)
+        (path, *_) = until(lambda: kept_runs(data), WAIT_S)
         until(lambda: cluster.metric(leader, "timer_scrubbed_bytes_total") > 200_000, WAIT_S)
         until(lambda: cluster.metric(leader, "timer_scrub_passes_total") > 0, WAIT_S)
         before = installs(cluster, leader)
@@ -75,15 +75,14 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
         with cluster.client() as client:
             client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
         data = cluster.directory / "n1"
-        until((data / "state" / "manifest").exists, WAIT_S)
-        until(lambda: [*(data / "state" / "runs").glob("*.arrow")], WAIT_S)
+        until(lambda: kept_runs(data), WAIT_S)
         assert timerctl("--data", str(data)) == DAMAGED
         assert "is in use by process" in capsys.readouterr().err
         cluster.kill("n1")
 
         assert timerctl("--data", str(data)) == 0
         assert "none damaged" in capsys.readouterr().out
-        (run, *_) = (data / "state" / "runs").glob("*.arrow")
+        (run, *_) = kept_runs(data)
         names = ["promise", "identity.json", "raft/meta", "raft/journal", "raft-member"]
         paths = [data / "state" / "manifest", run, *(data / name for name in names)]
         whole = {path: path.read_bytes() for path in paths}
