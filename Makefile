@@ -10,6 +10,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
+# Where it is set, each of some hundred processes compiles all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
