@@ -231,10 +231,22 @@ class Engine:
         for entry in entries:
             if work >= FOLD_BYTES:
                 break
-            work += _foreseen(entry)
+            work += FOLD_BYTES if self._moves_sweep(entry) else _foreseen(entry)
             count += 1
         self._looked_to = entries[count - 1].index
-        return self.machine.store.begin_lookup(entries[:count])
+        fires = entries[count - 1].kind is Kind.FIRE
+        sweep = self.machine.pauses.next_portion() if fires else None
+        return self.machine.store.begin_lookup(entries[:count], sweep)
+
+    def _moves_sweep(self, entry: Entry) -> bool:
+        """Return whether what a sweep reads next is known only when the entry was applied."""
+        match entry.kind:
+            case Kind.FIRE:
+                return self.machine.pauses.swept is not None
+            case Kind.POLICY | Kind.TOPIC:
+                return self.machine.store.held > 0
+            case _:
+                return False
 
     def end_lookup(self, prepared: Prepared) -> None:
         """Use what was asked for what is folded next."""

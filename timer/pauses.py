@@ -23,7 +23,9 @@ import numpy.typing as npt
 
 from timer.aside import BEGIN
 from timer.columns import Buffers, RowArray
+from timer.held import Portion
 from timer.order import Position, after, concat
+from timer.payloads import FIRE_BYTES_MAX
 from timer.policies import DROP, LATEST, Scope, namespace_of
 from timer.timer_id import SEQ_MAX
 from timer.topic import Release, Topic
@@ -113,6 +115,12 @@ class Pauses:
         return ~after(rows["due_ms"], rows["seq"], self._machine.store.position)
 
     # ---- releasing
+
+    def next_portion(self) -> Portion | None:
+        """Return what of the held rows the next FIRE looks at, at most; None: nothing."""
+        if self.swept is None:
+            return None
+        return Portion(self.swept, self.portion, FIRE_BYTES_MAX)
 
     def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
         """Move the sweep on; return what fired, what was dropped, and whether to go on at once."""

@@ -35,8 +35,9 @@ from timer.order import Position
 from timer.outcomes import HORIZON_MS
 from timer.payloads import Ids, Op
 from timer.policies import CATCH_UPS, CLUSTER, Scope
+from timer.run import Run
 from timer.timer_id import SEQ_MAX
-from timer.units import TopicId, UnixMs
+from timer.units import LogIndex, TopicId, UnixMs
 
 Place = tuple[int, int]
 BEGIN: Place = (-1, SEQ_MAX)
@@ -625,7 +626,7 @@ def test_disks_and_memory_let_go_of_what_was_held() -> None:
     paused.flush()
     assert len(paused.fired()) == 1_200
     assert sum(meta.rows for meta in paused.machine.store.runs) <= 400
-    assert not paused.machine.store._runs._held
+    assert paused.machine.store._runs._held is None
 
 
 def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
@@ -640,6 +641,71 @@ def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
     moved = [sum(len(seqs) for _, seqs in a[2]) if len(a) > 2 else 0 for a in settle(paused, 50)]
     assert moved == [4] * 5
     assert (len(paused.fired()), paused.machine.store.held) == (20, 20)
+
+
+@pytest.mark.parametrize("end", ["deleted", "cancelled", "released"])
+def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # P9: another replica's runs may hold none of it any more, so it can't count as moved over.
+    paused = Paused()
+    paused.say(Scope("", TopicId(2)), paused=True)
+    many = paused.schedule(*range(10_000))
+    few = paused.schedule(*range(0, 10_000, 1_000), topic=2)
+    paused.fire(20_000)
+    flush = paused.engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    paused.engine.end_flush(flush)
+    if end == "deleted":
+        paused.log.delete_topic(1)
+    elif end == "cancelled":
+        paused.cancel(*many)
+    else:
+        paused.resume("all", 20_000)
+        [*settle(paused, 20_000)]
+    paused.log.policy(Scope("", TopicId(2)))
+    paused.log.now_ms += 1
+    paused.log.fire(paused.log.now_ms)
+    paused.engine.committed(LogIndex(len(paused.log.entries)))
+    reads: list[int] = []
+    read = Run.read
+
+    def counted(run: Run, start: int, size: int) -> bytes:
+        reads.append(size)
+        return read(run, start, size)
+
+    monkeypatch.setattr(Run, "read", counted)
+    while paused.engine.behind:
+        first, last = paused.engine.next_chunk()
+        entries = paused.log.entries[first - 1 : last]
+        prepared = paused.engine.begin_lookup(entries)
+        if prepared is not None:
+            prepared.read()
+            paused.engine.end_lookup(prepared)
+        reads.clear()
+        paused.engine.fold(entries)
+        assert not reads
+    assert len(paused.fired(2)) == len(few)
+    assert paused.machine.store.held == 0
+    assert not paused.machine.topics[TopicId(2)].holding
+
+
+def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 100
+    paused.schedule(*range(20_000))
+    paused.fire(20_000)
+    paused.flush()
+    paused.resume("all", 20_000)
+    portion = paused.machine.pauses.next_portion()
+    assert portion is not None
+    ahead = paused.machine.store._begin_held(portion)
+    assert ahead is not None
+    ahead.read()
+    assert 200 <= sum(len(kept.rows) for kept in ahead._held._kept) <= 4_096
+    [*settle(paused, 20_000)]
+    assert paused.fired() == [*range(20_000)]
 
 
 def test_held_tiers_find_and_peek_as_a_sorted_list_does() -> None:
