@@ -10,9 +10,13 @@ pending timers is done to them. A resume says what becomes of those that are ove
     latest   the last of them does, the others are dropped
     drop     they are dropped
 
-A sweep goes over all that is held, in (due, seq) order: each FIRE moves it on by a portion, so that
-an entry's work is bounded. Until it is through with a topic, that goes on to hold what comes due,
-so what is overdue goes first. All of it is state, and the same on every replica.
+One sweep at a time goes over all that is held, in (due, seq) order: each FIRE moves it on by a
+portion, so that an entry's work is bounded. A topic that is resumed meanwhile waits for the next
+one: so each has been swept after two at most, whoever else is resumed. Until it is through with a
+topic, that goes on to hold what comes due, so what is overdue goes first.
+
+All of it is state, and the same on every replica. So a portion is of rows that live: those that are
+gone, or were cancelled, lie in some replicas' runs and not in others' (timer/held.py).
 """
 
 from collections.abc import Iterable
@@ -51,6 +55,8 @@ class Pauses:
         """The same on all replicas; fewer where tests want many."""
         self._holding: set[TopicId] = set()
         self._releasing: set[TopicId] = set()
+        self._waiting: set[TopicId] = set()
+        """Those of the releasing that wait for a sweep to begin."""
 
     # ---- what topics do
 
@@ -76,24 +82,36 @@ class Pauses:
             if not paused:
                 until_ms = max(machine.applied_time_ms, machine.last_read_time_ms)
                 topic.release = Release(catch_up, until_ms, machine.next_seq)
-                self.swept = BEGIN
             self._note(topic)
-        if not self._releasing:
-            self.swept = None
+        self._begin()
 
     def gone(self, topic: TopicId) -> None:
         """A topic was deleted, with what it held."""
-        self._holding.discard(topic)
-        self._releasing.discard(topic)
-        if not self._releasing:
-            self.swept = None
+        for topics in (self._holding, self._releasing, self._waiting):
+            topics.discard(topic)
+        self._begin()
 
     def _note(self, topic: Topic) -> None:
+        release = topic.release
         for topics, here in (
             (self._holding, topic.holding),
-            (self._releasing, topic.release is not None),
+            (self._releasing, release is not None),
+            (self._waiting, release is not None and release.waits),
         ):
             (topics.add if here else topics.discard)(topic.topic_id)
+
+    def _begin(self) -> None:
+        """Begin a sweep for those that wait, unless one is under way for others."""
+        under_way = self.swept not in (None, BEGIN)
+        if not self._releasing:
+            self.swept = None
+        elif not under_way or len(self._waiting) == len(self._releasing):
+            self.swept = BEGIN
+            for topic_id in sorted(self._waiting):
+                topic = self._machine.changing(topic_id)
+                assert topic.release is not None
+                topic.release.waits = False
+            self._waiting.clear()
 
     # ---- what is held
 
@@ -131,9 +149,10 @@ class Pauses:
         fired: Moved = []
         dropped: Moved = []
         gone: list[RowArray] = []
-        for topic, mine in machine.by_topic(part.rows):
-            if topic.release is not None:
-                gone.append(self._release(topic, topic.release, mine, part.bufs, fired, dropped))
+        swept = np.array([*(self._releasing - self._waiting)], np.uint32)
+        for topic, mine in machine.by_topic(part.rows[np.isin(part.rows["topic"], swept)]):
+            assert topic.release is not None
+            gone.append(self._release(topic, topic.release, mine, part.bufs, fired, dropped))
         if gone:
             machine.store.end(concat(gone))
         if len(part.rows):
@@ -175,15 +194,15 @@ class Pauses:
         return concat([part for part in (lost, kept) if len(part)])
 
     def _passed(self, seen: Position, fired: Moved) -> bool:
-        """The sweep has passed all that is held; return whether it is to begin again at once."""
+        """The sweep has passed all that is held; return whether one is to begin at once."""
         position = self._machine.store.position
-        again, waits = False, False
-        for topic_id in sorted(self._releasing):
+        again, early = False, False
+        for topic_id in sorted(self._releasing - self._waiting):
             topic = self._machine.changing(topic_id)
             release = topic.release
             assert release is not None
             if position < Position(release.until_ms, SEQ_MAX):
-                waits = True  # what is overdue has not all come due by a FIRE
+                early = True  # what is overdue has not all come due by a FIRE
                 continue
             if release.last is not None:
                 self._fire_last(topic, release, fired)
@@ -192,7 +211,9 @@ class Pauses:
             else:
                 topic.release = None
                 self._note(topic)
-        self.swept = BEGIN if again else seen if waits else None
+        again |= bool(self._waiting)
+        self.swept = BEGIN if again else seen if early else None
+        self._begin()
         return again
 
     def _fire_last(self, topic: Topic, release: Release, fired: Moved) -> None:

@@ -43,6 +43,8 @@ class Release:
     """The seq of what was scheduled next."""
     last: Position | None = None
     """The last of what is overdue that was met; with catch_up = latest it is to fire."""
+    waits: bool = True
+    """For the sweep to begin: one was under way already at the resume."""
 
 
 @dataclass(slots=True)

@@ -53,6 +53,7 @@ class Held(Model):
     paused: set[int] = field(default_factory=set)
     releases: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     last: dict[int, Place] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
     swept: Place | None = None
     dropped_at: dict[int, int] = field(default_factory=dict)
 
@@ -78,9 +79,14 @@ class Held(Model):
             else:
                 self.paused.remove(topic)
                 self.releases[topic] = mode, max(now_ms, self.last_read_ms), self.next_seq
-                self.swept = BEGIN
-        if not self.releases:
-            self.swept = None
+                self.waiting.add(topic)
+        self.begin()
+
+    def begin(self) -> None:
+        self.waiting &= self.releases.keys()
+        if self.swept in (None, BEGIN) or self.waiting == self.releases.keys():
+            self.swept = BEGIN if self.releases else None
+            self.waiting.clear()
 
     def _begin(self, seq: int, timer: tuple[int, int, bytes], key: bytes, now_ms: int) -> None:
         if timer[0] not in self.paused | self.releases.keys():
@@ -119,24 +125,26 @@ class Held(Model):
             return False
         rest = [place for place in self.held if place > (self.swept or BEGIN)]
         portion = self._fitting(rest, fire)
-        for topic in sorted({self.timers[seq][0] for _, seq in portion} & self.releases.keys()):
+        takes_part = self.releases.keys() - self.waiting
+        for topic in sorted({self.timers[seq][0] for _, seq in portion} & takes_part):
             for place in portion:
                 if self.timers[place[1]][0] == topic:
                     self._let_go(topic, place, now_ms)
         self.swept = portion[-1] if portion else self.swept or BEGIN
         if len(portion) < len(rest):
             return True
-        again = waits = False
-        for topic, (_, until_ms, _) in [*self.releases.items()]:
-            if self.position < (until_ms, SEQ_MAX):
-                waits = True
+        again, early = bool(self.waiting), False
+        for topic in takes_part:
+            if self.position < (self.releases[topic][1], SEQ_MAX):
+                early = True
                 continue
             self._decide(topic, now_ms)
             if any(self.timers[seq][0] == topic for _, seq in self.held):
                 again = True
             else:
                 del self.releases[topic]
-        self.swept = BEGIN if again else self.swept if waits else None
+        self.swept = BEGIN if again else self.swept if early else None
+        self.begin()
         return again
 
     def _let_go(self, topic: int, place: Place, now_ms: int) -> None:
@@ -627,6 +635,23 @@ def test_disks_and_memory_let_go_of_what_was_held() -> None:
     assert len(paused.fired()) == 1_200
     assert sum(meta.rows for meta in paused.machine.store.runs) <= 400
     assert paused.machine.store._runs._held is None
+
+
+def test_a_topic_is_swept_after_two_sweeps_however_often_others_are_resumed() -> None:
+    paused = Paused()
+    paused.log.topic("c")
+    for topic in (2, 3):
+        paused.say(Scope("", TopicId(topic)), paused=True)
+    paused.machine.pauses.portion = 50
+    paused.schedule(*range(400), topic=2)
+    paused.schedule(500, 510)
+    paused.fire(600)
+    paused.say(paused=False)
+    for beat in range(2 * (400 // 50 + 1)):
+        paused.say(Scope("", TopicId(3)), paused=False)
+        paused.fire(600 + beat)
+        paused.say(Scope("", TopicId(3)), paused=True)
+    assert paused.fired() == [500, 510]
 
 
 def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
