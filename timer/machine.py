@@ -465,7 +465,7 @@ class Machine:
         """Let topics that are there keep what fired as long as the policies say."""
         for topic in filter(None, map(self.topics.get, topics)):
             said = self.policies.said("retention_ms", topic.name, topic.topic_id)
-            topic.retain(said)
+            topic.retain(said, self.applied_time_ms)
 
     def _topic(self, entry: Entry) -> Topic | DeleteTopicApplied:
         said = payloads.decode_topic(entry.payload)
