@@ -19,7 +19,6 @@ All of it is state, and the same on every replica. So a portion is of rows that 
 gone, or were cancelled, lie in some replicas' runs and not in others' (timer/held.py).
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -114,6 +113,12 @@ class Pauses:
             self._waiting.clear()
 
     # ---- what is held
+
+    @property
+    def held(self) -> int:
+        """How many rows topics hold: none but those that are paused, or release."""
+        topics = self._machine.topics
+        return sum(topics[topic].held for topic in self._holding)
 
     def holds(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which rows are of topics that hold what is due (n, bool)."""
@@ -242,8 +247,3 @@ class Pauses:
         topic.held -= len(rows)
         self._machine.drop_held(rows)
         dropped.append((topic.topic_id, rows))
-
-
-def held_of(topics: Iterable[Topic]) -> int:
-    """Return how many rows the topics hold."""
-    return sum(topic.held for topic in topics)
