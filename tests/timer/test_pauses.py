@@ -716,6 +716,20 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     assert not paused.machine.topics[TopicId(2)].holding
 
 
+def test_what_a_flush_puts_among_what_was_read_ahead_of_a_sweep_leaves_in_its_turn() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 10
+    paused.schedule(*range(0, 200, 2))
+    paused.fire(200)
+    paused.flush()
+    paused.resume("all", 200)
+    assert paused.fire(200)[1]
+    paused.schedule(151)
+    paused.flush()
+    [*settle(paused, 200)]
+    assert paused.fired() == sorted([*range(0, 200, 2), 151])
+
+
 def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
     paused = Paused()
     paused.machine.pauses.portion = 100
