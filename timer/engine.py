@@ -248,6 +248,17 @@ class Engine:
             case _:
                 return False
 
+    def _must_look_again(self, entry: Entry) -> bool:
+        """Return whether a FIRE would read what was read for it: other runs have come meanwhile."""
+        portion = self.machine.pauses.next_portion()
+        if portion is None or entry.kind is not Kind.FIRE or entry.index > self._looked_to:
+            return False
+        if self.machine.store.is_read_ahead(portion):
+            return False
+        self._looked_to = self.machine.applied_index
+        self.machine.store.end_lookup(None)
+        return True
+
     def end_lookup(self, prepared: Prepared) -> None:
         """Use what was asked for what is folded next."""
         self.machine.store.end_lookup(prepared)
@@ -255,11 +266,12 @@ class Engine:
     def fold(self, entries: Sequence[Entry]) -> int:
         """Apply the next entries, up to about FOLD_BYTES; return how many were applied.
 
-        If `begin_lookup` was called, no more of them than it looked at.
+        If `begin_lookup` was called, no more of them than it looked at; perhaps none, where it has
+        to look again.
         """
         work = count = 0
         for entry in entries:
-            if work >= FOLD_BYTES:
+            if work >= FOLD_BYTES or self._must_look_again(entry):
                 break
             applied = self.machine.apply(entry)
             count += 1

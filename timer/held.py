@@ -79,6 +79,7 @@ class HeldRows:
             return False
         self._windows = [each for each in self._windows if each.run.meta.number in numbers]
         self._at, self._gone = after, gone
+        self._keep(lambda each: each.after(after))
         return True
 
     def lacks(self, rows_max: int, bytes_max: int) -> bool:
@@ -94,8 +95,7 @@ class HeldRows:
             CorruptFile: a batch doesn't verify.
             FileNotFoundError: a run was merged away, and its file removed.
         """
-        kept = (Kept(self._living(each.after(self._at), dead), each.bufs) for each in self._kept)
-        self._kept = [each for each in kept if len(each.rows)]
+        self._keep(lambda each: self._living(each.rows, dead))
         while self.lacks(rows_max, bytes_max):
             assert self._through is not None
             for window in self._windows:
@@ -111,6 +111,10 @@ class HeldRows:
             for window in self._windows:
                 window.drop(self._through)
 
+    def _keep(self, left: Callable[[Kept], RowArray]) -> None:
+        kept = (Kept(left(each), each.bufs) for each in self._kept)
+        self._kept = [each for each in kept if len(each.rows)]
+
     def _living(self, rows: RowArray, dead: Dead) -> RowArray:
         return rows[~(self._gone.of(rows["topic"]) | dead(rows))]
 
@@ -119,7 +123,7 @@ class HeldRows:
         for window in self._windows:
             bufs |= window.bufs
         rows, own = compact(rows, bufs)
-        if 0 in own:
+        if [*own] == [0]:
             number = self._new_number()
             rows["buf"] = number
             own = {number: own[0]}

@@ -271,6 +271,11 @@ class Store:
             return None
         return Prepared(runs, asked, held)
 
+    def is_read_ahead(self, sweep: Portion) -> bool:
+        """Return whether what is peeked at needs no reading."""
+        held = self._runs.begin_held(aside(sweep.seen))
+        return not held.lacks(sweep.rows_max + 1, sweep.bytes_max)
+
     def _begin_held(self, sweep: Portion) -> HeldAhead | None:
         """Return what a thread should read of the runs' held rows; None: it is there."""
         seen, rows_max, bytes_max = sweep

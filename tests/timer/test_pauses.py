@@ -35,7 +35,7 @@ from timer.order import Position
 from timer.outcomes import HORIZON_MS
 from timer.payloads import Ids, Op
 from timer.policies import CATCH_UPS, CLUSTER, Scope
-from timer.run import Run
+from timer.run import Cursor
 from timer.timer_id import SEQ_MAX
 from timer.units import LogIndex, TopicId, UnixMs
 
@@ -668,15 +668,16 @@ def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
     assert (len(paused.fired()), paused.machine.store.held) == (20, 20)
 
 
+@pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.parametrize("end", ["deleted", "cancelled", "released"])
 def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
-    end: str, monkeypatch: pytest.MonkeyPatch
+    end: str, flushes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # P9: another replica's runs may hold none of it any more, so it can't count as moved over.
     paused = Paused()
     paused.say(Scope("", TopicId(2)), paused=True)
-    many = paused.schedule(*range(10_000))
-    few = paused.schedule(*range(0, 10_000, 1_000), topic=2)
+    many = paused.schedule(*range(20_000))
+    few = paused.schedule(*range(0, 20_000, 100), topic=2)
     paused.fire(20_000)
     flush = paused.engine.begin_flush()
     assert flush is not None
@@ -689,18 +690,23 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     else:
         paused.resume("all", 20_000)
         [*settle(paused, 20_000)]
+    paused.schedule(*range(0, 20_000, 200), topic=2)
+    paused.machine.pauses.portion = 30
     paused.log.policy(Scope("", TopicId(2)))
     paused.log.now_ms += 1
-    paused.log.fire(paused.log.now_ms)
+    late = few[-10:]
+    for timer in late:
+        paused.log.cancel([timer])
+        paused.log.fire(paused.log.now_ms)
     paused.engine.committed(LogIndex(len(paused.log.entries)))
-    reads: list[int] = []
-    read = Run.read
+    reads: list[Cursor] = []
+    read = Cursor.read
 
-    def counted(run: Run, start: int, size: int) -> bytes:
-        reads.append(size)
-        return read(run, start, size)
+    def counted(cursor: Cursor, *limits: int) -> Any:
+        reads.append(cursor)
+        return read(cursor, *limits)
 
-    monkeypatch.setattr(Run, "read", counted)
+    monkeypatch.setattr(Cursor, "read", counted)
     while paused.engine.behind:
         first, last = paused.engine.next_chunk()
         entries = paused.log.entries[first - 1 : last]
@@ -708,10 +714,13 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
         if prepared is not None:
             prepared.read()
             paused.engine.end_lookup(prepared)
+        if flushes and (flush := paused.engine.begin_flush()) is not None:
+            flush.write()
+            paused.engine.end_flush(flush)
         reads.clear()
         paused.engine.fold(entries)
         assert not reads
-    assert len(paused.fired(2)) == len(few)
+    assert len(paused.fired(2)) == len(few) + 100 - len(late)
     assert paused.machine.store.held == 0
     assert not paused.machine.topics[TopicId(2)].holding
 
