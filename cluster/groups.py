@@ -233,50 +233,55 @@ class GroupDesk:
         return pb.RedriveResponse(redriven=redriven, left=group.unacked(of.queue.end))
 
     async def _redrive(self, leader: Leader, group: Group, messages: int) -> int:
-        delivered: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        reached: asyncio.Future[None] = loop.create_future()
+        answered: asyncio.Future[None] = loop.create_future()
+        moved: list[MoveApplied] = []
+        waiting = 0
 
         def take(delivery: Delivery) -> None:
-            if not delivered.done():
-                delivered.set_result(delivery)
+            nonlocal waiting
+            if reached.done():
+                return
+            try:  # now, while all of it is at hand: soon it may have expired, or left memory
+                waiting = leader.groups.redrive(delivery, one)
+            except TimerError as why:
+                reached.set_exception(why)
+                return
+            reached.set_result(None)
+            if not waiting:
+                answered.set_result(None)
+
+        def one(result: object) -> None:
+            if answered.done():
+                return
+            if isinstance(result, TimerError):
+                answered.set_exception(result)
+                return
+            assert isinstance(result, MoveApplied), result
+            moved.append(result)
+            if len(moved) == waiting:
+                answered.set_result(None)
 
         def end(why: TimerError) -> None:
-            if not delivered.done():
-                delivered.set_exception(why)
+            if not reached.done():
+                reached.set_exception(why)
 
         consumer = Consumer("redrive", group.settings.lease_ms, take, end=end, once=True)
         leader.groups.join(group, consumer)
-        reached = False
         try:
             leader.groups.credit(group, consumer, messages)
             self._host.kick()
-            delivery = await asyncio.wait_for(delivered, REDRIVE_WAIT_S)
-            reached = True
+            await asyncio.wait_for(reached, REDRIVE_WAIT_S)
         except TimeoutError:
             return 0
         finally:
             # What is not sent back stays leased a while, so that the next call gets others.
-            (leader.groups.retire if reached else leader.groups.give_up)(group, consumer)
+            took = reached.done() and not reached.cancelled() and reached.exception() is None
+            (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             self._host.kick()
-        moved = await self._moved(leader, delivery)
+        await answered
         return sum(int(each.new.sum()) for each in moved)
-
-    async def _moved(self, leader: Leader, delivery: Delivery) -> list[MoveApplied]:
-        """Send a delivery's messages back; return what was applied."""
-        moved: list[MoveApplied] = []
-
-        def start(done: Done) -> None:
-            def one(result: object) -> None:
-                if isinstance(result, MoveApplied):
-                    moved.append(result)
-                if not isinstance(result, MoveApplied) or len(moved) == waiting:
-                    done(result)
-
-            waiting = leader.groups.redrive(delivery, one)
-            if not waiting:
-                done(None)
-
-        await self._host.ask(start)
-        return moved
 
 
 def check_start(start: int) -> None:

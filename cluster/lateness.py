@@ -8,10 +8,10 @@ and ten thousand topics take three megabytes. Metrics show all topics together (
 would be a series for each); one topic is told when it is asked for.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from timer.columns import I64
 
@@ -20,7 +20,7 @@ BOUNDS_MS: Final = (
     *(1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000),
 )
 TOPICS_MAX: Final = 16_384
-"""Topics that are counted by themselves; later ones only with the others."""
+"""Topics that are counted by themselves at a time; what fires later only with the others."""
 
 _EDGES: Final = np.array(BOUNDS_MS, np.int64)
 
@@ -39,27 +39,39 @@ class Lateness:
     def __init__(self) -> None:
         self._counts = np.zeros((64, len(BOUNDS_MS) + 1), np.int64)
         self._sums = np.zeros(64, np.int64)
+        self._rows: dict[int, int] = {}
+        """Topic -> its row; row 0 is of those without one."""
+        self._free: list[int] = []
 
-    def observe(self, topics: npt.NDArray[np.integer] | int, late_ms: I64) -> None:
-        """Count a batch, (n,): the topics' ids, or the one that they all have."""
-        last = int(np.max(topics)) if len(late_ms) else 0
-        if isinstance(topics, int):
-            topics = np.full(len(late_ms), topics)
-        if last >= TOPICS_MAX:
-            mine = topics < TOPICS_MAX
-            topics, late_ms, last = topics[mine], late_ms[mine], TOPICS_MAX - 1
-        if last >= len(self._sums):
-            self._grow(last + 1)
-        np.add.at(self._counts, (topics, _EDGES.searchsorted(late_ms)), 1)
-        np.add.at(self._sums, topics, late_ms)
+    def observe(self, topics: Sequence[int], sizes: Sequence[int], late_ms: I64) -> None:
+        """Count a batch, (n,): so many of each topic, one topic after the other."""
+        mine = np.array([self._row_of(topic) for topic in topics], np.intp)
+        rows = mine.repeat(np.array(sizes, np.intp))
+        np.add.at(self._counts, (rows, _EDGES.searchsorted(late_ms)), 1)
+        np.add.at(self._sums, rows, late_ms)
 
-    def _grow(self, size: int) -> None:
-        more = min(max(size, 2 * len(self._sums)), TOPICS_MAX) - len(self._sums)
-        self._counts = np.pad(self._counts, ((0, more), (0, 0)))
-        self._sums = np.pad(self._sums, (0, more))
+    def forget(self, topic: int) -> None:
+        """A topic was deleted: another one may have its row."""
+        row = self._rows.pop(topic, None)
+        if row is not None:
+            self._counts[row] = self._sums[row] = 0
+            self._free.append(row)
 
     def of(self, topic: int) -> Histogram:
         """Return a topic's histogram."""
-        if topic >= len(self._sums):
+        row = self._rows.get(topic)
+        if row is None:
             return Histogram(np.zeros(len(BOUNDS_MS) + 1, np.int64), 0)
-        return Histogram(self._counts[topic], int(self._sums[topic]))
+        return Histogram(self._counts[row], int(self._sums[row]))
+
+    def _row_of(self, topic: int) -> int:
+        row = self._rows.get(topic)
+        if row is not None:
+            return row
+        if len(self._rows) == TOPICS_MAX:
+            return 0
+        row = self._rows[topic] = self._free.pop() if self._free else len(self._rows) + 1
+        if row >= len(self._sums):
+            self._counts = np.pad(self._counts, ((0, row), (0, 0)))
+            self._sums = np.pad(self._sums, (0, row))
+        return row

@@ -52,6 +52,7 @@ from timer.applied import (
     AcksApplied,
     Applied,
     Checkpoint,
+    DeleteTopicApplied,
     FireApplied,
     GroupApplied,
     GroupResult,
@@ -470,6 +471,8 @@ class Node:
         telemetry = self.telemetry
         if isinstance(applied, FireApplied):
             telemetry.observe_lateness(self.view.fired(applied, entry.time_ms))
+        elif isinstance(applied, DeleteTopicApplied):
+            self.view.deleted(applied.op.topic)
         elif isinstance(applied, ScheduleApplied):
             telemetry.append_rows.observe(
                 sum(len(part[0].due_ms) for part in applied.parts if isinstance(part, tuple))

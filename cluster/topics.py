@@ -44,9 +44,9 @@ class TopicView:
         if not applied.fired:
             return np.zeros(0, np.int64)
         late_ms = [at_ms - rows["due_ms"] for _, rows in applied.fired]
-        topics = np.repeat([topic for topic, _ in applied.fired], [*map(len, late_ms)])
         together = np.concatenate(late_ms)
-        self._fired_late.observe(topics, together)
+        topics = [topic for topic, _ in applied.fired]
+        self._fired_late.observe(topics, [*map(len, late_ms)], together)
         return together
 
     def handed_out(self, delivery: Delivery) -> I64:
@@ -55,8 +55,13 @@ class TopicView:
         slices = topic.queue.slices(delivery.lease.offsets)
         due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
         late_ms: I64 = delivery.at_ms - due_ms[delivery.attempts == 1]
-        self._handed_out_late.observe(topic.topic_id, late_ms)
+        self._handed_out_late.observe([topic.topic_id], [len(late_ms)], late_ms)
         return late_ms
+
+    def deleted(self, topic: TopicId) -> None:
+        """A topic is gone."""
+        self._fired_late.forget(topic)
+        self._handed_out_late.forget(topic)
 
     # ---- what is told
 

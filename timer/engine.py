@@ -231,10 +231,33 @@ class Engine:
         for entry in entries:
             if work >= FOLD_BYTES:
                 break
-            work += _foreseen(entry)
+            work += FOLD_BYTES if self._moves_sweep(entry) else _foreseen(entry)
             count += 1
         self._looked_to = entries[count - 1].index
-        return self.machine.store.begin_lookup(entries[:count])
+        fires = entries[count - 1].kind is Kind.FIRE
+        sweep = self.machine.pauses.next_portion() if fires else None
+        return self.machine.store.begin_lookup(entries[:count], sweep)
+
+    def _moves_sweep(self, entry: Entry) -> bool:
+        """Return whether what a sweep reads next is known only when the entry was applied."""
+        match entry.kind:
+            case Kind.FIRE:
+                return self.machine.pauses.swept is not None
+            case Kind.POLICY | Kind.TOPIC:
+                return self.machine.store.held > 0
+            case _:
+                return False
+
+    def _must_look_again(self, entry: Entry) -> bool:
+        """Return whether a FIRE would read what was read for it: other runs have come meanwhile."""
+        portion = self.machine.pauses.next_portion()
+        if portion is None or entry.kind is not Kind.FIRE or entry.index > self._looked_to:
+            return False
+        if self.machine.store.is_read_ahead(portion):
+            return False
+        self._looked_to = self.machine.applied_index
+        self.machine.store.end_lookup(None)
+        return True
 
     def end_lookup(self, prepared: Prepared) -> None:
         """Use what was asked for what is folded next."""
@@ -243,11 +266,12 @@ class Engine:
     def fold(self, entries: Sequence[Entry]) -> int:
         """Apply the next entries, up to about FOLD_BYTES; return how many were applied.
 
-        If `begin_lookup` was called, no more of them than it looked at.
+        If `begin_lookup` was called, no more of them than it looked at; perhaps none, where it has
+        to look again.
         """
         work = count = 0
         for entry in entries:
-            if work >= FOLD_BYTES:
+            if work >= FOLD_BYTES or self._must_look_again(entry):
                 break
             applied = self.machine.apply(entry)
             count += 1

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from timer.columns import TOMBSTONE, RowArray
+from timer.columns import I64, TOMBSTONE, U32, RowArray
 from timer.units import TopicId
 
 _NO_FLAGS: Final = np.zeros(1, np.bool_)
@@ -55,9 +55,12 @@ class Gone:
 
     def rows(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which rows are timers of topics that are gone, or tombstones of such (n, bool)."""
-        topics = rows["topic"]
+        return self.columns(rows["topic"], rows["requested_ms"])
+
+    def columns(self, topics: U32, requested_ms: I64) -> npt.NDArray[np.bool_]:
+        """Return the same of rows with these columns."""
         graves = topics == TOMBSTONE
-        return self.of(np.where(graves, rows["requested_ms"], topics) if graves.any() else topics)
+        return self.of(np.where(graves, requested_ms, topics) if graves.any() else topics)
 
 
 NONE: Final = Gone()

@@ -202,13 +202,17 @@ class Leases:
 
     def _alive(self, offsets: U64, queue: Queue) -> U64:
         """Return those of what is at hand that have not expired; keep the others back."""
+        return self._young(offsets, queue, FREE)
+
+    def _young(self, offsets: U64, queue: Queue, mark: np.uint64) -> U64:
+        """Return those that have not expired; of the others those of this mark are sent for."""
         if self._outlived_ms is None or not len(offsets):
             return offsets
         slices = queue.slices(offsets)
         due_ms = np.concatenate([page.rows["due_ms"][at.astype(np.int64)] for page, at in slices])
         old = due_ms <= self._outlived_ms
         if old.any():
-            expired = offsets[old & (self._marks.of(offsets) == FREE)]
+            expired = offsets[old & (self._marks.of(offsets) == mark)]
             self._marks.set(expired, ACKING)
             if len(expired):
                 self._expired.append(expired)
@@ -347,7 +351,10 @@ class Leases:
         return bool(self._dead)
 
     def take_dead(self, queue: Queue) -> U64:
-        """Return messages for a MOVE, about a megabyte that is at hand; none if none are."""
+        """Return messages for a MOVE, about a megabyte that is at hand; none if none are.
+
+        What has expired is none of them: `take_expired` tells.
+        """
         while self._dead:
             offsets = self._dead.popleft()
             still = ~self.group.is_acked(offsets) & (self._marks.of(offsets) == DYING)
@@ -359,7 +366,8 @@ class Leases:
                 count = queue.fitting(offsets[:count], DELIVERY_BYTES)
             if count < len(offsets):
                 self._dead.appendleft(offsets[count:])
-            taken: U64 = offsets[:count]
+            taken = self._young(offsets[:count], queue, DYING)
+            self.unfinished |= len(taken) < count and bool(self._dead)
             return taken
         return np.zeros(0, np.uint64)
 

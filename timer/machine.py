@@ -64,7 +64,7 @@ from timer.groups import Group
 from timer.keys import hash_keys
 from timer.outcomes import HORIZON_MS, Cancels, Late
 from timer.pages import Pages
-from timer.pauses import Pauses, held_of
+from timer.pauses import Pauses
 from timer.payloads import (
     MOVED_GROUP,
     AlterGroup,
@@ -465,7 +465,7 @@ class Machine:
         """Let topics that are there keep what fired as long as the policies say."""
         for topic in filter(None, map(self.topics.get, topics)):
             said = self.policies.said("retention_ms", topic.name, topic.topic_id)
-            topic.retain(said)
+            topic.retain(said, self.applied_time_ms)
 
     def _topic(self, entry: Entry) -> Topic | DeleteTopicApplied:
         said = payloads.decode_topic(entry.payload)
@@ -661,8 +661,7 @@ class Machine:
             if topic.forget(now_ms):
                 self._parts.touch(topic.topic_id)
         assert self.counts.pending == self.store.pending, (self.counts, self.store.pending)
-        held = held_of(self.topics.values())
-        assert held == self.store.held, (held, self.store.held)
+        assert self.pauses.held == self.store.held, (self.pauses.held, self.store.held)
         self.checkpoint = Checkpoint(
             epoch=self.applied_epoch,
             index=self.applied_index,

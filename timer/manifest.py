@@ -314,9 +314,9 @@ def _topic(fields: State, pages: Pages) -> Topic:
     topic.expired = fields["expired"]
     topic.held = fields["held"]
     if fields["release"]:
-        catch_up, until_ms, seq_end, last = fields["release"]
+        catch_up, until_ms, seq_end, last, waits = fields["release"]
         at = Position(*last) if last else None
-        topic.release = Release(catch_up, UnixMs(until_ms), Seq(seq_end), at)
+        topic.release = Release(catch_up, UnixMs(until_ms), Seq(seq_end), at, waits)
     blocks = [
         Block(
             QueueOffset(first),

@@ -8,14 +8,15 @@
 Memory: one slice (1 MB of payloads) and one head (128 KB) per run, however large the runs are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from timer.columns import Buffers, RowArray
 from timer.gone import NONE, Gone
+from timer.memtable import Peek
 from timer.order import Position, annihilate, concat, fire_order, rank
-from timer.run import Cursor, Run
+from timer.run import Cursor, Run, is_tombstone
 
 SLICE_ROWS: Final = 4_096
 SLICE_SIZE_MAX: Final = 1 << 20
@@ -95,6 +96,24 @@ def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
         if merge.gone and (gone := merge.gone.rows(rows)).any():
             rows = rows[~gone]
         yield rows, bufs
+
+
+def first_of(peeks: Sequence[Peek]) -> tuple[RowArray, Position | None]:
+    """Return the live rows of all peeks in firing order, complete up to the position.
+
+    None: as complete as they were asked for.
+    """
+    horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
+    parts = [peek.rows for peek in peeks if len(peek.rows)]
+    if horizon is not None:
+        parts = [rows[: rank(rows["due_ms"], rows["seq"], horizon)] for rows in parts]
+    rows = concat([part for part in parts if len(part)])
+    if len(parts) > 1:
+        rows = rows.take(fire_order(rows["due_ms"].copy(), rows["seq"].copy()))
+    dead = is_tombstone(rows)
+    if dead.any():
+        rows = rows[annihilate(rows) & ~dead]
+    return rows, horizon
 
 
 def last_of(rows: RowArray) -> Position:

@@ -10,12 +10,15 @@ pending timers is done to them. A resume says what becomes of those that are ove
     latest   the last of them does, the others are dropped
     drop     they are dropped
 
-A sweep goes over all that is held, in (due, seq) order: each FIRE moves it on by a portion, so that
-an entry's work is bounded. Until it is through with a topic, that goes on to hold what comes due,
-so what is overdue goes first. All of it is state, and the same on every replica.
+One sweep at a time goes over all that is held, in (due, seq) order: each FIRE moves it on by a
+portion, so that an entry's work is bounded. A topic that is resumed meanwhile waits for the next
+one: so each has been swept after two at most, whoever else is resumed. Until it is through with a
+topic, that goes on to hold what comes due, so what is overdue goes first.
+
+All of it is state, and the same on every replica. So a portion is of rows that live: those that are
+gone, or were cancelled, lie in some replicas' runs and not in others' (timer/held.py).
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,7 +26,9 @@ import numpy.typing as npt
 
 from timer.aside import BEGIN
 from timer.columns import Buffers, RowArray
+from timer.held import Portion
 from timer.order import Position, after, concat
+from timer.payloads import FIRE_BYTES_MAX
 from timer.policies import DROP, LATEST, Scope, namespace_of
 from timer.timer_id import SEQ_MAX
 from timer.topic import Release, Topic
@@ -49,6 +54,8 @@ class Pauses:
         """The same on all replicas; fewer where tests want many."""
         self._holding: set[TopicId] = set()
         self._releasing: set[TopicId] = set()
+        self._waiting: set[TopicId] = set()
+        """Those of the releasing that wait for a sweep to begin."""
 
     # ---- what topics do
 
@@ -74,26 +81,44 @@ class Pauses:
             if not paused:
                 until_ms = max(machine.applied_time_ms, machine.last_read_time_ms)
                 topic.release = Release(catch_up, until_ms, machine.next_seq)
-                self.swept = BEGIN
             self._note(topic)
-        if not self._releasing:
-            self.swept = None
+        self._begin()
 
     def gone(self, topic: TopicId) -> None:
         """A topic was deleted, with what it held."""
-        self._holding.discard(topic)
-        self._releasing.discard(topic)
-        if not self._releasing:
-            self.swept = None
+        for topics in (self._holding, self._releasing, self._waiting):
+            topics.discard(topic)
+        self._begin()
 
     def _note(self, topic: Topic) -> None:
+        release = topic.release
         for topics, here in (
             (self._holding, topic.holding),
-            (self._releasing, topic.release is not None),
+            (self._releasing, release is not None),
+            (self._waiting, release is not None and release.waits),
         ):
             (topics.add if here else topics.discard)(topic.topic_id)
 
+    def _begin(self) -> None:
+        """Begin a sweep for those that wait, unless one is under way for others."""
+        under_way = self.swept not in (None, BEGIN)
+        if not self._releasing:
+            self.swept = None
+        elif not under_way or len(self._waiting) == len(self._releasing):
+            self.swept = BEGIN
+            for topic_id in sorted(self._waiting):
+                topic = self._machine.changing(topic_id)
+                assert topic.release is not None
+                topic.release.waits = False
+            self._waiting.clear()
+
     # ---- what is held
+
+    @property
+    def held(self) -> int:
+        """How many rows topics hold: none but those that are paused, or release."""
+        topics = self._machine.topics
+        return sum(topics[topic].held for topic in self._holding)
 
     def holds(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which rows are of topics that hold what is due (n, bool)."""
@@ -114,6 +139,12 @@ class Pauses:
 
     # ---- releasing
 
+    def next_portion(self) -> Portion | None:
+        """Return what of the held rows the next FIRE looks at, at most; None: nothing."""
+        if self.swept is None:
+            return None
+        return Portion(self.swept, self.portion, FIRE_BYTES_MAX)
+
     def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
         """Move the sweep on; return what fired, what was dropped, and whether to go on at once."""
         if not self._releasing:
@@ -123,9 +154,10 @@ class Pauses:
         fired: Moved = []
         dropped: Moved = []
         gone: list[RowArray] = []
-        for topic, mine in machine.by_topic(part.rows):
-            if topic.release is not None:
-                gone.append(self._release(topic, topic.release, mine, part.bufs, fired, dropped))
+        swept = np.array([*(self._releasing - self._waiting)], np.uint32)
+        for topic, mine in machine.by_topic(part.rows[np.isin(part.rows["topic"], swept)]):
+            assert topic.release is not None
+            gone.append(self._release(topic, topic.release, mine, part.bufs, fired, dropped))
         if gone:
             machine.store.end(concat(gone))
         if len(part.rows):
@@ -167,15 +199,15 @@ class Pauses:
         return concat([part for part in (lost, kept) if len(part)])
 
     def _passed(self, seen: Position, fired: Moved) -> bool:
-        """The sweep has passed all that is held; return whether it is to begin again at once."""
+        """The sweep has passed all that is held; return whether one is to begin at once."""
         position = self._machine.store.position
-        again, waits = False, False
-        for topic_id in sorted(self._releasing):
+        again, early = False, False
+        for topic_id in sorted(self._releasing - self._waiting):
             topic = self._machine.changing(topic_id)
             release = topic.release
             assert release is not None
             if position < Position(release.until_ms, SEQ_MAX):
-                waits = True  # what is overdue has not all come due by a FIRE
+                early = True  # what is overdue has not all come due by a FIRE
                 continue
             if release.last is not None:
                 self._fire_last(topic, release, fired)
@@ -184,7 +216,9 @@ class Pauses:
             else:
                 topic.release = None
                 self._note(topic)
-        self.swept = BEGIN if again else seen if waits else None
+        again |= bool(self._waiting)
+        self.swept = BEGIN if again else seen if early else None
+        self._begin()
         return again
 
     def _fire_last(self, topic: Topic, release: Release, fired: Moved) -> None:
@@ -213,8 +247,3 @@ class Pauses:
         topic.held -= len(rows)
         self._machine.drop_held(rows)
         dropped.append((topic.topic_id, rows))
-
-
-def held_of(topics: Iterable[Topic]) -> int:
-    """Return how many rows the topics hold."""
-    return sum(topic.held for topic in topics)

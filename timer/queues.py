@@ -65,18 +65,23 @@ class Queue:
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
         tail = int(np.add.reduce(hashes, dtype=np.uint64))
         self.chain = (self.chain * int(_POWERS[n]) + tail) & _MASK
-        end_ms, last_ms = (fired_at_ms // self.mark_ms + 1) * self.mark_ms, 0
-        if self.marks:
-            last_ms = self.marks[-1][0]
-        if last_ms <= fired_at_ms:
-            self.marks.append((end_ms, self.end))
-        for at in range(len(self.marks) - 1, -1, -1):
-            if self.marks[at][0] <= end_ms:
-                break
-            self.marks[at] = end_ms, self.marks[at][1]  # stretches are shorter now
+        self.shorten(fired_at_ms)
+        if not self.marks or self.marks[-1][0] <= fired_at_ms:
+            self.marks.append((self._mark_end(fired_at_ms), self.end))
         rows, bufs = compact(rows, bufs)
         page = Page(rows, bufs, constant_ms(fired_at_ms, n))
         self.restore(Block(self.end, QueueOffset(self.end + n), page))
+
+    def shorten(self, now_ms: UnixMs) -> None:
+        """Let no stretch, of what has all fired by now, end later than one that begins now."""
+        end_ms = self._mark_end(now_ms)
+        for at in range(len(self.marks) - 1, -1, -1):
+            if self.marks[at][0] <= end_ms:
+                break
+            self.marks[at] = end_ms, self.marks[at][1]
+
+    def _mark_end(self, now_ms: UnixMs) -> int:
+        return (now_ms // self.mark_ms + 1) * self.mark_ms
 
     def restore(self, block: Block) -> None:
         """Add a block that a manifest holds; chain and marks know it already."""

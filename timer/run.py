@@ -33,6 +33,7 @@ from timer import key_file
 from timer.columns import I64, ROW, TOMBSTONE, U32, U64, RowArray
 from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
+from timer.gone import Gone
 from timer.key_file import KeyFile
 from timer.order import Position, find, lower_bound, rank
 
@@ -380,11 +381,23 @@ class Cursor:
         rows, data = self.run.rows(head, start, stop)
         self._row = stop
         if stop == len(head.seq):
-            following = head.batch + 1
-            self._head = self.run.head(following) if following < len(self.run) else None
-            self._row = 0
+            self._next_batch(head)
         self._look()
         return rows, data
+
+    def skip(self, gone: Gone) -> None:
+        """Pass over batches all of which is gone."""
+        while (head := self._head) is not None:
+            rest = slice(self._row, None)
+            if not gone.columns(head.topic[rest], head.requested_ms[rest]).all():
+                break
+            self._next_batch(head)
+        self._look()
+
+    def _next_batch(self, head: Head) -> None:
+        following = head.batch + 1
+        self._head = self.run.head(following) if following < len(self.run) else None
+        self._row = 0
 
     def _look(self) -> None:
         head, row = self._head, self._row

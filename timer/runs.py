@@ -12,7 +12,7 @@ Threads: `write` and what it calls, `Ahead.read` and `Lookup.read` may run besid
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
 from timer.compaction import PART_SIZE, Sketch, part_size, plan
 from timer.disk import Disk
 from timer.gone import NONE, Gone
+from timer.held import HeldRows
 from timer.lookup import in_run
 from timer.memtable import Peek
 from timer.merge import Merge, merged
@@ -106,9 +107,8 @@ class Runs:
         """Topics whose rows are not there any more; `peeks` shows them."""
         self._vacant: dict[int, tuple[Gone, int]] = {}
         """Run -> how many of its rows are of these."""
-        self._held: dict[int, Window] = {}
-        """Of runs of held rows, where they are read from a position on."""
-        self._held_at: Position | None = None
+        self._held: HeldRows | None = None
+        """What a sweep reads of them."""
         self._next_buf = count(1)
         self._next_number = 1
 
@@ -174,31 +174,20 @@ class Runs:
 
     def bufs(self) -> Iterator[Buffers]:
         """Yield the buffers that the rows of peeks point into."""
-        windows = (*self._windows, *self._held.values())
-        return (window.bufs for window in windows if window.bufs)
+        held = () if self._held is None else self._held.bufs()
+        return chain((window.bufs for window in self._windows if window.bufs), held)
 
-    def begin_held(self, after: Position) -> None:
-        """Prepare to peek at held rows from a position on: where it was left, or anywhere."""
+    def begin_held(self, after: Position) -> HeldRows:
+        """Return the held rows from a position on: where it was left, or anywhere."""
         runs = [run for run in self.runs if run.meta.last.due_ms >= ASIDE and run.meta.last > after]
-        kept = self._held if self._held_at is not None and self._held_at <= after else {}
-        self._held_at = after
-        self._held = {}
-        for run in runs:
-            window = kept.get(run.meta.number)
-            if window is None:
-                window = Window(run, after, self.new_buf)
-            window.enter(after)
-            self._held[run.meta.number] = window
-
-    def peek_held(self, after: Position, rows_max: int) -> Iterator[Peek]:
-        """Yield the held rows of each run after `after`: see Window.peek."""
-        for window in self._held.values():
-            if window.run.meta.last > after:
-                yield window.peek(after, 2 * ASIDE, rows_max)
+        runs = [run for run in runs if self._gone_rows(run.meta) < run.meta.rows]
+        if self._held is None or not self._held.go_on(after, runs, self.gone):
+            self._held = HeldRows(runs, self.gone, after, self.new_buf)
+        return self._held
 
     def end_held(self) -> None:
         """Let go of what was read of held rows."""
-        self._held, self._held_at = {}, None
+        self._held = None
 
     def next_due(self) -> int | None:
         """Return the due of the first row of all, None if there is none."""

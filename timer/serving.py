@@ -569,22 +569,22 @@ class Serving:
             lease = leases.hand_out(
                 now.mono_ms, now.clock_ms, topic.queue, DELIVERY_ROWS_MAX, outlived_ms
             )
-            if outlived_ms is not None and len(offsets := leases.take_expired()):
-                expired.append(GroupOp(Op.EXPIRE, group.topic, group.group_id, offsets))
             work += leases.work if lease is None else LEASE_WORK * leases.work
             if lease is not None:
                 attempts = group.attempts(lease.offsets)
                 out.append(Delivery(self.epoch, topic, group, lease, attempts, now.clock_ms))
                 self._ends.set(turns[0], lease.deadline_ms)
                 turns.rotate(-1)
-                continue
-            self._add_op(leases.reserve())
-            if leases.dying and not (room and len(self._batch.ops) < OPS_MAX):
-                self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
-            elif room and self._bury(leases, topic):
-                later[turns[0]] = None
-            self._returns.set(turns[0], leases.returns_at_ms())
-            turns.popleft()
+            else:
+                self._add_op(leases.reserve())
+                if leases.dying and not (room and len(self._batch.ops) < OPS_MAX):
+                    self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
+                elif room and self._bury(leases, topic):
+                    later[turns[0]] = None
+                self._returns.set(turns[0], leases.returns_at_ms())
+                turns.popleft()
+            if outlived_ms is not None and len(offsets := leases.take_expired()):
+                expired.append(GroupOp(Op.EXPIRE, group.topic, group.group_id, offsets))
         self._hungry = dict.fromkeys(turns) | later
         self._cut_short = bool(self._hungry)
         if expired:

@@ -43,25 +43,24 @@ from timer.cut import Cut
 from timer.disk import Disk
 from timer.entry import Entry
 from timer.gone import Gone
+from timer.held import HeldAhead, Portion
 from timer.keys import hash_keys
 from timer.lookup import Packer, Whole
-from timer.memtable import Left, Memtable, Peek
-from timer.merge import Merge, last_of
+from timer.memtable import Left, Memtable
+from timer.merge import Merge, first_of, last_of
 from timer.order import (
     START,
     Position,
     after,
-    annihilate,
     concat,
     fire_order,
-    rank,
     raw,
     stable_order,
     tombstones,
 )
 from timer.payloads import Ids, Targets
 from timer.prepare import Asked, Prepared
-from timer.run import RunMeta, is_tombstone
+from timer.run import RunMeta
 from timer.run_writer import TOMBSTONE_SIZE, Pace, row_sizes, unpaced
 from timer.runs import NO_LIMIT, Runs
 from timer.timer_id import SEQ_MAX
@@ -258,11 +257,34 @@ class Store:
         self._held -= int(np.count_nonzero(hit & (due_ms >= ASIDE)))
         return hit, plain(concat(removed))
 
-    def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
-        """Return what a thread should ask the runs before these are folded; None: it is little."""
+    def begin_lookup(
+        self, entries: Sequence[Entry], sweep: Portion | None = None
+    ) -> Prepared | None:
+        """Return what a thread should ask the runs before these are folded; None: it is little.
+
+        `sweep`: what one of them peeks at, of what is held.
+        """
         runs = self._runs.runs
         asked = Asked(entries, self._at, keys=any(run.meta.keys_size for run in runs))
-        return None if not runs or asked.is_little(runs) else Prepared(runs, asked)
+        held = None if sweep is None else self._begin_held(sweep)
+        if not runs or (held is None and asked.is_little(runs)):
+            return None
+        return Prepared(runs, asked, held)
+
+    def is_read_ahead(self, sweep: Portion) -> bool:
+        """Return whether what is peeked at needs no reading."""
+        held = self._runs.begin_held(aside(sweep.seen))
+        return not held.lacks(sweep.rows_max + 1, sweep.bytes_max)
+
+    def _begin_held(self, sweep: Portion) -> HeldAhead | None:
+        """Return what a thread should read of the runs' held rows; None: it is there."""
+        seen, rows_max, bytes_max = sweep
+        held = self._runs.begin_held(aside(seen))
+        if not held.lacks(2 * rows_max, 2 * bytes_max):
+            return None
+        # Twice as many: entries before the FIRE may cancel some.
+        graves = [memtable.buried_so_far()[1] for memtable in self._memtables()]
+        return HeldAhead(held, 2 * rows_max, 2 * bytes_max, graves)
 
     def begin_look(self, targets: Targets) -> Prepared | None:
         """Return what a thread should ask the runs before these timers are looked for and read.
@@ -451,20 +473,20 @@ class Store:
         """Return the first held rows after `seen`, in (due, seq) order, to a limit; they stay.
 
         The limit: as of `fire`. It is asked for with a later `seen`, or from the beginning again.
+        What lies in runs was read before, if `begin_lookup` has said what.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
         at = aside(seen)
-        self._runs.begin_held(at)
+        held = self._runs.begin_held(at)
+        held.read(rows_max + 1, bytes_max, self._cancelled)
         parts: list[RowArray] = []
         count, size, more = 0, 0, True
         while more and count <= rows_max and (size <= bytes_max or count <= 1):
             peeks = [table.peek_held(at, rows_max + 1) for table in self._memtables()]
-            peeks += self._runs.peek_held(at, rows_max + 1)
-            rows, horizon = _merged(peeks)
-            rows = self._there(rows)
-            rows = rows[~self._buried(rows["due_ms"].copy(), rows["seq"].copy())]
+            rows, horizon = first_of([*peeks, held.peek(at, rows_max + 1)])
+            assert horizon is None or horizon > at, (horizon, at)
             parts.append(rows)
             count += len(rows)
             size += int(row_bytes(rows).sum())
@@ -634,6 +656,10 @@ class Store:
         topic = rows["topic"].astype(np.uint32)
         self._memtable.bury(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64), topic)
 
+    def _cancelled(self, rows: RowArray) -> npt.NDArray[np.bool_]:
+        """Return which of the rows, as they lie, have a tombstone in a memtable (n, bool)."""
+        return self._buried(rows["due_ms"].copy(), rows["seq"].copy())
+
     def _buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which timers have a tombstone in a memtable (n, bool)."""
         dead = np.zeros(len(seq), np.bool_)
@@ -648,7 +674,7 @@ class Store:
         """
         peeks = [p for table in self._memtables() for p in table.peeks(seen, until_ms, count)]
         peeks += self._runs.peeks(seen, until_ms, count)
-        rows, horizon = _merged(peeks)
+        rows, horizon = first_of(peeks)
         return self._there(rows), horizon
 
     def _there(self, rows: RowArray) -> RowArray:
@@ -679,24 +705,6 @@ class Store:
         for memtable in self._memtables():
             memtable.drop(position)
         self._runs.drop(position)
-
-
-def _merged(peeks: Sequence[Peek]) -> tuple[RowArray, Position | None]:
-    """Return the live rows of all peeks in firing order, complete up to the position.
-
-    None: as complete as they were asked for.
-    """
-    horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
-    parts = [peek.rows for peek in peeks if len(peek.rows)]
-    if horizon is not None:
-        parts = [rows[: rank(rows["due_ms"], rows["seq"], horizon)] for rows in parts]
-    rows = concat([part for part in parts if len(part)])
-    if len(parts) > 1:
-        rows = rows.take(fire_order(rows["due_ms"].copy(), rows["seq"].copy()))
-    dead = is_tombstone(rows)
-    if dead.any():
-        rows = rows[annihilate(rows) & ~dead]
-    return rows, horizon
 
 
 def _within(rows: RowArray, rows_max: int, bytes_max: int) -> int:

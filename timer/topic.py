@@ -43,6 +43,8 @@ class Release:
     """The seq of what was scheduled next."""
     last: Position | None = None
     """The last of what is overdue that was met; with catch_up = latest it is to fire."""
+    waits: bool = True
+    """For the sweep to begin: one was under way already at the resume."""
 
 
 @dataclass(slots=True)
@@ -87,11 +89,12 @@ class Topic:
         del self.groups[group.name], self.group_by_id[group.group_id]
         group.deleted = True
 
-    def retain(self, retention_ms: int | None) -> None:
+    def retain(self, retention_ms: int | None, now_ms: UnixMs) -> None:
         """Keep what has fired for so long from now on; None: as ever."""
         self.retention_ms = retention_ms
         finely = MARK_MS if retention_ms is None else max(1_000, retention_ms // MARKS)
         self.queue.mark_ms = finely
+        self.queue.shorten(now_ms)
 
     @property
     def unacked_from(self) -> QueueOffset:

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from timer.columns import I64, U64, RowArray
+from timer.gone import Gone
 from timer.memtable import Peek
 from timer.order import Position, concat, rank
 from timer.run import Cursor, Run
@@ -90,6 +91,13 @@ class Window:
             return self.run.meta.first.due_ms <= until_ms and self.run.meta.last > self._position
         following = self._cursor.next
         return following is not None and following.due_ms <= until_ms
+
+    def skip(self, gone: Gone) -> None:
+        """Pass over what is gone, where all of a batch is; read but its head. Nothing is loaded."""
+        if gone and not self._slices and self.next is not None:
+            cursor = self.cursor()
+            cursor.skip(gone)
+            self._cursor = cursor
 
     def take(self, slices: Iterable[Slice], cursor: Cursor) -> None:
         """Go on with slices that were read from `next` on, and the cursor after them."""

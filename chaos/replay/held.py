@@ -8,7 +8,8 @@
               releases they fire, but overdue ones by its `catch_up`: `drop` drops them, `latest`
               all but the last, which fires when later ones do, or the sweep is through.
     A topic releases until a sweep is through, firing has passed the entry's time, and it holds
-    nothing. A sweep begins with a resume, and again while what was scheduled behind it is held.
+    nothing. A sweep begins with a resume; and behind it another one, for topics that were resumed
+    while it was under way, and wait, and while what was scheduled behind it is held.
 
 What is held is in memory, some hundred bytes a timer: fewer than all that is pending, as a rule.
 """
@@ -41,6 +42,8 @@ class Release:
     seq_end: int
     last: Place | None = None
     """The last of what is overdue that was met, if only that is to fire."""
+    waits: bool = True
+    """For a sweep to begin."""
 
 
 class Gone(NamedTuple):
@@ -82,9 +85,15 @@ class Held:
                 continue
             self._paused.remove(topic)
             self._releases[topic] = Release(catch_up, max(item.time_ms, read_ms), next_seq)
-            self._swept = _BEGIN
-        if not self._releases:
-            self._swept = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a sweep, unless one is under way that some topic does not wait for."""
+        waiting = [each for each in self._releases.values() if each.waits]
+        if self._swept in (None, _BEGIN) or len(waiting) == len(self._releases):
+            self._swept = _BEGIN if self._releases else None
+            for release in waiting:
+                release.waits = False
 
     def made(self, topic: int) -> None:
         """A topic is there from here on."""
@@ -95,8 +104,7 @@ class Held:
         """A topic is there no more: let go of what it holds."""
         self._paused.discard(topic)
         self._releases.pop(topic, None)
-        if not self._releases:
-            self._swept = None
+        self._begin()
         places = [place for place, row in self.rows.items() if int(row["topic"]) == topic]
         return _table([self.rows.pop(place) for place in places])
 
@@ -159,7 +167,7 @@ class Held:
         for place in portion:
             of_topic.setdefault(int(self.rows[place]["topic"]), []).append(place)
         for topic, places in sorted(of_topic.items()):
-            if topic in self._releases:
+            if topic in self._releases and not self._releases[topic].waits:
                 self._release(self._releases[topic], places, gone)
         self._swept = seen = portion[-1] if portion else seen
         if not more:
@@ -187,11 +195,14 @@ class Held:
 
     def _through(self, seen: Place, gone: list[Gone]) -> None:
         """The sweep has passed all that is held."""
-        again = waits = False
+        again = early = False
         left = {int(row["topic"]) for row in self.rows.values()}
         for topic, release in sorted(self._releases.items()):
+            if release.waits:
+                again = True
+                continue
             if self.position < (release.until_ms, _LAST):
-                waits = True
+                early = True
                 continue
             alone = release.last is not None
             self._decide(release, gone)
@@ -201,7 +212,8 @@ class Held:
                 again = True
             else:
                 del self._releases[topic]
-        self._swept = _BEGIN if again else seen if waits else None
+        self._swept = _BEGIN if again else seen if early else None
+        self._begin()
 
 
 def _table(rows: list[Any]) -> Rows:

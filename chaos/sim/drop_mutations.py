@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
 
-from chaos.sim.planted import Mutation, Plant
+from chaos.sim.planted import Plant, Planting
 from chaos.sim.timers import TimerWorld
 from timer.columns import RowArray
 from timer.gone import NONE
@@ -70,15 +70,7 @@ def _patches(*patches: tuple[object, str, object]) -> Plant:
     return plant
 
 
-_DELETED: Final = {"deletions": True, "mischief": ()}
-
-
-def _mutation(
-    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
-) -> Mutation:
-    aim = _DELETED | aim
-    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
-
+_mutation: Final = Planting(TimerWorld, deletions=True, mischief=())
 
 DROP_MUTATIONS: Final = (
     _mutation(

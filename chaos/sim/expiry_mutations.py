@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
 
-from chaos.sim.planted import Mutation, Plant, patch
+from chaos.sim.planted import Planting, patch
 from chaos.sim.timers import TimerWorld
 from timer import expiry, serving
 from timer.expiry import Expiry
@@ -74,15 +74,7 @@ def _answer_what_was_asked(acks: Any, new: Any) -> None:
     _answer(acks, new | True)
 
 
-_AGING: Final = {"expiry": True, "mischief": ()}
-
-
-def _mutation(
-    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
-) -> Mutation:
-    aim = _AGING | aim
-    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
-
+_mutation: Final = Planting(TimerWorld, expiry=True, mischief=())
 
 EXPIRY_MUTATIONS: Final = (
     _mutation(

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from chaos.sim.planted import SLOW_LINKS, Mutation, Plant, patch
+from chaos.sim.planted import SLOW_LINKS, Planting, patch
 from chaos.sim.timers import TimerWorld
 from timer import ordered
 from timer.columns import I64, U64
@@ -59,15 +59,7 @@ def _same_life(self: Leases, epoch: Any, lease_id: Any) -> bool:
     return False
 
 
-_TYPES: Final = {"types": True, "mischief": ()}
-
-
-def _mutation(
-    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
-) -> Mutation:
-    aim = _TYPES | aim
-    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
-
+_mutation: Final = Planting(TimerWorld, types=True, mischief=())
 
 GROUP_MUTATIONS: Final = (
     _mutation(

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 
-from chaos.sim.planted import Mutation, Plant, patch
+from chaos.sim.planted import Planting, patch
 from chaos.sim.timers import TimerWorld
 from timer.applied import CancelApplied
 from timer.aside import ASIDE
@@ -60,15 +60,7 @@ def _made_firing(self: Pauses, topic: Topic) -> None:
     self._note(topic)
 
 
-_CHANGING: Final = {"policies": True, "mischief": ()}
-
-
-def _mutation(
-    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
-) -> Mutation:
-    aim = _CHANGING | aim
-    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
-
+_mutation: Final = Planting(TimerWorld, policies=True, mischief=())
 
 PAUSE_MUTATIONS: Final = (
     _mutation(

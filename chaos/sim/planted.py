@@ -55,6 +55,28 @@ class Mutation:
         assert self.needs
 
 
+class Planting:
+    """Makes bugs that are hunted in one kind of world."""
+
+    def __init__(self, world: type[World], **aim: Any) -> None:
+        """`aim`: options that all of them share, unless one says otherwise."""
+        self._world, self._aim = world, aim
+
+    def __call__(
+        self,
+        name: str,
+        breaks: str,
+        checkers: set[str],
+        seeds: int,
+        needs: str,
+        plant: Plant,
+        **aim: Any,
+    ) -> Mutation:
+        """Return a planted bug: see Mutation."""
+        found_by = frozenset(checkers)
+        return Mutation(name, breaks, found_by, seeds, needs, plant, self._aim | aim, self._world)
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What found a planted bug."""

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from chaos.sim.planted import Mutation, Plant, patch
+from chaos.sim.planted import Planting, patch
 from chaos.sim.timers import CONFIG, TimerWorld
 from timer import manifest
 from timer.admission import Admission
@@ -57,15 +57,7 @@ def _capture_without_policies(machine: Machine) -> Any:
         machine.policies = kept
 
 
-_CHANGING: Final = {"policies": True, "mischief": ()}
-
-
-def _mutation(
-    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
-) -> Mutation:
-    aim = _CHANGING | aim
-    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
-
+_mutation: Final = Planting(TimerWorld, policies=True, mischief=())
 
 POLICY_MUTATIONS: Final = (
     _mutation(

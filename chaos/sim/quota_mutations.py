@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from chaos.sim.planted import ANY_WORLD, Mutation, Plant, patch
+from chaos.sim.planted import ANY_WORLD, Planting, patch
 from chaos.sim.timers import TimerWorld
 from timer.machine import Machine
 from timer.quotas import Quotas
@@ -25,15 +25,7 @@ def _ended_and_heavy(self: Machine, rows: Any, *, were_pending: bool = True) -> 
         topic.pending_bytes = weight
 
 
-_LIMITED: Final = {"quotas": True, "mischief": ()}
-
-
-def _mutation(
-    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
-) -> Mutation:
-    aim = _LIMITED | aim
-    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
-
+_mutation: Final = Planting(TimerWorld, quotas=True, mischief=())
 
 QUOTA_MUTATIONS: Final = (
     _mutation(

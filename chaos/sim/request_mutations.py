@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from chaos.sim.planted import ANY_WORLD, Mutation, Plant, patch
+from chaos.sim.planted import ANY_WORLD, Planting, patch
 from chaos.sim.timers import TimerWorld
 from timer import manifest
 from timer.columns import RequestId
@@ -46,15 +46,7 @@ def _repeated_whatever_it_asks(self: Requests, request: RequestId, now_ms: Any) 
     return None if kept is None or kept.request.until_ms < now_ms else kept.answer
 
 
-_NAMING: Final = {"requests": True, "mischief": ()}
-
-
-def _mutation(
-    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
-) -> Mutation:
-    aim = _NAMING | aim
-    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
-
+_mutation: Final = Planting(TimerWorld, requests=True, mischief=())
 
 REQUEST_MUTATIONS: Final = (
     _mutation(

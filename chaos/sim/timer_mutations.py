@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 
-from chaos.sim.planted import ANY_WORLD, SLOW_LINKS, Mutation, Plant, patch
+from chaos.sim.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
 from chaos.sim.timers import TimerApp, TimerWorld
 from chaos.simdisk import SimDisk
 from timer import leader, machine, manifest
@@ -258,11 +258,7 @@ _RESTARTS: Final = {
 }
 
 
-def _mutation(
-    name: str, breaks: str, checkers: set[str], seeds: int, needs: str, plant: Plant, **aim: Any
-) -> Mutation:
-    return Mutation(name, breaks, frozenset(checkers), seeds, needs, plant, aim, TimerWorld)
-
+_mutation: Final = Planting(TimerWorld)
 
 TIMER_MUTATIONS: Final = (
     _mutation(

@@ -146,7 +146,7 @@ def test_when_a_message_fired_is_known_without_its_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("late_ms", [0, 2, 3, 10, 299_999, 300_000, 300_001])
 def test_lateness_is_counted_at_the_least_bound_that_holds_it(late_ms: int) -> None:
     table = Lateness()
-    table.observe(7, np.array([late_ms, late_ms], np.int64))
+    table.observe([7], [2], np.array([late_ms, late_ms], np.int64))
     at = next((n for n, bound in enumerate(BOUNDS_MS) if late_ms <= bound), len(BOUNDS_MS))
     counts, sum_ms = table.of(7)
     assert counts.tolist() == [2 if n == at else 0 for n in range(len(BOUNDS_MS) + 1)]
@@ -154,15 +154,31 @@ def test_lateness_is_counted_at_the_least_bound_that_holds_it(late_ms: int) -> N
     assert not table.of(8).counts.any()
 
 
-def test_topics_of_one_batch_are_told_apart_up_to_a_limit() -> None:
+def test_topics_of_one_batch_are_told_apart() -> None:
     table = Lateness()
-    topics = np.array([1, 500, 1, TOPICS_MAX, TOPICS_MAX - 1])
-    table.observe(topics, np.array([1, 20, 3, 4, 5], np.int64))
-    assert [table.of(topic).sum_ms for topic in (1, 500, TOPICS_MAX - 1, TOPICS_MAX)] == [
-        4,
-        20,
-        5,
-        0,
-    ]
-    table.observe(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    table.observe([1, 500], [2, 1], np.array([1, 3, 20], np.int64))
+    assert [table.of(topic).sum_ms for topic in (1, 2, 500)] == [4, 0, 20]
+    table.observe([], [], np.zeros(0, np.int64))
+    table.observe([1], [0], np.zeros(0, np.int64))
     assert table.of(1).counts.sum() == 2
+
+
+def test_topics_are_counted_up_to_a_limit_however_many_were_deleted_before() -> None:
+    table, one = Lateness(), np.ones(1, np.int64)
+    for topic in range(1, 3 * TOPICS_MAX):
+        table.observe([topic], [1], topic * one)
+        table.forget(topic - 2)
+    assert [table.of(topic).sum_ms for topic in range(topic - 3, topic + 1)] == [
+        0,
+        0,
+        topic - 1,
+        topic,
+    ]
+    assert len(table._sums) <= 64
+    many = range(topic + 1, topic + 2 + TOPICS_MAX)
+    table.observe(many, [1] * len(many), np.full(len(many), 9))
+    counted = [table.of(each).sum_ms == 9 for each in many]
+    assert counted == [True] * (TOPICS_MAX - 2) + [False] * 3
+    table.forget(topic)
+    table.observe(many[-1:], [1], one)
+    assert table.of(many[-1]).sum_ms == 1

@@ -52,6 +52,41 @@ def test_time_to_live_counts_from_the_due_time(world: World, topic: str) -> None
     world.until(lambda: expired(world, topic) == 1)
 
 
+def held_too_long(world: World, topic: str) -> None:
+    """Let a paused topic hold messages for longer than they live."""
+    client = world.client
+    live(world, topic, 2)
+    client.create_group(topic, "g")
+    client.pause_topic(topic)
+    timers = client.schedule_batch(topic, [b"1", b"2"], delay=world.moment)
+    world.pass_time(5)
+    assert all(client.get_timer(timer).held for timer in timers), "what is pending does not expire"
+    assert expired(world, topic) == 0
+
+
+def test_what_a_pause_held_longer_than_it_lives_expires_at_the_resume(
+    world: World, topic: str
+) -> None:
+    held_too_long(world, topic)
+    client = world.client
+    client.resume_topic(topic)
+    world.until(lambda: expired(world, topic) == 2)
+    with client.consumer(topic, "g") as consumer:
+        client.schedule(topic, b"fresh")
+        assert [message.payload for message in world.take(consumer, 1)] == [b"fresh"]
+
+
+def test_what_a_pause_held_long_is_delivered_if_it_may_live_on_before_the_resume(
+    world: World, topic: str
+) -> None:
+    held_too_long(world, topic)
+    client = world.client
+    client.alter_policies({"ttl_ms": 0}, topic=topic)
+    client.resume_topic(topic)
+    with client.consumer(topic, "g") as consumer:
+        assert [message.payload for message in world.take(consumer, 2)] == [b"1", b"2"]
+
+
 def test_ack_after_a_message_has_expired_is_told_so(world: World, topic: str) -> None:
     client = world.client
     live(world, topic, 2)

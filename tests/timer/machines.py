@@ -211,7 +211,9 @@ def catch_up(engine: Engine, log: Log) -> None:
         entries = log.entries[first - 1 : last]
         if first % 2:  # else what they ask of runs is read as they are folded
             store = engine.machine.store
-            prepared = Prepared(store._runs.runs, Asked(entries, store._at, keys=True))
+            portion = engine.machine.pauses.next_portion()
+            held = None if portion is None else store._begin_held(portion)
+            prepared = Prepared(store._runs.runs, Asked(entries, store._at, keys=True), held)
             prepared.read()
             engine.end_lookup(prepared)
         engine.fold(entries)

@@ -417,6 +417,26 @@ def test_failed_message_that_comes_again_too_late_does_not() -> None:
     assert group.cursor >= 1
 
 
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED, EXCLUSIVE])
+def test_message_that_expires_as_it_fails_once_too_often_is_no_dead_letter(kind: str) -> None:
+    play = playing()
+    group = play.make_group(type=kind, max_attempts=1)
+    fired(play, 0)
+    play.wait(100)
+    fired_late(play, TTL_MS - 200, TTL_MS - 150)
+    play.join(group)
+    play.settle()
+    assert play.last()[0] == [0, 1, 2]
+    play.nack("n", play.deliveries[0], [1, 2])
+    play.step()
+    play.wait(300)
+    play.commit()
+    play.settle()
+    assert [topic.name for topic in play.machine.topics.values()] == ["a"]
+    assert [op.offsets.tolist() for op in ops_of(play)] == [[1, 2]]
+    assert (group.expired, group.cursor) == (2, 0)
+
+
 def test_new_leader_hands_out_nothing_that_has_expired_before() -> None:
     play = playing()
     group = play.make_group()

@@ -35,8 +35,9 @@ from timer.order import Position
 from timer.outcomes import HORIZON_MS
 from timer.payloads import Ids, Op
 from timer.policies import CATCH_UPS, CLUSTER, Scope
+from timer.run import Cursor
 from timer.timer_id import SEQ_MAX
-from timer.units import TopicId, UnixMs
+from timer.units import LogIndex, TopicId, UnixMs
 
 Place = tuple[int, int]
 BEGIN: Place = (-1, SEQ_MAX)
@@ -52,6 +53,7 @@ class Held(Model):
     paused: set[int] = field(default_factory=set)
     releases: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     last: dict[int, Place] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
     swept: Place | None = None
     dropped_at: dict[int, int] = field(default_factory=dict)
 
@@ -77,9 +79,14 @@ class Held(Model):
             else:
                 self.paused.remove(topic)
                 self.releases[topic] = mode, max(now_ms, self.last_read_ms), self.next_seq
-                self.swept = BEGIN
-        if not self.releases:
-            self.swept = None
+                self.waiting.add(topic)
+        self.begin()
+
+    def begin(self) -> None:
+        self.waiting &= self.releases.keys()
+        if self.swept in (None, BEGIN) or self.waiting == self.releases.keys():
+            self.swept = BEGIN if self.releases else None
+            self.waiting.clear()
 
     def _begin(self, seq: int, timer: tuple[int, int, bytes], key: bytes, now_ms: int) -> None:
         if timer[0] not in self.paused | self.releases.keys():
@@ -118,24 +125,26 @@ class Held(Model):
             return False
         rest = [place for place in self.held if place > (self.swept or BEGIN)]
         portion = self._fitting(rest, fire)
-        for topic in sorted({self.timers[seq][0] for _, seq in portion} & self.releases.keys()):
+        takes_part = self.releases.keys() - self.waiting
+        for topic in sorted({self.timers[seq][0] for _, seq in portion} & takes_part):
             for place in portion:
                 if self.timers[place[1]][0] == topic:
                     self._let_go(topic, place, now_ms)
         self.swept = portion[-1] if portion else self.swept or BEGIN
         if len(portion) < len(rest):
             return True
-        again = waits = False
-        for topic, (_, until_ms, _) in [*self.releases.items()]:
-            if self.position < (until_ms, SEQ_MAX):
-                waits = True
+        again, early = bool(self.waiting), False
+        for topic in takes_part:
+            if self.position < (self.releases[topic][1], SEQ_MAX):
+                early = True
                 continue
             self._decide(topic, now_ms)
             if any(self.timers[seq][0] == topic for _, seq in self.held):
                 again = True
             else:
                 del self.releases[topic]
-        self.swept = BEGIN if again else self.swept if waits else None
+        self.swept = BEGIN if again else self.swept if early else None
+        self.begin()
         return again
 
     def _let_go(self, topic: int, place: Place, now_ms: int) -> None:
@@ -625,7 +634,24 @@ def test_disks_and_memory_let_go_of_what_was_held() -> None:
     paused.flush()
     assert len(paused.fired()) == 1_200
     assert sum(meta.rows for meta in paused.machine.store.runs) <= 400
-    assert not paused.machine.store._runs._held
+    assert paused.machine.store._runs._held is None
+
+
+def test_a_topic_is_swept_after_two_sweeps_however_often_others_are_resumed() -> None:
+    paused = Paused()
+    paused.log.topic("c")
+    for topic in (2, 3):
+        paused.say(Scope("", TopicId(topic)), paused=True)
+    paused.machine.pauses.portion = 50
+    paused.schedule(*range(400), topic=2)
+    paused.schedule(500, 510)
+    paused.fire(600)
+    paused.say(paused=False)
+    for beat in range(2 * (400 // 50 + 1)):
+        paused.say(Scope("", TopicId(3)), paused=False)
+        paused.fire(600 + beat)
+        paused.say(Scope("", TopicId(3)), paused=True)
+    assert paused.fired() == [500, 510]
 
 
 def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
@@ -640,6 +666,94 @@ def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
     moved = [sum(len(seqs) for _, seqs in a[2]) if len(a) > 2 else 0 for a in settle(paused, 50)]
     assert moved == [4] * 5
     assert (len(paused.fired()), paused.machine.store.held) == (20, 20)
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("end", ["deleted", "cancelled", "released"])
+def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
+    end: str, flushes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # P9: another replica's runs may hold none of it any more, so it can't count as moved over.
+    paused = Paused()
+    paused.say(Scope("", TopicId(2)), paused=True)
+    many = paused.schedule(*range(20_000))
+    few = paused.schedule(*range(0, 20_000, 100), topic=2)
+    paused.fire(20_000)
+    flush = paused.engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    paused.engine.end_flush(flush)
+    if end == "deleted":
+        paused.log.delete_topic(1)
+    elif end == "cancelled":
+        paused.cancel(*many)
+    else:
+        paused.resume("all", 20_000)
+        [*settle(paused, 20_000)]
+    paused.schedule(*range(0, 20_000, 200), topic=2)
+    paused.machine.pauses.portion = 30
+    paused.log.policy(Scope("", TopicId(2)))
+    paused.log.now_ms += 1
+    late = few[-10:]
+    for timer in late:
+        paused.log.cancel([timer])
+        paused.log.fire(paused.log.now_ms)
+    paused.engine.committed(LogIndex(len(paused.log.entries)))
+    reads: list[Cursor] = []
+    read = Cursor.read
+
+    def counted(cursor: Cursor, *limits: int) -> Any:
+        reads.append(cursor)
+        return read(cursor, *limits)
+
+    monkeypatch.setattr(Cursor, "read", counted)
+    while paused.engine.behind:
+        first, last = paused.engine.next_chunk()
+        entries = paused.log.entries[first - 1 : last]
+        prepared = paused.engine.begin_lookup(entries)
+        if prepared is not None:
+            prepared.read()
+            paused.engine.end_lookup(prepared)
+        if flushes and (flush := paused.engine.begin_flush()) is not None:
+            flush.write()
+            paused.engine.end_flush(flush)
+        reads.clear()
+        paused.engine.fold(entries)
+        assert not reads
+    assert len(paused.fired(2)) == len(few) + 100 - len(late)
+    assert paused.machine.store.held == 0
+    assert not paused.machine.topics[TopicId(2)].holding
+
+
+def test_what_a_flush_puts_among_what_was_read_ahead_of_a_sweep_leaves_in_its_turn() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 10
+    paused.schedule(*range(0, 200, 2))
+    paused.fire(200)
+    paused.flush()
+    paused.resume("all", 200)
+    assert paused.fire(200)[1]
+    paused.schedule(151)
+    paused.flush()
+    [*settle(paused, 200)]
+    assert paused.fired() == sorted([*range(0, 200, 2), 151])
+
+
+def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 100
+    paused.schedule(*range(20_000))
+    paused.fire(20_000)
+    paused.flush()
+    paused.resume("all", 20_000)
+    portion = paused.machine.pauses.next_portion()
+    assert portion is not None
+    ahead = paused.machine.store._begin_held(portion)
+    assert ahead is not None
+    ahead.read()
+    assert 200 <= sum(len(kept.rows) for kept in ahead._held._kept) <= 4_096
+    [*settle(paused, 20_000)]
+    assert paused.fired() == [*range(20_000)]
 
 
 def test_held_tiers_find_and_peek_as_a_sorted_list_does() -> None:

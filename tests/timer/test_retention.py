@@ -96,6 +96,19 @@ def test_shorter_retention_ends_the_stretch_that_a_longer_one_began() -> None:
     assert world.topic.queue.begin == 2
 
 
+def test_shorter_retention_is_of_what_fired_last_before_it_too() -> None:
+    world = World()
+    world.say(retention_ms=100 * 365 * 24 * HOUR_MS)
+    group = world.group("g")
+    world.fire(2)
+    world.ack(group, 2)
+    world.say(retention_ms=60_000)
+    world.checkpoint(59_000)
+    assert world.topic.queue.begin == 0, "at least so long"
+    world.checkpoint(3_000)
+    assert world.topic.queue.begin == 2
+
+
 def test_unacked_message_is_kept_however_long_the_retention_is_over() -> None:
     world = World()
     world.say(retention_ms=1)

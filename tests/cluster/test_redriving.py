@@ -1,0 +1,70 @@
+"""A redrive beside what else becomes of dead letters: it says how many went back, no more."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.groups import GroupDesk
+from tests.cluster.hosted import Hosted
+from tests.timer.machines import START_MS, catch_up, part_of
+from timer import deadletters
+from timer.columns import Binary, encode_headers
+from timer.errors import TimerError, TopicDeleted
+from timer.payloads import Op
+
+LETTERS = 5
+
+
+class Handing(Hosted):
+    """A host with dead letters of "t" in topic 2, which it hands out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind: Callable[[], object] = lambda: None
+        """Called behind a delivery, before whoever waits for it goes on."""
+        self.log.topic("letters")
+        self.log.create_group(2, deadletters.GROUP)
+        self.log.fire(START_MS)
+        headers = Binary.of([encode_headers({deadletters.TOPIC: "t"})])
+        for at in range(LETTERS):  # each is a block of its own, which may leave memory
+            part = part_of([(2, START_MS, b"%d" % at)])
+            self.log.schedule(replace(part, headers=headers))
+        catch_up(self.engine, self.log)
+
+    def step(self) -> None:
+        for _ in range(2):  # the first one reserves offsets
+            for delivery in self.leader.hand_out(self.now()):
+                delivery.lease.consumer.sink(delivery)
+                self.behind()
+                catch_up(self.engine, self.log)
+            super().step()
+
+
+async def redriven(host: Handing) -> tuple[int, int]:
+    any_host: Any = host
+    desk = GroupDesk(any_host, any_host, any_host, 100)
+    answer = await desk.redrive("letters", 0)
+    return answer.redriven, answer.left
+
+
+async def test_redrive_sends_back_what_is_there() -> None:
+    host = Handing()
+    assert await redriven(host) == (LETTERS, 0)
+    assert host.engine.machine.topic_by_name["t"].queue.end == LETTERS
+
+
+async def test_redrive_of_what_expires_meanwhile_counts_what_went_back() -> None:
+    host = Handing()
+    host.behind = lambda: host.log.op(Op.EXPIRE_BELOW, 2, 0, [3])
+    assert await redriven(host) == (LETTERS - 3, 0)
+    assert host.engine.machine.topic_by_name["t"].queue.end == LETTERS - 3
+
+
+async def test_redrive_of_a_topic_that_is_deleted_meanwhile_says_so() -> None:
+    host = Handing()
+    host.behind = lambda: host.log.delete_topic(2)
+    with pytest.raises(TimerError) as raised:
+        await redriven(host)
+    assert isinstance(raised.value, TopicDeleted)
