@@ -379,9 +379,10 @@ class Judge:
         for mine, standing in stands:
             at = mine[given[mine]]
             own = at[flags[at] & RACED == 0]
+            slack_ms, clock_ms = self._overdue_ms, self.head.clock_ms
             finds = [
-                *((at, find) for find in standing.given_wrongly(rows[at], self._overdue_ms)),
-                *((own, find) for find in standing.fired_wrongly(rows[own])),
+                *((at, find) for find in standing.given_wrongly(rows[at], clock_ms, slack_ms)),
+                *((own, find) for find in standing.fired_wrongly(rows[own], clock_ms)),
             ]
             for among, (kind, which, why) in finds:
                 new = among[which & (flags[among] & WRONG[kind] == 0)]
@@ -431,6 +432,10 @@ class Judge:
         for mine, standing in stands:
             if standing.paused:  # it stirs when it goes on
                 visits_ms[mine[~ended[mine]]] = NEVER
+            if standing.forbids:
+                came_ms = np.maximum(rows["fired_at_ms"][mine], rows["ended_ms"][mine])
+                open_ = (flags[mine] & GIVEN != 0) & (came_ms >= self.head.clock_ms)
+                visits_ms[mine[open_]] = self.head.clock_ms + 1
         visits_ms[flags & (IN_LOG | STRAY) == 0] = 0
         return visits_ms
 

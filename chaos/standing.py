@@ -124,28 +124,38 @@ class Standing:
                 found |= pause.overdue(rows)
         return found
 
-    def fired_wrongly(self, rows: Rows) -> Iterator[tuple[str, Mask, str]]:
+    @property
+    def forbids(self) -> bool:
+        """Whether there is anything that was not to fire, or to be handed out."""
+        return bool(self.pauses or self.ttl_ms) or self.deleted_ms < NEVER
+
+    def fired_wrongly(self, rows: Rows, clock_ms: int) -> Iterator[tuple[str, Mask, str]]:
         """Yield (kind, which, why) of rows, which were given, that were not to fire when they did.
 
-        What came from another topic, a dead letter, is none of them.
+        Only of what fired before `clock_ms`, the log's clock: a resume may come with it. What came
+        from another topic, a dead letter, is none of them.
         """
+        known = rows["fired_at_ms"] < clock_ms
         fired_ms = rows["fired_at_ms"]
         nexts = [*(pause.paused_ms for pause in self.pauses[1:]), NEVER]
         for pause, paused_ms in zip(self.pauses, nexts, strict=False):
-            held = (fired_ms > pause.paused_ms) & (fired_ms < pause.resumed_ms)
+            held = known & (fired_ms > pause.paused_ms) & (fired_ms < pause.resumed_ms)
             yield "held", held, "fired while its topic was paused"
             if pause.catch_up in ("drop", "latest"):
                 after = (fired_ms > pause.resumed_ms) & (fired_ms <= paused_ms)
-                dropped = after & pause.overdue(rows)
+                dropped = known & after & pause.overdue(rows)
                 if pause.catch_up == "latest" and dropped.any():
                     pause.one = pause.one or int(rows["seq"][dropped][0])
                     dropped &= rows["seq"] != pause.one
                 yield "dropped", dropped, f"fired, though overdue at a resume by {pause.catch_up}"
 
-    def given_wrongly(self, rows: Rows, slack_ms: int) -> Iterator[tuple[str, Mask, str]]:
+    def given_wrongly(
+        self, rows: Rows, clock_ms: int, slack_ms: int
+    ) -> Iterator[tuple[str, Mask, str]]:
         """Yield (kind, which, why) of rows, which were given, that were not to be handed out.
 
-        A deposed leader may do so for `slack_ms`.
+        A deposed leader may do so for `slack_ms`. Only of what was handed out before `clock_ms`,
+        the log's clock: its time to live may have changed.
         """
         handed_out_ms = rows["ended_ms"]
         if self.deleted_ms < NEVER:
@@ -154,9 +164,8 @@ class Standing:
             )
             yield "deleted", late, "fired, or handed out, after its topic was deleted"
         if self.ttl_ms:
-            late = (handed_out_ms >= rows["due_ms"] + self.ttl_ms) & (
-                handed_out_ms > self.ttl_since_ms + slack_ms
-            )
+            late = (handed_out_ms >= rows["due_ms"] + self.ttl_ms) & (handed_out_ms < clock_ms)
+            late &= handed_out_ms > self.ttl_since_ms + slack_ms
             yield "expired", late, f"handed out after its time to live of {self.ttl_ms} ms"
 
 
