@@ -6,10 +6,11 @@
 
 It tells what the log promises, not what became of it: which timers there are, which of them were
 cancelled, how far the log has fired. Nothing of it is computed by applying FIREs: whether a timer
-really came is for the witness (chaos/witness.py) to say. So its state is a few numbers and who has
-which key (chaos/holders.py), whatever the number of timers without one, and it may begin at any
-node's manifest. A timer that is rescheduled by its id, and has no key, is excused: that it was
-pending, and of which topic, only a table of all pending timers could say.
+really came is for the witness (chaos/witness.py) to say. So its state is a few numbers, some of
+each topic (chaos/topics.py), and who has which key (chaos/holders.py), whatever the number of
+timers without one, and it may begin at any node's manifest. What only a table of all timers could
+say, or of all that is acked, is excused: whether a timer without a key that is rescheduled by its
+id was pending, and of which topic; which messages a MOVE took along.
 
 Its files are `log-<first>-<last>`, by the entries' indexes in 16 hex digits. `export.json` is its
 state as of some entry, never after the last file: at a restart the entries between are read
@@ -110,8 +111,14 @@ class Story:
 
     @classmethod
     def loads(cls, text: str) -> "Story":
-        """Return what `dumps` wrote."""
+        """Return what `dumps` wrote.
+
+        Raises:
+            ValueError: another version wrote it.
+        """
         fields = json.loads(text)
+        if "intake" not in fields:
+            raise ValueError(f"{STATE_NAME} is of an older version: name another folder")
         holders = Holders(whole=fields["first_seq"] == 1)
         holders.loads(fields["holders"])
         topics, intake = Topics.loads(fields["topics"]), Intake.loads(fields["intake"])

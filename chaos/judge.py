@@ -339,7 +339,7 @@ class Judge:
         """Judge what is there by now."""
         flags, head = rows["flags"], self.head
         open_ = (flags & IN_LOG != 0) & (flags & _ENDED == 0)
-        for mine, standing in stands:
+        for mine, standing in (each for each in stands if each[1].forbids):
             excused = mine[open_[mine] & standing.excuses(rows[mine])]
             flags[excused] |= EXCUSED
             rows["ended_ms"][excused] = head.clock_ms
@@ -376,7 +376,7 @@ class Judge:
         """Yield what fired, or was given, although its topic or its time to live forbids it."""
         flags = rows["flags"]
         given = (flags & GIVEN != 0) & (flags & IN_LOG != 0)
-        for mine, standing in stands:
+        for mine, standing in (each for each in stands if each[1].forbids):
             at = mine[given[mine]]
             own = at[flags[at] & RACED == 0]
             slack_ms, clock_ms = self._overdue_ms, self.head.clock_ms

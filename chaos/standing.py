@@ -126,8 +126,8 @@ class Standing:
 
     @property
     def forbids(self) -> bool:
-        """Whether there is anything that was not to fire, or to be handed out."""
-        return bool(self.pauses or self.ttl_ms) or self.deleted_ms < NEVER
+        """Whether there is anything that was not to fire, or to be handed out, or not to come."""
+        return bool(self.pauses or self.ttl_ms or self.expired_ms) or self.deleted_ms < NEVER
 
     def fired_wrongly(self, rows: Rows, clock_ms: int) -> Iterator[tuple[str, Mask, str]]:
         """Yield (kind, which, why) of rows, which were given, that were not to fire when they did.

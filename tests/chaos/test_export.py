@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from chaos.simdisk import SimDisk
 from tests.chaos import test_replay, world
 from tests.timer import machines
 from timer import entry
-from timer.columns import OnConflict
+from timer.columns import OnConflict, RequestId
 from timer.entry import Entry, Kind
 from timer.policies import CLUSTER, Policy, encode_policy
+from timer.producers import IDLE_MS_MAX
+from timer.units import UnixMs
 
 
 def a_log() -> world.Log:
@@ -207,10 +210,41 @@ def test_export_may_begin_at_a_manifest() -> None:
     assert Story.at_manifest(Path("nowhere"), disk) == Story()
 
 
+def test_repeated_request_and_expired_producer_make_no_timers() -> None:
+    log = machines.Log(now_ms=1_000)
+    log.begin_epoch()
+    log.topic("a")
+    log.producer(b"p")
+    request = RequestId(b"r", 1, UnixMs(2_000))
+    named = replace(machines.part_of([(1, 5_000, b"x")]), request=request)
+    told = [log.schedule(named), log.schedule(named)]
+    told.append(log.schedule(machines.part_of([(1, 5_000, b"x")], 1, 1)))
+    log.now_ms = 3_000 + IDLE_MS_MAX
+    log.checkpoint()
+    told.append(log.schedule(machines.part_of([(1, 5_000, b"x")], 1, 2)))
+    told.append(log.schedule(named))  # a new request by now
+    story, found = Story(), []
+    engine = machines.engine_on(SimDisk())
+    machines.catch_up(engine, log)
+    for item in log.entries:
+        story = Story.loads(story.dumps())
+        rows = events.table(story.apply(item)).to_pylist()
+        found += [(item.index, row["seq"]) for row in rows if row["kind"] == Event.SCHEDULED]
+    assert found == [(told[0].index, 1), (told[2].index, 2), (told[4].index, 3)]
+    assert story.next_seq == engine.machine.next_seq
+
+
 def test_lone_export_without_its_state_is_refused(tmp_path: Path, data: dict[str, Path]) -> None:
     export.open_exporter(data, tmp_path / "out").step(0)
     (tmp_path / "out" / export.STATE_NAME).unlink()
     with pytest.raises(ValueError, match="name another folder"):
+        export.open_exporter(data, tmp_path / "out")
+
+
+def test_state_of_an_older_version_is_refused(tmp_path: Path, data: dict[str, Path]) -> None:
+    export.open_exporter(data, tmp_path / "out")
+    (tmp_path / "out" / export.STATE_NAME).write_text('{"index": 3}')
+    with pytest.raises(ValueError, match="older version: name another folder"):
         export.open_exporter(data, tmp_path / "out")
 
 
