@@ -280,6 +280,7 @@ class Judge:
         at, told = at[known], _of(told, known)
         is_it = (rows["due_ms"][at] == told["due_ms"]) & (rows["flags"][at] & CANCELLED == 0)
         rows["flags"][at[is_it]] |= flag
+        is_it &= rows["flags"][at] & GIVEN == 0
         rows["ended_ms"][at[is_it]] = told["at_ms"][is_it]
 
     def _give(self, rows: Rows, told: Columns) -> tuple[Rows, list[Alert]]:

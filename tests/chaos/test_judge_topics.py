@@ -221,6 +221,15 @@ def test_timer_lost_where_nothing_expired_is_raised_though_its_time_to_live_is_o
     assert later(court, NOW + 200 + OVERDUE_MS) == [("lost", 1)]
 
 
+def test_cancel_after_the_delivery_is_no_delivery(court: Court) -> None:
+    court.of_topic(Event.LIVES, 0, ttl_ms=10_000)
+    court.schedule(1, NOW + 100, number=1)
+    court.give(1, NOW + 100)
+    assert later(court, NOW + 200) == []
+    court.tell(Event.RACED, seq=1, due_ms=NOW + 100, at_ms=NOW + 15_000)
+    assert later(court, NOW + 20_000) == []
+
+
 @pytest.mark.parametrize(
     ("ttl_since_ms", "handed_out_ms", "raised"),
     [
