@@ -431,8 +431,9 @@ class Judge:
         asked_again = (flags & LOST != 0) & ~ended
         visits_ms[asked_again] = self.head.clock_ms + self._overdue_ms
         for mine, standing in stands:
-            if standing.paused:  # it stirs when it goes on
-                visits_ms[mine[~ended[mine]]] = NEVER
+            if standing.paused:  # what is overdue is looked at when it goes on
+                overdue = ~ended[mine] & (visits_ms[mine] <= self.head.clock_ms)
+                visits_ms[mine[overdue]] = NEVER
             if standing.forbids:
                 came_ms = np.maximum(rows["fired_at_ms"][mine], rows["ended_ms"][mine])
                 open_ = (flags[mine] & GIVEN != 0) & (came_ms >= self.head.clock_ms)

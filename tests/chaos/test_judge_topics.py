@@ -74,6 +74,21 @@ def test_timer_lost_in_a_topic_that_was_paused_and_went_on_is_raised(
     assert later(court, end_ms + RELEASE_MS + OVERDUE_MS) == [("lost", lost)]
 
 
+def test_loss_of_what_comes_due_after_a_pause_is_raised_though_it_was_looked_at_meanwhile(
+    court: Court,
+) -> None:
+    due_ms = NOW + HOUR
+    for seq in (1, 2):
+        court.schedule(seq, due_ms, number=1)
+    court.of_topic(Event.PAUSED, NOW + 100)
+    court.tell(Event.CANCELLED, seq=2, due_ms=due_ms, at_ms=NOW + 150)
+    assert later(court, NOW + 200) == []
+    resume(court, NOW + 300)
+    assert later(court, NOW + 300) == []
+    assert later(court, due_ms) == []
+    assert later(court, due_ms + OVERDUE_MS) == [("lost", 1)]
+
+
 def test_timer_lost_before_a_pause_is_raised_before_it_or_behind(court: Court) -> None:
     court.schedule(1, NOW + 100, number=1)
     court.schedule(2, NOW + 9_000, number=1)
