@@ -1,19 +1,30 @@
 """Exported events: what the live audit is told, as Parquet files in one folder.
 
     kind       seq       due_ms  at_ms            index  epoch    other columns
-    SCHEDULED  the row's the row's  log's time    entry  entry's  topic
+    SCHEDULED  the row's the row's  log's time    entry  entry's  topic, topic_id
     CANCELLED  its       its     log's time       entry  entry's  it was pending: cancelled
     RACED      its       its     log's time       entry  entry's  it may have come too late
     CLOCK      last one  -       log's time       entry  entry's  read_ms, since_ms, first_seq
     DIVERGED   -         -       log's time       entry  -        node, detail
-    GIVEN      the id's  the id's  witness's time -      leader's topic, queue_offset, fired_at_ms
+    GIVEN      the id's  the id's  witness's time -      leader's topic, queue_offset, fired_at_ms,
+                                                                  handed_out_ms
     REACH      -         -       witness's time   -      -        topic, read_ms
+  of a topic, with topic and topic_id:
+    MADE       -         -       log's time       entry  entry's  or was there as the export began
+    WITNESSED  -         -       log's time       entry  entry's  the witness's group is there
+    PAUSED     -         -       log's time       entry  entry's
+    RESUMED    last one  -       log's time       entry  entry's  detail: its catch_up; read_ms
+    LIVES      -         -       log's time       entry  entry's  ttl_ms; 0: it has none any more
+    EXPIRED    -         -       log's time       entry  entry's  read_ms
+    DELETED    -         -       log's time       entry  entry's
 
 CLOCK says how far the log is exported: `at_ms` is its clock, `read_ms` the greatest read time of a
 FIRE, `since_ms` when the present epoch began, `first_seq` the first timer that this export knows.
 REACH says how far a witness was given a topic: what fired with a due time up to `read_ms` must
-have reached it. What does not apply is 0 or "". Every row of a file became true before those of
-the files written after it by the same process.
+have reached it. RESUMED fixes what is overdue: scheduled by then, and due up to `read_ms`.
+EXPIRED says that messages have expired, and may have if they were due up to `read_ms`. What does
+not apply is 0 or "". Every row of a file became true before those of the files written after it by
+the same process.
 
 A file is written under a name that Spark does not see, then renamed: it is there whole or not at
 all. It is kept for a while, for a job that is down, then removed.
@@ -32,6 +43,10 @@ import pyarrow.parquet as pq
 
 KEEP_S: Final = 3600.0
 """How long a file is kept: the job may be down for that long."""
+WITNESS_GROUP: Final = "live-audit"
+RELEASE_MS: Final = 60_000
+"""What was held has left within this after a resume, or a failover soon after it: a FIRE lets go of
+up to 4,096 rows, and the next one follows at once."""
 
 
 class Event(enum.IntEnum):
@@ -44,11 +59,22 @@ class Event(enum.IntEnum):
     DIVERGED = 5
     GIVEN = 6
     REACH = 7
+    MADE = 8
+    WITNESSED = 9
+    PAUSED = 10
+    RESUMED = 11
+    LIVES = 12
+    EXPIRED = 13
+    DELETED = 14
 
 
+OF_TOPICS: Final = (
+    *(Event.MADE, Event.WITNESSED, Event.PAUSED, Event.RESUMED),
+    *(Event.LIVES, Event.EXPIRED, Event.DELETED),
+)
 NUMBERS: Final = (
     "kind", "seq", "due_ms", "at_ms", "index", "epoch", "queue_offset", "fired_at_ms", "read_ms",
-    "since_ms", "first_seq",
+    "since_ms", "first_seq", "topic_id", "ttl_ms", "handed_out_ms",
 )  # fmt: skip
 TEXTS: Final = ("topic", "node", "detail")
 ARROW: Final = pa.schema(

@@ -6,10 +6,11 @@
 
 It tells what the log promises, not what became of it: which timers there are, which of them were
 cancelled, how far the log has fired. Nothing of it is computed by applying FIREs: whether a timer
-really came is for the witness (chaos/witness.py) to say. So its state is a few numbers and who has
-which key (chaos/holders.py), whatever the number of timers without one, and it may begin at any
-node's manifest. A timer that is rescheduled by its id, and has no key, is excused: that it was
-pending, and of which topic, only a table of all pending timers could say.
+really came is for the witness (chaos/witness.py) to say. So its state is a few numbers, some of
+each topic (chaos/topics.py), and who has which key (chaos/holders.py), whatever the number of
+timers without one, and it may begin at any node's manifest. What only a table of all timers could
+say, or of all that is acked, is excused: whether a timer without a key that is rescheduled by its
+id was pending, and of which topic; which messages a MOVE took along.
 
 Its files are `log-<first>-<last>`, by the entries' indexes in 16 hex digits. `export.json` is its
 state as of some entry, never after the last file: at a restart the entries between are read
@@ -23,7 +24,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -36,14 +37,15 @@ from chaos.events import Event, Outbox, Told
 from chaos.follow import Divergence, Follower, LogGone
 from chaos.history import Run
 from chaos.holders import Ended, Holders, Timer
+from chaos.replay.intake import Intake
 from chaos.replay.story import MOVED_BYTES_MAX, hashed
+from chaos.topics import Topics
 from timer import manifest, payloads
 from timer.columns import I64, U32, RowArray, decode_schedule, gather
 from timer.disk import Disk, RealDisk
 from timer.entry import Entry, Kind
 from timer.errors import StorageError
-from timer.payloads import DeleteTopic, Move
-from timer.policies import decode_policy
+from timer.payloads import AnyOp, DeleteTopic, Move
 from timer.units import LogIndex
 
 FLUSH_S: Final = 0.5
@@ -55,11 +57,6 @@ STATE_NAME: Final = "export.json"
 PREFIX: Final = "log-"
 STATUS_TIMEOUT_S: Final = 2.0
 PRUNE_S: Final = 60.0
-_NOT_ALL_FIRES: Final = (
-    "pauses topics, or lets messages expire: what is held, dropped or over is not known here; "
-    "the audit of a run's folder knows it"
-)
-_NOT_LIVE: Final = "what was pending of it is not known here; begin a new export behind it"
 
 
 @dataclass(slots=True)
@@ -76,12 +73,16 @@ class Story:
     first_seq: int = 1
     """The first timer that this export tells of."""
     next_seq: int = 1
-    topics: dict[int, str] = field(default_factory=dict)
-    next_topic: int = 1
-    """The number of the next one: those of topics that were deleted are not used again."""
-    sequences: dict[int, int] = field(default_factory=dict)
-    """Producer -> its last sequence."""
+    topics: Topics = field(default_factory=Topics)
+    intake: Intake = field(default_factory=Intake)
     holders: Holders = field(default_factory=lambda: Holders(whole=True))
+    begins: list[list[Any]] = field(default_factory=list)
+    """What was so before the first entry, as (kind, columns) of events, until it is told."""
+
+    def __post_init__(self) -> None:
+        """Let the holders see how far topics have fired that are paused."""
+        self.holders.stands = self.topics.stands
+        self.holders.read_ms = self.read_ms
 
     @classmethod
     def at_manifest(cls, folder: Path, disk: Disk) -> "Story":
@@ -93,6 +94,7 @@ class Story:
         state = manifest.read(disk, folder)
         if state is None:
             return cls()
+        topics = Topics.of_manifest(state)
         return cls(
             index=state["index"],
             epoch=state["epoch"],
@@ -101,39 +103,43 @@ class Story:
             read_ms=state["last_read_time_ms"],
             first_seq=state["next"][0],
             next_seq=state["next"][0],
-            topics={topic["id"]: topic["name"] for topic in state["topics"]},
-            next_topic=state["next"][1],
-            sequences={producer: past[2] for producer, *past in state["producers"]},
-            holders=Holders(whole=state["next"][0] == 1, read_ms=state["last_read_time_ms"]),
+            topics=topics,
+            begins=[[int(told.kind), told.columns] for told in topics.facts(state)],
+            intake=Intake.of_manifest(state),
+            holders=Holders(whole=state["next"][0] == 1),
         )
 
     @classmethod
     def loads(cls, text: str) -> "Story":
-        """Return what `dumps` wrote."""
+        """Return what `dumps` wrote.
+
+        Raises:
+            ValueError: another version wrote it.
+        """
         fields = json.loads(text)
-        for name in ("topics", "sequences"):
-            fields[name] = {int(key): value for key, value in fields[name].items()}
-        holders = Holders(whole=fields["first_seq"] == 1, read_ms=fields["read_ms"])
-        holders.loads(fields.pop("holders"))
-        return cls(**fields, holders=holders)
+        if "intake" not in fields:
+            raise ValueError(f"{STATE_NAME} is of an older version: name another folder")
+        holders = Holders(whole=fields["first_seq"] == 1)
+        holders.loads(fields["holders"])
+        topics, intake = Topics.loads(fields["topics"]), Intake.loads(fields["intake"])
+        return cls(**fields | {"holders": holders, "topics": topics, "intake": intake})
 
     def dumps(self) -> str:
         """Return the story as JSON."""
         plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return json.dumps(plain | {"holders": self.holders.dumps()})
+        parts = ("holders", "topics", "intake")
+        return json.dumps(plain | {name: plain[name].dumps() for name in parts})
 
     def apply(self, item: Entry) -> list[Told]:
         """Take in the next entry; return its events."""
         assert item.index == self.index + 1, (item.index, self.index)
         self.index, self.time_ms = item.index, max(self.time_ms, item.time_ms)
+        self.topics.move_on(item, new_epoch=item.kind is Kind.EPOCH)
         match item.kind:
             case Kind.EPOCH:
                 self.epoch, self.since_ms = item.epoch, item.time_ms
             case Kind.TOPIC:
-                said = payloads.decode_topic(item.payload)
-                if isinstance(said, DeleteTopic):
-                    raise ValueError(f"entry {item.index} deletes a topic: {_NOT_LIVE}")
-                self._topic_of(said)
+                return self._topic(item)
             case Kind.FIRE:
                 self.read_ms = max(self.read_ms, payloads.decode_fire(item.payload).read_time_ms)
                 self.holders.read_ms = self.read_ms
@@ -144,28 +150,37 @@ class Story:
             case Kind.CANCEL:
                 return self._cancel(item)
             case Kind.GROUP:
-                return [*self._moves(item)]
+                ops = payloads.decode_group(item.payload)
+                return [told for op in ops for told in self._op(item, op)]
             case Kind.POLICY:
-                _, policy = decode_policy(item.payload)
-                if policy.paused or policy.ttl_ms:
-                    raise ValueError(f"entry {item.index} {_NOT_ALL_FIRES}")
-            case Kind.PRODUCER | Kind.CHECKPOINT:
-                pass
+                return self.topics.policy(item, self.read_ms, self.next_seq)
+            case Kind.PRODUCER:
+                self.intake.producer(item)
+            case Kind.CHECKPOINT:
+                self.intake.checkpoint(item)
         return []
+
+    def _topic(self, item: Entry) -> list[Told]:
+        said = payloads.decode_topic(item.payload)
+        if not isinstance(said, DeleteTopic):
+            return self.topics.make(item, said, self.read_ms)[1]
+        told = self.topics.delete(item, said)
+        if told:
+            self.holders.forget(said.topic)
+        return told
 
     def _schedule(self, item: Entry) -> list[Told]:
         schedule = decode_schedule(item.payload)
-        parts = schedule.parts
-        taken = np.array([*map(self._accepts, parts["producer_id"].tolist(),
-                               parts["sequence"].tolist())])  # fmt: skip
-        new = schedule.rows[np.repeat(taken, parts["rows"])]
+        nowhere = np.isin(schedule.rows["topic"], [0, *self.topics.gone])
+        taken = self.intake.taken(item, schedule, nowhere)
+        new = schedule.rows[taken]
         if not len(new):
             return []
         first, self.next_seq = self.next_seq, self.next_seq + len(new)
         seqs = np.arange(first, self.next_seq)
         ended = Ended()
         if new["key_size"].any():
-            modes = np.repeat(parts["on_conflict"], parts["rows"])[np.repeat(taken, parts["rows"])]
+            modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])[taken]
             timers = self._decided(item, new, seqs, modes, ended)
             new, seqs = new[timers], seqs[timers]
         scheduled = self._scheduled(item, new["topic"], seqs, new["due_ms"])
@@ -182,55 +197,49 @@ class Story:
         for at, key in zip(keyed.tolist(), keys, strict=True):
             row = new[at]
             due_ms, topic, size = map(int, (row["due_ms"], row["topic"], row["payload_size"]))
-            timer = Timer(due_ms, int(seqs[at]), topic, size, sure=True)
+            timer = self._timer((due_ms, int(seqs[at])), topic, size)
             timers[at] = self.holders.scheduled(key, timer, int(modes[at]), ended)
         return timers
+
+    def _timer(self, timer: tuple[int, int], topic: int, size: int) -> Timer:
+        return Timer(
+            *timer, topic, size, sure=True, place_ms=self.holders.place_ms(topic, timer[0])
+        )
 
     def _scheduled(self, item: Entry, topics: U32, seqs: I64, due_ms: I64) -> Told:
         used = np.unique(topics).tolist()
         names = np.full(max(used, default=0) + 1, "", object)
-        names[used] = [self.topics.get(topic, "") for topic in used]
-        columns = {"seq": seqs, "due_ms": due_ms, "topic": names[topics]}
+        names[used] = [self.topics.names.get(topic, "") for topic in used]
+        columns = {"seq": seqs, "due_ms": due_ms, "topic": names[topics], "topic_id": topics}
         return Told(Event.SCHEDULED, len(seqs), columns | _at(item))
 
-    def _topic_of(self, name: str) -> int:
-        """Return the number of a topic, which is made if it isn't there."""
-        for number, known in self.topics.items():
-            if known == name:
-                return number
-        number, self.next_topic = self.next_topic, self.next_topic + 1
-        self.topics[number] = name
-        return number
-
-    def _moves(self, item: Entry) -> Iterator[Told]:
-        """Yield what became new messages of other topics.
-
-        All that was named: whether some of it had been acked meanwhile, only its group knows.
-        """
-        for op in payloads.decode_group(item.payload):
-            if isinstance(op, Move):
-                due_ms = decode_schedule(memoryview(op.rows)).rows["due_ms"]
-                first, self.next_seq = self.next_seq, self.next_seq + len(due_ms)
-                topics = np.full(len(due_ms), self._topic_of(op.to), np.uint32)
-                yield self._scheduled(item, topics, np.arange(first, self.next_seq), due_ms)
-
-    def _accepts(self, producer: int, sequence: int) -> bool:
-        """Return whether a part gives timers: it has no producer, or is its producer's next."""
-        if producer and sequence != self.sequences.get(producer, 0) + 1:
-            return False
-        if producer:
-            self.sequences[producer] = sequence
-        return True
+    def _op(self, item: Entry, op: AnyOp) -> list[Told]:
+        if not isinstance(op, Move):
+            return self.topics.op(item, op)
+        # Messages that become new ones elsewhere, unless they were acked meanwhile, or their group
+        # was deleted: that only the group knows, so both outcomes are excused.
+        first, self.next_seq = self.next_seq, self.next_seq + len(op.offsets)
+        if op.topic not in self.topics.names:
+            return []
+        due_ms = decode_schedule(memoryview(op.rows)).rows["due_ms"]
+        seqs = np.arange(first, self.next_seq)
+        to, made = self.topics.make(item, op.to, self.read_ms)
+        made += self.topics.group_made(item, to, op.to_group)
+        scheduled = self._scheduled(item, np.full(len(seqs), to, np.uint32), seqs, due_ms)
+        raced = Ended(raced=[*zip(due_ms.tolist(), seqs.tolist(), strict=True)])
+        return [*made, scheduled, *_told(item, raced)]
 
     def _cancel(self, item: Entry) -> list[Told]:
         targets = payloads.decode_cancel(item.payload)
         ended = Ended()
         if not isinstance(targets, payloads.Ids):
-            for key in hashed(targets.topic, targets.key).tolist():
-                self.holders.cancelled(key, ended)
+            keys = hashed(targets.topic, targets.key).tolist()
+            for topic, key in zip(targets.topic.tolist(), keys, strict=True):
+                if topic not in self.topics.gone:
+                    self.holders.cancelled(key, ended)
             return _told(item, ended)
         for due_ms, seq in zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True):
-            if due_ms > self.read_ms:
+            if due_ms > self.read_ms or self.holders.waits(due_ms, seq):
                 self.holders.gone(due_ms, seq)
                 ended.cancelled.append((due_ms, seq))
             else:
@@ -246,13 +255,15 @@ class Story:
         keys: list[int | None]
         if isinstance(targets, payloads.Ids):
             olds = [*zip(targets.due_ms.tolist(), targets.seq.tolist(), strict=True)]
+            nowhere = [False] * count
             keys = [self.holders.key_of(seq) for seq in targets.seq.tolist()]
         else:
             keys = [*hashed(targets.topic, targets.key).tolist()]
+            nowhere = np.isin(targets.topic, [*self.topics.gone]).tolist()
         ended, moved = Ended(), list[Timer]()
         by_key = not isinstance(targets, payloads.Ids)
         for at, (key, new_due_ms) in enumerate(zip(keys, order.due_ms.tolist(), strict=True)):
-            if not (by_key and key in keys[:at]):  # a key counts once
+            if not (nowhere[at] or (by_key and key in keys[:at])):  # a key counts once
                 self._move(key, olds[at], (new_due_ms, first + at), moved, ended)
         topics = np.array([timer.topic for timer in moved], np.uint32)
         due_ms, seqs = (
@@ -282,7 +293,7 @@ class Story:
         if holders.is_sure(key) and (holder is None or old not in (None, holder[:2])):
             return  # nobody has it, or it ended
         topic, size = (holder.topic, holder.size) if holder is not None else (0, 0)
-        timer = Timer(*new, topic=topic, size=size, sure=True)
+        timer = self._timer(new, topic, size)
         before = sum(each.size for each in moved)
         fits = not moved or (all(each.sure for each in moved) and before + size <= MOVED_BYTES_MAX)
         sure = fits and holders.is_sure(key)
@@ -325,11 +336,13 @@ class Exporter:
         self._outbox = Outbox(into, keep_s=keep_s)
         self._state = into / STATE_NAME
         names = self._outbox.names(PREFIX)
+        self._waiting: list[Told] = []
+        if not names:
+            self._waiting += [Told(Event(kind), 1, columns) for kind, columns in story.begins]
         self._told = int(names[-1].split("-")[2], 16) if names else story.index
         """The last entry that a file tells of."""
         self._first = self._told + 1
         self._beats = int(names[-1].split("-")[3], 16) if names else 0
-        self._waiting: list[Told] = []
         self._flushed_s = self._saved_s = self._pruned_s = float("-inf")
         self._saving_s = 0.0
 
@@ -365,6 +378,7 @@ class Exporter:
         name = f"{PREFIX}{self._first:016x}-{story.index:016x}-{self._beats:016x}"
         self._outbox.put(name, [*self._waiting, story.clock()])
         self._waiting.clear()
+        story.begins.clear()
         self._told = story.index
         self._first = story.index + 1
         if now_s - self._saved_s >= max(STATE_S, SAVING_MAX * self._saving_s):

@@ -4,6 +4,9 @@
     a race      the log has fired up to its due time, perhaps not all: it may be pending still
     unknown     the export began after the log: somebody of before may have the key
 
+A topic that is paused fires nothing: what came due meanwhile has its key still. When it goes on, it
+is a race until all that it held has left.
+
 A key has candidates. While they don't say for sure who has it, what a request by that key did
 remains open: its timers are told as RACED, which excuses both outcomes, until one of the requests
 settles the key whatever was before: a `replace`, or a cancel.
@@ -18,6 +21,18 @@ from timer.columns import OnConflict
 RACE_MS: Final = 60_000
 """What was due so long before the log's read time has fired."""
 SWEEP_MIN: Final = 1024
+NEVER: Final = 1 << 62
+
+
+class Stand(NamedTuple):
+    """How far a topic has fired that is paused, or lets go of what it held."""
+
+    gone_ms: int
+    """The log's read time when it was paused: what was due long before that has fired."""
+    held_ms: int
+    """The same, of the last pause: what is due later is held while it lasts."""
+    over_ms: int
+    """The log's time at which all that was held has left. NEVER: it is paused."""
 
 
 class Timer(NamedTuple):
@@ -30,9 +45,11 @@ class Timer(NamedTuple):
     """Of its payload."""
     sure: bool
     """It became a timer, and was pending when it did."""
+    place_ms: int = 0
+    """Where it stands as topics fire: `Holders.place_ms`."""
 
 
-SOMEBODY: Final = Timer(1 << 62, 0, 0, 0, sure=False)
+SOMEBODY: Final = Timer(NEVER, 0, 0, 0, sure=False, place_ms=NEVER)
 """Scheduled before the export began, or nobody."""
 
 
@@ -56,6 +73,8 @@ class Holders:
     """The export began with the log: whoever has a key is known."""
     read_ms: int = 0
     """As the log has fired; the caller keeps it up to date."""
+    stands: dict[int, Stand] = field(default_factory=dict)
+    """Of topics that are paused, or were; the caller's."""
     _candidates: dict[int, tuple[Timer, ...]] = field(default_factory=dict)
     _key_of: dict[int, int] = field(default_factory=dict)
     """Seq -> key, of the candidates."""
@@ -69,7 +88,31 @@ class Holders:
     def is_sure(self, key: int) -> bool:
         """Whether it is known who has a key, or that nobody has."""
         found = self._found(key)
-        return not found or (len(found) == 1 and found[0].sure and found[0].due_ms > self.read_ms)
+        return not found or (len(found) == 1 and self._waits(found[0]))
+
+    def place_ms(self, topic: int, due_ms: int) -> int:
+        """Return where a new timer stands: what is due already is held, or may be, by some topics.
+
+        That is its due time; or when it could have fired, at the earliest, if that is later.
+        """
+        stand = self.stands.get(topic)
+        if stand is None:
+            return due_ms
+        return max(due_ms, 1 + (stand.held_ms if stand.over_ms == NEVER else stand.gone_ms))
+
+    def waits(self, due_ms: int, seq: int) -> bool:
+        """Whether a timer is pending for sure, by what is known of its key and topic."""
+        key = self._key_of.get(seq)
+        return key is not None and any(
+            (each.due_ms, each.seq) == (due_ms, seq) and self._waits(each)
+            for each in self._found(key)
+        )
+
+    def forget(self, topic: int) -> None:
+        """A topic is gone, with its timers."""
+        for key, found in [*self._candidates.items()]:
+            if any(each.topic == topic for each in found):
+                self._set(key, tuple(each for each in found if each.topic != topic))
 
     def key_of(self, seq: int) -> int | None:
         """Return the key that a timer may have; None: it has none, or ended."""
@@ -131,8 +174,18 @@ class Holders:
         found = self._candidates.get(key)
         if found is None:
             return () if self.whole else (SOMEBODY,)
-        fired_ms = self.read_ms - RACE_MS
-        return tuple(each for each in found if each.due_ms > fired_ms)
+        return tuple(each for each in found if each.place_ms > self._gone_ms(each.topic))
+
+    def _gone_ms(self, topic: int) -> int:
+        """Return up to which place all has left a topic."""
+        stand = self.stands.get(topic)
+        return (self.read_ms if stand is None else stand.gone_ms) - RACE_MS
+
+    def _waits(self, timer: Timer) -> bool:
+        stand = self.stands.get(timer.topic)
+        if stand is not None and stand.over_ms == NEVER:
+            return timer.sure and timer.place_ms > stand.held_ms
+        return timer.sure and timer.due_ms > self.read_ms
 
     def _settle(self, key: int, ended: Ended) -> None:
         """Whoever has the key has it no more."""

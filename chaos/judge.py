@@ -11,19 +11,23 @@ returns the alerts that follow; a timer is alerted of once per kind.
     early       fired before its due time
     cancelled   given, although its cancel took effect
     diverged    given, but not in the log as such; or a node's log holds something else
+    held, dropped, deleted, expired
+                fired or given, although its topic, or its time to live, forbids it (standing.py)
 
 **What a row waits for.** The log's promise (a FIRE whose read time covers it) counts from when it
 was seen in the log's clock; the witness counts from there, by its own progress (REACH), so that
 neither an outage nor a backlog looks like a loss. A topic that no witness reads is judged by the
-log's promise alone. Cancels that may have come too late excuse both outcomes.
+log's promise alone. Cancels that may have come too late excuse both outcomes. What a paused topic
+holds is not judged until it has gone on, and had the time to let go of it.
 
 **State.** Rows lie in chunks by due time, on a shelf that the caller keeps; a step touches the
 chunks of its events and those whose time has come. A row stays until it has ended and
-`horizon_ms` has passed since its due time: the state holds what is pending, what was cancelled
-and is not due yet, and the last minutes. A second firing later than that is told from a
+`horizon_ms` has passed since its due time: the state holds what is pending or held, what was
+cancelled and is not due yet, and the last minutes. A second firing later than that is told from a
 redelivery of the first by its firing time.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -32,19 +36,19 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from chaos.events import Columns, Event
+from chaos.events import OF_TOPICS, Columns, Event
+from chaos.standing import NEVER, Standing, Standings
 
 CHUNK_BITS: Final = 14
 """A chunk spans 2**14 ms of due time."""
 HORIZON_MS: Final = 600_000
-_NEVER: Final = 1 << 62
 
 ROW: Final = np.dtype(
     [
         ("seq", "<i8"),
         ("due_ms", "<i8"),
         ("since_ms", "<i8"),  # when it could fire: its due time, or when it was scheduled
-        ("ended_ms", "<i8"),
+        ("ended_ms", "<i8"),  # of what was given: when it was handed out last
         ("queue_offset", "<i8"),
         ("fired_at_ms", "<i8"),
         ("topic", "<u4"),
@@ -57,15 +61,20 @@ RACED: Final = 4
 GIVEN: Final = 8
 SETTLED: Final = 16
 """Fired by the log's promise, and no witness was there to be given it."""
+EXCUSED: Final = 32
+"""It was dropped or has expired, or may be; or its topic is gone."""
 LOST: Final = 256
 DUPLICATE: Final = 512
 EARLY: Final = 1024
 STRAY: Final = 2048
 UNCANCELLED: Final = 4096
-_ENDED: Final = CANCELLED | RACED | GIVEN | SETTLED
+WRONG: Final = {"held": 8192, "dropped": 16384, "deleted": 32768, "expired": 65536}
+_ENDED: Final = CANCELLED | RACED | GIVEN | SETTLED | EXCUSED
 
 Rows = npt.NDArray[np.void]
 Mask = npt.NDArray[np.bool_]
+Stands = list[tuple[npt.NDArray[np.intp], Standing]]
+"""Where the rows of one topic are, in order, and what is known of it."""
 
 
 class Alert(NamedTuple):
@@ -110,7 +119,9 @@ class Head:
     epoch_since_ms: int = 0
     first_seq: int = 0
     last_seq: int = 0
-    topics: list[str] = field(default_factory=list)
+    topics: list[tuple[int, str]] = field(default_factory=list)
+    """(number, name); the number is 0 where only the name is known."""
+    standings: Standings = field(default_factory=Standings)
     reaches: dict[str, Reach] = field(default_factory=dict)
     fires: list[tuple[int, int]] = field(default_factory=list)
     """(log's clock, read time covered then), the last while."""
@@ -120,7 +131,10 @@ class Head:
     def dumps(self) -> bytes:
         """Return the head as bytes."""
         visits = np.array([*self.visits.items()], np.int64).reshape(-1, 2)
-        fields = {k: v for k, v in asdict(self).items() if k != "visits"}
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        del fields["visits"]
+        fields["standings"] = self.standings.dumps()
+        fields["reaches"] = {topic: asdict(reach) for topic, reach in self.reaches.items()}
         text = json.dumps(fields).encode()
         return len(text).to_bytes(4, "little") + text + visits.tobytes()
 
@@ -130,6 +144,8 @@ class Head:
         end = 4 + int.from_bytes(data[:4], "little")
         fields = json.loads(data[4:end])
         fields["reaches"] = {k: Reach(**v) for k, v in fields["reaches"].items()}
+        fields["topics"] = [(number, name) for number, name in fields["topics"]]
+        fields["standings"] = Standings.loads(fields["standings"])
         fields["fires"] = [(at, read) for at, read in fields["fires"]]
         visits = np.frombuffer(data, np.int64, offset=end).reshape(-1, 2)
         known = dict(zip(visits[:, 0].tolist(), visits[:, 1].tolist(), strict=True))
@@ -150,6 +166,8 @@ class Judge:
     def step(self, columns: Columns) -> list[Alert]:
         """Take in events, in any order; return what is wrong since."""
         kind = columns["kind"]
+        self.head.standings.forget(self.head.clock_ms - self._horizon_ms)
+        stirred = self.head.standings.take(_of(columns, np.isin(kind, OF_TOPICS)))
         self._clocks(_of(columns, kind == Event.CLOCK))
         self._reaches(_of(columns, kind == Event.REACH))
         alerts = [*self._diverged(_of(columns, kind == Event.DIVERGED))]
@@ -162,7 +180,10 @@ class Judge:
         ends = [*starts.tolist(), len(chunks)][1:]
         spans = dict(zip(touched.tolist(), zip(starts.tolist(), ends, strict=True), strict=True))
         now_ms = max([self.head.clock_ms, *(r.read_ms for r in self.head.reaches.values())])
-        ripe = {chunk for chunk, at in self.head.visits.items() if at <= now_ms}
+        stirred_to = now_ms >> CHUNK_BITS if stirred else -1
+        ripe = {
+            chunk for chunk, at in self.head.visits.items() if at <= now_ms or chunk <= stirred_to
+        }
         for chunk in sorted(ripe.union(spans)):
             start, end = spans.get(chunk, (0, 0))
             mine = {name: column[start:end] for name, column in told.items()}
@@ -182,6 +203,7 @@ class Judge:
             head.first_seq = int(clocks["first_seq"][at])
             if not head.fires or head.fires[-1][1] < head.read_ms:
                 head.fires.append((head.clock_ms, head.read_ms))
+        head.standings.new_epoch(head.epoch_since_ms)
         # Who was covered before all that is remembered is taken to be so since its first entry.
         oldest_ms = head.clock_ms - 4 * self._overdue_ms
         while len(head.fires) > 1 and head.fires[1][0] < oldest_ms:
@@ -220,8 +242,10 @@ class Judge:
         for event, flag in ((Event.CANCELLED, CANCELLED), (Event.RACED, RACED)):
             self._cancel(rows, _of(told, kind == event), flag)
         rows, alerts = self._give(rows, _of(told, kind == Event.GIVEN))
-        alerts += self._settle(rows)
-        visits_ms = self._visits(rows)
+        stands = self._stands(rows)
+        alerts += self._settle(rows, stands)
+        alerts += self._wrong(rows, stands)
+        visits_ms = self._visits(rows, stands)
         kept = visits_ms > self.head.clock_ms
         kept |= (rows["flags"] & (_ENDED | STRAY)) == 0
         kept |= ((rows["flags"] & (IN_LOG | STRAY)) == 0) & (rows["seq"] >= self.head.first_seq)
@@ -239,7 +263,7 @@ class Judge:
         new = np.zeros(len(told["seq"]), ROW)
         new["seq"], new["due_ms"] = told["seq"], told["due_ms"]
         new["since_ms"] = np.maximum(told["due_ms"], told["at_ms"])
-        new["topic"] = self._topic_numbers(told["topic"])
+        new["topic"] = self._topics(told["topic_id"], told["topic"])
         new["flags"] = IN_LOG
         return new[np.argsort(new["seq"], kind="stable")]
 
@@ -256,6 +280,7 @@ class Judge:
         at, told = at[known], _of(told, known)
         is_it = (rows["due_ms"][at] == told["due_ms"]) & (rows["flags"][at] & CANCELLED == 0)
         rows["flags"][at[is_it]] |= flag
+        is_it &= rows["flags"][at] & GIVEN == 0
         rows["ended_ms"][at[is_it]] = told["at_ms"][is_it]
 
     def _give(self, rows: Rows, told: Columns) -> tuple[Rows, list[Alert]]:
@@ -267,8 +292,9 @@ class Judge:
         mine = first[~known]
         for name in ("seq", "due_ms", "queue_offset", "fired_at_ms"):
             new[name] = told[name][mine]
-        new["since_ms"], new["ended_ms"] = new["due_ms"], told["at_ms"][mine]
-        new["topic"] = self._topic_numbers(told["topic"][mine])
+        new["since_ms"] = new["due_ms"]
+        names = told["topic"][mine]
+        new["topic"] = self._topics(np.zeros(len(names), np.int64), names)
         new["flags"] = GIVEN
         # What ended so long ago that it was forgotten; if it also fired then, this is that firing.
         past_ms = self.head.clock_ms - self._horizon_ms
@@ -282,11 +308,14 @@ class Judge:
         assert known.all(), fresh["seq"][~known]
         unseen = rows["flags"][at] & GIVEN == 0
         at, fresh = at[unseen], _of(fresh, unseen)
-        for name, source in (("queue_offset",) * 2, ("fired_at_ms",) * 2, ("ended_ms", "at_ms")):
-            rows[name][at] = fresh[source]
+        for name in ("queue_offset", "fired_at_ms"):
+            rows[name][at] = fresh[name]
+        rows["ended_ms"][at] = fresh["handed_out_ms"]
         rows["flags"][at] |= GIVEN
         late = rows[at[rows["flags"][at] & LOST != 0]]
         alerts += self._alerts("late", late, "was lost, and came after all")
+        every, known = _find(rows, told["seq"])
+        np.maximum.at(rows["ended_ms"], every[known], told["handed_out_ms"][known])
         return rows, [*alerts, *self._doubled(rows, told)]
 
     def _doubled(self, rows: Rows, told: Columns) -> Iterator[Alert]:
@@ -299,15 +328,30 @@ class Judge:
             detail = f"at queue offsets {row['queue_offset']} and {offset}"
             yield from self._alerts("duplicate", row.reshape(1), detail)
 
-    def _settle(self, rows: Rows) -> list[Alert]:
+    def _stands(self, rows: Rows) -> Stands:
+        """Return where the rows of each topic are of which something is known."""
+        known, order = self.head.standings.of, np.argsort(rows["topic"], kind="stable")
+        topics, starts = np.unique(rows["topic"][order], return_index=True)
+        parts = np.split(order, starts[1:])
+        numbers = [self.head.topics[topic][0] for topic in topics.tolist()]
+        return [(part, known[n]) for part, n in zip(parts, numbers, strict=False) if n in known]
+
+    def _settle(self, rows: Rows, stands: Stands) -> list[Alert]:
         """Judge what is there by now."""
         flags, head = rows["flags"], self.head
         open_ = (flags & IN_LOG != 0) & (flags & _ENDED == 0)
+        for mine, standing in (each for each in stands if each[1].forbids):
+            excused = mine[open_[mine] & standing.excuses(rows[mine])]
+            flags[excused] |= EXCUSED
+            rows["ended_ms"][excused] = head.clock_ms
+            open_[mine if standing.paused else excused] = False
         covered = rows["due_ms"] <= head.read_ms
-        could_ms = np.maximum(rows["since_ms"], head.epoch_since_ms)
-        unfired = open_ & ~covered & (could_ms + self._overdue_ms <= head.clock_ms)
+        since_ms = self._could_ms(rows, stands)
+        unfired = open_ & ~covered
+        unfired &= np.maximum(since_ms, head.epoch_since_ms) + self._overdue_ms <= head.clock_ms
         covered_ms = np.maximum(rows["since_ms"], self._covered_ms(rows["due_ms"]))
-        witnessed, reach_ms = self._witnessed(rows["topic"], covered_ms)
+        witnessed, reach_ms = self._witnessed(rows, covered_ms, stands)
+        covered_ms = np.maximum(covered_ms, since_ms)
         settled = open_ & covered & ~witnessed
         ungiven = open_ & covered & witnessed & (covered_ms + self._overdue_ms <= reach_ms)
         late = rows[settled & (flags & LOST != 0)]
@@ -329,6 +373,30 @@ class Judge:
             alerts += self._alerts(kind, rows[new], detail)
         return alerts
 
+    def _wrong(self, rows: Rows, stands: Stands) -> Iterator[Alert]:
+        """Yield what fired, or was given, although its topic or its time to live forbids it."""
+        flags = rows["flags"]
+        given = (flags & GIVEN != 0) & (flags & IN_LOG != 0)
+        for mine, standing in (each for each in stands if each[1].forbids):
+            at = mine[given[mine]]
+            own = at[flags[at] & RACED == 0]
+            slack_ms, clock_ms = self._overdue_ms, self.head.clock_ms
+            finds = [
+                *((at, find) for find in standing.given_wrongly(rows[at], clock_ms, slack_ms)),
+                *((own, find) for find in standing.fired_wrongly(rows[own], clock_ms)),
+            ]
+            for among, (kind, which, why) in finds:
+                new = among[which & (flags[among] & WRONG[kind] == 0)]
+                flags[new] |= WRONG[kind]
+                yield from self._alerts(kind, rows[new], why)
+
+    def _could_ms(self, rows: Rows, stands: Stands) -> npt.NDArray[np.int64]:
+        """Return since when each row must have been able to fire."""
+        since_ms = rows["since_ms"].astype(np.int64)
+        for mine, standing in stands:
+            since_ms[mine] = np.maximum(since_ms[mine], standing.release_ms)
+        return since_ms
+
     def _covered_ms(self, due_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return when the log was first seen to have fired up to there; now, if it has not."""
         clocks = np.array([*(at for at, _ in self.head.fires), self.head.clock_ms], np.int64)
@@ -336,39 +404,56 @@ class Judge:
         return clocks[np.searchsorted(reads, due_ms)]
 
     def _witnessed(
-        self, topics: npt.NDArray[np.uint32], covered_ms: npt.NDArray[np.int64]
+        self,
+        rows: Rows,
+        covered_ms: npt.NDArray[np.int64],
+        stands: Stands,
     ) -> tuple[Mask, npt.NDArray[np.int64]]:
         """Return whether a witness was there when each row fired, and how far it has come."""
-        table = [self.head.reaches.get(name, Reach(_NEVER, 0)) for name in self.head.topics]
-        since = np.array([reach.since_ms for reach in table] or [_NEVER], np.int64)
+        topics = rows["topic"]
+        table = [self.head.reaches.get(name, Reach(NEVER, 0)) for _, name in self.head.topics]
+        since = np.array([reach.since_ms for reach in table] or [NEVER], np.int64)[topics]
         reads = np.array([reach.read_ms for reach in table] or [0], np.int64)
-        return covered_ms > since[topics], reads[topics]
+        fired_ms, witnessed = covered_ms.copy(), np.ones(len(rows), np.bool_)
+        for mine, standing in stands:
+            fired_ms[mine] = np.maximum(fired_ms[mine], standing.resumed_ms)
+            could_ms = np.maximum(rows["since_ms"][mine], standing.resumed_ms)
+            witnessed[mine] = could_ms > standing.witnessed_ms
+        return witnessed & (fired_ms > since), reads[topics]
 
-    def _visits(self, rows: Rows) -> npt.NDArray[np.int64]:
+    def _visits(self, rows: Rows, stands: Stands) -> npt.NDArray[np.int64]:
         """Return when each row has to be looked at again."""
         flags = rows["flags"]
         latest_ms = np.maximum(np.maximum(rows["since_ms"], rows["ended_ms"]), rows["fired_at_ms"])
-        visits_ms = np.where(
-            flags & _ENDED != 0,
-            latest_ms + self._horizon_ms,
-            rows["since_ms"] + self._overdue_ms,
-        )
-        asked_again = (flags & LOST != 0) & (flags & _ENDED == 0)
+        ended = flags & _ENDED != 0
+        since_ms = self._could_ms(rows, stands)
+        visits_ms = np.where(ended, latest_ms + self._horizon_ms, since_ms + self._overdue_ms)
+        asked_again = (flags & LOST != 0) & ~ended
         visits_ms[asked_again] = self.head.clock_ms + self._overdue_ms
+        for mine, standing in stands:
+            if standing.paused:  # what is overdue is looked at when it goes on
+                overdue = ~ended[mine] & (visits_ms[mine] <= self.head.clock_ms)
+                visits_ms[mine[overdue]] = NEVER
+            if standing.forbids:
+                came_ms = np.maximum(rows["fired_at_ms"][mine], rows["ended_ms"][mine])
+                open_ = (flags[mine] & GIVEN != 0) & (came_ms >= self.head.clock_ms)
+                visits_ms[mine[open_]] = self.head.clock_ms + 1
         visits_ms[flags & (IN_LOG | STRAY) == 0] = 0
         return visits_ms
 
-    def _topic_numbers(self, names: npt.NDArray[np.object_]) -> npt.NDArray[np.uint32]:
-        unique, back = np.unique(names.astype(str), return_inverse=True)
-        for name in unique.tolist():
-            if name not in self.head.topics:
-                self.head.topics.append(name)
-        numbers = np.array([self.head.topics.index(name) for name in unique.tolist()], np.uint32)
-        return numbers[back]
+    def _topics(
+        self, numbers: npt.NDArray[np.int64], names: npt.NDArray[np.object_]
+    ) -> npt.NDArray[np.uint32]:
+        """Return where each topic stands in the list of those that are known."""
+        by = numbers if numbers.any() else names.astype(str)
+        _, first, back = np.unique(by, return_index=True, return_inverse=True)
+        pairs = [(int(numbers[at]), str(names[at])) for at in first.tolist()]
+        self.head.topics += [pair for pair in pairs if pair not in self.head.topics]
+        return np.array([self.head.topics.index(pair) for pair in pairs], np.uint32)[back]
 
     def _alerts(self, kind: str, rows: Rows, detail: str) -> Iterator[Alert]:
         for row in rows:
-            topic = self.head.topics[int(row["topic"])]
+            _, topic = self.head.topics[int(row["topic"])]
             yield Alert(
                 kind, int(row["seq"]), topic, int(row["due_ms"]), self.head.clock_ms, detail
             )

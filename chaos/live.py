@@ -114,7 +114,7 @@ def alerts_of(told: DataFrame, settings: Settings) -> DataFrame:
     """Return the alerts that follow from a stream of events."""
     kind, every = F.col("kind"), F.array(*map(F.lit, range(settings.shards)))
     shard = (
-        F.when(kind.isin(int(Event.CLOCK), int(Event.REACH)), every)
+        F.when(kind.isin(*map(int, (Event.CLOCK, Event.REACH, *events.OF_TOPICS))), every)
         .when(kind == int(Event.DIVERGED), F.array(F.lit(0)))
         .otherwise(F.array((F.col("seq") % settings.shards).cast("int")))
     )

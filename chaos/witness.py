@@ -6,7 +6,8 @@ What the log promises (chaos/export.py) and what consumers are given go differen
 product: store, wheel, queue and leases lie between. The witness reads topics to the end in the
 group `live-audit`, writes what it was given (chaos/events.py), and only then acks it: what was
 not written comes again. It needs the timers' ids, not their payloads, but is sent both: it costs
-the cluster what any further group of the topic costs.
+the cluster what any further group of the topic costs. A topic that is deleted is waited for, not
+made again.
 
 REACH is its progress, per topic. While messages keep coming it is the greatest due time among
 them: messages of a topic come in the order in which they fired, and nothing fires before what was
@@ -31,19 +32,20 @@ from typing import Any, Final
 import numpy as np
 
 from chaos import events
-from chaos.events import Event, Outbox, Told
+from chaos.events import WITNESS_GROUP, Event, Outbox, Told
 from timer import timer_id
-from timerclient.errors import TimerError
+from timer.policies import DEFAULT_NAMESPACE
+from timerclient.errors import NotFound, TimerError, Unavailable
 from timerclient.messages import Batch
 from timerclient.sync import Consumer, TimerClient
 
-GROUP: Final = "live-audit"
 PREFIX: Final = "given-"
 LEASE_S: Final = 2.0
 """What was given to a witness that died comes again after this."""
 FLUSH_S: Final = 0.5
 HEARTBEAT_S: Final = 1.0
 IDLE_S: Final = 2.0
+LOOK_S: Final = 0.5
 PRUNE_S: Final = 60.0
 WAITING_MAX: Final = 1000
 """Batches that wait to be written; consuming stands still beyond it."""
@@ -108,14 +110,38 @@ class Writer:
             "epoch": batch.epoch,
             "queue_offset": batch.queue_offsets,
             "fired_at_ms": list(batch.fired_at_ms),
+            "handed_out_ms": batch.handed_out_ms,
             "topic": topic,
         }
         return Told(Event.GIVEN, len(due_ms), columns)
 
 
-def _consume(topic: str, consumer: Consumer, came: "queue.Queue[Given]") -> None:
-    for batch in consumer.batches():
-        came.put((topic, batch, events.now_ms()))
+def _consume(
+    topic: str, consumer: Consumer, again: Callable[[], Consumer], came: "queue.Queue[Given]"
+) -> None:
+    """Put what comes into `came`, until the consumer is closed."""
+    while True:
+        with contextlib.suppress(NotFound):
+            for batch in consumer.batches():
+                came.put((topic, batch, events.now_ms()))
+            return
+        consumer = again()
+
+
+def _when_there(
+    client: TimerClient, topic: str, consume: Callable[[], Consumer]
+) -> Callable[[], Consumer]:
+    """Return what waits for a topic that was deleted, and makes a consumer of the one to come."""
+
+    def wait() -> Consumer:
+        name = topic.removeprefix(f"{DEFAULT_NAMESPACE}/")
+        while True:
+            with contextlib.suppress(Unavailable, NotFound):
+                if any(status.name == name for status in client.topics()):
+                    return consume()
+            time.sleep(LOOK_S)
+
+    return wait
 
 
 def witness(
@@ -132,8 +158,11 @@ def witness(
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(TimerClient(endpoints))
         for topic in topics:
-            consumer = client.consumer(topic, GROUP, lease=LEASE_S, start=start, name="witness")
-            work = _guarded(partial(_consume, topic, consumer, came), failures)
+            consume = partial(
+                client.consumer, topic, WITNESS_GROUP, lease=LEASE_S, start=start, name="witness"
+            )
+            again = _when_there(client, topic, consume)
+            work = _guarded(partial(_consume, topic, consume(), again, came), failures)
             threading.Thread(target=work, name=f"witness-{topic}", daemon=True).start()
         writer = Writer(into, topics, keep_s=keep_s)
         waiting: list[Given] = []

@@ -22,8 +22,7 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from chaos.replay.pending import I64, ROW, Rows
-from timer.entry import Entry
-from timer.policies import decode_policy
+from chaos.replay.said import Said
 
 SWEEP_ROWS: Final = 4_096
 Place = tuple[int, int]
@@ -55,26 +54,22 @@ class Gone(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    """See the module. `name_of` tells a topic's name."""
+    """See the module. `name_of` tells a topic's name, `said` what policies say by now."""
 
     name_of: Callable[[int], str]
+    said: Said
     rows: SortedDict = field(default_factory=SortedDict)
     """(due, seq) -> its row: pending ones at or before `position`."""
     position: Place = (0, _LAST)
     """Up to here all has come due."""
-    _said: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Scope, as a name or "#topic" -> its (paused, catch_up)."""
     _paused: set[int] = field(default_factory=set)
     _releases: dict[int, Release] = field(default_factory=dict)
     _swept: Place | None = None
 
     # ---- policies
 
-    def policy(self, item: Entry, topics: list[int], read_ms: int, next_seq: int) -> None:
-        """Take in what a scope says from here on; `topics`: those that are there."""
-        scope, policy = decode_policy(item.payload)
-        name = f"#{scope.topic}" if scope.topic else f"{scope.namespace}/"
-        self._said[name] = policy.paused, policy.catch_up
+    def policy(self, time_ms: int, topics: list[int], read_ms: int, next_seq: int) -> None:
+        """Pause and resume by what is said from an entry of `time_ms` on; `topics`: all there."""
         for topic in topics:
             paused, catch_up = self._firing(topic)
             if paused == (topic in self._paused):
@@ -84,7 +79,7 @@ class Held:
                 self._paused.add(topic)
                 continue
             self._paused.remove(topic)
-            self._releases[topic] = Release(catch_up, max(item.time_ms, read_ms), next_seq)
+            self._releases[topic] = Release(catch_up, max(time_ms, read_ms), next_seq)
         self._begin()
 
     def _begin(self) -> None:
@@ -109,13 +104,7 @@ class Held:
         return _table([self.rows.pop(place) for place in places])
 
     def _firing(self, topic: int) -> tuple[bool, str]:
-        namespace, slash, _ = self.name_of(topic).partition("/")
-        paused, catch_up = False, "all"
-        for scope in ("/", f"{namespace if slash else 'default'}/", f"#{topic}"):
-            said = self._said.get(scope, (None, None))
-            paused = paused if said[0] is None else said[0]
-            catch_up = said[1] or catch_up
-        return paused, catch_up
+        return self.said.firing(topic, self.name_of(topic))
 
     # ---- rows
 

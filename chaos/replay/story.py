@@ -41,8 +41,10 @@ import numpy as np
 from chaos.history import MARK_NONE, MARK_SIZE
 from chaos.replay.group import Group
 from chaos.replay.held import Held
+from chaos.replay.intake import Intake
 from chaos.replay.kept import Kept
 from chaos.replay.pending import I64, ROW, ROWS_MAX, TOMBSTONE, Pending, Rows, Taken
+from chaos.replay.said import Said
 from timer import payloads
 from timer.columns import U32, Binary, OnConflict, RowArray, decode_schedule, gather, row_bytes
 from timer.entry import Entry, Kind
@@ -59,8 +61,7 @@ from timer.payloads import (
     Start,
     Targets,
 )
-from timer.policies import Policy, Scope, decode_policy
-from timer.producers import IDLE_MS_MAX
+from timer.policies import decode_policy
 from timer.timer_id import SEQ_MAX
 from timer.units import TopicId
 
@@ -129,19 +130,13 @@ class Story:
         """Topic -> what its queue keeps."""
         self._book = book
         self._pending = Pending(spill, rows_max=pending_max)
-        self._said: dict[Scope, Policy] = {}
-        self._producers: dict[bytes, int] = {}
-        self._last_sequence: dict[int, int] = {}
-        self._used_at_ms: dict[int, int] = {}
-        """Of those that did not expire."""
-        self._issued = 0
-        self._requests: dict[bytes, int] = {}
-        """Request id -> until when it is remembered."""
+        self._said = Said()
+        self._intake = Intake()
         self._holders: dict[int, tuple[int, int]] = {}
         """Key -> (due, seq) of the pending timer that has it."""
         self._key_of: dict[int, int] = {}
         """The seq of each of these -> its key."""
-        self._paused = Held(self.topics.__getitem__)
+        self._paused = Held(self.topics.__getitem__, self._said)
         self._undone: list[tuple[int, int]] = []
         """(due, seq) of rows of this entry that a later one of it replaced."""
 
@@ -167,7 +162,7 @@ class Story:
                 for group in self.groups.values():
                     group.begin_epoch(self.kept[group.topic].end)
             case Kind.CHECKPOINT:
-                self._expire(item)
+                self._intake.checkpoint(item)
                 for topic, kept in self.kept.items():
                     kept.checkpoint(self._cursors(topic), item.time_ms)
                 self._book.checkpoint(
@@ -180,18 +175,12 @@ class Story:
     def _settings(self, item: Entry) -> None:
         if item.kind is Kind.POLICY:
             self._policy(item)
-            self._paused.policy(item, self._there(), self.last_read_time_ms, self.seqs + 1)
+            self._paused.policy(item.time_ms, self._there(), self.last_read_time_ms, self.seqs + 1)
         elif item.kind is Kind.TOPIC:
             said = payloads.decode_topic(item.payload)
             self._delete(item, said) if isinstance(said, DeleteTopic) else self._topic_of(said)
         else:
-            token = payloads.decode_producer(item.payload)
-            producer = self._producers.get(token, 0)
-            if producer not in self._last_sequence:
-                self._issued += 1
-                self._producers[token] = producer = self._issued
-                self._last_sequence[producer] = 0
-            self._used_at_ms[producer] = item.time_ms
+            self._intake.producer(item)
 
     def _delete(self, item: Entry, said: DeleteTopic) -> None:
         if said.topic not in self.topics or said.topic in self.deleted:
@@ -206,8 +195,7 @@ class Story:
 
     def _policy(self, item: Entry) -> None:
         _check_policy(item)
-        scope, policy = decode_policy(item.payload)
-        self._said[scope] = policy
+        self._said.take(item)
         for topic in self.topics:
             self._retain(topic)
 
@@ -216,17 +204,8 @@ class Story:
 
     def _retain(self, topic: int) -> None:
         """Let a topic retain what the narrowest scope says."""
-        namespace, slash, _ = self.topics[topic].partition("/")
-        scopes = Scope(), Scope(namespace if slash else "default"), Scope("", TopicId(topic))
-        said = (self._said[scope].retention_ms for scope in scopes if scope in self._said)
-        self.kept[topic].retention_ms = ([None, *(ms for ms in said if ms is not None)])[-1]
-
-    def _expire(self, item: Entry) -> None:
-        """Forget producers that were idle for long."""
-        idle_ms = payloads.decode_checkpoint(item.payload) or IDLE_MS_MAX
-        for producer, used_at_ms in [*self._used_at_ms.items()]:
-            if item.time_ms - used_at_ms > idle_ms:
-                del self._used_at_ms[producer], self._last_sequence[producer]
+        said = self._said.of("retention_ms", topic, self.topics[topic])
+        self.kept[topic].retention_ms = said
 
     def end(self) -> None:
         """Write down what is still pending."""
@@ -242,27 +221,8 @@ class Story:
 
     def _schedule(self, item: Entry) -> None:
         schedule = decode_schedule(item.payload)
-        taken = np.ones(len(schedule.rows), np.bool_)
         nowhere = np.isin(schedule.rows["topic"], [0, *self.deleted])
-        start = 0
-        for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
-            producer, sequence, size, _ = head
-            if request is not None:
-                known_until_ms = self._requests.get(request.text, -1)
-                if known_until_ms < item.time_ms and nowhere[start : start + size].any():
-                    taken[start : start + size] = False
-                elif known_until_ms < item.time_ms:
-                    self._requests[request.text] = request.until_ms
-                else:  # repeated, or another one under its id
-                    taken[start : start + size] = False
-            elif nowhere[start : start + size].any():
-                taken[start : start + size] = False
-            elif self._last_sequence.get(producer, -2) + 1 == sequence:
-                self._last_sequence[producer] = sequence
-                self._used_at_ms[producer] = item.time_ms
-            elif producer:
-                taken[start : start + size] = False
-            start += size
+        taken = self._intake.taken(item, schedule, nowhere)
         rows = schedule.rows[taken]
         new = self._numbered(item, len(rows))
         for name in ("due_ms", "topic", "payload_size"):

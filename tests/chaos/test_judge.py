@@ -8,7 +8,8 @@ import pytest
 
 from chaos import events
 from chaos.events import Event
-from chaos.judge import CHUNK_BITS, Alert, Head, Judge
+from chaos.judge import CHUNK_BITS, Alert, Head, Judge, Reach
+from chaos.standing import Pause, Standing, Standings
 
 NOW = 1_700_000_000_000
 OVERDUE_MS = 5_000
@@ -49,15 +50,29 @@ class Court:
     def kinds(self) -> list[tuple[str, int]]:
         return [(alert.kind, alert.seq) for alert in self.step()]
 
-    def schedule(self, seq: int, due_ms: int, *, at_ms: int = NOW, topic: str = "t") -> None:
+    def schedule(
+        self, seq: int, due_ms: int, *, at_ms: int = NOW, topic: str = "t", number: int = 0
+    ) -> None:
         self.last_seq = max(self.last_seq, seq)
-        self.tell(Event.SCHEDULED, seq=seq, due_ms=due_ms, at_ms=at_ms, topic=topic)
+        self.tell(
+            Event.SCHEDULED, seq=seq, due_ms=due_ms, at_ms=at_ms, topic=topic, topic_id=number
+        )
 
-    def give(self, seq: int, due_ms: int, *, offset: int = 0, fired_ms: int | None = None) -> None:
+    def give(
+        self, seq: int, due_ms: int, *, offset: int = 0, fired_ms: int | None = None,
+        handed_out_ms: int = 0,
+    ) -> None:  # fmt: skip
         fired_at_ms = due_ms if fired_ms is None else fired_ms
         self.tell(
             Event.GIVEN, seq=seq, due_ms=due_ms, at_ms=fired_at_ms + 1, topic="t",
             queue_offset=offset or seq, fired_at_ms=fired_at_ms,
+            handed_out_ms=handed_out_ms or fired_at_ms + 1,
+        )  # fmt: skip
+
+    def of_topic(self, kind: Event, at_ms: int, number: int = 1, **columns: Any) -> None:
+        self.index += 1
+        self.tell(
+            kind, topic_id=number, topic="t", at_ms=at_ms, index=self.index, **columns
         )  # fmt: skip
 
     def clock(self, at_ms: int, *, read_ms: int | None = None, since_ms: int = 0) -> None:
@@ -262,7 +277,11 @@ def test_node_that_holds_something_else_is_told_of(court: Court) -> None:
 
 
 def test_head_comes_back_as_it_was_put_down() -> None:
-    head = Head(clock_ms=5, topics=["a", "é"], fires=[(1, 2)], visits={3: 4, 5: 1 << 60})
+    standing = Standing(deleted_ms=7, pauses=[Pause(1), Pause(5, catch_up="drop")])
+    head = Head(
+        clock_ms=5, topics=[(0, "a"), (1, "é")], standings=Standings({1: standing}),
+        reaches={"a": Reach(1, 2)}, fires=[(1, 2)], visits={3: 4, 5: 1 << 60},
+    )  # fmt: skip
     assert Head.loads(head.dumps()) == head
 
 

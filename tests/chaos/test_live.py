@@ -125,29 +125,33 @@ def _marked(*marks: pytest.MarkDecorator) -> Callable[[Any], Any]:
 @_marked(*spark_test)
 def test_planted_events_are_raised_once_over_restarts(desk: Desk) -> None:
     honest = [scheduled(seq, NOW + 100 * seq) for seq in range(1, 50)]
-    desk.put(*honest, reach(NOW), clock(NOW + 1, 49))
+    # Of one topic, in both shards: what is paused is not lost, what fires all the same is told.
+    number = {"topic_id": 9, "topic": "t", "at_ms": NOW, "index": 1}
+    held = [scheduled(seq, NOW + 150) for seq in (50, 51, 53)]
+    held = [(kind, columns | {"topic_id": 9}) for kind, columns in held]
+    desk.put(*honest, (Event.PAUSED, number), *held, reach(NOW), clock(NOW + 1, 53))
     desk.start()
     assert desk.done() == []
     # Restarted in the middle: what was scheduled before is still known.
     desk.stop()
     come = [given(seq, NOW + 100 * seq, seq) for seq in range(1, 50) if seq not in (7, 30)]
     desk.put(*come, given(11, NOW + 1100, 99), given(30, NOW + 3000, 30, NOW + 2999))
-    desk.put(clock(NOW + 5000, 49), reach(NOW + 5000))
+    desk.put(clock(NOW + 5000, 53), reach(NOW + 5000))
     desk.start()
     assert desk.done() == [("duplicate", 11), ("early", 30)]
     # Killed after the batch was judged and before Spark noted it: it is judged again.
-    desk.put(clock(NOW + 20_000, 49), reach(NOW + 20_000))
-    expected = [("duplicate", 11), ("early", 30), ("lost", 7)]
+    desk.put(given(53, NOW + 150, 53), clock(NOW + 20_000, 53), reach(NOW + 20_000))
+    expected = [("duplicate", 11), ("early", 30), ("held", 53), ("lost", 7)]
     assert desk.done() == expected
     desk.stop()
     commits = sorted((desk.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     commits[-1].unlink()
     (desk.checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
     desk.start()
-    desk.put(given(7, NOW + 700, 7, NOW + 21_000), clock(NOW + 22_000, 49))
+    desk.put(given(7, NOW + 700, 7, NOW + 21_000), clock(NOW + 22_000, 53))
     assert desk.done() == sorted([*expected, ("late", 7)])
-    assert len(desk.said) == 4
-    lost = json.loads(desk.said[2])
+    assert len(desk.said) == 5
+    lost = next(row for row in map(json.loads, desk.said) if row["kind"] == "lost")
     assert (lost["kind"], lost["topic"], lost["due_ms"]) == ("lost", "t", NOW + 700)
 
 
