@@ -16,9 +16,12 @@ client's clock, except due times, `fired_at_ms` and `handed_out_ms`, which are t
     deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
                                                                 lease_id handed_out_ms
     ack       offsets, results | null                           start_ms end_ms outcome topic
-                                                                group epoch
+                                                                group epoch lease_id
     nack      the same                                          and delay_ms
     extend    the same                                          and lease_ms
+    policy                                                      start_ms end_ms outcome topic said
+    delete                                                      start_ms end_ms outcome topic
+                                                                topic_id pending
 
 Every line also has `client`, and `detail` (the error's text) where something went wrong. `due_ms`
 of a schedule or reschedule is what was asked for, null for a delay: the cluster's clock resolves
@@ -80,7 +83,8 @@ SCHEMA: Final = (
     " due_ms ARRAY<BIGINT>, results ARRAY<STRING>, offsets ARRAY<BIGINT>,"
     " attempts ARRAY<INT>, fired_at_ms ARRAY<BIGINT>, keys ARRAY<STRING>, on_conflict STRING,"
     " existing ARRAY<STRING>, new_ids ARRAY<STRING>, due_from_ms BIGINT, due_to_ms BIGINT,"
-    " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT"
+    " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT,"
+    " said STRING, topic_id BIGINT, pending BIGINT"
 )
 """Of all lines together, in Spark's words."""
 FAULTS_SCHEMA: Final = "event STRING, at_ms BIGINT, node STRING, role STRING, epoch BIGINT"

@@ -74,6 +74,13 @@ def _one_of(*names: str) -> Kind:
     return Kind(f"one of {', '.join(names)}", lambda value: value in names)
 
 
+def _is_map(value: Any) -> bool:
+    try:
+        return isinstance(json.loads(value), dict)
+    except (TypeError, ValueError):
+        return False
+
+
 _I64: Final = (1 << 63) - 1
 _I32: Final = (1 << 31) - 1
 MS: Final = _integer(0, (1 << 48) - 1, ", Unix milliseconds")
@@ -81,6 +88,7 @@ COUNT: Final = _integer(0, _I64, "")
 NAME: Final = _text("a text that is not empty", ".+")
 ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
 OUTCOME: Final = _one_of(*Outcome)
+_MAP: Final = Kind("a JSON object, as text", _is_map)
 CANCEL_RESULT: Final = _one_of(
     *("CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND", "DROPPED")
 )
@@ -176,6 +184,7 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         **_DETAIL,
         **_WHERE,
         "epoch": _OPTIONAL,
+        "lease_id": _OPTIONAL,
         "offsets": Field(COUNT, many=True),
         "results": Field(ACK_RESULT, many=True, answer=True),
     },
@@ -184,6 +193,7 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         **_DETAIL,
         **_WHERE,
         "epoch": _OPTIONAL,
+        "lease_id": _OPTIONAL,
         "delay_ms": _OPTIONAL,
         "offsets": Field(COUNT, many=True),
         "results": Field(NACK_RESULT, many=True, answer=True),
@@ -193,9 +203,17 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         **_DETAIL,
         **_WHERE,
         "epoch": _OPTIONAL,
+        "lease_id": _OPTIONAL,
         "lease_ms": _OPTIONAL,
         "offsets": Field(COUNT, many=True),
         "results": Field(EXTEND_RESULT, many=True, answer=True),
+    },
+    "policy": {**_ENDED, **_TOPIC, "said": Field(_MAP)},
+    "delete": {
+        **_ENDED,
+        **_TOPIC,
+        "topic_id": Field(COUNT, required=False, answer=True),
+        "pending": Field(COUNT, required=False, answer=True),
     },
 }
 """Operation -> its fields; all have `op` and `client` besides."""

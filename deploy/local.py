@@ -44,6 +44,7 @@ STOP_TIMEOUT_S: Final = 60.0
 LOOPBACK: Final = "127.0.0.1"
 POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
+PATIENCE_S_MAX: Final = 5.0
 LOG_TAIL_LINES: Final = 15
 _PORTS: Final = range(10_000, 32_768)
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -157,12 +158,12 @@ class LocalCluster:
         node = self._node(name)
         return None if self._runs(node) else _ENDED.get(node.pid)
 
-    def state(self, name: str) -> NodeState | None:
-        """Return what a node says of itself; None if it does not answer."""
+    def state(self, name: str, within_s: float = PROBE_S) -> NodeState | None:
+        """Return what a node says of itself; None if it does not answer in time."""
         with grpc.insecure_channel(self._node(name).grpc) as channel:
             stub = timer_pb2_grpc.AdminServiceStub(channel)
             try:
-                answer = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PROBE_S)
+                answer = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=within_s)
             except grpc.RpcError:
                 return None
         if not answer.nodes:
@@ -172,12 +173,12 @@ class LocalCluster:
             status.role, status.serving, status.epoch, answer.controller, status.disk_low
         )
 
-    def leader(self, above_epoch: int = 0) -> str | None:
+    def leader(self, above_epoch: int = 0, within_s: float = PROBE_S) -> str | None:
         """Return the name of the node that leads and serves, by its own word; None: nobody.
 
         Who leads in an epoch of `above_epoch` or lower does not count: it may not know better.
         """
-        states = {name: self.state(name) for name in self.nodes if self.is_running(name)}
+        states = {n: self.state(n, within_s) for n in self.nodes if self.is_running(n)}
         leading = {n: s.epoch for n, s in states.items() if s and s.role == "leader" and s.serving}
         leading = {name: epoch for name, epoch in leading.items() if epoch > above_epoch}
         return max(leading, key=lambda name: leading[name], default=None)
@@ -189,9 +190,12 @@ class LocalCluster:
             LaunchError: there is none in time.
         """
         found: list[str] = []
+        began_s = time.monotonic()
 
         def has_leader() -> bool:
-            found.extend(filter(None, [self.leader(above_epoch)]))
+            patience_s = (time.monotonic() - began_s) / 4  # it may be too busy to say so at once
+            leader = self.leader(above_epoch, max(PROBE_S, min(PATIENCE_S_MAX, patience_s)))
+            found.extend(filter(None, [leader]))
             return bool(found)
 
         if not _wait(has_leader, timeout_s):

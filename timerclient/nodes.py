@@ -5,7 +5,8 @@
 The leader is known only by its own word: a node is probed (`GetStatus`, local) before anything is
 sent to it, so that a request is on the wire only once a connection stands. A hint, as NOT_LEADER
 carries one, is probed first. When a node falls silent the others are asked whether one leads by
-now: a paused process closes no connection.
+now: a paused process closes no connection. A round of probes is short, as nodes that are gone must
+not hold it up; the longer the leader is not found, the longer a node may take to answer.
 """
 
 import asyncio
@@ -98,6 +99,11 @@ class Pauses:
         return max(pause_s, at_least_s * self._rng.uniform(1.0, 1.25))
 
 
+FORGET_S: Final = 10.0
+"""Who has not looked for the leader for so long begins to look anew."""
+PATIENCE_S_MAX: Final = 5.0
+
+
 class Nodes:
     """All nodes of one cluster; lives on one event loop."""
 
@@ -113,6 +119,9 @@ class Nodes:
         self._leader: Node | None = None
         self._hint = ""
         self._leader_epoch = 0
+        self._looking_since: float | None = None
+        """On the loop's clock: since when the leader is not found. None: it is."""
+        self._looked_at = 0.0
         self._finding = asyncio.Lock()
 
     def node(self, address: str) -> Node:
@@ -134,9 +143,11 @@ class Nodes:
         pauses = Pauses(self.settings, self.rng)
         while True:
             async with self._finding:
+                self._look()
                 leader = self._leader or await self._probe_hint() or await self._probe_all()
                 self._leader = leader
             if leader is not None:
+                self._looking_since = None
                 return leader
             await asyncio.sleep(max(pauses.take(), self.settings.pause_s_min))
 
@@ -177,7 +188,7 @@ class Nodes:
         }
         best = -1, ""
         pending = set(probes)
-        wait_s = self.settings.probe_s
+        wait_s = max(self.settings.probe_s, self._patience_s)
         try:
             while pending and best[0] < max(self._leader_epoch, 0):
                 done, pending = await asyncio.wait(
@@ -186,7 +197,7 @@ class Nodes:
                 if not done:
                     break
                 # The others had as much time: don't let a paused node slow down every round.
-                wait_s = self.settings.probe_s / 5
+                wait_s = max(self.settings.probe_s / 5, self._patience_s)
                 best = max(best, *((probe.result(), probes[probe]) for probe in done))
         finally:
             await cancelled(probes)
@@ -195,12 +206,29 @@ class Nodes:
         self._leader_epoch = max(self._leader_epoch, best[0])
         return self.node(best[1])
 
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._looking_since is None or now - self._looked_at > FORGET_S:
+            self._looking_since = now
+        self._looked_at = now
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a node may take at least: a quarter of the time that the leader was looked for.
+
+        One that is too busy to say in time that it leads would never be found, while it serves all
+        who know it.
+        """
+        since, now = self._looking_since, asyncio.get_running_loop().time()
+        return 0.0 if since is None else min(PATIENCE_S_MAX, (now - since) / 4)
+
     async def _leader_epoch_of(self, node: Node) -> int:
         """Return the epoch that a node leads; -1: it does not, or does not answer."""
         request = pb.GetStatusRequest(local=True)
+        timeout_s = max(self.settings.probe_s, self._patience_s)
         try:
             with converted():
-                status = await node.admin.GetStatus(request, timeout=self.settings.probe_s)
+                status = await node.admin.GetStatus(request, timeout=timeout_s)
         except TimerError as error:
             text = f"{node.address}: {error}"
             self.last_error = Unreachable(text)

@@ -19,6 +19,8 @@ Why nothing is scheduled twice, and nothing is lost behind a refusal:
   the producer is *replaced* by a new one, to whom the old numbers mean nothing, as soon as all
   that carry a number of the old one are settled.
 - What was on a stream that broke is *in doubt*: it keeps its number, whatever comes.
+- A request that a quota refused would cost each one behind it another round trip, to be refused as
+  well. Of those, what asks for as much of the same topic, or more, has the same answer.
 
 No clock, no socket: times, streams and futures are the shell's (timerclient/producer.py).
 """
@@ -31,6 +33,7 @@ from timerclient.errors import (
     Closed,
     OutcomeForgotten,
     OutcomeUnknown,
+    QuotaReached,
     SequenceGap,
     TimerError,
     UnknownProducer,
@@ -63,6 +66,10 @@ class Request:
     def split(self) -> list[Self]:
         """Return the requests that it was put together from; empty: it is one of its own."""
         return []
+
+    def asks_for(self) -> tuple[str, int, int] | None:
+        """Return topic, rows and bytes of payloads. None: several topics, or it can be split."""
+        return None
 
 
 R = TypeVar("R", bound=Request)
@@ -105,6 +112,8 @@ class Pipeline(Generic[R]):
     _hole_in_doubt: bool = False
     _replace: bool = False
     """A new producer numbers the requests that have no number."""
+    _full: list[tuple[R, QuotaReached]] = field(default_factory=list)
+    """What a quota refused since the last time that the wire was empty."""
 
     # ---- events
 
@@ -280,6 +289,8 @@ class Pipeline(Generic[R]):
                 part.sequence = request.sequence
             self._refused += parts
         else:
+            if isinstance(error, QuotaReached) and not request.in_doubt:
+                self._full.append((request, error))
             step.settled.append((request, as_unknown(error) if request.in_doubt else error))
 
     def _open_hole(self, request: R, *, taken: bool = False) -> None:
@@ -300,6 +311,8 @@ class Pipeline(Generic[R]):
         while self.queue and self.queue[0].sequence:
             numbered.append(self.queue.popleft())
         numbered.sort(key=lambda request: request.sequence)
+        if self._full:
+            numbered = self._without_full(numbered, step)
         for request in numbered:
             if request.abandoned and not request.in_doubt:
                 self._open_hole(request)
@@ -313,6 +326,24 @@ class Pipeline(Generic[R]):
         self.queue.extendleft(reversed(numbered))
         self._refused = []
         self._draining, self._hole, self._hole_in_doubt = False, 0, False
+
+    def _without_full(self, numbered: list[R], step: Step[R]) -> list[R]:
+        """Settle what certainly was not applied, and has no room where less had none before it."""
+        full, self._full = [(one, one.asks_for(), error) for one, error in self._full], []
+        kept: list[R] = []
+        for request in numbered:
+            asks = None if request.in_doubt else request.asks_for()
+            for one, less, error in full:
+                if (
+                    (less and asks and less[0] == asks[0] and one.sequence <= request.sequence)
+                    and less[1] <= asks[1]
+                    and less[2] <= asks[2]
+                ):
+                    step.settled.append((request, error))
+                    break
+            else:
+                kept.append(request)
+        return kept
 
     def _renumbered(self, numbered: list[R], step: Step[R]) -> list[R]:
         """Take the numbers from what lies behind the hole; settle what can't go without its own."""

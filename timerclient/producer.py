@@ -103,6 +103,14 @@ class CallsRequest(Request):
         """Return the body; from now on it stays as it is."""
         return self.body
 
+    def asks_for(self) -> tuple[str, int, int] | None:
+        """See Request. It is asked where something was refused: so it reads what was sent."""
+        columns = pb.ScheduleRequest.FromString(self.body).timers
+        if len(self.calls) > 1 or len({each.topic for each in columns}) != 1:
+            return None
+        rows = sum(len(each.payload_sizes) for each in columns)
+        return columns[0].topic, rows, sum(len(each.payloads) for each in columns)
+
     def release(self, call: Call) -> bool:
         """Take out the rows of one call of several; return False if they can't be told apart."""
         return False

@@ -9,9 +9,12 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from chaos.replay.story import LIFE
+
 SLOT: Final = ("topic", "group", "queue_offset")
 """What one message of one group is known by."""
 _STRETCH_BITS: Final = 8
+_SAID: Final = ("ack", "nack", "extend")
 
 
 def asked(lines: DataFrame) -> DataFrame:
@@ -73,6 +76,53 @@ def confirmed_acks(lines: DataFrame) -> DataFrame:
     return rows.where(F.col("result").isin("ACKED", "ALREADY_ACKED")).drop("result")
 
 
+def told_expired(lines: DataFrame) -> DataFrame:
+    """Return the slots of messages that some consumer was told to be over, unacked."""
+    rows = (
+        lines.where("op IN ('ack', 'nack', 'extend') AND outcome = 'ok'")
+        .select("topic", "group", F.inline(F.arrays_zip("offsets", "results")))
+        .toDF("topic", "group", "queue_offset", "result")
+    )
+    return rows.where("result = 'EXPIRED'").drop("result")
+
+
+def with_lives(lines: DataFrame, given: DataFrame, fates: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return lines and deliveries with the topics of what consumers say as the replay names them.
+
+    A topic that was deleted and one that has its name since are two, and a history names neither's
+    number. The timers' ids tell which of them a delivery is of; what is said later of the messages
+    has the epoch and lease that they came with. What tells neither is left out.
+    """
+    lives = fates.select("topic").distinct().where(F.col("topic").contains(LIFE))
+    names = [row["topic"].partition(LIFE)[0] for row in lives.collect()]
+    if not names:
+        return lines, given
+    mine = F.col("topic").isin(names)
+    life = fates.where(name_of("topic").isin(names)).select("seq", F.col("topic").alias("life"))
+    said = lines.where(mine & F.col("op").isin("deliver", *_SAID))
+    lease = ("client", "topic", "group", "epoch", "lease_id")
+    handed = (
+        said.where("op = 'deliver' AND lease_id IS NOT NULL")
+        .select(*lease, id_parts(F.col("ids")[0])[1].alias("seq"))
+        .join(life, "seq")
+        .groupBy(*lease)
+        .agg(F.min("life").alias("life"))
+    )
+    known = said.join(handed, [*lease]).withColumn("topic", F.col("life"))
+    others = lines.where(~mine | ~F.col("op").isin("deliver", *_SAID))
+    lived = given.where(mine).join(life, "seq", "left")
+    lived = lived.withColumn("topic", F.coalesce("life", "topic"))
+    return (
+        others.unionByName(known.select(*lines.columns)),
+        given.where(~mine).unionByName(lived.select(*given.columns)),
+    )
+
+
+def name_of(topic: str) -> Column:
+    """Return the name in a column of topics as the replay names them."""
+    return F.substring_index(topic, LIFE, 1)
+
+
 def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
     """Return `rows`, by slot, joined with what is known of runs of `count` messages.
 
@@ -96,9 +146,25 @@ def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
     return joined.drop("run_topic", "run_group", "stretch", "first", "end")
 
 
-def consumed(lines: DataFrame) -> DataFrame:
-    """Return the (topic, group) pairs that the run's consumers read."""
-    return lines.where("op IN ('open', 'deliver')").select("topic", "group").distinct()
+def consumed(lines: DataFrame, groups: DataFrame) -> DataFrame:
+    """Return the (topic, group, start_offset) that the run's consumers read to its end.
+
+    `groups`: the replay's. Not those whose topic was deleted; of what the log does not know the
+    offset is 0.
+    """
+    read = lines.where("op IN ('open', 'deliver')").select("topic", "group").distinct()
+    there = groups.select(F.col("topic").alias("life"), "group", "start_offset", "over")
+    return (
+        read.select(name_of("topic").alias("name"), "group")
+        .distinct()
+        .join(there.withColumn("name", name_of("life")), ["name", "group"], "left")
+        .where("NOT coalesce(over, false)")
+        .select(
+            F.coalesce("life", "name").alias("topic"),
+            "group",
+            F.coalesce("start_offset", F.lit(0)).alias("start_offset"),
+        )
+    )
 
 
 def or_nulls(name: str, of: str = "bigint") -> Column:
@@ -106,7 +172,7 @@ def or_nulls(name: str, of: str = "bigint") -> Column:
     return F.coalesce(name, F.array_repeat(F.lit(None).cast(of), F.col("n"))).alias(name)
 
 
-def id_parts(name: str) -> tuple[Column, Column]:
+def id_parts(name: str | Column) -> tuple[Column, Column]:
     """Return (effective due, seq) of a timer id, as timer/timer_id.py lays it out.
 
     48 bits due, 48 bits seq, 24 bits check, in 24 digits of base 32: ten digits are 50 bits.

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import history
-from chaos.audit import changes, clients, figures, nacks, nodes, verdict
+from chaos.audit import changes, clients, figures, nacks, nodes, rules, verdict
 from chaos.audit.faults import phases, windows
 from chaos.audit.report import Report, write
 from chaos.history import Run
@@ -70,12 +70,15 @@ def audit(spark: SparkSession, run: Run) -> Report:
     end_ms = until_ms(lines, run)
     diverged = any(life["diverged"] for life in held)
     log = nodes.disputed(story["fates"], disputes if diverged else None)
-    all_lines, lines = lines, _without_sought(lines, story["groups"])
-    all_given, given = given, _without_sought(given, story["groups"])
+    if story["deletions"].head(1):
+        lines, given = clients.with_lives(lines, given, story["fates"])
+    all_lines, all_given = lines, given
+    lines, given = (_without_sought(each, story["groups"]) for each in (lines, given))
     found = _judged(run, lines, Witnesses(asks, log, given), story, end_ms)
     summary = _counts(found, disputes, held)
     summary |= _conserved(story, summary)
     summary |= _changed(lines, story["fates"], summary)
+    summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held), "thin": [row.asDict() for row in thin]}
@@ -220,17 +223,25 @@ def _judged(
     What is about few timers is written first: Spark then knows that it is small.
     """
     topics = F.broadcast(lines.where("op = 'schedule'").select("topic").distinct())
-    starts = clients.consumed(lines).join(
-        story["groups"].select("topic", "group", "start_offset"), ["topic", "group"], "left"
+    starts = clients.consumed(lines, story["groups"])
+    acks, expired = story["acks"], story["expired"]
+    unkept = verdict.unkept_acks(
+        clients.confirmed_acks(lines), acks, clients.told_expired(lines), expired
     )
-    acks = story["acks"]
-    unkept = _kept(verdict.unkept_acks(clients.confirmed_acks(lines), acks), run, "unkept")
-    log = told.log.join(topics, "topic", "left_semi")
-    if story["expired"].head(1):
-        over = verdict.expiry(story["expired"], told.given, clients.consumed(lines))
+    unkept = _kept(unkept, run, "unkept")
+    asked_of = clients.name_of("log.topic") == F.col("topics.topic")
+    log = told.log.alias("log").join(topics.alias("topics"), asked_of, "left_semi")
+    if expired.head(1):
+        over = verdict.expiry(expired, told.given, starts)
         log = log.join(over, ["topic", "queue_offset"], "left")
+    if story["deletions"].head(1):
+        gone = story["deletions"].select(
+            F.col("delete_index").alias("end_index"), (~nodes.no()).alias("gone")
+        )
+        log = log.join(F.broadcast(gone), "end_index", "left")
     keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
-    changed = changes.changes(lines, keyed, log)
+    by_name = log.withColumn("topic", clients.name_of("topic"))
+    changed = changes.changes(lines, keyed, by_name)
     found = verdict.verdicts(
         told.asks,
         log,
@@ -240,7 +251,7 @@ def _judged(
             _kept(changed.moves, run, "moves"),
             _kept(changed.flags, run, "flags"),
         ),
-        starts.fillna(0, ["start_offset"]),
+        starts,
         until_ms=end_ms,
     )
     return _written(found, run.audit / "verdicts.parquet")

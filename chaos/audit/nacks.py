@@ -78,6 +78,8 @@ def nacked(
         expired = story["expired"].select(*SLOT).withColumn("count", F.lit(1).cast("bigint"))
         done = story["acks"].select(*SLOT, "count").unionByName(expired)
         found = judged_nacks(lines, story["nacks"], done, until_ms=until_ms)
+        over = F.broadcast(story["groups"].where("over").select("topic", "group"))
+        found["nacked_lost"] = found["nacked_lost"].join(over, ["topic", "group"], "left_anti")
         for name, rows in found.items():
             wrong = rows.select(*SLOT).distinct()
             if number := wrong.count():

@@ -71,6 +71,7 @@ VIOLATIONS: Final = (
     "early",
     "acked_again",
     "expired_delivered",
+    "expired_early",
     "ack_lost",
     "unmarked_redelivery",
     "cancel_untrue",
@@ -91,12 +92,18 @@ HORIZON_MS: Final = 9 * 60_000
 less one for the client's clock."""
 
 
-def unkept_acks(confirmed: DataFrame, log_acks: DataFrame) -> DataFrame:
+def unkept_acks(
+    confirmed: DataFrame, log_acks: DataFrame, told_expired: DataFrame, expired: DataFrame
+) -> DataFrame:
     """Return the slots of acks that were confirmed, but that the log has not, each once.
 
-    `confirmed` as from `clients.confirmed_acks`, `log_acks`: the replay's.
+    And of what was told to have expired, but neither did nor was acked. `confirmed` and
+    `told_expired` as from `clients`, `log_acks` and `expired`: the replay's.
     """
-    return with_runs(confirmed, log_acks, "left_anti").select(*SLOT).distinct()
+    acks = with_runs(confirmed, log_acks, "left_anti").select(*SLOT)
+    alive = with_runs(told_expired, log_acks, "left_anti").select(*SLOT)
+    alive = alive.join(expired.select(*SLOT), [*SLOT], "left_anti")
+    return acks.unionByName(alive).distinct()
 
 
 def judged_deliveries(given: DataFrame, unkept: DataFrame, log_acks: DataFrame) -> DataFrame:
@@ -134,21 +141,31 @@ def judged_deliveries(given: DataFrame, unkept: DataFrame, log_acks: DataFrame) 
 
 
 def expiry(expired: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
-    """Return one row per message that expired: topic, queue_offset, `expired_groups`, `late`.
+    """Return one row per message that expired: topic, queue_offset, `expired_groups`, `late`, …
 
-    How many groups it expired in unseen, of those that were `read`; and whether some group was
-    given it after that. `expired`: slot, attempts, expire_epoch; `given` as from
-    `clients.deliveries`.
+    How many groups it expired in unseen, of those that were `read`; whether some group was given it
+    after that; `over_ms`: what was due by then may have expired. `expired`: slot, attempts,
+    expire_epoch, expired_at_ms, ttl_ms; `given` as from `clients.deliveries`.
     """
     last = given.groupBy(*SLOT).agg(
         F.max("epoch").alias("epoch"), F.max("attempt").alias("attempt")
     )
     late = (F.col("epoch") > F.col("expire_epoch")) | (F.col("attempt") > F.col("attempts"))
+    unseen = F.col("read") & F.col("epoch").isNull()
+    over_ms = F.when(F.col("ttl_ms") > 0, F.col("expired_at_ms") - F.col("ttl_ms")).otherwise(-1)
     return (
-        expired.join(F.broadcast(read), ["topic", "group"], "left_semi")
+        expired.join(
+            F.broadcast(read.select("topic", "group", (~no()).alias("read"))),
+            ["topic", "group"],
+            "left",
+        )
         .join(last, [*SLOT], "left")
         .groupBy("topic", "queue_offset")
-        .agg(F.count_if(F.col("epoch").isNull()).alias("expired_groups"), F.max(late).alias("late"))
+        .agg(
+            F.count_if(unseen).alias("expired_groups"),
+            F.max(late & F.col("read")).alias("late"),
+            F.min(over_ms).alias("over_ms"),
+        )
     )
 
 
@@ -160,10 +177,13 @@ def verdicts(
 
     `asks` as from `asked`, `log`: fates with `disagree`, `given` from `judged_deliveries`,
     `groups`: (topic, group, start_offset) of the groups that were read to the end, `until_ms`: when
-    the clients looked last.
+    the clients looked last. Of what dropped with its topic, `log` has `gone`.
     """
     if "late" not in log.columns:
-        log = log.withColumns({"expired_groups": F.lit(0), "late": no()})
+        none = {"expired_groups": F.lit(0), "late": no(), "over_ms": F.lit(None).cast("bigint")}
+        log = log.withColumns(none)
+    if "gone" not in log.columns:
+        log = log.withColumn("gone", no())
     starts = groups.groupBy("topic").agg(F.collect_list("start_offset").alias("starts"))
     known = (
         _asked_in_log(asks, log.withColumnRenamed("topic", "log_topic"), changes)
@@ -286,6 +306,7 @@ def _violations(until_ms: int) -> dict[str, Column]:
         ),
         "acked_again": c("again") > 0,
         "expired_delivered": c("late"),
+        "expired_early": fired & (c("due_ms") > c("over_ms")),
         "ack_lost": c("unkept") > 0,
         "unmarked_redelivery": c("unmarked") > 0,
         "lost": _any(
@@ -342,14 +363,16 @@ def _untrue(what: str, end: str) -> Column:
     c = F.col
     ended = c("end").isin(*_CHANGED)
     done = c(f"{what}_ok") > 0
+    # What went with its topic is not known any more; when it was due it has fired, by its id.
+    known = ~F.coalesce(c("gone"), no())
     return _any(
-        (c(f"{what}_fired") > 0) & (c("end") != "fired"),
+        known & (c(f"{what}_fired") > 0) & (c("end") != "fired"),
         (c(f"{what}_already") > 0) & ~ended,
         (c(f"{what}_dropped") > 0) & (c("end") != "dropped"),
         c(f"{what}_missing_ms").isNotNull() & (c("end") == "held"),
         done & (c("end") != end),
         c(f"{what}_ok") > 1,
-        c(f"{what}_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS,
+        known & (c(f"{what}_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS),
     )
 
 

@@ -28,6 +28,9 @@ ACK: Final = np.dtype(
     ]
 )
 
+EXPIRED: Final = np.dtype([*ACK.descr, ("ttl_ms", "<i8")])
+"""`ttl_ms`: the time to live by the policies of that entry; 0: none."""
+
 NACK: Final = np.dtype(
     [
         ("queue_offset", "<i8"),
@@ -57,8 +60,7 @@ class Group:
     over: bool = False
     """It was sought, and lives on under another id, or it was deleted."""
     sought: bool = False
-    """A group of this name was sought or deleted before, or a topic of its topic's name deleted:
-    clients can't say which they mean."""
+    """One of this name and topic was sought or deleted before: clients can't say which."""
     _marks: list[int] = field(default_factory=list)
     """One per later epoch that found messages handed out: those below count once more."""
     base: int = 0
@@ -72,22 +74,25 @@ class Group:
         self.acked_count += len(at)
         return self._done(at, item)
 
-    def expire(self, offsets: U64, item: Entry) -> npt.NDArray[np.void]:
-        """Be done with offsets that have expired, handed out or not; return them (ACK)."""
+    def expire(self, offsets: U64, item: Entry, ttl_ms: int) -> npt.NDArray[np.void]:
+        """Be done with offsets that have expired, handed out or not; return them (EXPIRED)."""
         below = int(offsets.max(initial=0)) + 1
         at = self._open(offsets, max(self.reserved, below))
         self.expired_count += len(at)
-        expired = self._done(at, item)
+        expired = self._done(at, item, EXPIRED)
+        expired["ttl_ms"] = ttl_ms
         self.reserved = max(self.reserved, self.cursor)
         return expired
 
-    def expire_below(self, offset: int, item: Entry) -> npt.NDArray[np.void]:
-        """Be done with all below an offset; return what was not done yet (ACK)."""
-        return self.expire(np.arange(self.cursor, offset, dtype=np.uint64), item)
+    def expire_below(self, offset: int, item: Entry, ttl_ms: int) -> npt.NDArray[np.void]:
+        """Be done with all below an offset; return what was not done yet (EXPIRED)."""
+        return self.expire(np.arange(self.cursor, offset, dtype=np.uint64), item, ttl_ms)
 
-    def _done(self, at: npt.NDArray[np.int64], item: Entry) -> npt.NDArray[np.void]:
+    def _done(
+        self, at: npt.NDArray[np.int64], item: Entry, dtype: "np.dtype[np.void]" = ACK
+    ) -> npt.NDArray[np.void]:
         self._acked[at] = True
-        acks = np.zeros(len(at), ACK)
+        acks = np.zeros(len(at), dtype)
         acks["queue_offset"] = at + self.base
         acks["attempts"] = self._attempts(at)
         acks["index"], acks["epoch"], acks["time_ms"] = item.index, item.epoch, item.time_ms

@@ -83,6 +83,8 @@ ENDS: Final = (
     *("replaced", "rescheduled", "rejected", "kept", "held"),
 )
 MOVED_BYTES_MAX: Final = 4 << 20
+LIFE: Final = "\N{THIN SPACE}#"
+"""Between the name of a topic and its number, if others had the name before it."""
 NEVER: Final = 1 << 62
 NONE: Final = -1
 """In an integer column: there is none."""
@@ -101,7 +103,7 @@ class Book(Protocol):
         """Take nacks that counted, of dtype group.NACK."""
 
     def expired(self, group: Group, expired: Any) -> None:
-        """Take what expired in a group, of dtype group.ACK."""
+        """Take what expired in a group, of dtype group.EXPIRED."""
 
     def checkpoint(self, **figures: int) -> None:
         """Take the figures at one CHECKPOINT entry."""
@@ -128,6 +130,10 @@ class Story:
         """(index, epoch) of every EPOCH entry."""
         self.kept: dict[int, Kept] = {}
         """Topic -> what its queue keeps."""
+        self.policies: list[tuple[int, int]] = []
+        """(topic, index) of every POLICY entry of a topic."""
+        self.quotas: list[tuple[int, int, int]] = []
+        """(topic, index, pending_max) of SCHEDULE entries with rows of topics that have one."""
         self._book = book
         self._pending = Pending(spill, rows_max=pending_max)
         self._said = Said()
@@ -195,17 +201,28 @@ class Story:
 
     def _policy(self, item: Entry) -> None:
         _check_policy(item)
-        self._said.take(item)
+        scope = self._said.take(item)
+        if scope.topic:
+            self.policies.append((scope.topic, item.index))
         for topic in self.topics:
             self._retain(topic)
+
+    def said_of(self, topic: int, name: str) -> Any:
+        """Return what the narrowest scope says of a topic; None: nobody does."""
+        return self._said.of(name, topic, self.topics[topic])
+
+    def life(self, topic: int) -> str:
+        """Return a topic's name, with its number if others of that name were deleted before."""
+        name = self.topics[topic]
+        again = any(self.topics[number] == name for number in self.deleted if number < topic)
+        return f"{name}{LIFE}{topic}" if again else name
 
     def _there(self) -> list[int]:
         return [topic for topic in self.topics if topic not in self.deleted]
 
     def _retain(self, topic: int) -> None:
         """Let a topic retain what the narrowest scope says."""
-        said = self._said.of("retention_ms", topic, self.topics[topic])
-        self.kept[topic].retention_ms = said
+        self.kept[topic].retention_ms = self.said_of(topic, "retention_ms")
 
     def end(self) -> None:
         """Write down what is still pending."""
@@ -224,6 +241,7 @@ class Story:
         nowhere = np.isin(schedule.rows["topic"], [0, *self.deleted])
         taken = self._intake.taken(item, schedule, nowhere)
         rows = schedule.rows[taken]
+        self._note_quotas(item, rows)
         new = self._numbered(item, len(rows))
         for name in ("due_ms", "topic", "payload_size"):
             new[name] = rows[name]
@@ -236,6 +254,14 @@ class Story:
             modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])[taken]
             new = self._decided(item, new, keyed, modes)
         self._admit(item, new)
+
+    def _note_quotas(self, item: Entry, rows: RowArray) -> None:
+        if all(policy.pending_max is None for policy in self._said.records.values()):
+            return
+        for topic in np.unique(rows["topic"]).tolist():
+            most = self.said_of(topic, "pending_max")
+            if most is not None:
+                self.quotas.append((topic, item.index, most))
 
     def _numbered(self, item: Entry, count: int) -> Rows:
         """Return rows with the next seqs, scheduled by this entry."""
@@ -469,7 +495,7 @@ class Story:
         if op.op is Op.DELETE:
             group.over = True
         else:
-            self._book.expired(group, group.expire(op.offsets, item))
+            self._book.expired(group, group.expire(op.offsets, item, self._ttl_ms(op.topic)))
         self._trim(group.topic)
 
     def _expire_below(self, item: Entry, op: GroupOp) -> None:
@@ -477,8 +503,12 @@ class Story:
         offset = int(op.offsets[0])
         for group in self.groups.values():
             if group.topic == op.topic and not group.over:
-                self._book.expired(group, group.expire_below(offset, item))
+                gone = group.expire_below(offset, item, self._ttl_ms(op.topic))
+                self._book.expired(group, gone)
         self.kept[op.topic].let_go(offset)
+
+    def _ttl_ms(self, topic: int) -> int:
+        return self.said_of(topic, "ttl_ms") or 0
 
     def _ack(self, item: Entry, op: GroupOp, group: Group) -> int:
         """Take an ack; return how many offsets it was new for."""
@@ -537,14 +567,12 @@ class Story:
         ]
         if create.topic in self.deleted or not all(group.over for group in known):
             return
-        names = {self.topics[number] for number in self.deleted}
-        again = bool(known) or self.topics[create.topic] in names
         earliest = create.start is Start.EARLIEST
         kept = self.kept[create.topic]
         start = kept.begin if earliest else kept.end
         number = len(self.groups) + 1
         self.groups[number] = Group(
-            number, create.topic, create.name, start, start, start, base=start, sought=again
+            number, create.topic, create.name, start, start, start, base=start, sought=bool(known)
         )
 
 

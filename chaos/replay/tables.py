@@ -10,9 +10,15 @@ nacks        one row per nack that counted: topic group queue_offset attempts (o
              was given back, at most) not_before_ms nack_index
 expired      one row per message that was not acked in time by a group: topic group queue_offset
              attempts (the highest that was given out before)
-             expire_index expire_epoch expired_at_ms
-groups       topic group start_offset acked lease_ends sought
+             expire_index expire_epoch expired_at_ms ttl_ms (by the policies of that entry; 0: none)
+groups       topic group start_offset acked lease_ends sought, and over: its topic was deleted
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
+deletions    one row per topic that was deleted: topic topic_id delete_index
+quotas       one row per SCHEDULE entry and topic that has a quota of what is pending there:
+             topic schedule_index pending_max
+policies     one row per POLICY entry of a topic: topic policy_index
+
+`topic` is what story.life says: a topic that has the name of a deleted one is another one.
 """
 
 import itertools
@@ -80,6 +86,7 @@ EXPIRED: Final = pa.schema(
         ("expire_index", pa.int64()),
         ("expire_epoch", pa.int64()),
         ("expired_at_ms", pa.int64()),
+        ("ttl_ms", pa.int64()),
     ]
 )
 GROUPS: Final = pa.schema(
@@ -90,11 +97,27 @@ GROUPS: Final = pa.schema(
         ("acked", pa.int64()),
         ("lease_ends", pa.int64()),
         ("sought", pa.bool_()),
+        ("over", pa.bool_()),
     ]
 )
 CHECKPOINTS: Final = pa.schema(
     [(n, pa.int64()) for n in ("index", "time_ms", "scheduled", "fired")]
 )
+DELETIONS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("topic_id", pa.int64()),
+        ("delete_index", pa.int64()),
+    ]
+)
+QUOTAS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("schedule_index", pa.int64()),
+        ("pending_max", pa.int64()),
+    ]
+)
+POLICIES: Final = pa.schema([("topic", pa.string()), ("policy_index", pa.int64())])
 STORY: Final = {
     "fates": FATES,
     "acks": ACKS,
@@ -102,6 +125,9 @@ STORY: Final = {
     "expired": EXPIRED,
     "groups": GROUPS,
     "checkpoints": CHECKPOINTS,
+    "deletions": DELETIONS,
+    "quotas": QUOTAS,
+    "policies": POLICIES,
 }
 FIGURES: Final = ", ".join(
     f"{name} BIGINT" for name in ("last_index", "last_read_time_ms", "scheduled", *ENDS)
@@ -188,7 +214,7 @@ class ParquetBook:
         starts = np.array(self.story.epoch_starts or [(0, 0)], np.int64)
         end_epoch = starts[np.searchsorted(starts[:, 0], end_index, "right") - 1, 1]
         top = max([*self.story.topics, int(rows["topic"].max())])
-        topics = pa.array([self.story.topics.get(topic) for topic in range(top + 1)], pa.string())
+        topics = pa.array([self._topic(topic) for topic in range(top + 1)], pa.string())
         ended, fired = pa.array((end != PENDING) & (end != HELD)), pa.array(end == FIRED)
         self._tables["fates"].write(
             [
@@ -215,7 +241,7 @@ class ParquetBook:
         acks = np.concatenate([each for _, each in waiting])
         numbers = np.repeat([number for number, _ in waiting], [len(each) for _, each in waiting])
         known = self.story.groups
-        topics = [None, *(self.story.topics.get(known[n].topic) for n in sorted(known))]
+        topics = [None, *(self._topic(known[n].topic) for n in sorted(known))]
         names = [None, *(known[n].name for n in sorted(known))]
         counts = []
         if table == "acks":
@@ -231,8 +257,12 @@ class ParquetBook:
             ]
         )
 
+    def _topic(self, number: int) -> str | None:
+        assert self.story is not None
+        return self.story.life(number) if number in self.story.topics else None
+
     def close(self) -> None:
-        """Write what waits, then the groups."""
+        """Write what waits, then the groups and topics."""
         if self.story is not None:
             self._write_fates()
             self._write_slots("acks")
@@ -241,7 +271,10 @@ class ParquetBook:
             points = [*self._tables["checkpoints"].drain()]
             columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)
             self._tables["checkpoints"].write([pa.array(c, pa.int64()) for c in columns])
-            self._tables["groups"].write(_groups(self.story))
+            for name, rows in _tables(self.story).items():
+                columns = zip(*rows, strict=True) if rows else [[]] * len(STORY[name])
+                kinds = zip(columns, STORY[name].types, strict=True)
+                self._tables[name].write([pa.array([*column], kind) for column, kind in kinds])
         self._close_files()
 
     def _close_files(self) -> None:
@@ -275,17 +308,23 @@ def _positive(column: I64) -> pa.Array:
     return pa.array(np.ascontiguousarray(column), mask=column <= 0)
 
 
-def _groups(story: Story) -> list[pa.Array]:
-    lives = {(group.topic, group.name): group for group in story.groups.values()}
-    groups = [*lives.values()]  # the last of each
-    return [
-        pa.array([story.topics.get(group.topic) for group in groups], pa.string()),
-        pa.array([group.name for group in groups], pa.string()),
-        pa.array([group.start for group in groups], pa.int64()),
-        pa.array([group.acked_count for group in groups], pa.int64()),
-        pa.array([group.ended_count for group in groups], pa.int64()),
-        pa.array([group.sought or group.over for group in groups], pa.bool_()),
-    ]
+def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows of what is known at the end: groups, deletions, quotas, policies."""
+    lives = {(group.topic, group.name): group for group in story.groups.values()}  # their last
+    groups = [
+        (
+            story.life(group.topic), group.name, group.start, group.acked_count,
+            group.ended_count, group.sought or (group.over and group.topic not in story.deleted),
+            group.topic in story.deleted,
+        )
+        for group in lives.values()
+    ]  # fmt: skip
+    return {
+        "groups": groups,
+        "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
+        "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas],
+        "policies": [(story.life(topic), index) for topic, index in story.policies],
+    }
 
 
 def write(

@@ -7,7 +7,7 @@
 Each workload has topics and groups of its own (topic = its name) and writes histories
 (chaos/history.py) of its own, as things happen. All of one run share one counter of marks.
 
-Not here, because the product has them not yet: nack and dead-letter.
+Not here: dead letters, and policies of namespaces and of the cluster, which all workloads share.
 """
 
 import itertools
@@ -31,10 +31,10 @@ class Workload(Protocol):
         """Start its threads and return at once; it produces as soon as its consumers are open."""
 
     def stop_producing(self) -> None:
-        """Ask for nothing new from now on: no schedules, no cancels. Returns at once."""
+        """Ask for nothing new from now on but what its end takes. Returns at once."""
 
     def drained(self) -> bool:
-        """Return whether all that was asked for is accounted for: acked by every group, cancelled.
+        """Return whether all that was asked for is accounted for: acked by every group, or over.
 
         Never before `stop_producing`; needs a cluster that serves. What is due beyond the run's
         end is not waited for. Cheap: poll it.

@@ -1,10 +1,14 @@
 """What a workload itself knows of its timers; decides when it is over, not whether it went well.
 
-    asking ──► open in every group ──acked──► closed in that group
-                 │        cancelled, or the answer was no or lost: closed in all
+    asking ──► open in every group ──acked, or told EXPIRED──► closed in that group
+                 │        cancelled, dropped, or the answer was no or lost: closed in all
 
 A mark is open from before its request is sent, so that an ack that overtakes the answer finds it.
 What stays in memory is what is open, and the gaps among the queue offsets that came.
+
+Two things happen to messages that no client sees. They expire before they are handed out: nobody
+knows which, but the group knows how many, and so many may be open, or gaps (`expired`). They go
+with their topic: the one that is made next has offsets of its own (`begin_anew`).
 """
 
 import contextlib
@@ -13,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from chaos.history import Outcome
+from chaos.history import MARK_NONE, Outcome
 
 GROUP: Final = "workers"
 
@@ -36,6 +40,19 @@ class Reach:
             self.above.remove(self.below)
             self.below += 1
 
+    def close(self) -> None:
+        """Let there be no gap: what lies in them does not come."""
+        if self.above:
+            self.below = max(self.above) + 1
+            self.above.clear()
+
+    @property
+    def gaps(self) -> int:
+        """How many offsets below the last one were not given."""
+        if self.below is None or not self.above:
+            return 0
+        return max(self.above) + 1 - self.below - len(self.above)
+
 
 class Books:
     """The books of one workload; its threads share them."""
@@ -45,6 +62,8 @@ class Books:
         self._open: dict[str, set[int]] = {group: set() for group in groups}
         self._reach: dict[str, Reach] = {group: Reach() for group in groups}
         self._failures: list[BaseException] = []
+        self._first_mark = MARK_NONE
+        """What has a lesser one went with a topic of the same name."""
         self.asked = 0
         """Timers asked for, once their answer was there, or was given up."""
         self.unanswered = 0
@@ -74,23 +93,43 @@ class Books:
                 self.unanswered += len(marks)
                 self._close(marks)
 
-    def given(self, group: str, offsets: Sequence[int]) -> None:
+    def given(self, group: str, offsets: Sequence[int], marks: Sequence[int]) -> None:
         """Note messages that came."""
         with self._lock:
             self.delivered += len(offsets)
             reach = self._reach.get(group)
             if reach is not None:
-                reach.add(offsets)
+                both = zip(offsets, marks, strict=True)
+                reach.add([offset for offset, mark in both if mark >= self._first_mark])
 
     def acked(self, group: str, marks: Iterable[int]) -> None:
-        """Note timers whose ack was confirmed, or may have been: they need not come again."""
+        """Note timers whose ack was confirmed, or may have been, or that expired there."""
         with self._lock:
             self._open.get(group, set()).difference_update(marks)
 
     def cancelled(self, marks: Iterable[int]) -> None:
-        """Note timers that were cancelled, or may have been."""
+        """Note timers that were cancelled or dropped, or may have been."""
         with self._lock:
             self._close(marks)
+
+    def expired(self, group: str, count: int) -> None:
+        """Note that a group has none left of what fired, and that so many expired in it.
+
+        More than that can't be missing for it; if less is, that is what expired.
+        """
+        with self._lock:
+            marks, reach = self._open.get(group, set()), self._reach.get(group, Reach())
+            if len(marks) <= count and reach.gaps <= count:
+                marks.clear()
+                reach.close()
+
+    def begin_anew(self, first_mark: int) -> None:
+        """Note that the topic was deleted; timers of the next one have this mark or later ones."""
+        with self._lock:
+            self._first_mark = first_mark
+            for group, marks in self._open.items():
+                self._open[group] = {mark for mark in marks if mark >= first_mark}
+                self._reach[group] = Reach()
 
     def _close(self, marks: Iterable[int]) -> None:
         for marks_open in self._open.values():
@@ -103,6 +142,11 @@ class Books:
         """How many timers are expected yet by some group."""
         with self._lock:
             return max(map(len, self._open.values()), default=0)
+
+    def waits_for(self, mark: int) -> bool:
+        """Return whether some group still expects this timer."""
+        with self._lock:
+            return any(mark in marks for marks in self._open.values())
 
     @property
     def gapless(self) -> bool:

@@ -1,10 +1,12 @@
-"""A client that changes timers that exist, by id, key and filter, and writes down what it was told.
+"""A client that changes timers that exist, by id, key and filter, and what holds for their topic.
 
-It expects nothing of any one timer: a change whose answer was lost may have hit it or not, and so
-may somebody else's. What fired has no gap in its queue's offsets, and the audit has the rest.
+It writes down what it was told, and expects nothing of any one timer: a change whose answer was
+lost may have hit it or not, and so may somebody else's. What fired has no gap in its queue's
+offsets, and the audit has the rest.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from chaos.history import History, Outcome, Run
@@ -69,6 +71,44 @@ class Changer:
             due_ms=[due_ms],
         )
 
+    # ---- the topic; each returns whether it certainly was done
+
+    def pause(self) -> bool:
+        """Let nothing of the topic fire."""
+        return self._ruled({"paused": True}, lambda: self._client.pause_topic(self._topic))
+
+    def resume(self, catch_up: str) -> bool:
+        """Let the topic fire again."""
+        said = {"paused": False, "catch_up": catch_up}
+        return self._ruled(said, lambda: self._client.resume_topic(self._topic, catch_up=catch_up))
+
+    def rule(self, said: Mapping[str, int], *, among: Iterable[str]) -> bool:
+        """Let the topic's policy say this, and nothing else of the fields `among`."""
+        unset = sorted({*among} - said.keys())
+        return self._ruled(
+            {**said, **dict.fromkeys(unset)},
+            lambda: self._client.alter_policies(said, unset=unset, topic=self._topic),
+        )
+
+    def delete(self) -> bool:
+        """Delete the topic."""
+
+        def delete() -> dict[str, Any]:
+            gone = self._client.delete_topic(self._topic)
+            return {"topic_id": gone.topic_id, "pending": gone.pending} if gone else {}
+
+        return self._change("delete", delete, topic=self._topic) is not None
+
+    def _ruled(self, said: Mapping[str, Any], call: Callable[[], object]) -> bool:
+        def rule() -> dict[str, Any]:
+            call()
+            return {}
+
+        text = json.dumps(said, sort_keys=True)
+        return self._change("policy", rule, topic=self._topic, said=text) is not None
+
+    # ----
+
     def close(self) -> None:
         """Close its history; after its client."""
         self._history.close()
@@ -79,7 +119,7 @@ class Changer:
             new = [one.timer.id if one.timer else None for one in told]
             return {"results": [one.result.name for one in told], "new_ids": new}
 
-        answer = self._change("reschedule", move, **named)
+        answer = self._change("reschedule", move, **named) or {}
         return [each for each in answer.get("new_ids", []) if each is not None]
 
     def _by_filter(self, op: str, where: Where, call: Callable[[], int], **named: Any) -> None:
@@ -92,9 +132,10 @@ class Changer:
 
     def _change(
         self, op: str, call: Callable[[], dict[str, Any]], *, certain: bool = True, **named: Any
-    ) -> dict[str, Any]:
-        """Do it and write it down; return the answer, empty if there was none."""
-        start_ms, answer, more = now_ms(), dict[str, Any](), dict[str, Any]()
+    ) -> dict[str, Any] | None:
+        """Do it and write it down; return the answer. None: there was none, or it was refused."""
+        start_ms, more = now_ms(), dict[str, Any]()
+        answer: dict[str, Any] | None = None
         outcome = Outcome.OK
         try:
             answer = call()
@@ -102,5 +143,7 @@ class Changer:
             outcome = outcome_of(error) if certain else Outcome.UNKNOWN
             more = {"detail": repr(error)}
         span_ms = (start_ms, now_ms())
-        self._history.change(op, span_ms=span_ms, outcome=outcome, **named, **answer, **more)
+        self._history.change(
+            op, span_ms=span_ms, outcome=outcome, **named, **(answer or {}), **more
+        )
         return answer

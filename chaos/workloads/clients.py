@@ -1,12 +1,17 @@
 """One workload at work: its producer's thread, its consumers, and how it comes to an end.
 
-    open the consumers ─► produce, beat by beat ─► wait for the last due time ─► a last timer
+    open the consumers ─► produce, beat by beat ─► come to rest ─► wait for the last due time
+    ─► a last timer ─► what did not come has expired
 
 The last timer is what makes "drained" certain. It fires behind everything else of its topic; when
 every group has acked it, and was given every queue offset up to it, then nothing that fired is
 missing: also not of what was asked for with an unknown outcome, which nobody could wait for.
+
+A kind that changes what holds for its topic lets the topic come to rest before that: nothing is
+held, refused or expires any more, or goes with the topic.
 """
 
+import contextlib
 import itertools
 import random
 import threading
@@ -16,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from chaos.history import Run
+from chaos.history import MARK_NONE, Run
 from chaos.workloads.agenda import Agenda
 from chaos.workloads.books import GROUP, Books
 from chaos.workloads.changer import Changer
@@ -31,6 +36,7 @@ from chaos.workloads.consumer import (
 )
 from chaos.workloads.producer import Producer, now_ms
 from timerclient import TimerClient
+from timerclient.errors import TimerError
 from timerclient.settings import Settings
 
 SETTINGS: Final = Settings(call_s=10.0)
@@ -41,6 +47,10 @@ CANCELS_AT_ONCE: Final = 4
 """A cancel that waits for another one misses its moment."""
 RETRY_S: Final = 0.5
 CLOSE_S: Final = 10.0
+
+
+Rest = Callable[[], bool]
+"""Lets a topic come to rest; asked again until it returns True. It may raise a TimerError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +71,11 @@ class Kind:
 
     line: str
     """What it does, in one line."""
-    produce: Callable[["Clients"], None]
+    produce: Callable[["Clients"], "Rest | None"]
     """Asks for timers until `beats` ends."""
     readers: Sequence[Reader] = (Reader(),)
+    expires: bool = False
+    """What it asks for may expire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +100,8 @@ class Clients:
         """Of its producing thread alone."""
         self.habit_chance = random.Random(f"{setting.seed}/{name}/habit")
         """Of its consumers' threads."""
-        self.books = Books(sorted({reader.group for reader in kind.readers}))
         self._kind = kind
+        self.books = Books(self.groups)
         self._setting = setting
         self._run = setting.run
         self._started = False
@@ -98,6 +110,7 @@ class Clients:
         self._ended = threading.Event()
         self._clients: list[TimerClient] = []
         self._consumers: dict[str, Consumer] = {}
+        self._last = MARK_NONE
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     # ---- the interface of a workload
@@ -158,6 +171,11 @@ class Clients:
     # ---- for kinds
 
     @property
+    def groups(self) -> list[str]:
+        """Those that it has from the start."""
+        return sorted({reader.group for reader in self._kind.readers})
+
+    @property
     def stopping(self) -> bool:
         """Whether nothing new may be asked for."""
         return self._stopping.is_set()
@@ -216,14 +234,37 @@ class Clients:
         with self.books.noting_failure():
             for reader in self._kind.readers:
                 self.join(reader)
-            self._kind.produce(self)
+            rest = self._kind.produce(self)
             self.cancels.join(END_TIMEOUT_S)  # what is moved last is waited for, too
+            if rest is not None:
+                self._until(rest)
             self._pause_until(self.producer.last_due_ms / 1000 + SETTLE_S)
-            while not self._closing.is_set():
-                if self.producer.single(self.marks(1)[0], 0.0):
-                    self._ended.set()
+            self._until(self._ask_for_last)
+            if not self._closing.is_set():
+                self._ended.set()
+            if self._kind.expires:
+                self._until(self._count_expired)
+
+    def _until(self, step: Rest) -> None:
+        """Do it until it is done, or the workload is being closed."""
+        while not self._closing.is_set():
+            with contextlib.suppress(TimerError):
+                if step():
                     return
-                self._closing.wait(RETRY_S)
+            self._closing.wait(RETRY_S)
+
+    def _ask_for_last(self) -> bool:
+        [self._last] = self.marks(1)
+        return bool(self.producer.single(self._last, 0.0))
+
+    def _count_expired(self) -> bool:
+        """When the last timer has come, what is missing must be among what expired."""
+        if self.books.waits_for(self._last):
+            return False
+        for group in self.client.describe_topic(self.name).groups:
+            if not group.unacked:
+                self.books.expired(group.name, group.expired)
+        return not self.books.missing and self.books.gapless
 
     def _pause_until(self, at_s: float) -> None:
         self._closing.wait(max(0.0, at_s - time.time()))

@@ -1,19 +1,21 @@
 """A client that takes messages and acks them, each in its own manner, and writes all of it down."""
 
 import contextlib
+import itertools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from chaos.history import History, Outcome, Run, mark_of
 from chaos.workloads.books import Books
 from chaos.workloads.producer import now_ms, outcome_of
 from timerclient import TimerClient
 from timerclient.errors import LeaseLost, NotDelivered, OutcomeUnknown, TimerError
-from timerclient.messages import ACK, Acking, Batch, Message
+from timerclient.messages import Acking, Batch, Message
+from timerclient.results import AckResult
 from timerclient.sync import Consumer as Subscription
 
 LEASE: Final = timedelta(seconds=10)
@@ -141,7 +143,7 @@ class Consumer:
             fired_at_ms=[*batch.fired_at_ms],
             due_ms=[*batch.due_ms],
         )
-        self._books.given(self._group, batch.queue_offsets)
+        self._books.given(self._group, batch.queue_offsets, marks)
         if self._type:
             self._check_order(batch)
         return marks
@@ -178,60 +180,77 @@ class Consumer:
 
         def answered(acking: Acking[Any]) -> None:
             with self._books.noting_failure():
-                error = acking.exception()
-                results: list[str] | None = None
-                outcome, more = Outcome.OK, dict[str, Any](ms)
-                if isinstance(error, LeaseLost | NotDelivered):
-                    lost = isinstance(error, LeaseLost)
-                    results = ["ACK_LEASE_LOST" if lost else "ACK_NOT_DELIVERED"]
-                elif isinstance(error, TimerError):
-                    outcome, more["detail"] = outcome_of(error), repr(error)
-                elif error is not None:
-                    raise error
-                else:
-                    results = [acking.result().name]
+                answer = _answer(acking)
                 self._history.held(
-                    op, span_ms=(start_ms, now_ms()), outcome=outcome, topic=self._topic,
-                    group=self._group, offsets=[offset], results=results, epoch=batch.epoch,
-                    **more,
+                    op, span_ms=(start_ms, now_ms()), outcome=answer.outcome, topic=self._topic,
+                    group=self._group, offsets=[offset],
+                    results=[answer.result] if answer.result else None, epoch=batch.epoch,
+                    lease_id=batch.lease_id, **ms,
+                    **({"detail": answer.detail} if answer.detail else {}),
                 )  # fmt: skip
+                if answer.result in _OVER:
+                    self._books.acked(self._group, [mark_of(message.payload)])
 
         acking.add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
 
     def _ack(self, batch: Batch, marks: dict[int, int]) -> None:
-        """Ack the messages at these offsets."""
-        start_ms = now_ms()
-        if not marks:
-            return
+        """Ack the messages at these offsets; written down once all of them are answered."""
+        start_ms, left = now_ms(), itertools.count(len(marks) - 1, -1)
+        # One by one: of several together the client tells how many had expired, not which.
+        ackings = {m.queue_offset: m.ack() for m in batch if m.queue_offset in marks}
 
-        def answered(acking: Acking[int]) -> None:
+        def answered(_: object) -> None:
             with self._books.noting_failure():
-                self._acked(batch, marks, start_ms, acking.exception())
+                if next(left) == 0:
+                    self._acked(batch, marks, start_ms, ackings)
 
-        acking: Acking[int] = Acking()
-        acking.counts = True
-        batch.send_ack(batch, [*marks], acking, ACK)
-        acking.add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
+        for acking in ackings.values():
+            acking.add_done_callback(answered)
 
     def _acked(
-        self, batch: Batch, marks: dict[int, int], start_ms: int, error: BaseException | None
-    ) -> None:
-        """Write down an ack's outcome; what may be acked need not come again."""
-        offsets = [*marks]
-        results: list[str] | None = ["ACKED"] * len(offsets)
-        outcome, more, done = Outcome.OK, {}, [*marks.values()]
-        if isinstance(error, LeaseLost):
-            lost = {*error.offsets}
-            results = ["ACK_LEASE_LOST" if o in lost else "ACKED" for o in offsets]
-            done = [mark for offset, mark in marks.items() if offset not in lost]
-        elif isinstance(error, TimerError):
-            outcome, results, more = outcome_of(error), None, {"detail": repr(error)}
-            done = done if outcome is Outcome.UNKNOWN else []
-        elif error is not None:
-            raise error
+        self, batch: Batch, marks: dict[int, int], start_ms: int,
+        ackings: Mapping[int, Acking[AckResult]],
+    ) -> None:  # fmt: skip
+        """Write down what became of acks; what is over, or may be acked, need not come again."""
+        answers = {offset: _answer(acking) for offset, acking in ackings.items()}
         span_ms = (start_ms, now_ms())
-        self._history.ack(
-            self._topic, self._group, offsets, results=results, span_ms=span_ms, outcome=outcome,
-            epoch=batch.epoch, **more,
-        )  # fmt: skip
-        self._books.acked(self._group, done)
+        for outcome, detail in dict.fromkeys((a.outcome, a.detail) for a in answers.values()):
+            offsets = [o for o, a in answers.items() if (a.outcome, a.detail) == (outcome, detail)]
+            results = [answers[offset].result for offset in offsets]
+            self._history.ack(
+                self._topic, self._group, offsets, span_ms=span_ms, outcome=outcome,
+                results=results if outcome is Outcome.OK else None, epoch=batch.epoch,
+                lease_id=batch.lease_id, **({"detail": detail} if detail else {}),
+            )  # fmt: skip
+        self._books.acked(self._group, [marks[o] for o, a in answers.items() if a.is_over])
+
+
+class _Answer(NamedTuple):
+    """What was said of one message."""
+
+    outcome: Outcome
+    result: str = ""
+    """Of the contract's enum; empty: there was no answer."""
+    detail: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether, as the answer to an ack, the message need not come again."""
+        return self.outcome is Outcome.UNKNOWN or self.result in _OVER
+
+
+_OVER: Final = ("ACKED", "ALREADY_ACKED", "EXPIRED")
+
+
+def _answer(acking: Acking[Any]) -> _Answer:
+    """Return what became of an ack, nack or extension of one message."""
+    error = acking.exception()
+    if error is None:
+        return _Answer(Outcome.OK, acking.result().name)
+    if isinstance(error, LeaseLost):
+        return _Answer(Outcome.OK, "ACK_LEASE_LOST")
+    if isinstance(error, NotDelivered):
+        return _Answer(Outcome.OK, "ACK_NOT_DELIVERED")
+    if isinstance(error, TimerError):
+        return _Answer(outcome_of(error), detail=repr(error))
+    raise error

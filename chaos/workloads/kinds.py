@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
+from chaos.workloads import rules
 from chaos.workloads.clients import CLOSE_S, Clients, Kind, Reader
 from chaos.workloads.consumer import Habit
 from chaos.workloads.producer import now_ms
@@ -426,6 +427,30 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "named": Kind(
         line="requests with an id, by callers that hardly wait and ask again", produce=named
+    ),
+    "paused": Kind(
+        line="pauses and resumes: what was held comes, or the last of it, or nothing; its cancels",
+        produce=rules.paused,
+        readers=_TWO,
+    ),
+    "fleeting": Kind(
+        line="times to live that end under a lease, or unseen; retention, and a group that is late",
+        produce=rules.fleeting,
+        readers=(
+            Reader(nacks=0.1),
+            Reader(group="slow", lease=SLOW_LEASE, habit=slow),
+        ),
+        expires=True,
+    ),
+    "limited": Kind(
+        line="quotas of what is pending and ready, limits of delays and ticks, which all change",
+        produce=rules.limited,
+        readers=(Reader(lease=SLOW_LEASE, habit=slow),),
+    ),
+    "doomed": Kind(
+        line="a topic that is deleted with timers pending and messages leased, and made again",
+        produce=rules.doomed,
+        readers=(*_TWO, Reader(group="slow", lease=SLOW_LEASE, habit=slow)),
     ),
     "overload": Kind(
         line="bursts of large payloads, as fast as the cluster takes them", produce=overload

@@ -218,8 +218,11 @@ class Producer:
 
     # ---- cancelling
 
-    def cancel(self, ids: Sequence[str], marks: Sequence[int]) -> None:
-        """Cancel timers, one by one call of its own, several by a list."""
+    def cancel(self, ids: Sequence[str], marks: Sequence[int]) -> bool:
+        """Cancel timers, one by one call of its own, several by a list.
+
+        Return whether it is over: False if it was refused, and had no effect.
+        """
         start_ms, results, more = now_ms(), None, {}
         outcome = Outcome.OK
         try:
@@ -231,13 +234,14 @@ class Producer:
             outcome, more = outcome_of(error), {"detail": repr(error)}
         span_ms = (start_ms, now_ms())
         self._history.cancel(ids, results=results, span_ms=span_ms, outcome=outcome, **more)
-        over = ("CANCELLED", "ALREADY_CANCELLED")
+        over = ("CANCELLED", "ALREADY_CANCELLED", "DROPPED")
         if results is not None:
             # Those that fired already are still to come.
             known = zip(marks, results, strict=True)
             self._books.cancelled([mark for mark, result in known if result in over])
         elif outcome is Outcome.UNKNOWN:
             self._books.cancelled(marks)
+        return outcome is not Outcome.FAIL
 
     def close(self) -> None:
         """Close its history; after its client."""

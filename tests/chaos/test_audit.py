@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import lit
 from pyspark.testing import assertDataFrameEqual
 
@@ -91,11 +90,17 @@ class Planted:
         slot = {"topic": "t", "group": "g", "queue_offset": mark}
         self.acks.append(slot | {"ack_epoch": 1, "attempts": 1})
 
-    def expire(self, mark: int) -> None:
+    def expire(self, mark: int, after_ms: int = 50) -> None:
         """Let it expire in the group, which never acks it; given out once at most until then."""
         self.drop(mark, "ack")
-        slot = {"topic": "t", "group": "g", "queue_offset": mark}
-        self.expired.append(slot | {"expire_epoch": 1, "attempts": 1})
+        row = {"topic": "t", "group": "g", "queue_offset": mark, "expire_epoch": 1, "attempts": 1}
+        self.expired.append(row | {"expired_at_ms": DUE_MS + mark + after_ms, "ttl_ms": 50})
+
+    def say(self, mark: int, result: str) -> None:
+        """Let the answer to its ack be another one."""
+        for line in self.lines:
+            if line["op"] == "ack" and line["offsets"] == [mark]:
+                line["results"] = [result]
 
     def cancel(self, mark: int, result: str | None, outcome: str = "ok", at_ms: int = 4) -> None:
         self.lines.append(
@@ -255,12 +260,18 @@ def judged(spark: SparkSession, cases: Sequence[Case]) -> list[Found]:
     slot = "topic STRING, `group` STRING, queue_offset BIGINT"
     acks = spark.createDataFrame(rows["acks"], slot + ", ack_epoch BIGINT, attempts BIGINT")
     acks = acks.withColumn("count", lit(1).cast("bigint"))
-    over = spark.createDataFrame(rows["expired"], slot + ", expire_epoch BIGINT, attempts BIGINT")
-    read, all_given = clients.consumed(lines), clients.deliveries(lines)
-    log = log.join(verdict.expiry(over, all_given, read), ["topic", "queue_offset"], "left")
-    unkept = verdict.unkept_acks(clients.confirmed_acks(lines), acks)
+    numbers = ("expire_epoch", "attempts", "expired_at_ms", "ttl_ms")
+    over = spark.createDataFrame(
+        rows["expired"], ", ".join([slot, *(f"{n} BIGINT" for n in numbers)])
+    )
+    groups = spark.createDataFrame(
+        [], "topic STRING, `group` STRING, start_offset BIGINT, over BOOLEAN"
+    )
+    groups, all_given = clients.consumed(lines, groups), clients.deliveries(lines)
+    log = log.join(verdict.expiry(over, all_given, groups), ["topic", "queue_offset"], "left")
+    told_over = clients.told_expired(lines)
+    unkept = verdict.unkept_acks(clients.confirmed_acks(lines), acks, told_over, over)
     given = verdict.judged_deliveries(all_given, unkept, acks)
-    groups = clients.consumed(lines).withColumn("start_offset", lit(0).cast("bigint"))
     asks = clients.asked(lines)
     all_told = changes.changes(lines, asks, log)
     table = verdict.verdicts(asks, log, given, all_told, groups, until_ms=UNTIL_MS)
@@ -282,8 +293,8 @@ def all_found(spark: SparkSession) -> dict[str, tuple[Case, Found]]:
 
 def violations() -> Case:
     """Every violation that is not about keys or changes."""
-    p = Planted(range(1, 34))
-    expected = dict.fromkeys(range(1, 34), "ok")
+    p = Planted(range(1, 37))
+    expected = dict.fromkeys(range(1, 37), "ok")
     # Lost: nowhere in the log; fired but never given; never fired; cancelled by nobody.
     p.drop(1, "deliver", "ack", log=True)
     p.drop(2, "deliver", "ack")
@@ -348,6 +359,14 @@ def violations() -> Case:
         p.drop(mark, "deliver")
         p.give(mark, **after)
         expected[mark] = "expired_delivered"
+    # Expired before its time; told so, though it lives; told to be acked, though it had expired.
+    p.expire(34, after_ms=49)
+    p.say(35, "EXPIRED")
+    p.acks = [ack for ack in p.acks if ack["queue_offset"] != 35]
+    p.expire(36)
+    p.ack(36)
+    p.acks.pop()
+    expected |= {34: "expired_early", 35: "ack_lost", 36: "ack_lost"}
     return Case(p, expected)
 
 
@@ -531,8 +550,8 @@ def test_honest_keys_and_changes_are_not_blamed(
 
 def honest() -> Case:
     """What only looks wrong."""
-    p = Planted(range(1, 16))
-    expected = dict.fromkeys(range(1, 16), "ok")
+    p = Planted(range(1, 18))
+    expected = dict.fromkeys(range(1, 18), "ok")
     # Redelivered, and marked as such, before its ack in the log's order. The second copy had a
     # long way: its receiver's clock says that it came after the ack was confirmed.
     for mark, received_ms in ((1, DUE_MS + 15), (2, DUE_MS + 99)):
@@ -574,6 +593,12 @@ def honest() -> Case:
     p.drop(14, "deliver")
     p.expire(15)
     expected[14] = "expired"
+    # Told so, and it was; told of one that was acked below it.
+    p.expire(16)
+    p.ack(16)
+    p.acks.pop()
+    for mark in (16, 17):
+        p.say(mark, "EXPIRED")
     return Case(p, expected)
 
 
@@ -583,38 +608,6 @@ def test_what_only_looks_wrong_is_not_blamed(all_found: dict[str, tuple[Case, Fo
     assert {*case.expected.values()} == {*verdict.FINE} - {
         "replaced", "rescheduled", "rejected", "kept"
     }  # fmt: skip
-
-
-def test_id_parts_are_those_that_timer_id_encodes(spark: SparkSession) -> None:
-    due = np.array([0, 1, 1_700_000_000_123, (1 << 48) - 1, 5], np.int64)
-    seq = np.array([1, (1 << 48) - 1, 123_456_789, 7, 1 << 46], np.uint64)
-    raw = timer_id.encode(due, seq, SALT)
-    ids = [timer_id.to_text(raw[at : at + 15]) for at in range(0, len(raw), 15)]
-    rows = spark.createDataFrame([(text,) for text in ids], "id STRING")
-    due_of, seq_of = clients.id_parts("id")
-    wanted = [Row(due=d, seq=s) for d, s in zip(due.tolist(), seq.tolist(), strict=True)]
-    assertDataFrameEqual(rows.select(due_of.alias("due"), seq_of.alias("seq")), wanted)
-
-
-def test_messages_are_found_in_the_runs_that_hold_them(spark: SparkSession) -> None:
-    slot = "topic STRING, `group` STRING, queue_offset BIGINT"
-    # Longer than a stretch, across its edges, of one message; nothing at 999, 1601 and 2000.
-    held = [(0, 999, 1), (1000, 601, 2), (1602, 1, 3), (2001, 255, 4)]
-    runs = spark.createDataFrame(
-        [("t", "g", first, count, number) for first, count, number in held]
-        + [("t", "other", 0, 5000, 9), ("other", "g", 0, 5000, 9)],
-        slot + ", count BIGINT, number INT",
-    )
-    places = (0, 255, 256, 998, 999, 1000, 1024, 1600, 1601, 1602, 2000, 2001, 2255, 2256)
-    rows = spark.createDataFrame([("t", "g", at) for at in places], slot)
-    found = clients.with_runs(rows, runs, "left").select("queue_offset", "number").collect()
-    assert {row.queue_offset: row.number for row in found} == {
-        at: next((n for first, count, n in held if first <= at < first + count), None)
-        for at in places
-    }
-    assert len(found) == len(places)
-    missing = clients.with_runs(rows, runs, "left_anti").collect()
-    assert sorted(row.queue_offset for row in missing) == [999, 1601, 2000, 2256]
 
 
 @pytest.fixture

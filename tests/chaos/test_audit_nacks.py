@@ -55,6 +55,7 @@ class Played:
             "nacks": spark.createDataFrame(self.nacks, columns),
             "acks": spark.createDataFrame(self.acks, f"{SLOT}, count BIGINT"),
             "expired": spark.createDataFrame([], SLOT),
+            "groups": spark.createDataFrame([], "topic STRING, `group` STRING, over BOOLEAN"),
         }
 
     def wrong(self, spark: SparkSession) -> dict[str, set[int]]:

@@ -664,6 +664,7 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
     (row,) = pq.read_table(tmp_path / "out/groups").to_pylist()
     assert row == {
         "topic": "t", "group": "g", "start_offset": 0, "acked": 1, "lease_ends": 1, "sought": False,
+        "over": False,
     }  # fmt: skip
     (point,) = pq.read_table(tmp_path / "out/checkpoints").to_pylist()
     assert point == {"index": 11, "time_ms": 130, "scheduled": 3, "fired": 1}

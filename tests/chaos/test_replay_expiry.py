@@ -120,5 +120,5 @@ def test_what_was_given_out_before_it_expired_is_known_by_its_attempts(tmp_path:
     story = Story(notes, tmp_path)
     for each in log.entries:
         story.apply(each)
-    assert notes.over == {1: [(1, 2, expires.index, expires.epoch, expires.time_ms)]}
+    assert notes.over == {1: [(1, 2, expires.index, expires.epoch, expires.time_ms, 0)]}
     assert [offset for offset, *_ in notes.acked[1]] == [0]

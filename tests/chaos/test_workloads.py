@@ -82,12 +82,42 @@ def test_every_group_has_to_ack_and_one_that_joins_only_what_follows() -> None:
 def test_offset_that_was_passed_over_is_a_gap_until_it_comes() -> None:
     books = Books(["a", "b"])
     for offsets in ([0, 1], [4, 3], [0]):
-        books.given("a", offsets)
-    books.given("b", [7, 8])  # a group may begin anywhere
+        books.given("a", offsets, offsets)
+    books.given("b", [7, 8], [7, 8])  # a group may begin anywhere
     seen = [books.gapless]
-    books.given("a", [2])
+    books.given("a", [2], [2])
     assert [*seen, books.gapless] == [False, True]
     assert books.delivered == 8
+
+
+def test_no_more_may_be_missing_than_expired() -> None:
+    books = Books(["a", "b"])
+    books.asking([1, 2, 3, 9])
+    for group in ("a", "b"):
+        books.given(group, [0, 3], [1, 9])
+        books.acked(group, [1, 9])
+    books.acked("b", [2])  # told EXPIRED
+    assert not books.waits_for(9)
+    books.expired("b", 1)  # but offsets 1 and 2 never came
+    books.expired("a", 2)
+    assert (books.missing, books.gapless) == (1, False)
+    books.expired("b", 2)
+    books.given("b", [3], [9])  # once more
+    assert (books.missing, books.gapless) == (0, True)
+
+
+def test_what_went_with_its_topic_is_not_waited_for_and_what_is_of_the_next_one_is() -> None:
+    books = Books()
+    books.asking([1, 2])
+    books.given(GROUP, [5, 7], [1, 2])
+    books.begin_anew(3)
+    assert (books.missing, books.gapless) == (0, True)
+    books.asking([3, 4])
+    books.given(GROUP, [0], [3])
+    books.given(GROUP, [8], [2])  # it was on its way
+    assert (books.missing, books.gapless) == (2, True)
+    books.given(GROUP, [2], [4])
+    assert not books.gapless
 
 
 # ---- agenda
@@ -228,6 +258,26 @@ class Answers:
         return call
 
 
+def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: Run) -> None:
+    deleted = SimpleNamespace(topic_id=7, pending=3)
+    client: Any = Answers(None, None, errors.LeadershipLost("x"), None, deleted, None)
+    changer = Changer(run, "c", client, topic="t")
+    assert [changer.pause(), changer.resume("drop"), changer.resume("all")] == [True, True, False]
+    assert changer.rule({"ttl_ms": 5}, among=("retention_ms", "ttl_ms"))
+    assert [changer.delete(), changer.delete()] == [True, True]
+    changer.close()
+    found = [*read(run.histories / "c.jsonl")]
+    assert [(line["op"], line["outcome"], line.get("said")) for line in found] == [
+        ("policy", "ok", '{"paused": true}'),
+        ("policy", "ok", '{"catch_up": "drop", "paused": false}'),
+        ("policy", "unknown", '{"catch_up": "all", "paused": false}'),
+        ("policy", "ok", '{"retention_ms": null, "ttl_ms": 5}'),
+        ("delete", "ok", None), ("delete", "ok", None),
+    ]  # fmt: skip
+    assert [line.get("pending") for line in found[4:]] == [3, None]  # gone, its answer lost
+    assert [*check(run.histories / "c.jsonl")] == []
+
+
 def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
     raw = bytes(15)
     moved = Rescheduled(RescheduleResult.RESCHEDULED, Timer(raw))
@@ -333,6 +383,22 @@ def test_ack_of_a_lost_lease_is_no_end(fake: Threaded, client: TimerClient, run:
     assert books.missing == 1
     consumer.close()
     producer.close()
+
+
+def test_ack_of_what_expired_is_an_end_and_says_of_which(
+    fake: Threaded, client: TimerClient, run: Run
+) -> None:
+    fake.cluster.groups["t", GROUP] = Group(expired={0})
+    books = Books()
+    producer = Producer(run, "p", client, books, topic="t")
+    producer.batch([1, 2], [NOW_MS, NOW_MS])
+    consumer = consume(run, client, books)
+    until(lambda: not books.missing)
+    consumer.close()
+    producer.close()
+    (ack,) = lines(run, "c", "ack")
+    assert (ack["offsets"], ack["results"]) == ([0, 1], ["EXPIRED", "ACKED"])
+    assert [*check(run.histories / "c.jsonl")] == []
 
 
 def test_ack_that_died_unanswered_is_unknown_and_nothing_is_missing(

@@ -62,10 +62,25 @@ class Deeds:
         """Return its requests for timers that name due times."""
         return [line for line in self.of(f"{name}-", "schedule") if line["due_ms"]]
 
+    def asked_of(self, name: str, outcome: str, said: str = "") -> list[Line]:
+        """Return its requests for timers that ended so, with that in the error's text."""
+        asked = self.of(f"{name}-", "schedule")
+        return [x for x in asked if x["outcome"] == outcome and said in x.get("detail", "")]
+
+    def rules(self, name: str) -> list[dict[str, Any]]:
+        """Return what it let its topic's policy say, as far as that was confirmed."""
+        said = self.of(f"{name}-", "policy")
+        return [json.loads(line["said"]) for line in said if line["outcome"] == "ok"]
+
     def at_once(self, name: str) -> bool:
         """Whether a request began before the one before it had ended."""
         found = sorted(self.asked(name), key=lambda line: line["start_ms"])
         return any(after["start_ms"] < before["end_ms"] for before, after in pairwise(found))
+
+    def passed_over(self, name: str) -> bool:
+        """Whether a group was given an offset, and not the one before it."""
+        offsets = {*flat(self.of(name, "deliver"), "offsets")}
+        return any(at > min(offsets) and at - 1 not in offsets for at in offsets)
 
     def ways(self, name: str) -> set[tuple[str, str]]:
         """Return the (operation, how it named its timers) of all changes."""
@@ -132,6 +147,28 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
     ),
     "requests with an id were answered, all of them in the end": lambda did: (
         {line["outcome"] for line in did.asked("named")} == {"ok"}
+    ),
+    "a topic was paused, and went on in every way": lambda did: (
+        {(None, True), ("all", False), ("latest", False), ("drop", False)}
+        <= {(rule.get("catch_up"), rule["paused"]) for rule in did.rules("paused")}
+    ),
+    "what was overdue fired, and was dropped": lambda did: (
+        {"ALREADY_FIRED", "DROPPED"} <= did.results("paused-", "cancel")
+    ),
+    "a message expired under its lease, and one unseen": lambda did: (
+        "EXPIRED" in did.results("fleeting-slow", "ack") and did.passed_over("fleeting-workers")
+    ),
+    "a timer was asked for that had expired": lambda did: bool(
+        did.asked_of("fleeting", "fail", "due_ms")
+    ),
+    "a group came late to what was kept": lambda did: bool(did.of("fleeting-late", "deliver")),
+    "quotas refused, took, and were lifted": lambda did: (
+        bool(did.asked_of("limited", "fail", "QuotaReached"))
+        and bool(did.asked_of("limited", "ok"))
+        and {rule["pending_max"] is None for rule in did.rules("limited")} == {True, False}
+    ),
+    "a topic went with its timers, and was made again": lambda did: (
+        len({line["topic_id"] for line in did.of("doomed-", "delete") if line.get("pending")}) > 1
     ),
     "bursts were under way at once": lambda did: did.at_once("overload"),
 }
@@ -216,4 +253,5 @@ def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: 
     verdicts = report.summary["verdicts"]
     assert {"ok", "cancelled", "pending", "unknown_fired_once"} <= {*verdicts}
     assert {"replaced", "rescheduled", "rejected", "kept"} <= {*verdicts}
+    assert {"dropped", "expired", "refused"} <= {*verdicts}
     assert report.summary["redelivered"] > 0

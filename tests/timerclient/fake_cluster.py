@@ -57,6 +57,7 @@ class Group:
     next: int = 0
     back: deque[int] = field(default_factory=deque)
     acked: set[int] = field(default_factory=set)
+    expired: set[int] = field(default_factory=set)
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     """offset: (epoch, lease_id)"""
     attempts: dict[int, int] = field(default_factory=dict)
@@ -208,6 +209,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         self.paused: asyncio.Event | None = None
         """Set once it goes on. None: it is not paused."""
         self.hint = True
+        self.status_s = 0.0
+        """It takes so long to say whether it leads."""
         self.server: Any = None
 
     async def start(self) -> None:
@@ -377,6 +380,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.cluster.probes += 1
         await self._alive()
+        await asyncio.sleep(self.status_s)
         leader = self.cluster.leader
         address = "" if leader is None or self.leads else self.cluster.nodes[leader].address
         return pb.GetStatusResponse(
@@ -587,6 +591,8 @@ class Session:
         group = self.group
         if offset in group.acked:
             return pb.ALREADY_ACKED
+        if offset in group.expired:
+            return pb.ACK_EXPIRED
         if offset >= group.next:
             return pb.ACK_NOT_DELIVERED
         if group.held.get(offset, (ack.epoch, ack.lease_id)) != (ack.epoch, ack.lease_id):

@@ -14,6 +14,7 @@ from timerclient.errors import (
     OutcomeForgotten,
     OutcomeUnknown,
     Overloaded,
+    QuotaReached,
     SequenceGap,
     TimerError,
     UnknownProducer,
@@ -35,6 +36,9 @@ class Item(Request):
 
     def split(self) -> "list[Item]":
         return self.parts
+
+    def asks_for(self) -> tuple[str, int, int] | None:
+        return None if self.parts else ("odd" if self.name % 2 else "even", self.size, 1)
 
 
 def make(*, window: int = 8, producer: int = 1) -> Pipeline[Item]:
@@ -162,6 +166,51 @@ def test_refused_request_of_many_calls_is_split_into_its_calls() -> None:
     assert sent(pipeline) == [(2, 10, 1), (3, 11, 2), (4, 12, 3)]
 
 
+def test_quota_that_is_reached_refuses_at_once_what_asks_for_as_much_behind_it() -> None:
+    pipeline = make()
+    for name, size in enumerate([1, 1, 2, 2, 1, 3, 2]):
+        pipeline.add(Item(name, size=size))
+    sent(pipeline)
+    assert pipeline.answer(1, None).settled
+    full = QuotaReached("odd, even")
+    assert [item.name for item, _ in pipeline.answer(3, full).settled] == [2]  # even, 2 rows
+    assert pipeline.answer(2, Overloaded("wait")).settled == []
+    for request_no in (4, 5, 7):
+        assert pipeline.answer(request_no, SequenceGap("gap")).settled == []
+    settled = pipeline.answer(6, SequenceGap("gap")).settled
+    assert [(item.name, error) for item, error in settled] == [(6, full)]
+    # One has another topic, one comes before, one is smaller.
+    assert sent(pipeline) == [(8, 1, 2), (9, 3, 3), (10, 4, 4), (11, 5, 5)]
+
+
+def test_calls_of_one_request_are_taken_until_a_quota_is_reached() -> None:
+    pipeline = make()
+    whole = Item(0)
+    whole.parts = [Item(name) for name in (10, 12, 14, 16)]
+    pipeline.add(whole)
+    sent(pipeline)
+    full = QuotaReached("even")
+    assert pipeline.answer(1, full).settled == []
+    sent(pipeline)
+    assert [error for _, error in pipeline.answer(2, None).settled] == [None]
+    settled = pipeline.answer(3, full).settled
+    for request_no in (4, 5):
+        settled += pipeline.answer(request_no, SequenceGap("gap")).settled
+    assert [(item.name, error) for item, error in settled] == [(12, full), (14, full), (16, full)]
+    assert pipeline.idle
+
+
+def test_what_is_in_doubt_behind_a_quota_is_asked_again() -> None:
+    pipeline = make()
+    pipeline.add(Item(0))
+    pipeline.add(Item(2))
+    sent(pipeline)
+    assert pipeline.answer(2, CommitTimeout("slow")).settled == []
+    settled = pipeline.answer(1, QuotaReached("even")).settled
+    assert [item.name for item, _ in settled] == [0]
+    assert sent(pipeline) == [(3, 2, 1)]
+
+
 def test_unknown_producer_registers_again_for_what_was_certainly_not_applied() -> None:
     pipeline = make()
     pipeline.add(Item(0))
@@ -284,6 +333,8 @@ class Model:
             return None, gap
         if self.faults and self.rng.random() < 0.15:
             return None, Overloaded("full")
+        if self.faults and self.rng.random() < 0.05:
+            return None, QuotaReached("full")
         applies = not self.faults or self.rng.random() < 0.9
         if applies:
             producer.last = sequence
@@ -400,7 +451,7 @@ def test_random_faults_lose_nothing_double_nothing_and_tell_the_truth(seed: int)
         elif error.outcome_known:
             assert times == 0, f"{item.name} was applied, and reported as {error!r}"
         if not item.bad:
-            assert error is None or not error.outcome_known
+            assert error is None or isinstance(error, QuotaReached) or not error.outcome_known
 
 
 def test_stream_that_is_refused_as_a_whole_leaves_no_doubt() -> None:

@@ -141,6 +141,14 @@ async def test_leader_that_joined_later_is_found_by_what_the_others_say(cluster:
     assert payloads(cluster) == [b"p"]
 
 
+async def test_leader_that_is_too_busy_to_say_so_at_once_is_found(cluster: Cluster) -> None:
+    cluster.nodes[0].status_s = 0.5
+    settings = Settings(probe_s=0.1, pause_s_min=0.002, pause_s_max=0.05)
+    async with AsyncTimerClient(cluster.address, timeout=60, settings=settings) as client:
+        await client.schedule("orders", b"p")
+    assert payloads(cluster) == [b"p"]
+
+
 async def test_no_leader_for_a_while_is_waited_for(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:

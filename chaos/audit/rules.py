@@ -1,0 +1,84 @@
+"""What clients were told of their topics, and what quotas allow: judged beside the verdicts.
+
+quota_exceeded  P1  a SCHEDULE entry made more timers pending than a quota of its topic allows;
+                    a refusal by that quota was a lie, or the next one will be
+delete_untrue   P1  a topic was said to be deleted, with so many timers, and the log says otherwise
+policy_lost     P1  more changes of a topic's policy were confirmed than the log has
+"""
+
+from typing import Any
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.clients import name_of
+
+
+def exceeded(fates: DataFrame, quotas: DataFrame) -> DataFrame:
+    """Return where more is pending than a quota allows: topic, index, pending, pending_max."""
+    mine = fates.where(~F.col("end").isin("rejected", "kept"))
+    mine = mine.join(F.broadcast(quotas.select("topic").distinct()), "topic", "left_semi")
+    steps = (
+        mine.select("topic", F.col("schedule_index").alias("index"), F.lit(1).alias("step"))
+        .unionByName(
+            mine.where("end_index IS NOT NULL").select(
+                "topic", F.col("end_index").alias("index"), F.lit(-1).alias("step")
+            )
+        )
+        .groupBy("topic", "index")
+        .agg(F.sum("step").alias("step"))
+    )
+    so_far = Window.partitionBy("topic").orderBy("index")
+    pending = steps.withColumn("pending", F.sum("step").over(so_far))
+    found = quotas.withColumnRenamed("schedule_index", "index").join(pending, ["topic", "index"])
+    return found.where("pending > pending_max").select("topic", "index", "pending", "pending_max")
+
+
+def untrue_deletions(lines: DataFrame, fates: DataFrame, deletions: DataFrame) -> DataFrame:
+    """Return untrue answers to deletions: topic, topic_id, told, dropped (by the log)."""
+    told = lines.where("op = 'delete' AND topic_id IS NOT NULL").select(
+        "topic", "topic_id", F.col("pending").alias("told")
+    )
+    dropped = (
+        fates.where("end = 'dropped'")
+        .groupBy(F.col("end_index").alias("delete_index"))
+        .agg(F.count("*").alias("dropped"))
+    )
+    logged = deletions.join(dropped, "delete_index", "left").select(
+        name_of("topic").alias("topic"),
+        "topic_id",
+        F.coalesce("dropped", F.lit(0)).alias("dropped"),
+    )
+    both = told.join(logged, ["topic", "topic_id"], "left")
+    return both.where("dropped IS NULL OR dropped != told")
+
+
+def lost_policies(lines: DataFrame, policies: DataFrame) -> DataFrame:
+    """Return topics with more confirmed changes than the log has: topic, told, logged."""
+    told = lines.where("op = 'policy' AND outcome = 'ok'").groupBy("topic")
+    logged = policies.groupBy(name_of("topic").alias("topic")).agg(F.count("*").alias("logged"))
+    both = told.agg(F.count("*").alias("told")).join(logged, "topic", "left").fillna(0, ["logged"])
+    return both.where("told > logged")
+
+
+def broken(
+    lines: DataFrame, story: dict[str, DataFrame], summary: dict[str, Any], *, offenders_max: int
+) -> dict[str, Any]:
+    """Return the summary's part about topics: which promise is broken, how often, by what."""
+    fates = story["fates"]
+    found = {}
+    if story["quotas"].head(1):
+        found["quota_exceeded"] = exceeded(fates, story["quotas"])
+    if lines.where("op IN ('delete', 'policy')").head(1):
+        found["delete_untrue"] = untrue_deletions(lines, fates, story["deletions"])
+        found["policy_lost"] = lost_policies(lines, story["policies"])
+    violations, offenders = dict(summary["violations"]), []
+    for name, rows in found.items():
+        wrong = [row.asDict() for row in rows.orderBy(*rows.columns).collect()]
+        violations |= {name: len(wrong)} if wrong else {}
+        offenders += [{"verdict": name} | row for row in wrong[:offenders_max]]
+    return {
+        "verdict": "VIOLATED" if violations else "OK",
+        "violations": violations,
+        "rule_offenders": offenders,
+    }

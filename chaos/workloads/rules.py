@@ -1,0 +1,170 @@
+"""Kinds of workload that change what holds for their topic, while its timers are pending.
+
+    paused    what comes due is held; a resume fires it, or the last of it, or drops it
+    fleeting  what is not acked in time expires; what is acked is kept for a while
+    limited   what exceeds a quota is refused, and what is due too late
+    doomed    the topic is deleted, with all that it has; the next one has its name
+
+Each returns how its topic comes to rest, after which everything that is asked for has to come. What
+does not come by then was held, dropped, refused, or went: for each there is somebody who says so of
+this very timer, and nothing else is taken off what is expected. Only what expires is counted.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Final
+
+from chaos.workloads.clients import Clients, Reader, Rest
+from chaos.workloads.producer import PAYLOAD_SIZE, now_ms
+from timerclient.timers import Timers
+
+BEAT_S: Final = 0.25
+SOON_MS: Final = 3_000
+PAUSE_BEATS: Final = 8
+"""From one pause to the next; half as long it lasts."""
+CATCH_UPS: Final = ("drop", "latest", "all")
+SETTLED_MS: Final = 500
+"""So long after its due time somebody asks what became of a timer: a release is through by then."""
+RULE_BEATS: Final = 6
+"""From one change of what holds to the next."""
+PIECES: Final = 4
+"""Requests of a beat, where they compete for room."""
+LIFE_BEATS: Final = 10
+"""Of a topic that is deleted."""
+LAST_TIMERS: Final = 50
+"""Of the topic that is not deleted any more."""
+
+TTLS_MS: Final = (300, 1_000, 4_000)
+RETENTIONS_MS: Final = (0, 2_000, 60_000)
+LATE: Final = Reader(group="late")
+
+_QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
+_RULES: Final = (*_QUOTAS, "tick_ms", "delay_ms_min", "delay_ms_max")
+
+Asked = tuple[int, str, int]
+"""A timer: due time, id, mark."""
+
+
+def paused(clients: Clients) -> Rest:
+    """Pauses of a second; then all that was overdue comes, or the last of it, or nothing.
+
+    A resume that drops does not say which. So they are all cancelled later: the answer of each is
+    what became of it.
+    """
+    chance, changer = clients.chance, clients.changer
+    asked: list[Asked] = []
+    doubtful: list[Asked] = []
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        marks, due_ms = clients.marks(count), _soon(clients, count)
+        ids = clients.producer.batch(marks, due_ms)
+        asked += zip(due_ms, ids, marks, strict=False)  # no ids: it was refused, or is unknown
+        cycle, beat = divmod(number, PAUSE_BEATS)
+        if beat == 0:
+            changer.pause()
+        elif beat == PAUSE_BEATS // 2:
+            catch_up = CATCH_UPS[cycle % len(CATCH_UPS)]
+            if some := chance.sample(asked, min(len(asked), 2)):
+                clients.cancels.after(0.0, partial(_cancel, clients, some))  # it is released
+            changer.resume(catch_up)
+            if catch_up != "all":
+                doubtful, asked = doubtful + asked, []
+        elif beat > PAUSE_BEATS // 2:
+            over_ms = now_ms() - SETTLED_MS
+            over = [timer for timer in doubtful if timer[0] <= over_ms]
+            if over and _cancel(clients, over):
+                doubtful = [timer for timer in doubtful if timer[0] > over_ms]
+
+    def rest() -> bool:
+        if not changer.resume("all"):
+            return False
+        topic = clients.client.describe_topic(clients.name)
+        waits = topic.paused or topic.held or topic.releasing
+        return not waits and (not doubtful or _cancel(clients, doubtful))
+
+    return rest
+
+
+def _cancel(clients: Clients, timers: Sequence[Asked]) -> bool:
+    return clients.producer.cancel([id_ for _, id_, _ in timers], [mark for *_, mark in timers])
+
+
+def fleeting(clients: Clients) -> Rest:
+    """Times to live that are shorter than leases; some are over when the timer is asked for."""
+    chance, changer, among = clients.chance, clients.changer, ("ttl_ms", "retention_ms")
+    late_ms = clients.start_ms + (clients.end_ms - clients.start_ms) // 3
+    joined = False
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        if number % RULE_BEATS == 0:
+            said = {"ttl_ms": chance.choice(TTLS_MS), "retention_ms": chance.choice(RETENTIONS_MS)}
+            changer.rule(_some(chance, said), among=among)
+            clients.producer.batch(
+                clients.marks(1), [now_ms() - chance.choice((200, 2_000, 9_000))]
+            )
+        if not joined and now_ms() >= late_ms:
+            clients.join(LATE)  # it begins with what is retained
+            joined = True
+        clients.producer.batch(clients.marks(count), _soon(clients, count))
+    return lambda: changer.rule({}, among=among)
+
+
+def limited(clients: Clients) -> Rest:
+    """Quotas of little more than what is there, delays that are too short or too long, ticks."""
+    chance, changer = clients.chance, clients.changer
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        if number % RULE_BEATS == 0:
+            rows = {"pending_max": (0, count, 4 * count), "ready_max": (count, 4 * count)}
+            said = {name: chance.choice(values) for name, values in rows.items()}
+            said |= {f"{n[:-4]}_bytes_max": v * PAYLOAD_SIZE for n, v in said.items()}
+            said |= {"tick_ms": 250, "delay_ms_min": 200, "delay_ms_max": SOON_MS // 2}
+            changer.rule(_some(chance, said), among=_RULES)
+        piece = -(-count // PIECES)
+        for start in range(0, count, piece):  # at once: who comes first has room
+            n = min(piece, count - start)
+            clients.producer.submit(clients.marks(n), _soon(clients, n))
+    return lambda: changer.rule({}, among=_RULES)
+
+
+def doomed(clients: Clients) -> Rest:
+    """The topic is deleted every few seconds, as more is asked for and some is cancelled."""
+    chance = clients.chance
+    under_way: list[Future[Timers]] = []
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        marks, due_ms = clients.marks(count), _soon(clients, count)
+        half = count // 2
+        if count > half and (one := clients.producer.submit(marks[half:], due_ms[half:])):
+            under_way = [*(each for each in under_way if not each.done()), one]
+        if number % LIFE_BEATS == LIFE_BEATS - 1:
+            clients.changer.delete()
+        elif half:
+            ids = clients.producer.batch(marks[:half], due_ms[:half])
+            if ids and number % LIFE_BEATS == LIFE_BEATS - 2:
+                delay_s = chance.uniform(0, 2 * BEAT_S)
+                clients.cancels.after(delay_s, partial(clients.producer.cancel, ids, marks[:half]))
+
+    def rest() -> bool:
+        if wait(under_way, 0).not_done or not clients.changer.delete():
+            return False
+        for group in clients.groups:  # each begins with the first timer
+            clients.client.create_group(clients.name, group)
+        marks = clients.marks(LAST_TIMERS)
+        clients.books.begin_anew(marks[0])
+        return bool(clients.producer.batch(marks, _soon(clients, LAST_TIMERS)))
+
+    return rest
+
+
+def _soon(clients: Clients, count: int) -> list[int]:
+    """Return due times: most in a while, some now, or a moment ago."""
+    now, chance = now_ms(), clients.chance
+    return [
+        clients.within(now + chance.choice((0, -20, *[chance.uniform(0, SOON_MS)] * 6)))
+        for _ in range(count)
+    ]
+
+
+def _some(chance: random.Random, said: Mapping[str, int]) -> dict[str, int]:
+    """Return some of what may be said, one at least."""
+    names = chance.sample(sorted(said), chance.randint(1, min(3, len(said))))
+    return {name: said[name] for name in names}

@@ -1,0 +1,49 @@
+"""What clients say, as tables: ids taken apart, runs of messages."""
+
+import numpy as np
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from chaos.audit import clients
+from tests.chaos.world import SALT
+from timer import timer_id
+
+pytestmark = [
+    pytest.mark.spark,
+    # Of pyspark's own making.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def test_id_parts_are_those_that_timer_id_encodes(spark: SparkSession) -> None:
+    due = np.array([0, 1, 1_700_000_000_123, (1 << 48) - 1, 5], np.int64)
+    seq = np.array([1, (1 << 48) - 1, 123_456_789, 7, 1 << 46], np.uint64)
+    raw = timer_id.encode(due, seq, SALT)
+    ids = [timer_id.to_text(raw[at : at + 15]) for at in range(0, len(raw), 15)]
+    rows = spark.createDataFrame([(text,) for text in ids], "id STRING")
+    due_of, seq_of = clients.id_parts("id")
+    wanted = [Row(due=d, seq=s) for d, s in zip(due.tolist(), seq.tolist(), strict=True)]
+    assertDataFrameEqual(rows.select(due_of.alias("due"), seq_of.alias("seq")), wanted)
+
+
+def test_messages_are_found_in_the_runs_that_hold_them(spark: SparkSession) -> None:
+    slot = "topic STRING, `group` STRING, queue_offset BIGINT"
+    # Longer than a stretch, across its edges, of one message; nothing at 999, 1601 and 2000.
+    held = [(0, 999, 1), (1000, 601, 2), (1602, 1, 3), (2001, 255, 4)]
+    runs = spark.createDataFrame(
+        [("t", "g", first, count, number) for first, count, number in held]
+        + [("t", "other", 0, 5000, 9), ("other", "g", 0, 5000, 9)],
+        slot + ", count BIGINT, number INT",
+    )
+    places = (0, 255, 256, 998, 999, 1000, 1024, 1600, 1601, 1602, 2000, 2001, 2255, 2256)
+    rows = spark.createDataFrame([("t", "g", at) for at in places], slot)
+    found = clients.with_runs(rows, runs, "left").select("queue_offset", "number").collect()
+    assert {row.queue_offset: row.number for row in found} == {
+        at: next((n for first, count, n in held if first <= at < first + count), None)
+        for at in places
+    }
+    assert len(found) == len(places)
+    missing = clients.with_runs(rows, runs, "left_anti").collect()
+    assert sorted(row.queue_offset for row in missing) == [999, 1601, 2000, 2256]

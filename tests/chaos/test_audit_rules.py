@@ -1,0 +1,170 @@
+"""The audit of topics that are deleted, limited and ruled: honest ones, and planted lies."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from chaos import history
+from chaos.audit import job
+from chaos.audit.report import Report
+from chaos.history import Outcome, Run
+from chaos.history_check import check
+from tests.chaos.world import Log, id_of, write_log
+from timer.entry import Kind
+from timer.payloads import GroupOp, Op
+from timer.policies import Policy, Scope, encode_policy
+from timer.units import TopicId
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    # Of pyspark's own making.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+OK = Outcome.OK
+DUE_MS = {1: 100, 2: 100, 3: 900, 4: 300, 5: 300, 6: 300}
+"""Of the marks, which are the seqs."""
+IDS = {mark: id_of(due_ms, mark) for mark, due_ms in DUE_MS.items()}
+
+
+def said(log: Log, topic: int, **fields: Any) -> None:
+    policy = Policy(**fields)
+    log.entry(Kind.POLICY, encode_policy(Scope("", TopicId(topic)), policy))
+
+
+class Lived:
+    """A run in which topic "t" is deleted, and made again.
+
+    Its first life: 1 is acked, 2 was handed out, 3 pending. Its second one: 4, 5 and 6, all acked.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.run = Run(root)
+        self.pending_max = 3
+        self.policies = 1
+        self.told_pending = 1
+        self.acked = [0, 1, 2]
+        """In the second life, by the log."""
+        self.given = {4: 0, 5: 1, 6: 2}
+        """Mark -> offset, in the second life, by the consumer."""
+
+    def write(self) -> Run:
+        log = Log()
+        log.epoch(1)
+        first = log.topic("t")
+        log.schedule(first, [(100, 1), (100, 2), (900, 3)], at_ms=10)
+        group = log.group(first, "g")
+        log.fire(120)
+        log.reserve(first, group, 2)
+        log.ack(first, group, [0], at_ms=130)
+        log.delete_topic(first, at_ms=140)
+        second = log.topic("t")
+        said(log, second, pending_max=self.pending_max)
+        anew = log.group(second, "g")
+        log.schedule(second, [(300, 4), (300, 5), (300, 6)], at_ms=150)
+        log.fire(310)
+        log.reserve(second, anew, 3)
+        log.op(GroupOp(Op.ACK, second, anew, np.array(self.acked, np.uint64)), 330)
+        log.entry(Kind.CHECKPOINT, b"", at_ms=340)
+        for node in ("n1", "n2", "n3"):
+            write_log(self.run.root / node / "log", log.frames)
+        with history.History(self.run, "producer") as h:
+            for marks, at_ms in (([1, 2, 3], 9), ([4, 5, 6], 149)):
+                h.schedule(marks, ids=[IDS[m] for m in marks], due_ms=[DUE_MS[m] for m in marks],
+                           topic="t", span_ms=(at_ms, at_ms + 3), outcome=OK)  # fmt: skip
+            h.change("delete", span_ms=(139, 141), outcome=OK, topic="t", topic_id=1,
+                     pending=self.told_pending)  # fmt: skip
+            for _ in range(self.policies):
+                h.change("policy", span_ms=(142, 144), outcome=OK, topic="t",
+                         said='{"pending_max": 3}')  # fmt: skip
+            h.cancel([IDS[3]], results=["NOT_FOUND"], span_ms=(145, 146), outcome=OK)
+            h.cancel([IDS[3]], results=["ALREADY_FIRED"], span_ms=(1145, 1146), outcome=OK)
+        with history.History(self.run, "consumer") as h:
+            h.open("t", "g", start_ms=0)
+            self._deliver(h, 1, {1: 0, 2: 1}, 120)
+            self._ack(h, 1, [0])
+            self._deliver(h, 2, self.given, 310)
+            self._ack(h, 2, [0, 1, 2])
+        assert [str(p) for path in self.run.histories.iterdir() for p in check(path)] == []
+        return self.run
+
+    def _deliver(
+        self, h: history.History, lease_id: int, given: dict[int, int], at_ms: int
+    ) -> None:
+        h.deliver("t", "g", received_ms=at_ms + 1, epoch=1, lease_id=lease_id,
+                  offsets=[*given.values()], ids=[IDS[mark] for mark in given], marks=[*given],
+                  attempts=[1] * len(given), fired_at_ms=[at_ms] * len(given),
+                  due_ms=[DUE_MS[mark] for mark in given])  # fmt: skip
+
+    def _ack(self, h: history.History, lease_id: int, offsets: list[int]) -> None:
+        h.ack("t", "g", offsets, results=["ACKED"] * len(offsets), span_ms=(6_500, 6_510),
+              outcome=OK, epoch=1, lease_id=lease_id)  # fmt: skip
+
+
+def audited(spark: SparkSession, root: Path, lie: Callable[[Lived], None]) -> Report:
+    lived = Lived(root)
+    lie(lived)
+    return job.audit(spark, lived.write())
+
+
+def test_two_topics_of_one_name_are_judged_each_for_itself(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    report = audited(spark, tmp_path, lambda _: None)
+    assert report.summary["violations"] == {}, report.summary["offenders"]
+    assert report.summary["verdicts"] == {"ok": 5, "dropped": 1}
+    assert report.summary["delivered"] == 5
+
+
+def _ack_counts_in_the_other_life(lived: Lived) -> None:
+    lived.acked = [0, 1]
+
+
+def _dropped_timer_comes(lived: Lived) -> None:
+    lived.given = {4: 0, 3: 1, 6: 2}  # in the place of 5
+
+
+def _quota_is_less(lived: Lived) -> None:
+    lived.pending_max = 2
+
+
+def _deletion_counts_more(lived: Lived) -> None:
+    lived.told_pending = 2
+
+
+def _policy_is_not_in_the_log(lived: Lived) -> None:
+    lived.policies = 2
+
+
+@pytest.mark.parametrize(
+    ("lie", "violations"),
+    [
+        (_ack_counts_in_the_other_life, {"ack_lost": 1}),
+        (_dropped_timer_comes, {"phantom": 1, "lost": 1}),
+    ],
+)
+def test_lie_about_one_of_two_topics_is_found(
+    spark: SparkSession, tmp_path: Path, lie: Callable[[Lived], None], violations: dict[str, int]
+) -> None:
+    assert audited(spark, tmp_path, lie).summary["violations"] == violations
+
+
+def test_lies_about_quotas_deletions_and_policies_are_found(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def lie(lived: Lived) -> None:
+        for each in (_quota_is_less, _deletion_counts_more, _policy_is_not_in_the_log):
+            each(lived)
+
+    found = audited(spark, tmp_path, lie).summary
+    assert found["violations"] == {"quota_exceeded": 1, "delete_untrue": 1, "policy_lost": 1}
+    quota, deletion, policy = found["rule_offenders"]
+    assert (quota["pending"], quota["pending_max"]) == (3, 2)
+    assert (deletion["told"], deletion["dropped"]) == (2, 1)
+    assert (policy["told"], policy["logged"]) == (2, 1)
