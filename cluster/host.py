@@ -342,7 +342,8 @@ class Host:
                 for delivery in leader.hand_out(now):
                     self._handed_out(delivery)
                     delivery.lease.consumer.sink(delivery)
-                leader.step(now)
+                if leader.groups.waiting:  # what it takes to hand out goes into the log
+                    leader.step(now)
             wait_ms = min(WAKE_MS_MAX, max(0, leader.wake_at_ms(now) - now.mono_ms))
             if not held:  # nobody tells when it is back
                 wait_ms = min(wait_ms, LEASE_LOOK_MS)

@@ -261,8 +261,10 @@ class Store:
     def begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
         """Return what a thread should ask the runs before these are folded; None: it is little."""
         runs = self._runs.runs
+        if not runs:
+            return None
         asked = Asked(entries, self._at, keys=any(run.meta.keys_size for run in runs))
-        return None if not runs or asked.is_little(runs) else Prepared(runs, asked)
+        return None if asked.is_little(runs) else Prepared(runs, asked)
 
     def begin_look(self, targets: Targets) -> Prepared | None:
         """Return what a thread should ask the runs before these timers are looked for and read.
@@ -620,7 +622,11 @@ class Store:
 
     def _candidates(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return which targets may be pending, each one once: after F and without a tombstone."""
-        asked = np.flatnonzero(after(due_ms, seq, self._position))
+        if len(seq) == 1:
+            later = (int(due_ms[0]), int(seq[0])) > self._position
+            asked = np.zeros(int(later), np.intp)
+        else:
+            asked = np.flatnonzero(after(due_ms, seq, self._position))
         if len(asked) > 1:
             # A stable sort: of equal targets the first stays.
             order = np.lexsort((seq[asked], due_ms[asked]))

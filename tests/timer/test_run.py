@@ -209,6 +209,21 @@ def test_single_timers_are_found_with_what_a_cancel_must_know(tmp_path: Path) ->
         assert here[name].tolist() == wanted[name].tolist()
 
 
+@pytest.mark.usefixtures("small")
+def test_one_timer_is_found_as_among_many(tmp_path: Path) -> None:
+    rows, bufs = rows_with(some_texts(100))
+    rows["topic"][::7] = TOMBSTONE
+    run = Run(RealDisk(), tmp_path, write(tmp_path, (rows, bufs)))
+    last = int(rows["due_ms"][-1])
+    for due, seq in itertools.product((0, 999, *range(1_000, last + 2)), (0, 1, 4, 50, 100, 101)):
+        due_ms, number = np.array([due], np.int64), np.array([seq], np.uint64)
+        _, here = Finder().find(run, due_ms, number)
+        assert Finder().find_one(run, due, seq).tolist() == here.tolist()
+        assert run.meta.may_hold(due, seq) == may_hold(run.meta, due_ms, number)[0]
+    for due, seq in zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True):
+        assert len(Finder().find_one(run, due, seq)) == 1
+
+
 @pytest.mark.parametrize("buried", [0, 1, 30])
 def test_run_that_may_hold_a_timer_is_not_passed_over(tmp_path: Path, buried: int) -> None:
     rows, bufs = rows_with(some_texts(30))
