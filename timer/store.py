@@ -68,7 +68,7 @@ from timer.timer_id import SEQ_MAX
 from timer.units import TopicId, UnixMs
 from timer.window import Ahead, Window
 
-FLUSH_CHUNK: Final = 65_536
+FLUSH_CHUNK: Final = 16_384
 """Rows that a flush gathers at a time."""
 
 
@@ -555,8 +555,10 @@ class Store:
             CorruptFile: what was just written doesn't verify.
             DiskFailed: the process must stop.
         """
-        timers = frozen.memtable.rows[frozen.left.live]
-        size = int(row_sizes(timers).sum()) + TOMBSTONE_SIZE * len(frozen.left.graves[0])
+        rows, live = frozen.memtable.rows, frozen.left.live
+        pieces = [live[start : start + FLUSH_CHUNK] for start in range(0, len(live), FLUSH_CHUNK)]
+        size = sum(int(row_sizes(rows[piece]).sum()) for piece in pieces)
+        size += TOMBSTONE_SIZE * len(frozen.left.graves[0])
         chunks = _sorted_rows(frozen)
         metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
         return self._runs.warm(metas, self._position)
