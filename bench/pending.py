@@ -9,19 +9,29 @@
 
 They share one cluster, as filling it takes longest.
 
-The CPU of a cancel is that of the leader's process, all threads, less what it uses without cancels
-(heartbeats, checkpoints, clock), measured just before. It is taken at rest: else the merges of what
-was filled in would count as well. One that is awaited alone pays for a whole round by itself: its
-RPC, an entry, a sync, two followers' appends and answers. Of many callers several share one.
+A cancel that is awaited alone, in the leader:
+
+    request -- checked, appended --| ... a majority has it on disk ... |-- applied --> answer
+            <---- its own part --->|<--------- waited for ------------>|<-- own part ->
+
+Server time is what passes in its own part: from the handler's begin to its end, as the leader's
+metrics say, less what its entry took from append to commit. It does not see what the leader does
+while it waits: the sync, two followers' streams; nor what gRPC does around the handler. The CPU
+does: that of the leader's process, all threads, less what it uses without cancels (heartbeats,
+checkpoints, clock), measured just before. Both are taken at rest: else the merges of what was
+filled in would count as well. Alone a cancel pays for a whole round; of many callers several share
+one, and what it waits for includes the others, so there is no server time of these.
 """
 
 import asyncio
 import random
+import re
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -29,6 +39,7 @@ from bench import cpu
 from bench.feed import BATCH_SIZE, Feed
 from bench.measure import Form, Measure, Series, check, cost
 from bench.rig import BenchError, Rig
+from deploy.local import Node
 from timerclient import AsyncTimerClient, CancelResult, Timer
 
 PENDING: Final = {Form.SHORT: 500_000, Form.FULL: 10_000_000}
@@ -114,15 +125,15 @@ async def _filled_under_load(
         }
         await asyncio.to_thread(_wait_for_rest, rig)
         chosen = random.Random(7).sample(some, CANCELS + CANCELS_OF_MANY)
-        series |= await _cancels(client, node.pid, chosen)
+        series |= await _cancels(client, node, chosen)
         [status] = [each for each in await client.topics() if each.name == topic]
     timers = PENDING[form] + load.result() - len(chosen)
     check(status.pending == timers, f"{timers} timers are left, {status.pending} pending")
     return series, timers
 
 
-async def _cancels(client: AsyncTimerClient, leader: int, chosen: list[Timer]) -> Series:
-    """Cancel them; latency of the lonely ones, and CPU of the leader's process, ms each."""
+async def _cancels(client: AsyncTimerClient, leader: Node, chosen: list[Timer]) -> Series:
+    """Cancel them; latency and server time of the lonely ones, CPU of the leader, ms each."""
     latencies_s: list[float] = []
 
     async def keep_cancelling(timers: Iterator[Timer]) -> None:
@@ -135,19 +146,53 @@ async def _cancels(client: AsyncTimerClient, leader: int, chosen: list[Timer]) -
     async def cpu_ms(timers: list[Timer], callers: int) -> float:
         left = iter(timers)
         work = asyncio.gather(*(keep_cancelling(left) for _ in range(callers)))
-        used_s, took_s = await _used(leader, work)
+        used_s, took_s = await _used(leader.pid, work)
         return (used_s - idle_cores * took_s) * 1000 / len(timers)
 
-    used_s, took_s = await _used(leader, asyncio.sleep(IDLE_S))
+    used_s, took_s = await _used(leader.pid, asyncio.sleep(IDLE_S))
     idle_cores = used_s / took_s
+    before = await asyncio.to_thread(_spent, leader)
     alone_ms = await cpu_ms(chosen[:CANCELS], 1)
+    after = await asyncio.to_thread(_spent, leader)
+    in_all, waited = (now.mean_ms_since(then) for then, now in zip(before, after, strict=True))
     p50, p99 = np.percentile(latencies_s, [50, 99]) * 1000
     return {
         "cancel_p50": [float(p50)],
         "cancel_p99": [float(p99)],
+        "cancel_server": [in_all - waited],
+        "cancel_waited": [waited],
         "cancel_cpu": [alone_ms],
         "cancel_cpu_of_many": [await cpu_ms(chosen[CANCELS:], CALLERS)],
     }
+
+
+class _Spent(NamedTuple):
+    """What a histogram of seconds has counted so far."""
+
+    total_s: float
+    values: float
+
+    def mean_ms_since(self, before: "_Spent") -> float:
+        """Return the mean of what came since, in milliseconds."""
+        return 1000 * (self.total_s - before.total_s) / (self.values - before.values)
+
+
+def _spent(leader: Node) -> tuple[_Spent, _Spent]:
+    """Return what cancels took from request to answer, and entries from append to commit."""
+    with urllib.request.urlopen(f"http://{leader.http}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+
+    def read(name: str) -> float:
+        found = re.search(rf"^timer_{name} (\S+)$", page, re.MULTILINE)
+        if found is None:
+            raise BenchError(f"{leader.name} has no metric timer_{name}")
+        return float(found[1])
+
+    cancels, commits = (
+        _Spent(read(f"{name}_seconds_sum"), read(f"{name}_seconds_count"))
+        for name in ("cancel", "commit")
+    )
+    return cancels, commits
 
 
 async def _used(pid: int, work: Awaitable[object]) -> tuple[float, float]:
@@ -232,7 +277,9 @@ S7_S8_S10: Final = Measure(
         cost("  runs written meanwhile", "runs_written", "runs"),
         cost("a cancel, awaited: p50", "cancel_p50", "ms"),
         cost("a cancel, awaited: p99", "cancel_p99", "ms"),
-        cost("  the leader's CPU for it", "cancel_cpu", "ms", 1, 0.5),
+        cost("  server time of it", "cancel_server", "ms", 1, 0.5),
+        cost("  it waited for a majority", "cancel_waited", "ms"),
+        cost("  the leader's CPU for it, all threads", "cancel_cpu", "ms", 1, 0.5),
         cost(f"  for one of {CALLERS} callers'", "cancel_cpu_of_many", "ms", 1, 0.5),
         cost("S8 restart of a follower", "restart_follower", "s", 5, 1),
         cost("S8 restart of the old leader", "restart_leader", "s", 5, 1),

@@ -12,6 +12,8 @@ import asyncio
 import functools
 import logging
 import math
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -147,6 +149,10 @@ class Host:
         self._flushed_at_ms = mono_ms()
         self._tasks: set[asyncio.Task[None]] = set()
         self.leader_address: Callable[[], str | None] = lambda: None
+        self._uncommitted: deque[tuple[LogIndex, float]] = deque()
+        """Entries that this leader has appended, and when."""
+        self.on_committed: Callable[[float], None] = lambda seconds: None
+        """Hears how long each of them took, from append to commit."""
         self.on_leading: Callable[[], None] = lambda: None
         """Called when leadership begins or ends."""
 
@@ -235,6 +241,8 @@ class Host:
     @_fatal_errors
     def on_commit(self, commit_index: LogIndex) -> None:
         """Entries up to here may be applied."""
+        while self._uncommitted and self._uncommitted[0][0] <= commit_index:
+            self.on_committed(time.perf_counter() - self._uncommitted.popleft()[1])
         self.engine.committed(commit_index)
         if self.engine.leader is not None or self._promoting is not None:
             self._fold()
@@ -254,6 +262,7 @@ class Host:
         logger.info("leadership of epoch %d is over", epoch)
         self._promoting = None
         self.engine.step_down(NotLeader(self.leader_address()))
+        self._uncommitted.clear()
         self._clock = None
         self.on_leading()
 
@@ -312,7 +321,7 @@ class Host:
         self._promoting = None
         machine = self.engine.machine
         self._clock = self._make_clock(max(self.log.last_time_ms, machine.last_read_time_ms))
-        leader = self.engine.lead(epoch, self.log.propose, self.now())
+        leader = self.engine.lead(epoch, self._append, self.now())
         logger.info(
             "serving: epoch %d, %d pending, next due %s",
             epoch,
@@ -321,6 +330,11 @@ class Host:
         )
         assert leader.closed is None
         self.on_leading()
+
+    def _append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
+        index = self.log.propose(kind, payload, time_ms)
+        self._uncommitted.append((index, time.perf_counter()))
+        return index
 
     # ---- stepping
 
@@ -342,7 +356,8 @@ class Host:
                 for delivery in leader.hand_out(now):
                     self._handed_out(delivery)
                     delivery.lease.consumer.sink(delivery)
-                leader.step(now)
+                if leader.groups.waiting:  # what it takes to hand out goes into the log
+                    leader.step(now)
             wait_ms = min(WAKE_MS_MAX, max(0, leader.wake_at_ms(now) - now.mono_ms))
             if not held:  # nobody tells when it is back
                 wait_ms = min(wait_ms, LEASE_LOOK_MS)

@@ -263,6 +263,8 @@ class Node:
         self._consumers = services.consumers
         for service in services:
             service.on_error = self._count_error
+        services.timers.on_cancel = self.telemetry.cancel_seconds.observe
+        self.host.on_committed = self.telemetry.commit_seconds.observe
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(
             (

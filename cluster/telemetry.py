@@ -290,6 +290,9 @@ class Telemetry:
         self.commit_seconds = self._histogram(
             "commit_seconds", "From append to commit, per entry", _LATENCY_S
         )
+        self.cancel_seconds = self._histogram(
+            "cancel_seconds", "Cancel, from the request to the answer, in this process", _LATENCY_S
+        )
         self.append_rows = self._histogram(
             "append_rows", "Timers per entry of the log (group commit)", _ROWS
         )

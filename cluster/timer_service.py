@@ -1,7 +1,8 @@
 """TimerService: from requests to the leader and back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
@@ -27,6 +28,9 @@ UNREAD_ANSWERS_MAX: Final = 1024
 
 class TimerService(Service, rpc.TimerServiceServicer):
     """Schedules, changes and shows timers, on the leader."""
+
+    on_cancel: Callable[[float], None] = staticmethod(lambda seconds: None)
+    """Hears how long each Cancel took that was answered."""
 
     def __init__(
         self,
@@ -197,7 +201,10 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self, request: pb.CancelRequest, context: Context
     ) -> pb.CancelResponse:
         """Cancel timers by id, key or filter."""
-        return await self._changes.cancel(request, context)
+        began = time.perf_counter()
+        answer = await self._changes.cancel(request, context)
+        self.on_cancel(time.perf_counter() - began)
+        return answer
 
     @answered
     async def Reschedule(  # noqa: N802

@@ -51,7 +51,8 @@ def one_change(before: Voters, after: Voters) -> bool:
 
 def reached(sets: Iterable[Voters], values: Mapping[ReplicaId, int]) -> int:
     """Return the greatest value that a majority of every set has reached; absent means 0."""
+    # Several times a round, so without a generator for each set: the middle one, or the one below
+    # it, is what a majority has reached.
     return min(
-        sorted((values.get(voter, 0) for voter in voters), reverse=True)[majority(voters) - 1]
-        for voters in sets
+        [sorted([values.get(v, 0) for v in voters])[(len(voters) - 1) // 2] for voters in sets]
     )

@@ -256,15 +256,17 @@ class Machine:
 
     def _ended(self, rows: RowArray, *, were_pending: bool = True) -> None:
         """Count timers as cancelled, and remember them."""
+        past = self.pauses.past(rows)
+        any_past = bool(past.any())
         for topic, mine in self.by_topic(rows):
             topic.counts.cancelled += len(mine)
             if were_pending:
                 topic.pending_sum = (topic.pending_sum - row_sum(mine)) & MASK
                 topic.pending_bytes -= payload_bytes(mine)
-                topic.held -= int(np.count_nonzero(self.pauses.past(mine)))
+                if any_past:
+                    topic.held -= int(np.count_nonzero(self.pauses.past(mine)))
         self.counts.cancelled += len(rows)
-        past = self.pauses.past(rows)
-        if past.any():
+        if any_past:
             self._remember(ALREADY_CANCELLED, rows[past])
             rows = rows[~past]
         self.cancels.add(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))

@@ -49,6 +49,15 @@ def rank(due: I64, key: I64 | U64, position: tuple[int, int]) -> int:
     return start + int(key[start:stop].searchsorted(key.dtype.type(position[1]), "right"))
 
 
+def place_of(due: I64, key: I64 | U64, want_due: int, want_key: int) -> int:
+    """Return how many of the sorted pairs lie before one pair."""
+    start = int(due.searchsorted(want_due, "left"))
+    stop = int(due.searchsorted(want_due, "right"))
+    if start == stop:
+        return start
+    return start + int(key[start:stop].searchsorted(key.dtype.type(want_key), "left"))
+
+
 def lower_bound(
     due: I64, key: I64 | U64, want_due: I64, want_key: I64 | U64
 ) -> npt.NDArray[np.intp]:

@@ -35,7 +35,7 @@ from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.gone import Gone
 from timer.key_file import KeyFile
-from timer.order import Position, find, lower_bound, rank
+from timer.order import Position, find, lower_bound, place_of, rank
 
 VERSION: Final = 2
 SUFFIX: Final = ".arrow"
@@ -122,6 +122,12 @@ class RunMeta:
     def names(self) -> list[str]:
         """The names of all its files."""
         return [self.name, self.keys_name] if self.keys_size else [self.name]
+
+    def may_hold(self, due_ms: int, seq: int) -> bool:
+        """Return whether one timer may have a row in the run: `may_hold` of one."""
+        if not self.first.due_ms <= due_ms <= self.last.due_ms:
+            return False
+        return self.tombstones > 0 or self.seq_min <= seq <= self.seq_max
 
     def pack(self) -> dict[str, Any]:
         """Return it as plain values, for a manifest."""
@@ -261,6 +267,10 @@ class Run:
     def batches_of(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return the only batch that each timer may lie in (n,); `len(self)` for none."""
         return lower_bound(self._last_due, self._last_seq, due_ms, seq)
+
+    def batch_of(self, due_ms: int, seq: int) -> int:
+        """Return the only batch that one timer may lie in; `len(self)` for none."""
+        return place_of(self._last_due, self._last_seq, due_ms, seq)
 
     def head(self, batch: int) -> Head:
         """Read the head of a batch (up to 128 KB).
@@ -432,6 +442,16 @@ class Finder:
             found[mine[here]] = True
             rows[mine[here]] = head.rows(places[here])
         return found, rows[found]
+
+    def find_one(self, run: Run, due_ms: int, seq: int) -> RowArray:
+        """Return the row of one timer in `run` (see Head.rows), or none. A tombstone is a row."""
+        batch = run.batch_of(due_ms, seq)
+        if batch == len(run):
+            return np.empty(0, ROW)
+        head = self.head(run, batch)
+        place = place_of(head.due_ms, head.seq, due_ms, seq)
+        here = place < len(head.seq) and head.seq[place] == seq and head.due_ms[place] == due_ms
+        return head.rows(slice(place, place + 1 if here else place))
 
     def head(self, run: Run, batch: int) -> Head:
         """Return the head of a batch, perhaps from memory."""

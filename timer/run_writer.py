@@ -21,12 +21,11 @@ from timer import key_file
 from timer.aside import ASIDE, apart
 from timer.columns import Buffers, RowArray
 from timer.disk import AppendFile, Disk
-from timer.order import Position, concat, stable_order
+from timer.order import Position, concat
 from timer.run import (
     BATCH,
     BATCH_ROWS_MAX,
     BATCH_SIZE_MAX,
-    OFFSET_MAX,
     SUFFIX,
     RunMeta,
     head_size,
@@ -41,6 +40,18 @@ Pace = Callable[[int], None]
 """Called after each step with the bytes that it wrote and synced."""
 
 _BINARIES: Final = ("payload", "key", "headers")
+INLINE_SIZE: Final = 12
+"""Up to so many bytes stand in the view itself."""
+_VIEW: Final = np.dtype(
+    {
+        "names": ["size", "text", "buffer", "start"],
+        "formats": ["<i4", f"S{INLINE_SIZE}", "<i4", "<i4"],
+        "offsets": [0, 4, 8, 12],
+        "itemsize": 16,
+    }
+)
+"""Arrow's view of a byte string: itself, or where it lies; the 4 bytes between are its first ones,
+for comparing, which nobody does here."""
 _SCHEMA: Final = pa.schema(
     [
         pa.field("due_ms", pa.int64(), nullable=False),
@@ -58,46 +69,25 @@ def unpaced(_: int) -> None:
     """Don't wait between steps."""
 
 
-class Blobs:
-    """The buffers of some rows as one, from which Arrow gathers byte strings in any order.
+def gathered(rows: RowArray, bufs: Buffers, name: str) -> pa.BinaryArray:
+    """Return payload, key or headers of `rows`, in their order.
 
-    Arrow's take wants strings that lie one after the other in one buffer. Rows leave gaps between
-    them, and come in another order; so every gap becomes a string of its own, never taken.
+    Arrow gathers them from where they lie, so that no buffer is copied but for these rows. What a
+    view is to hold itself is short, and sliced out one by one.
     """
-
-    def __init__(self, bufs: Buffers) -> None:
-        self._bufs = dict(bufs)
-        self._numbers = np.array(sorted(bufs), np.uint32)
-        sizes = [len(bufs[number]) for number in self._numbers.tolist()]
-        self._starts = np.cumsum([0, *sizes])[:-1]
-        parts = [bufs[number] for number in self._numbers.tolist()]
-        self._data = parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def cover(self, bufs: Buffers) -> bool:
-        """Return whether all of `bufs` are in here."""
-        return bufs.keys() <= self._bufs.keys()
-
-    def column(self, rows: RowArray, name: str) -> pa.BinaryArray:
-        """Return payload, key or headers of `rows`, in their order."""
-        n = len(rows)
-        size = rows[f"{name}_size"].astype(np.int64)
-        if not size.any():
-            return _binary(np.zeros(n + 1, np.int32), b"")
-        start = self._starts.take(self._numbers.searchsorted(rows["buf"]), mode="clip")
-        start += rows[f"{name}_start"]
-        start[size == 0] = 0
-        order = stable_order(2 * start + (size > 0))  # an empty string before one that starts there
-        sorted_start, end = start.take(order), start.take(order) + size.take(order)
-        apart = bool((sorted_start[1:] >= end[:-1]).all())
-        if not apart or int(end[-1]) > OFFSET_MAX or int(size.sum()) > OFFSET_MAX:
-            return pa.array(_slices(rows, self._bufs, name), pa.binary())
-        offsets = np.empty(2 * n + 1, np.int32)
-        offsets[0:-1:2] = sorted_start
-        offsets[1::2] = end
-        offsets[-1] = end[-1]
-        place = np.empty(n, np.int64)
-        place[order] = np.arange(0, 2 * n, 2)
-        return _binary(offsets, self._data).take(_numbers(place, pa.int64()))
+    n, size = len(rows), rows[f"{name}_size"]
+    if not size.any():
+        return _binary(np.zeros(n + 1, np.int32), b"")
+    views = np.zeros(n, _VIEW)
+    views["size"] = size
+    far = np.flatnonzero(size > INLINE_SIZE)
+    numbers, views["buffer"][far] = np.unique(rows["buf"][far], return_inverse=True)
+    views["start"][far] = rows[f"{name}_start"][far]
+    near = np.flatnonzero((size > 0) & (size <= INLINE_SIZE))
+    views["text"][near] = _slices(rows[near], bufs, name)
+    buffers = [pa.py_buffer(bufs[number]) for number in numbers.tolist()]
+    found = pa.Array.from_buffers(pa.binary_view(), n, [None, pa.py_buffer(views), *buffers])
+    return found.cast(pa.binary())
 
 
 class RunWriter:
@@ -113,7 +103,6 @@ class RunWriter:
         self._arrow: Any = None
         self._pending: list[RowArray] = []
         self._bufs: dict[int, bytes | memoryview] = {}
-        self._blobs: Blobs | None = None
         self._pending_rows = 0
         self._pending_size = 0
         self._unsynced = 0
@@ -177,9 +166,6 @@ class RunWriter:
         """Write full batches of what is pending, and the last, smaller one too if `everything`."""
         rows = concat(self._pending)
         sizes = np.cumsum(row_sizes(rows))
-        if self._blobs is None or not self._blobs.cover(self._bufs):
-            self._blobs = None  # before the next: one at a time
-            self._blobs = Blobs(self._bufs)
         start = 0
         while start < len(rows):
             before = int(sizes[start - 1]) if start else 0
@@ -187,7 +173,7 @@ class RunWriter:
             stop = min(max(stop, start + 1), start + BATCH_ROWS_MAX, len(rows))
             if stop == len(rows) and not everything:
                 break
-            self._write_batch(rows[start:stop], self._blobs)
+            self._write_batch(rows[start:stop])
             start = stop
         rows = rows[start:]
         self._pending = [rows] if len(rows) else []
@@ -196,11 +182,11 @@ class RunWriter:
         wanted = np.unique(rows["buf"][~is_tombstone(rows)]).tolist()
         self._bufs = {number: self._bufs[number] for number in wanted}
 
-    def _write_batch(self, rows: RowArray, blobs: Blobs) -> None:
+    def _write_batch(self, rows: RowArray) -> None:
         file = self._open()
         n = len(rows)
         columns = [np.ascontiguousarray(rows[name]) for name in _SCHEMA.names[:4]]
-        binaries = [blobs.column(rows, name) for name in _BINARIES]
+        binaries = [gathered(rows, self._bufs, name) for name in _BINARIES]
         numbers = [_numbers(c, f.type) for c, f in zip(columns, _SCHEMA, strict=False)]
         batch = pa.record_batch([*numbers, *binaries], schema=_SCHEMA)
         assert self._arrow is not None
@@ -357,7 +343,7 @@ def _binary(offsets: npt.NDArray[np.int32], data: bytes | memoryview) -> pa.Bina
 def _slices(rows: RowArray, bufs: Buffers, name: str) -> list[bytes]:
     starts, sizes = rows[f"{name}_start"].tolist(), rows[f"{name}_size"].tolist()
     places = zip(rows["buf"].tolist(), starts, sizes, strict=True)
-    return [bytes(bufs[buf][start : start + size]) if size else b"" for buf, start, size in places]
+    return [bytes(bufs[buf][start : start + size]) for buf, start, size in places]
 
 
 def _size(binary: pa.BinaryArray) -> int:

@@ -32,6 +32,7 @@ from timer.merge import Merge, merged
 from timer.order import Position, after, find, fire_order
 from timer.run import SUFFIX, TOPIC_ROWS, Finder, Range, Run, RunMeta, is_tombstone
 from timer.run_writer import Pace, write_parts
+from timer.tiers import NEVER
 from timer.units import UnixMs
 from timer.window import LOADED_SIZE_MAX, Ahead, Window
 
@@ -105,6 +106,8 @@ class Runs:
         self._merge: Merge | None = None
         self.gone: Gone = NONE
         """Topics whose rows are not there any more; `peeks` shows them."""
+        self._next_due: int | None = None
+        """Least due of a row after the fire position. NEVER: no such row. None: not known."""
         self._vacant: dict[int, tuple[Gone, int]] = {}
         """Run -> how many of its rows are of these."""
         self._held: HeldRows | None = None
@@ -126,6 +129,7 @@ class Runs:
         if orphans:
             self._disk.sync_dir(self._directory)
         self._windows = [self._open(meta, position) for meta in metas]
+        self._next_due = None
         numbers = [int(name.partition(".")[0]) for name in found]
         self._next_number = max([*numbers, *(meta.number for meta in metas)], default=0) + 1
 
@@ -191,10 +195,15 @@ class Runs:
 
     def next_due(self) -> int | None:
         """Return the due of the first row of all, None if there is none."""
-        return min((due for w in self._windows if (due := w.next_due()) is not None), default=None)
+        if self._next_due is None:  # it is asked for at every step, and moves when runs or F do
+            dues = (w.next_due() for w in self._windows)
+            self._next_due = min((due for due in dues if due is not None), default=NEVER)
+        return None if self._next_due == NEVER else self._next_due
 
     def drop(self, through: Position) -> None:
         """Take over the fire position."""
+        if self._next_due is not None and self._next_due <= through.due_ms:
+            self._next_due = None
         for window in self._windows:
             window.drop(through)
 
@@ -204,6 +213,9 @@ class Runs:
         Raises:
             CorruptFile: a head doesn't verify.
         """
+        if len(seq) == 1 and self._lookup is None:
+            row = self._find_one(int(due_ms[0]), int(seq[0]))
+            return np.full(1, len(row) == 1), row
         rows = np.zeros(len(seq), ROW)
         timer = np.zeros(len(seq), np.bool_)
         cancelled = np.zeros(len(seq), np.bool_)
@@ -219,6 +231,20 @@ class Runs:
             rows[mine[~dead]] = here[~dead]
         found = timer & ~cancelled & ~self.gone.of(rows["topic"])
         return found, rows[found]
+
+    def _find_one(self, due_ms: int, seq: int) -> RowArray:
+        """Return the row of one timer that is in a run and in none cancelled: one, or none."""
+        none = timer = np.empty(0, ROW)
+        for run in self.runs:
+            if not run.meta.may_hold(due_ms, seq) or (len(timer) and not run.meta.tombstones):
+                continue
+            row = self.finder.find_one(run, due_ms, seq)
+            if not len(row):
+                continue
+            if is_tombstone(row)[0]:
+                return none
+            timer = row
+        return none if len(timer) and self.gone and self.gone.of(timer["topic"])[0] else timer
 
     def _find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
         known = None if self._lookup is None else self._lookup.answer(run, due_ms, seq)
@@ -312,6 +338,7 @@ class Runs:
 
     def use(self, windows: Iterable[Window], position: Position) -> None:
         """Take new runs into use at the fire position."""
+        self._next_due = None
         for window in windows:
             window.enter(position)
             self._windows.append(window)
@@ -327,6 +354,7 @@ class Runs:
         self._retire([window for window in past if id(window.run) not in merging])
 
     def _retire(self, windows: Sequence[Window]) -> None:
+        self._next_due = None
         gone = {id(window) for window in windows}
         self._retired += [window.run.meta for window in windows]
         self._windows = [window for window in self._windows if id(window) not in gone]

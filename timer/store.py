@@ -67,7 +67,7 @@ from timer.timer_id import SEQ_MAX
 from timer.units import TopicId, UnixMs
 from timer.window import Ahead, Window
 
-FLUSH_CHUNK: Final = 65_536
+FLUSH_CHUNK: Final = 16_384
 """Rows that a flush gathers at a time."""
 
 
@@ -265,9 +265,11 @@ class Store:
         `sweep`: what one of them peeks at, of what is held.
         """
         runs = self._runs.runs
+        if not runs:
+            return None
         asked = Asked(entries, self._at, keys=any(run.meta.keys_size for run in runs))
         held = None if sweep is None else self._begin_held(sweep)
-        if not runs or (held is None and asked.is_little(runs)):
+        if held is None and asked.is_little(runs):
             return None
         return Prepared(runs, asked, held)
 
@@ -575,8 +577,10 @@ class Store:
             CorruptFile: what was just written doesn't verify.
             DiskFailed: the process must stop.
         """
-        timers = frozen.memtable.rows[frozen.left.live]
-        size = int(row_sizes(timers).sum()) + TOMBSTONE_SIZE * len(frozen.left.graves[0])
+        rows, live = frozen.memtable.rows, frozen.left.live
+        pieces = [live[start : start + FLUSH_CHUNK] for start in range(0, len(live), FLUSH_CHUNK)]
+        size = sum(int(row_sizes(rows[piece]).sum()) for piece in pieces)
+        size += TOMBSTONE_SIZE * len(frozen.left.graves[0])
         chunks = _sorted_rows(frozen)
         metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
         return self._runs.warm(metas, self._position)
@@ -642,7 +646,11 @@ class Store:
 
     def _candidates(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return which targets may be pending, each one once: after F and without a tombstone."""
-        asked = np.flatnonzero(after(due_ms, seq, self._position))
+        if len(seq) == 1:
+            later = (int(due_ms[0]), int(seq[0])) > self._position
+            asked = np.zeros(int(later), np.intp)
+        else:
+            asked = np.flatnonzero(after(due_ms, seq, self._position))
         if len(asked) > 1:
             # A stable sort: of equal targets the first stays.
             order = np.lexsort((seq[asked], due_ms[asked]))

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import random
+import tracemalloc
 import zlib
 from dataclasses import replace
 from itertools import pairwise
@@ -17,8 +18,8 @@ from timer.columns import ROW, TOMBSTONE, Buffers, RowArray
 from timer.disk import RealDisk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.order import START, Position
-from timer.run import BATCH, Cursor, Finder, Range, Run, RunMeta, may_hold
-from timer.run_writer import Blobs, RunWriter, row_sizes, write_parts
+from timer.run import BATCH, BATCH_ROWS_MAX, Cursor, Finder, Range, Run, RunMeta, may_hold
+from timer.run_writer import RunWriter, gathered, row_sizes, write_parts
 
 Texts = list[tuple[bytes, bytes, bytes]]
 NAMES = ("payload", "key", "headers")
@@ -209,6 +210,21 @@ def test_single_timers_are_found_with_what_a_cancel_must_know(tmp_path: Path) ->
         assert here[name].tolist() == wanted[name].tolist()
 
 
+@pytest.mark.usefixtures("small")
+def test_one_timer_is_found_as_among_many(tmp_path: Path) -> None:
+    rows, bufs = rows_with(some_texts(100))
+    rows["topic"][::7] = TOMBSTONE
+    run = Run(RealDisk(), tmp_path, write(tmp_path, (rows, bufs)))
+    last = int(rows["due_ms"][-1])
+    for due, seq in itertools.product((0, 999, *range(1_000, last + 2)), (0, 1, 4, 50, 100, 101)):
+        due_ms, number = np.array([due], np.int64), np.array([seq], np.uint64)
+        _, here = Finder().find(run, due_ms, number)
+        assert Finder().find_one(run, due, seq).tolist() == here.tolist()
+        assert run.meta.may_hold(due, seq) == may_hold(run.meta, due_ms, number)[0]
+    for due, seq in zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True):
+        assert len(Finder().find_one(run, due, seq)) == 1
+
+
 @pytest.mark.parametrize("buried", [0, 1, 30])
 def test_run_that_may_hold_a_timer_is_not_passed_over(tmp_path: Path, buried: int) -> None:
     rows, bufs = rows_with(some_texts(30))
@@ -293,21 +309,33 @@ def test_row_larger_than_a_batch_has_one_of_its_own(
     assert read_all(Run(RealDisk(), tmp_path, meta))[1] == texts
 
 
-def test_payloads_that_share_bytes_are_gathered_one_by_one() -> None:
-    rows = np.zeros(3, ROW)
-    rows["payload_start"], rows["payload_size"] = [0, 1, 0], [3, 3, 4]
-    column = Blobs({0: b"abcd"}).column(rows, "payload")
-    assert column.to_pylist() == [b"abc", b"bcd", b"abcd"]
+def test_payloads_of_any_size_are_gathered_from_where_they_lie() -> None:
+    bufs: Buffers = {7: bytes(range(40)), 3: memoryview(bytes(range(100, 140))), 9: b"nobody's"}
+    spans = [(buf, at, size) for buf in (7, 3) for at in (0, 1, 15) for size in (0, 1, 12, 13, 25)]
+    random.Random(5).shuffle(spans)
+    rows = np.zeros(len(spans), ROW)
+    rows["buf"], rows["payload_start"], rows["payload_size"] = zip(*spans, strict=True)
+    column = gathered(rows, bufs, "payload")
+    column.validate(full=True)
+    assert column.to_pylist() == [bytes(bufs[buf][at : at + size]) for buf, at, size in spans]
+    assert gathered(rows, bufs, "key").to_pylist() == [b""] * len(rows)
 
 
-def test_empty_payload_where_another_one_starts_does_not_stop_the_fast_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(run_writer, "_slices")
-    rows = np.zeros(4, ROW)
-    rows["payload_start"], rows["payload_size"] = [0, 0, 2, 5], [2, 0, 3, 0]
-    column = Blobs({0: b"abcde"}).column(rows, "payload")
-    assert column.to_pylist() == [b"ab", b"", b"cde", b""]
+def test_flush_copies_no_payloads_but_those_of_a_batch(tmp_path: Path) -> None:
+    texts = [(bytes(1_000), b"", b"")] * (4 * BATCH_ROWS_MAX)
+    rows, bufs = rows_with(texts)
+    before = pa.total_allocated_bytes()
+    peaks = []
+
+    def pace(size: int) -> None:
+        peaks.append(pa.total_allocated_bytes() - before)
+
+    tracemalloc.start()
+    writer = RunWriter(RealDisk(), tmp_path, 1, pace)
+    writer.add(rows, bufs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak + max(peaks) < 2.5 * BATCH_ROWS_MAX * 1_000
 
 
 def test_meta_survives_a_manifest_and_another_version_is_refused(tmp_path: Path) -> None:

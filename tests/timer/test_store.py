@@ -39,6 +39,7 @@ from timer.run import RunMeta
 from timer.store import Fired, Store
 from timer.timer_id import SEQ_MAX
 from timer.units import UnixMs
+from timer.window import Window
 
 BIT = st.integers(0, 1)
 PICK = st.integers(0, 100)
@@ -215,6 +216,26 @@ def test_next_due_is_exact_in_memory_and_at_the_front_of_a_run(store: Store) -> 
     assert store.next_due() == NOW + 70_000
     store.fire(UnixMs(NOW + 70_000), ALL, ALL)
     assert store.next_due() == NOW + (1 << 40)
+
+
+def test_runs_are_asked_for_the_next_due_once_until_it_has_passed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    next_due = Window.next_due
+    monkeypatch.setattr(Window, "next_due", lambda self: (asked.append(1), next_due(self))[1])
+    for first_seq, due in ((1, NOW + 50), (2, NOW + 70), (3, NOW + 60)):
+        store.insert(*batch(first_seq, [due]))
+        flush(store)
+        assert store.next_due() == NOW + 50
+    asked.clear()
+    for _ in range(10):
+        store.fire(UnixMs(NOW + 49), ALL, ALL)
+        assert store.next_due() == NOW + 50
+    assert not asked
+    store.fire(UnixMs(NOW + 50), ALL, ALL)
+    assert store.next_due() == NOW + 60
+    assert len(asked) == 3
 
 
 def test_cancel_of_a_row_in_a_run_stays_through_flushes_and_merges(store: Store) -> None:
