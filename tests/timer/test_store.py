@@ -221,9 +221,14 @@ def test_next_due_is_exact_in_memory_and_at_the_front_of_a_run(store: Store) -> 
 def test_runs_are_asked_for_the_next_due_once_until_it_has_passed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    asked: list[Window] = []
     next_due = Window.next_due
-    monkeypatch.setattr(Window, "next_due", lambda self: (asked.append(1), next_due(self))[1])
+
+    def counted(window: Window) -> int | None:
+        asked.append(window)
+        return next_due(window)
+
+    monkeypatch.setattr(Window, "next_due", counted)
     for first_seq, due in ((1, NOW + 50), (2, NOW + 70), (3, NOW + 60)):
         store.insert(*batch(first_seq, [due]))
         flush(store)
