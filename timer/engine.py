@@ -197,6 +197,8 @@ class Engine:
         self._flushed_index = self.manifest_index
         self._looked_to = LogIndex(0)
         """The entries up to here were looked at before they are folded; what folds stops there."""
+        self._looked_again: tuple[LogIndex, list[RunMeta]] | None = None
+        """For which FIRE, and in which runs."""
 
     @property
     def node_policy(self) -> Policy:
@@ -249,12 +251,17 @@ class Engine:
                 return False
 
     def _must_look_again(self, entry: Entry) -> bool:
-        """Return whether a FIRE would read what was read for it: other runs have come meanwhile."""
+        """Return whether a FIRE would read what was read for it: other runs have come meanwhile.
+
+        Once for the same runs: what a thread did not bring is read then, or says why it can't be.
+        """
         portion = self.machine.pauses.next_portion()
         if portion is None or entry.kind is not Kind.FIRE or entry.index > self._looked_to:
             return False
-        if self.machine.store.is_read_ahead(portion):
+        asked = entry.index, [*self.machine.store.runs]
+        if self.machine.store.is_read_ahead(portion) or asked == self._looked_again:
             return False
+        self._looked_again = asked
         self._looked_to = self.machine.applied_index
         self.machine.store.end_lookup(None)
         return True

@@ -7,7 +7,8 @@ What is let go of follows from the rows that live: they are state. Those that ar
 cancelled, may have left a replica's runs long ago and lie in another's by the million; so how many
 of them a FIRE passes must not count for what it does, and has no bound. Therefore a thread passes
 them before the FIRE is folded, and keeps what lives; what it did not bring is read then: the same
-rows, only later. Memory: twice what a FIRE lets go of, in rows or in bytes.
+rows, only later. Memory: twice what a FIRE lets go of, in rows or in bytes, and a
+slice of each run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.aside import ASIDE
-from timer.columns import ROW, U64, Buffers, RowArray, compact, row_bytes
+from timer.columns import I64, ROW, U64, Buffers, RowArray, compact, row_bytes
 from timer.gone import Gone
 from timer.memtable import Peek
 from timer.merge import first_of
@@ -63,7 +64,7 @@ class HeldRows:
         self, runs: Sequence[Run], gone: Gone, after: Position, new_number: Callable[[], int]
     ) -> None:
         self._runs = {run.meta.number for run in runs}
-        self._at = after
+        self.at = after
         """Where the sweep is."""
         self._gone = gone
         self._new_number = new_number
@@ -75,12 +76,18 @@ class HeldRows:
     def go_on(self, after: Position, runs: Sequence[Run], gone: Gone) -> bool:
         """The sweep has come so far, and these are the runs now; return False to begin anew."""
         numbers = {run.meta.number for run in runs}
-        if after < self._at or not numbers <= self._runs:
+        if after < self.at or not numbers <= self._runs:
             return False
         self._windows = [each for each in self._windows if each.run.meta.number in numbers]
-        self._at, self._gone = after, gone
+        if not self._windows:
+            self._through = None
+        self.at, self._gone = after, gone
         self._keep(lambda each: each.after(after))
         return True
+
+    def thin(self, dead: Dead) -> None:
+        """Leave out what is not there any more of what was read."""
+        self._keep(lambda each: self._living(each.rows, dead))
 
     def lacks(self, rows_max: int, bytes_max: int) -> bool:
         """Return whether neither so many rows nor bytes of theirs lie ahead, nor all of them."""
@@ -95,7 +102,7 @@ class HeldRows:
             CorruptFile: a batch doesn't verify.
             FileNotFoundError: a run was merged away, and its file removed.
         """
-        self._keep(lambda each: self._living(each.rows, dead))
+        self.thin(dead)
         while self.lacks(rows_max, bytes_max):
             assert self._through is not None
             for window in self._windows:
@@ -147,9 +154,9 @@ class HeldAhead:
     """What a thread is to read before a FIRE is folded that moves a sweep on."""
 
     def __init__(
-        self, held: HeldRows, rows_max: int, bytes_max: int, graves: Sequence[U64]
+        self, held: HeldRows, rows_max: int, bytes_max: int, graves: Sequence[tuple[I64, U64]]
     ) -> None:
-        """`graves`: seqs of timers that tombstones in memtables cancel, by now."""
+        """`graves`: (due, seq) of timers that tombstones in memtables cancel, by now."""
         self._held, self._rows_max, self._bytes_max = held, rows_max, bytes_max
         self._graves = graves
 
@@ -159,7 +166,9 @@ class HeldAhead:
         Raises:
             CorruptFile: a batch doesn't verify.
         """
-        graves = np.sort(np.concatenate([np.empty(0, np.uint64), *self._graves]))
+        from_ms = self._held.at.due_ms
+        ahead = [seq[due_ms >= from_ms] for due_ms, seq in self._graves]
+        graves = np.sort(np.concatenate([np.empty(0, np.uint64), *ahead]))
 
         def dead(rows: RowArray) -> npt.NDArray[np.bool_]:
             if not len(graves):

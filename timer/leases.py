@@ -175,10 +175,10 @@ class Leases:
         due by `outlived_ms`: of these `take_expired` tells.
         """
         self._outlived_ms = outlived_ms
+        self.unfinished = False
         return self._hand_out(now_ms, clock_ms, queue, limit)
 
     def _hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
-        self.unfinished = False
         consumer, limit = self._next_consumer(), self._room(limit)
         if consumer is None or limit <= 0:
             return None

@@ -104,6 +104,7 @@ class Pauses:
         under_way = self.swept not in (None, BEGIN)
         if not self._releasing:
             self.swept = None
+            self._machine.store.end_sweep()
         elif not under_way or len(self._waiting) == len(self._releasing):
             self.swept = BEGIN
             for topic_id in sorted(self._waiting):

@@ -276,16 +276,18 @@ class Store:
     def is_read_ahead(self, sweep: Portion) -> bool:
         """Return whether what is peeked at needs no reading."""
         held = self._runs.begin_held(aside(sweep.seen))
+        held.thin(self._cancelled)
         return not held.lacks(sweep.rows_max + 1, sweep.bytes_max)
 
     def _begin_held(self, sweep: Portion) -> HeldAhead | None:
         """Return what a thread should read of the runs' held rows; None: it is there."""
         seen, rows_max, bytes_max = sweep
         held = self._runs.begin_held(aside(seen))
+        held.thin(self._cancelled)
         if not held.lacks(2 * rows_max, 2 * bytes_max):
             return None
         # Twice as many: entries before the FIRE may cancel some.
-        graves = [memtable.buried_so_far()[1] for memtable in self._memtables()]
+        graves = [memtable.buried_so_far()[:2] for memtable in self._memtables()]
         return HeldAhead(held, 2 * rows_max, 2 * bytes_max, graves)
 
     def begin_look(self, targets: Targets) -> Prepared | None:
@@ -500,8 +502,12 @@ class Store:
         rows = raw(rows)[:stop].copy().view(rows.dtype)
         bufs = self._bufs_of(rows)
         if not limited:
-            self._runs.end_held()
+            self.end_sweep()
         return Fired(plain(rows), bufs, limited)
+
+    def end_sweep(self) -> None:
+        """Let go of what was read of held rows: nobody goes on to peek at them."""
+        self._runs.end_held()
 
     def next_due(self) -> UnixMs | None:
         """Return the due of the earliest pending row that is not held, None without one.

@@ -27,15 +27,25 @@ class Kept:
     stretches: list[tuple[int, int]] = field(default_factory=list)
     """(its end, the first offset that fired in it)."""
 
-    def fire(self, count: int, at_ms: int) -> int:
-        """Take messages; return the offset of the first."""
+    def retain(self, retention_ms: int | None, at_ms: int) -> None:
+        """Policies say so from now on."""
+        self.retention_ms = retention_ms
+        self._shorten(at_ms)
+
+    def _shorten(self, at_ms: int) -> int:
+        """Let no stretch end later than one that begins now; return when that ends."""
         retained_ms = self.retention_ms
         long_ms = _PLAIN_MS if retained_ms is None else max(_LEAST_MS, retained_ms // _PARTS)
         end_ms = at_ms - at_ms % long_ms + long_ms
+        self.stretches = [(min(each, end_ms), first) for each, first in self.stretches]
+        return end_ms
+
+    def fire(self, count: int, at_ms: int) -> int:
+        """Take messages; return the offset of the first."""
+        end_ms = self._shorten(at_ms)
         last_ms = self.stretches[-1][0] if self.stretches else 0
         if last_ms <= at_ms:
             self.stretches.append((end_ms, self.end))
-        self.stretches = [(min(each, end_ms), first) for each, first in self.stretches]
         first = self.end
         self.end += count
         return first

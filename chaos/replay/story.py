@@ -205,7 +205,7 @@ class Story:
         if scope.topic:
             self.policies.append((scope.topic, item.index))
         for topic in self.topics:
-            self._retain(topic)
+            self._retain(topic, item.time_ms)
 
     def said_of(self, topic: int, name: str) -> Any:
         """Return what the narrowest scope says of a topic; None: nobody does."""
@@ -220,9 +220,9 @@ class Story:
     def _there(self) -> list[int]:
         return [topic for topic in self.topics if topic not in self.deleted]
 
-    def _retain(self, topic: int) -> None:
-        """Let a topic retain what the narrowest scope says."""
-        self.kept[topic].retention_ms = self.said_of(topic, "retention_ms")
+    def _retain(self, topic: int, at_ms: int) -> None:
+        """Let a topic retain what the narrowest scope says, from a moment on."""
+        self.kept[topic].retain(self.said_of(topic, "retention_ms"), at_ms)
 
     def end(self) -> None:
         """Write down what is still pending."""
@@ -557,7 +557,7 @@ class Story:
                 return TopicId(number)
         made = TopicId(len(self.topics) + 1)
         self.topics[made], self.kept[made] = name, Kept()
-        self._retain(made)
+        self._retain(made, 0)
         self._paused.made(made)
         return made
 

@@ -26,11 +26,14 @@ from timer import payloads
 from timer.columns import I64, Binary, OnConflict, Part, encode_schedule
 from timer.entry import Kind
 from timer.payloads import CreateGroup, Fire, GroupOp, GroupSettings, Op, Start
+from timer.policies import Policy, Scope, encode_policy
 from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
 
 TOPIC: Final = "synthetic"
 GROUP: Final = "readers"
 TICK_MS: Final = 500
+TTL_MS: Final = TICK_MS + 1
+"""What expires does so at the end of the tick after its own; planted too early, of its own."""
 FIRE_ROWS: Final = payloads.FIRE_ROWS_MAX
 GIVEN_ROWS: Final = 4096
 CANCEL_EVERY: Final = 1009
@@ -63,6 +66,7 @@ PLANTS: Final = {
     "reschedule_untrue": "reschedule_untrue",
     "ack_lost": "ack_lost",
     "expired_delivered": "expired_delivered",
+    "expired_early": "expired_early",
     "diverged": "diverged",
     "unknown_fired_once": "unknown_fired_once",
     "unknown_not_fired": "unknown_not_fired",
@@ -141,6 +145,10 @@ class World:
         self._producer = Client(self.run, "producer")
         self._consumer = Client(self.run, "consumer")
         self._due: dict[int, list[Rows]] = {}
+        self._over: I64 = np.zeros(0, np.int64)
+        """Offsets of what expires at the end of this tick, and"""
+        self._fired_over: I64 = np.zeros(0, np.int64)
+        """of the next."""
         self._planted = self._choose()
         self._known: list[dict[str, Any]] = []
         self._seq = self._offset = 0
@@ -163,6 +171,8 @@ class World:
         plan = self._plan
         self._begin_epoch(1, BEGIN_MS)
         self._logs.append(Kind.TOPIC, payloads.encode_topic(TOPIC), at_ms=BEGIN_MS)
+        said = encode_policy(Scope("", _T), Policy(ttl_ms=TTL_MS))
+        self._logs.append(Kind.POLICY, said, at_ms=BEGIN_MS)
         token = payloads.encode_producer(b"p" * 16)
         self._logs.append(Kind.PRODUCER, token, at_ms=BEGIN_MS)
         create = CreateGroup(_T, GROUP, Start.EARLIEST, GroupSettings(lease_ms=1000))
@@ -181,8 +191,10 @@ class World:
                 if tick % 10 == 9:
                     self._logs.append(Kind.CHECKPOINT, b"", at_ms=at_ms + TICK_MS - 1)
                     say(f"{max(0, min(first + count - 1, plan.timers)):,} timers")
+                self._expire(at_ms + TICK_MS)
                 if tick == ticks // 2:
                     self._kill(faults, at_ms + TICK_MS)
+            self._expire(BEGIN_MS + (ticks + plan.spread + 2) * TICK_MS)
             faults.record("drained", at_ms=BEGIN_MS + (ticks + plan.spread + 30) * TICK_MS)
         for each in (self._producer, self._consumer, self._logs):
             each.close()
@@ -430,20 +442,28 @@ class World:
         for start in range(0, len(offsets), GIVEN_ROWS):
             part = slice(start, start + GIVEN_ROWS)
             mine, at = rows.where(part), offsets[part]  # type: ignore[arg-type]
-            over = self._plants(mine.mark, "expired", "expired_delivered")
+            early = self._plants(mine.mark, "expired_early")
+            over = self._plants(mine.mark, "expired", "expired_delivered") | early
             given = ~(over | self._plants(mine.mark, "never_given"))
             self._deliver(mine, at, given, 1, fired_ms)
             self._group(Op.ACK, at[~(over | self._plants(mine.mark, "ack_lost"))], fired_ms)
-            if over.any():
-                self._group(Op.EXPIRE, at[over], fired_ms)
+            if early.any():
+                self._group(Op.EXPIRE, at[early], fired_ms)  # before its time to live is over
+            self._fired_over = np.append(self._fired_over, at[over & ~early])
             self._consumer.line(
                 "ack", outcome="ok", topic=TOPIC, group=GROUP, start_ms=fired_ms + 4,
                 end_ms=fired_ms + 9, epoch=self._logs.epoch, offsets=at[given],
                 results=["ACKED"] * int(np.count_nonzero(given)),
             )  # fmt: skip
-            late = self._plants(mine.mark, "acked_again", "expired_delivered")
-            self._deliver(mine, at, late, 2, fired_ms)
+            self._deliver(mine, at, self._plants(mine.mark, "acked_again"), 2, fired_ms)
+            self._deliver(mine, at, self._plants(mine.mark, "expired_delivered"), 3, fired_ms)
             self._deliver(mine, at, self._plants(mine.mark, "unmarked_redelivery"), 1, fired_ms)
+
+    def _expire(self, at_ms: int) -> None:
+        """Let what fired in the tick before the last one, and was not given, expire."""
+        if len(self._over):
+            self._group(Op.EXPIRE, self._over, at_ms)
+        self._over, self._fired_over = self._fired_over, np.zeros(0, np.int64)
 
     def _deliver(self, rows: Rows, offsets: I64, which: Mask, attempt: int, fired_ms: int) -> None:
         count = int(np.count_nonzero(which))

@@ -30,6 +30,7 @@ def summary(**other: Any) -> dict[str, Any]:
         "delivered": 3, "redelivered": 0, "arrived_after_ack": 0,
         "entries": 9, "stale_entries": 0, "nodes": [node], "replayed": {"node": "n1"},
         "offenders": [OFFENDER], "diverged_entries": [], "overcounted": [],
+        "rule_offenders": [],
         "holes": [], "thin": [],
         "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",
                         "n": 3}],

@@ -16,7 +16,7 @@ from timer.columns import ROW
 from timer.entry import Kind
 from timer.errors import InvalidRequest, Overloaded
 from timer.expiry import LOOK_MS, expired_prefix
-from timer.leases import ACCEPT, ALREADY_ACKED, EXPIRED
+from timer.leases import ACCEPT, ALREADY_ACKED, DEAD_ROWS_MAX, EXPIRED
 from timer.payloads import EXCLUSIVE, KEY_SHARED, SHARED, GroupOp, Op, decode_group
 from timer.policies import CLUSTER, Policy, Scope
 from timer.queues import Queue
@@ -435,6 +435,26 @@ def test_message_that_expires_as_it_fails_once_too_often_is_no_dead_letter(kind:
     assert [topic.name for topic in play.machine.topics.values()] == ["a"]
     assert [op.offsets.tolist() for op in ops_of(play)] == [[1, 2]]
     assert (group.expired, group.cursor) == (2, 0)
+
+
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED, EXCLUSIVE])
+def test_many_messages_that_expire_as_they_fail_leave_the_leader_nothing_to_do(kind: str) -> None:
+    play = playing()
+    group = play.make_group(type=kind, max_attempts=1)
+    fired(play, 0)
+    play.wait(100)
+    fired_late(play, *[TTL_MS - 150] * (3 * DEAD_ROWS_MAX))
+    play.join(group, 10_000)
+    play.settle()
+    for delivery in play.deliveries:
+        offsets = [at for at in delivery.lease.offsets.tolist() if at]
+        play.nack(f"n{offsets[0]}", delivery, offsets)
+    play.step()
+    play.wait(300)
+    play.commit()
+    play.settle()
+    assert (group.expired, group.cursor) == (3 * DEAD_ROWS_MAX, 0)
+    assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
 
 
 def test_new_leader_hands_out_nothing_that_has_expired_before() -> None:

@@ -669,7 +669,7 @@ def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
 
 
 @pytest.mark.parametrize("flushes", [False, True])
-@pytest.mark.parametrize("end", ["deleted", "cancelled", "released"])
+@pytest.mark.parametrize("end", ["deleted", "deleted midway", "cancelled", "released"])
 def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     end: str, flushes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -687,7 +687,7 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
         paused.log.delete_topic(1)
     elif end == "cancelled":
         paused.cancel(*many)
-    else:
+    elif end == "released":
         paused.resume("all", 20_000)
         [*settle(paused, 20_000)]
     paused.schedule(*range(0, 20_000, 200), topic=2)
@@ -695,8 +695,12 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     paused.log.policy(Scope("", TopicId(2)))
     paused.log.now_ms += 1
     late = few[-10:]
-    for timer in late:
+    for number, timer in enumerate(late):
+        if number == len(late) // 2 and end == "deleted midway":
+            paused.log.delete_topic(1)
         paused.log.cancel([timer])
+        paused.log.fire(paused.log.now_ms)
+    for _ in late:
         paused.log.fire(paused.log.now_ms)
     paused.engine.committed(LogIndex(len(paused.log.entries)))
     reads: list[Cursor] = []
@@ -723,6 +727,32 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     assert len(paused.fired(2)) == len(few) + 100 - len(late)
     assert paused.machine.store.held == 0
     assert not paused.machine.topics[TopicId(2)].holding
+
+
+def test_a_sweep_whose_run_can_not_be_read_ends_the_node_and_is_not_tried_for_ever() -> None:
+    paused = Paused()
+    paused.schedule(*range(20_000))
+    paused.fire(20_000)
+    paused.flush()
+    paused.log.policy(Scope("", TopicId(1)))
+    paused.log.fire(paused.log.now_ms)
+    paused.engine.committed(LogIndex(len(paused.log.entries)))
+    (run,) = paused.machine.store._runs.runs
+    run._disk.remove(run._path)
+    tried = 0
+    while tried < 10:
+        tried += 1
+        first, last = paused.engine.next_chunk()
+        entries = paused.log.entries[first - 1 : last]
+        prepared = paused.engine.begin_lookup(entries)
+        if prepared is not None:
+            prepared.read()
+            paused.engine.end_lookup(prepared)
+        try:
+            paused.engine.fold(entries)
+        except FileNotFoundError:
+            break
+    assert tried < 10
 
 
 def test_what_a_flush_puts_among_what_was_read_ahead_of_a_sweep_leaves_in_its_turn() -> None:
