@@ -45,4 +45,12 @@ KEPT: Final = (
         " log held, and the log was blamed",
         "tests/chaos/test_sim_damage.py::test_undamaged_replica_that_refuses_breaks_a_promise",
     ),
+    Kept(
+        Task(90229, "timers", 60),
+        "eb17ae6",
+        "the book of the order did not know that messages expire one by one: in an ordered group"
+        " it waited for one that nobody would ever get",
+        "tests/chaos/test_sim_timers.py"
+        "::test_message_that_expired_alone_is_waited_for_until_then_and_no_longer",
+    ),
 )

@@ -2,7 +2,7 @@
 
 A plain model beside timer/ordered.py, written apart from it: per group and epoch, who has which
 message. What is handed out must have nothing before it in its key but what is in flight at the same
-consumer, or is acked, or on its way to be. A part of the book.
+consumer, or is acked, moved or expired, or perhaps is about to be acked. A part of the book.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class OrderBook:
     keys: dict[int, list[bytes]] = field(default_factory=dict)
     """Topic id -> the key of each offset; one of its own without a key."""
     done: dict[int, set[int]] = field(default_factory=dict)
-    """Group id -> offsets that are acked or moved, or that somebody has asked to ack."""
+    """Group id -> offsets that are acked, moved or expired, or that somebody has asked to ack."""
     flights: dict[int, tuple[int, dict[int, object]]] = field(default_factory=dict)
     """Group id -> an epoch, and of each offset that its leader handed out, who has it."""
     fired_names: set[TimerName] = field(default_factory=set)
@@ -55,7 +55,7 @@ class OrderBook:
         """Note what an op of the log did: what came back is with nobody."""
         offsets = op.offsets.tolist()
         self.passing |= op.op in (Op.SEEK, Op.DELETE)
-        if op.op in (Op.ACK, Op.MOVE):
+        if op.op in (Op.ACK, Op.MOVE, Op.EXPIRE):
             self.ack_asked(op.group, offsets)
         elif op.op in (Op.NACK, Op.ENDED, Op.RECALL):
             _, held = self.flights.get(op.group, (0, {}))

@@ -291,6 +291,15 @@ def test_message_before_an_earlier_one_of_its_key_is_told() -> None:
         book.handed_out(ordered("exclusive", 2, consumer=x, epoch=4))
 
 
+def test_message_that_expired_alone_is_waited_for_until_then_and_no_longer() -> None:
+    book, x, _ = order_book()
+    book.handed_out(ordered("exclusive", 0, consumer=x))
+    with pytest.raises(Broken, match="gets 2 before 1"):
+        book.handed_out(ordered("exclusive", 2, consumer=x))
+    book.committed(op(Op.EXPIRE, 1))
+    book.handed_out(ordered("exclusive", 2, consumer=x))
+
+
 def test_message_that_comes_again_behind_what_was_not_taken_back_is_told() -> None:
     book, x, _ = order_book()
     book.handed_out(ordered("failover", 0, 1, consumer=x))

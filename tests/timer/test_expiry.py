@@ -364,8 +364,12 @@ def test_what_has_expired_behind_something_younger_is_not_handed_out(kind: str) 
     play.settle()
     assert ops_of(play) == [], "the first one is young"
     play.join(group)
-    play.settle()
+    play.hand_out()
+    play.step()
+    play.commit()  # now it may hand out
     given = [[0, 3]] if kind == SHARED else [[0], [3]]  # where an order is kept, what expires first
+    assert play.hand_out() == given[:1], "the log doesn't say yet what has expired"
+    play.settle()
     assert [d.lease.offsets.tolist() for d in play.deliveries] == given
     assert [(op.op, op.group, op.offsets.tolist()) for op in ops_of(play)] == [
         (Op.EXPIRE, group.group_id, [1, 2])

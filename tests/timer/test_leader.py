@@ -461,6 +461,7 @@ def test_refused_acks_and_ended_leases_are_tried_again() -> None:
     assert play.verdict("a") == [ACCEPT]
     assert play.deliveries[-1].lease.offsets.tolist() == [1]
     assert group.cursor == 1
+    assert [*play.machine.topics[play.topic_id].groups] == ["g"], "what was answered is not"
 
 
 def test_many_leases_that_end_at_once_go_in_bounded_entries(
