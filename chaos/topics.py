@@ -86,7 +86,7 @@ class Topics:
             if number in self.stands and self.stands[number].over_ms == NEVER:
                 yield self._told(Event.PAUSED, number, when)
             elif topic["release"]:
-                catch_up, until_ms, seq_end, _ = topic["release"]
+                catch_up, until_ms, seq_end, *_ = topic["release"]
                 columns = when | {"at_ms": until_ms}
                 yield self._resumed(number, columns, catch_up, until_ms, seq_end)
             if number in self.lives_ms:

@@ -35,7 +35,7 @@ from chaos import events
 from chaos.events import WITNESS_GROUP, Event, Outbox, Told
 from timer import timer_id
 from timer.policies import DEFAULT_NAMESPACE
-from timerclient.errors import NotFound, TimerError, Unavailable
+from timerclient.errors import Closed, NotFound, TimerError
 from timerclient.messages import Batch
 from timerclient.sync import Consumer, TimerClient
 
@@ -136,9 +136,13 @@ def _when_there(
     def wait() -> Consumer:
         name = topic.removeprefix(f"{DEFAULT_NAMESPACE}/")
         while True:
-            with contextlib.suppress(Unavailable, NotFound):
+            try:
                 if any(status.name == name for status in client.topics()):
                     return consume()
+            except Closed:
+                raise
+            except TimerError:  # whatever it is, the next look may go well
+                pass
             time.sleep(LOOK_S)
 
     return wait

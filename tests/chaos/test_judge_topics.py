@@ -176,7 +176,7 @@ def test_pause_during_a_release_leaves_what_is_left_to_the_next(court: Court) ->
     assert later(court, end_ms + HOUR) == []
     resume(court, end_ms + HOUR, "drop")
     assert later(court, end_ms + HOUR + 2 * RELEASE_MS) == []
-    assert later(court, end_ms + HOUR + 4 * HORIZON_MS) == []
+    assert later(court, end_ms + HOUR + 2 * RELEASE_MS + 4 * HORIZON_MS) == []
     assert court.chunks == {}
 
 
