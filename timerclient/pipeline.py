@@ -20,11 +20,13 @@ Why nothing is scheduled twice, and nothing is lost behind a refusal:
   that carry a number of the old one are settled.
 - What was on a stream that broke is *in doubt*: it keeps its number, whatever comes.
 - A request that a quota refused would cost each one behind it another round trip, to be refused as
-  well. Of those, what asks for as much of the same topic, or more, has the same answer.
+  well. Of those, what asks for as much of the same topic, or more, has the same answer. Not if the
+  quota is one of what is ready: of that, what is due later asks for nothing.
 
 No clock, no socket: times, streams and futures are the shell's (timerclient/producer.py).
 """
 
+import copy
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
@@ -113,7 +115,7 @@ class Pipeline(Generic[R]):
     _replace: bool = False
     """A new producer numbers the requests that have no number."""
     _full: list[tuple[R, QuotaReached]] = field(default_factory=list)
-    """What a quota refused since the last time that the wire was empty."""
+    """What a quota of what is pending refused since the last time that the wire was empty."""
 
     # ---- events
 
@@ -289,7 +291,11 @@ class Pipeline(Generic[R]):
                 part.sequence = request.sequence
             self._refused += parts
         else:
-            if isinstance(error, QuotaReached) and not request.in_doubt:
+            if (
+                isinstance(error, QuotaReached)
+                and not error.field.startswith("ready")
+                and not request.in_doubt
+            ):
                 self._full.append((request, error))
             step.settled.append((request, as_unknown(error) if request.in_doubt else error))
 
@@ -328,7 +334,11 @@ class Pipeline(Generic[R]):
         self._draining, self._hole, self._hole_in_doubt = False, 0, False
 
     def _without_full(self, numbered: list[R], step: Step[R]) -> list[R]:
-        """Settle what certainly was not applied, and has no room where less had none before it."""
+        """Settle what certainly was not applied, and has no room where less had none before it.
+
+        Only for quotas of what is pending: those of what is ready weigh only what is due by now,
+        which nobody knows here. Each gets an error of its own: its traceback grows as it is raised.
+        """
         full, self._full = [(one, one.asks_for(), error) for one, error in self._full], []
         kept: list[R] = []
         for request in numbered:
@@ -339,7 +349,7 @@ class Pipeline(Generic[R]):
                     and less[1] <= asks[1]
                     and less[2] <= asks[2]
                 ):
-                    step.settled.append((request, error))
+                    step.settled.append((request, copy.copy(error)))
                     break
             else:
                 kept.append(request)

@@ -105,8 +105,10 @@ class CallsRequest(Request):
 
     def asks_for(self) -> tuple[str, int, int] | None:
         """See Request. It is asked where something was refused: so it reads what was sent."""
+        if len(self.calls) > 1:
+            return None
         columns = pb.ScheduleRequest.FromString(self.body).timers
-        if len(self.calls) > 1 or len({each.topic for each in columns}) != 1:
+        if len({each.topic for each in columns}) != 1:
             return None
         rows = sum(len(each.payload_sizes) for each in columns)
         return columns[0].topic, rows, sum(len(each.payloads) for each in columns)

@@ -99,6 +99,18 @@ def test_many_schedules_at_once_are_taken_until_the_quota_is_reached(
     client.schedule(topic, b"", delay=HOUR)  # the producer goes on
 
 
+def test_batch_due_later_is_taken_behind_one_for_which_too_much_is_ready(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    quota(client, topic, ready_max=1)
+    client.schedule(topic, b"", delay=HOUR)
+    now, later = (client.submit_batch(topic, [b""] * 2, delay=delay) for delay in (0, HOUR))
+    assert isinstance(now.exception(30), QuotaReached)
+    assert later.exception(30) is None
+    assert client.count_timers(topic).pending == 3
+
+
 def test_request_of_several_topics_is_refused_whole_by_the_quota_of_one(
     world: World, topic: str
 ) -> None:

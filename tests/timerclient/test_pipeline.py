@@ -178,7 +178,7 @@ def test_quota_that_is_reached_refuses_at_once_what_asks_for_as_much_behind_it()
     for request_no in (4, 5, 7):
         assert pipeline.answer(request_no, SequenceGap("gap")).settled == []
     settled = pipeline.answer(6, SequenceGap("gap")).settled
-    assert [(item.name, error) for item, error in settled] == [(6, full)]
+    assert [(item.name, str(error)) for item, error in settled] == [(6, "odd, even")]
     # One has another topic, one comes before, one is smaller.
     assert sent(pipeline) == [(8, 1, 2), (9, 3, 3), (10, 4, 4), (11, 5, 5)]
 
@@ -189,15 +189,33 @@ def test_calls_of_one_request_are_taken_until_a_quota_is_reached() -> None:
     whole.parts = [Item(name) for name in (10, 12, 14, 16)]
     pipeline.add(whole)
     sent(pipeline)
-    full = QuotaReached("even")
+    full = QuotaReached("even: 2 of 2")
+    full.field = "pending_max"
     assert pipeline.answer(1, full).settled == []
     sent(pipeline)
     assert [error for _, error in pipeline.answer(2, None).settled] == [None]
     settled = pipeline.answer(3, full).settled
     for request_no in (4, 5):
         settled += pipeline.answer(request_no, SequenceGap("gap")).settled
-    assert [(item.name, error) for item, error in settled] == [(12, full), (14, full), (16, full)]
+    assert [item.name for item, _ in settled] == [12, 14, 16]
+    for _, error in settled:
+        assert isinstance(error, QuotaReached)
+        assert (str(error), error.field) == ("even: 2 of 2", "pending_max")
+    assert len({id(error) for _, error in settled}) == 3, "each is raised, and grows, by itself"
     assert pipeline.idle
+
+
+@pytest.mark.parametrize("field", ["ready_max", "ready_bytes_max"])
+def test_what_lies_behind_a_quota_of_what_is_ready_is_asked_for_by_itself(field: str) -> None:
+    pipeline = make()
+    pipeline.add(Item(0))  # due now
+    pipeline.add(Item(2))  # as large, and perhaps due in an hour: none of it is ready
+    sent(pipeline)
+    full = QuotaReached("even")
+    full.field = field
+    assert [item.name for item, _ in pipeline.answer(1, full).settled] == [0]
+    assert pipeline.answer(2, SequenceGap("gap")).settled == []
+    assert sent(pipeline) == [(3, 2, 1)]
 
 
 def test_what_is_in_doubt_behind_a_quota_is_asked_again() -> None:
