@@ -1,0 +1,159 @@
+"""Sweeps of what is held: how far a FIRE moves one on, and what was read for it before."""
+
+from typing import Any
+
+import pytest
+
+from tests.timer.test_pauses import Paused, settle
+from timer.policies import Scope
+from timer.run import Cursor
+from timer.units import LogIndex, TopicId
+
+
+def test_a_topic_is_swept_after_two_sweeps_however_often_others_are_resumed() -> None:
+    paused = Paused()
+    paused.log.topic("c")
+    for topic in (2, 3):
+        paused.say(Scope("", TopicId(topic)), paused=True)
+    paused.machine.pauses.portion = 50
+    paused.schedule(*range(400), topic=2)
+    paused.schedule(500, 510)
+    paused.fire(600)
+    paused.say(paused=False)
+    for beat in range(2 * (400 // 50 + 1)):
+        paused.say(Scope("", TopicId(3)), paused=False)
+        paused.fire(600 + beat)
+        paused.say(Scope("", TopicId(3)), paused=True)
+    assert paused.fired() == [500, 510]
+
+
+def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 8
+    paused.schedule(*range(0, 40, 2))
+    paused.schedule(*range(1, 40, 2), topic=2)
+    paused.say(Scope("", TopicId(2)), paused=True)
+    paused.fire(1)
+    [*settle(paused, 50)]
+    paused.resume("all", 50)
+    moved = [sum(len(seqs) for _, seqs in a[2]) if len(a) > 2 else 0 for a in settle(paused, 50)]
+    assert moved == [4] * 5
+    assert (len(paused.fired()), paused.machine.store.held) == (20, 20)
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("end", ["deleted", "deleted midway", "cancelled", "released"])
+def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
+    end: str, flushes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # P9: another replica's runs may hold none of it any more, so it can't count as moved over.
+    paused = Paused()
+    paused.say(Scope("", TopicId(2)), paused=True)
+    many = paused.schedule(*range(20_000))
+    few = paused.schedule(*range(0, 20_000, 100), topic=2)
+    paused.fire(20_000)
+    flush = paused.engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    paused.engine.end_flush(flush)
+    if end == "deleted":
+        paused.log.delete_topic(1)
+    elif end == "cancelled":
+        paused.cancel(*many)
+    elif end == "released":
+        paused.resume("all", 20_000)
+        [*settle(paused, 20_000)]
+    paused.schedule(*range(0, 20_000, 200), topic=2)
+    paused.machine.pauses.portion = 30
+    paused.log.policy(Scope("", TopicId(2)))
+    paused.log.now_ms += 1
+    late = few[-10:]
+    for number, timer in enumerate(late):
+        if number == len(late) // 2 and end == "deleted midway":
+            paused.log.delete_topic(1)
+        paused.log.cancel([timer])
+        paused.log.fire(paused.log.now_ms)
+    for _ in late:
+        paused.log.fire(paused.log.now_ms)
+    paused.engine.committed(LogIndex(len(paused.log.entries)))
+    reads: list[Cursor] = []
+    read = Cursor.read
+
+    def counted(cursor: Cursor, *limits: int) -> Any:
+        reads.append(cursor)
+        return read(cursor, *limits)
+
+    monkeypatch.setattr(Cursor, "read", counted)
+    while paused.engine.behind:
+        first, last = paused.engine.next_chunk()
+        entries = paused.log.entries[first - 1 : last]
+        prepared = paused.engine.begin_lookup(entries)
+        if prepared is not None:
+            prepared.read()
+            paused.engine.end_lookup(prepared)
+        if flushes and (flush := paused.engine.begin_flush()) is not None:
+            flush.write()
+            paused.engine.end_flush(flush)
+        reads.clear()
+        paused.engine.fold(entries)
+        assert not reads
+    assert len(paused.fired(2)) == len(few) + 100 - len(late)
+    assert paused.machine.store.held == 0
+    assert not paused.machine.topics[TopicId(2)].holding
+
+
+def test_a_sweep_whose_run_can_not_be_read_ends_the_node_and_is_not_tried_for_ever() -> None:
+    paused = Paused()
+    paused.schedule(*range(20_000))
+    paused.fire(20_000)
+    paused.flush()
+    paused.log.policy(Scope("", TopicId(1)))
+    paused.log.fire(paused.log.now_ms)
+    paused.engine.committed(LogIndex(len(paused.log.entries)))
+    (run,) = paused.machine.store._runs.runs
+    run._disk.remove(run._path)
+    tried = 0
+    while tried < 10:
+        tried += 1
+        first, last = paused.engine.next_chunk()
+        entries = paused.log.entries[first - 1 : last]
+        prepared = paused.engine.begin_lookup(entries)
+        if prepared is not None:
+            prepared.read()
+            paused.engine.end_lookup(prepared)
+        try:
+            paused.engine.fold(entries)
+        except FileNotFoundError:
+            break
+    assert tried < 10
+
+
+def test_what_a_flush_puts_among_what_was_read_ahead_of_a_sweep_leaves_in_its_turn() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 10
+    paused.schedule(*range(0, 200, 2))
+    paused.fire(200)
+    paused.flush()
+    paused.resume("all", 200)
+    assert paused.fire(200)[1]
+    paused.schedule(151)
+    paused.flush()
+    [*settle(paused, 200)]
+    assert paused.fired() == sorted([*range(0, 200, 2), 151])
+
+
+def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 100
+    paused.schedule(*range(20_000))
+    paused.fire(20_000)
+    paused.flush()
+    paused.resume("all", 20_000)
+    portion = paused.machine.pauses.next_portion()
+    assert portion is not None
+    ahead = paused.machine.store._begin_held(portion)
+    assert ahead is not None
+    ahead.read()
+    assert 200 <= sum(len(kept.rows) for kept in ahead._held._kept) <= 4_096
+    [*settle(paused, 20_000)]
+    assert paused.fired() == [*range(20_000)]
