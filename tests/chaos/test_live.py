@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from chaos import events, export, live
 from chaos.events import Event, Outbox, Told
 from chaos.live import AlertFiles, Settings, Watch
+from tests.chaos.told import EventFiles
 from tests.cluster.running import Running
 from timer import timer_id
 from timerclient import TimerClient
@@ -182,9 +182,10 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 @_marked(*spark_test, pytest.mark.slow)
 def test_running_cluster_is_fine_until_something_is_planted(desk: Desk, running: Running) -> None:
-    desk.settings = replace(SETTINGS, overdue_ms=15_000)  # what is slow is not lost
+    desk.settings = replace(SETTINGS, overdue_ms=30_000)  # what is slow is not lost
     with running.client() as client:
         client.create_topic("t")
+        told = EventFiles(desk.events)
         into = ["--into", str(desk.events)]
         where = ["--cluster", ",".join(running.endpoints), "--topic", "t"]
         programs = [
@@ -194,18 +195,18 @@ def test_running_cluster_is_fine_until_something_is_planted(desk: Desk, running:
         beside = [subprocess.Popen(program) for program in programs]
         try:
             desk.start()
-            until(lambda: any(found(desk, Event.REACH)))
+            until(lambda: bool(told.of(Event.REACH)))
             seqs = schedule(client, 300)
-            until(lambda: {row["seq"] for row in found(desk, Event.GIVEN)} >= seqs)
+            until(lambda: told.seqs(Event.GIVEN) >= seqs)
             running.kill(running.wait_for_leader())
             running.up()
             seqs |= schedule(client, 300)
-            until(lambda: {row["seq"] for row in found(desk, Event.GIVEN)} >= seqs)
+            until(lambda: told.seqs(Event.GIVEN) >= seqs)
             end_ms = events.now_ms() + desk.settings.overdue_ms
-            until(lambda: max(row["at_ms"] for row in found(desk, Event.CLOCK)) > end_ms)
+            until(lambda: told.clock_ms() > end_ms)
             until(desk.judged())
             assert desk.raised() == []
-            plant(desk, seqs)
+            plant(desk, told, seqs)
             schedule(client, 1)  # the log fires on
             wanted = {("duplicate", min(seqs)), ("early", 10**6), ("lost", 10**6 + 1)}
             until(lambda: {*desk.raised()} >= wanted)
@@ -217,10 +218,10 @@ def test_running_cluster_is_fine_until_something_is_planted(desk: Desk, running:
     assert codes == [0, 0]
 
 
-def plant(desk: Desk, seqs: set[int]) -> None:
+def plant(desk: Desk, told: EventFiles, seqs: set[int]) -> None:
     """Put events beside the real ones: fired again, fired before its time, never given."""
     now_ms = events.now_ms()
-    first = next(row for row in found(desk, Event.GIVEN) if row["seq"] == min(seqs))
+    first = next(row for row in told.of(Event.GIVEN) if row["seq"] == min(seqs))
     again = given(first["seq"], first["due_ms"], first["queue_offset"] + 10**6)
     early = [scheduled(10**6, now_ms + 1), given(10**6, now_ms + 1, 10**7, now_ms)]
     desk.put(again, *early, scheduled(10**6 + 1, now_ms + 1))
@@ -232,15 +233,6 @@ def schedule(client: TimerClient, count: int) -> set[int]:
     ids = client.schedule_batch("t", [b"x"] * count, due_ms=due_ms).ids
     raw = b"".join(map(timer_id.from_text, ids))
     return {*timer_id.decode(raw, 0)[1].tolist()}
-
-
-def found(desk: Desk, kind: Event) -> list[dict[str, Any]]:
-    """Return the exported events of one kind."""
-    rows = []
-    for path in sorted(desk.events.glob("*.parquet")):
-        table = pq.read_table(path, schema=events.ARROW, filters=[("kind", "=", int(kind))])
-        rows += table.to_pylist()
-    return rows
 
 
 def until(condition: Callable[[], bool]) -> None:

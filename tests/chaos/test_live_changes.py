@@ -2,8 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from chaos.events import Event
 from chaos.history import Run
 from chaos.witness import witness
 from tests.chaos.test_judge import Court
+from tests.chaos.told import EventFiles
 from tests.cluster.running import Running, until
 
 TOPICS = ["cancels", "keyed", "moved"]
@@ -24,6 +23,10 @@ SECONDS = 5.0
 RATE_PER_S = 120
 OVERDUE_MS = 30_000
 """More than any pause of a busy machine; the clock is moved on by the test."""
+KINDS = (Event.SCHEDULED, Event.CANCELLED, Event.RACED, Event.GIVEN)
+MANY = 10
+UNTIL_S = 120.0
+"""For what takes seconds on an idle machine."""
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
     """The events of a run of some seconds, one table a file, in the order in which they came."""
     run = Run(tmp_path_factory.mktemp("changes"))
     into = run.root / "events"
+    files = EventFiles(into)
     over = threading.Event()
     failures: list[BaseException] = []
 
@@ -65,17 +69,18 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
             rate_per_s=RATE_PER_S, horizon_s=SECONDS,
         )  # fmt: skip
         try:
-            until(lambda: failures or len({*_topics(into)}) == len(TOPICS), timeout_s=60)
+            until(lambda: failures or _watched(files) == {*TOPICS}, timeout_s=UNTIL_S)
             for work in works:
                 work.start()
             time_up_ms = events.now_ms() + int(1000 * SECONDS)
-            until(lambda: failures or events.now_ms() > time_up_ms, timeout_s=60)
+            until(lambda: failures or events.now_ms() > time_up_ms, timeout_s=UNTIL_S)
+            until(lambda: failures or _many_of_each(files), timeout_s=UNTIL_S)
             for work in works:
                 work.stop_producing()
             for work in works:
-                until(work.drained, timeout_s=60)
+                until(work.drained, timeout_s=UNTIL_S)
             end_ms = events.now_ms()
-            until(lambda: failures or _told_all(into, end_ms), timeout_s=60)
+            until(lambda: failures or _told_all(files, end_ms), timeout_s=UNTIL_S)
         finally:
             over.set()
             for thread in threads:
@@ -87,26 +92,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
     return [pq.read_table(path, schema=events.ARROW) for path in paths]
 
 
-def _rows(into: Path, kind: Event) -> Iterator[dict[str, Any]]:
-    for path in into.glob("*.parquet"):
-        table = pq.read_table(path, schema=events.ARROW, filters=[("kind", "=", int(kind))])
-        yield from table.to_pylist()
+def _watched(files: EventFiles) -> set[str]:
+    return {row["topic"] for row in files.of(Event.REACH)}
 
 
-def _topics(into: Path) -> Iterator[str]:
-    return (row["topic"] for row in _rows(into, Event.REACH))
+def _many_of_each(files: EventFiles) -> bool:
+    return all(len(files.of(kind)) > MANY for kind in KINDS)
 
 
-def _seqs(into: Path, *kinds: Event) -> set[int]:
-    return {row["seq"] for kind in kinds for row in _rows(into, kind)}
-
-
-def _told_all(into: Path, upto_ms: int) -> bool:
+def _told_all(files: EventFiles, upto_ms: int) -> bool:
     """Whether all that was scheduled by then is told, and all of it that has to come came."""
-    if not any(row["at_ms"] > upto_ms for row in _rows(into, Event.CLOCK)):
+    if files.clock_ms() <= upto_ms:
         return False
-    expected = _seqs(into, Event.SCHEDULED) - _seqs(into, Event.CANCELLED, Event.RACED)
-    return expected <= _seqs(into, Event.GIVEN)
+    expected = files.seqs(Event.SCHEDULED) - files.seqs(Event.CANCELLED, Event.RACED)
+    return expected <= files.seqs(Event.GIVEN)
 
 
 def judged(tables: list[pa.Table]) -> list[judge.Alert]:
@@ -131,8 +130,8 @@ def judged(tables: list[pa.Table]) -> list[judge.Alert]:
 def test_changes_under_way_raise_no_alert(told: list[pa.Table]) -> None:
     assert judged(told) == []
     kinds = np.concatenate([table["kind"].to_numpy() for table in told])
-    for kind in (Event.SCHEDULED, Event.CANCELLED, Event.RACED, Event.GIVEN):
-        assert np.count_nonzero(kinds == kind) > 10, kind
+    for kind in KINDS:
+        assert np.count_nonzero(kinds == kind) > MANY, kind
 
 
 @pytest.mark.slow

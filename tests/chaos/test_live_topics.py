@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from chaos import events, export, judge
 from chaos.events import RELEASE_MS, Event
 from chaos.witness import witness
 from tests.chaos.test_judge import Court
+from tests.chaos.told import EventFiles
 from tests.cluster.running import Running, now_ms, until
 from timer import timer_id
 from timerclient import TimerClient
@@ -25,6 +26,8 @@ PAUSED = (ALL, DROP, LATEST)
 OVERDUE_MS = 30_000
 """More than any pause of a busy machine; the clock is moved on by the test."""
 TTL_MS = 1_000
+UNTIL_S = 120.0
+"""For what takes seconds on an idle machine."""
 
 
 class Scene:
@@ -32,6 +35,7 @@ class Scene:
 
     def __init__(self, cluster: Running, client: TimerClient, into: Path) -> None:
         self.cluster, self.client, self.into = cluster, client, into
+        self.told = EventFiles(into)
         self.failures: list[BaseException] = []
         self._threads: list[tuple[threading.Event, threading.Thread]] = []
 
@@ -80,16 +84,12 @@ class Scene:
         seqs: list[int] = timer_id.decode(b"".join(map(timer_id.from_text, ids)), 0)[1].tolist()
         return seqs
 
-    def told(self, kind: Event) -> Iterator[dict[str, object]]:
-        for path in self.into.glob("*.parquet"):
-            table = pq.read_table(path, schema=events.ARROW, filters=[("kind", "=", int(kind))])
-            yield from table.to_pylist()
+    def until(self, condition: Callable[[], object]) -> None:
+        """Return when it is so, or something has failed, which `stop` raises."""
+        until(lambda: self.failures or condition(), timeout_s=UNTIL_S)
 
     def until_given(self, seqs: list[int]) -> None:
-        def given() -> bool:
-            return bool(self.failures) or {*seqs} <= {row["seq"] for row in self.told(Event.GIVEN)}
-
-        until(given, timeout_s=60)
+        self.until(lambda: {*seqs} <= self.told.seqs(Event.GIVEN))
 
 
 def play(scene: Scene) -> dict[str, list[int]]:
@@ -97,38 +97,40 @@ def play(scene: Scene) -> dict[str, list[int]]:
     client = scene.client
     for topic in TOPICS:
         client.create_topic(topic)
-    client.alter_policies({"ttl_ms": TTL_MS}, topic=LIVES)
     scene.export()
     scene.watch()
-    until(lambda: {row["topic"] for row in scene.told(Event.REACH)} == {*TOPICS}, timeout_s=60)
+    scene.until(lambda: {row["topic"] for row in scene.told.of(Event.REACH)} == {*TOPICS})
     before = [seq for topic in PAUSED for seq in scene.schedule(topic, [0, 100])]
     scene.until_given(before)
     client.alter_policies({"paused": True, "catch_up": "drop"}, namespace="ns")
     for topic in (ALL, LATEST):
         client.alter_policies({"paused": True, "catch_up": topic}, topic=topic)
     held = {topic: scene.schedule(topic, [-500, 0, 100, 300, 700]) for topic in PAUSED}
-    until(lambda: min(client.describe_topic(topic).held for topic in PAUSED) == 5)
+    scene.until(lambda: min(client.describe_topic(topic).held for topic in PAUSED) == 5)
 
     dead = scene.schedule(AGAIN, [0, 3_600_000])
     scene.until_given(dead[:1])
     client.delete_topic(AGAIN)
     reborn = scene.schedule(AGAIN, [0])  # nobody reads it yet, perhaps
-    until(lambda: scene.failures or _groups(client, AGAIN) == ["live-audit"], timeout_s=60)
+    scene.until(lambda: _groups(client, AGAIN) == ["live-audit"])
     anew = scene.schedule(AGAIN, [0, 100, 200])
     scene.until_given(anew)
 
     scene.stop(1)  # the witness
     expired = scene.schedule(LIVES, [0, 50])
-    until(lambda: any(scene.told(Event.EXPIRED)), timeout_s=60)
+    client.alter_policies({"ttl_ms": TTL_MS}, topic=LIVES)
+    scene.until(lambda: client.describe_topic(LIVES).expired == len(expired))
+    client.alter_policies({"ttl_ms": 600_000}, topic=LIVES)  # what comes now is to be given
     scene.watch()
     client.alter_policies({"paused": False}, namespace="ns")
     for topic in (ALL, LATEST):
         client.alter_policies({"paused": False}, topic=topic)
     scene.until_given(held[ALL])
-    until(lambda: client.describe_topic(LATEST).held == 0)
+    scene.until(lambda: client.describe_topic(LATEST).held == 0)
     after = {topic: scene.schedule(topic, [0, 100, 200]) for topic in (*PAUSED, LIVES)}
     scene.until_given([seq for seqs in after.values() for seq in seqs])
-    until(lambda: _clock_ms(scene) > now_ms(), timeout_s=60)
+    end_ms = now_ms()
+    scene.until(lambda: scene.told.clock_ms() >= end_ms)
     return {
         **{f"held {topic}": seqs for topic, seqs in held.items()},
         **{f"after {topic}": seqs for topic, seqs in after.items()},
@@ -139,10 +141,6 @@ def play(scene: Scene) -> dict[str, list[int]]:
 def _groups(client: TimerClient, topic: str) -> list[str]:
     statuses = [status for status in client.topics() if status.name == topic]
     return [group.name for status in statuses for group in status.groups]
-
-
-def _clock_ms(scene: Scene) -> int:
-    return max(int(str(row["at_ms"])) for row in scene.told(Event.CLOCK)) + 1_000
 
 
 @pytest.fixture(scope="module")

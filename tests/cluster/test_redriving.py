@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cluster import groups
 from cluster.groups import GroupDesk
 from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
@@ -15,6 +16,12 @@ from timer.errors import TimerError, TopicDeleted
 from timer.payloads import Op
 
 LETTERS = 5
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed out comes at once, unless the machine is away."""
+    monkeypatch.setattr(groups, "REDRIVE_WAIT_S", 60.0)
 
 
 class Handing(Hosted):
