@@ -15,12 +15,14 @@ A cancel that is awaited alone, in the leader:
             <---- its own part --->|<--------- waited for ------------>|<-- own part ->
 
 Server time is what passes in its own part: from the handler's begin to its end, as the leader's
-metrics say, less what its entry took from append to commit. It does not see what the leader does
-while it waits: the sync, two followers' streams; nor what gRPC does around the handler. The CPU
-does: that of the leader's process, all threads, less what it uses without cancels (heartbeats,
-checkpoints, clock), measured just before. Both are taken at rest: else the merges of what was
-filled in would count as well. Alone a cancel pays for a whole round; of many callers several share
-one, and what it waits for includes the others, so there is no server time of these.
+metrics say, less what an entry took from append to commit. Both are means, the latter one of all
+entries that were committed meanwhile: the cancels', and those of FIRE and CHECKPOINT, which may
+have waited longer or shorter. It does not see what the leader does while it waits: the sync, two
+followers' streams; nor what gRPC does around the handler. The CPU does: that of the leader's
+process, all threads, less what it uses without cancels (heartbeats, checkpoints, clock), measured
+just before. Both are taken at rest: else the merges of what was filled in would count as well.
+Alone a cancel pays for a whole round; of many callers several share one, and what it waits for
+includes the others, so there is no server time of these.
 """
 
 import asyncio
@@ -173,12 +175,18 @@ class _Spent(NamedTuple):
     values: float
 
     def mean_ms_since(self, before: "_Spent") -> float:
-        """Return the mean of what came since, in milliseconds."""
-        return 1000 * (self.total_s - before.total_s) / (self.values - before.values)
+        """Return the mean of what came since, in milliseconds.
+
+        Raises:
+            BenchError: nothing came.
+        """
+        values = self.values - before.values
+        check(values > 0, "the leader has timed none meanwhile")
+        return 1000 * (self.total_s - before.total_s) / values
 
 
 def _spent(leader: Node) -> tuple[_Spent, _Spent]:
-    """Return what cancels took from request to answer, and entries from append to commit."""
+    """Return what cancels took from request to answer, and all entries from append to commit."""
     with urllib.request.urlopen(f"http://{leader.http}/metrics", timeout=10) as answer:
         page = answer.read().decode()
 
@@ -278,7 +286,7 @@ S7_S8_S10: Final = Measure(
         cost("a cancel, awaited: p50", "cancel_p50", "ms"),
         cost("a cancel, awaited: p99", "cancel_p99", "ms"),
         cost("  server time of it", "cancel_server", "ms", 1, 0.5),
-        cost("  it waited for a majority", "cancel_waited", "ms"),
+        cost("  mean wait of entries for a majority", "cancel_waited", "ms"),
         cost("  the leader's CPU for it, all threads", "cancel_cpu", "ms", 1, 0.5),
         cost(f"  for one of {CALLERS} callers'", "cancel_cpu_of_many", "ms", 1, 0.5),
         cost("S8 restart of a follower", "restart_follower", "s", 5, 1),

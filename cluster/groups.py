@@ -236,6 +236,8 @@ class GroupDesk:
         loop = asyncio.get_running_loop()
         reached: asyncio.Future[None] = loop.create_future()
         answered: asyncio.Future[None] = loop.create_future()
+        # Whoever asked may be gone when an error comes: then nobody needs to hear of it.
+        answered.add_done_callback(lambda it: it.cancelled() or it.exception())
         moved: list[MoveApplied] = []
         waiting = 0
 
@@ -245,8 +247,8 @@ class GroupDesk:
                 return
             try:  # now, while all of it is at hand: soon it may have expired, or left memory
                 waiting = leader.groups.redrive(delivery, one)
-            except TimerError as why:
-                reached.set_exception(why)
+            except Exception as why:  # noqa: BLE001 - it ends this RPC, and is logged there
+                reached.set_exception(why)  # but not the step of the leader that this is in
                 return
             reached.set_result(None)
             if not waiting:
@@ -272,14 +274,16 @@ class GroupDesk:
         try:
             leader.groups.credit(group, consumer, messages)
             self._host.kick()
-            await asyncio.wait_for(reached, REDRIVE_WAIT_S)
-        except TimeoutError:
-            return 0
+            await asyncio.wait([reached], timeout=REDRIVE_WAIT_S)
         finally:
             # What is not sent back stays leased a while, so that the next call gets others.
-            took = reached.done() and not reached.cancelled() and reached.exception() is None
+            took = reached.done() and reached.exception() is None
+            reached.cancel()  # unless it is done: nothing more is taken
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             self._host.kick()
+        if reached.cancelled():
+            return 0
+        reached.result()
         await answered
         return sum(int(each.new.sum()) for each in moved)
 

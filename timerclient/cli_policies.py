@@ -23,6 +23,10 @@ _FLAGS: Final = {"on": True, "true": True, "off": False, "false": False}
 _SIZES: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MS: Final = timedelta(milliseconds=1)
 _SCOPE_HELP: Final = "cluster, NAMESPACE or NAMESPACE/TOPIC; the default namespace is `default`"
+_SET_HELP: Final = (
+    "set fields, for what is scheduled from then on;"
+    " pauses, quotas, ttl and retention for what is there, too"
+)
 
 
 class PolicyCommands(Commands):
@@ -34,7 +38,7 @@ class PolicyCommands(Commands):
         shown = add("show", self._show, "show what a scope says, and what holds for it")
         shown.add_argument("scope", metavar="SCOPE", nargs="?", default=CLUSTER, help=_SCOPE_HELP)
         fields = f"one of {', '.join(policies.FIELDS)}"
-        to_set = add("set", self._alter, "set fields, for what is scheduled from then on")
+        to_set = add("set", self._alter, _SET_HELP)
         to_set.add_argument("scope", metavar="SCOPE", help=_SCOPE_HELP)
         to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=fields)
         to_set.set_defaults(unset=[])

@@ -6,7 +6,9 @@ The leader is known only by its own word: a node is probed (`GetStatus`, local) 
 sent to it, so that a request is on the wire only once a connection stands. A hint, as NOT_LEADER
 carries one, is probed first. When a node falls silent the others are asked whether one leads by
 now: a paused process closes no connection. A round of probes is short, as nodes that are gone must
-not hold it up; the longer the leader is not found, the longer a node may take to answer.
+not hold it up; the longer the leader is not found, the longer a node may take to answer. So after
+20 s of looking, when that is 5 s, a node that swallows packets does hold up each round: by as much
+after the live ones have said no.
 """
 
 import asyncio
@@ -99,9 +101,10 @@ class Pauses:
         return max(pause_s, at_least_s * self._rng.uniform(1.0, 1.25))
 
 
-FORGET_S: Final = 10.0
-"""Who has not looked for the leader for so long begins to look anew."""
 PATIENCE_S_MAX: Final = 5.0
+FORGET_S: Final = 30.0
+"""Who has not looked for the leader for so long begins to look anew. A round may take twice the
+patience: the hinted node's, then that of all."""
 
 
 class Nodes:

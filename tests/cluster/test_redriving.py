@@ -1,5 +1,7 @@
 """A redrive beside what else becomes of dead letters: it says how many went back, no more."""
 
+import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -67,6 +69,37 @@ async def test_redrive_of_what_expires_meanwhile_counts_what_went_back() -> None
     host.behind = lambda: host.log.op(Op.EXPIRE_BELOW, 2, 0, [3])
     assert await redriven(host) == (LETTERS - 3, 0)
     assert host.engine.machine.topic_by_name["t"].queue.end == LETTERS - 3
+
+
+async def test_redrive_that_meets_a_bug_of_ours_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("no such header")
+
+    host = Handing()
+    with monkeypatch.context() as patch:
+        patch.setattr(deadletters, "redrive", broken)
+        with pytest.raises(LookupError, match="no such header"):
+            await redriven(host)
+    assert await redriven(host) == (LETTERS, 0), "the leader goes on, and nothing stayed leased"
+
+
+async def test_redrive_whose_caller_is_gone_before_its_answer_is_over_in_silence() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+
+    async def give_up() -> None:
+        host = Handing()
+        call = asyncio.ensure_future(redriven(host))
+        host.behind = lambda: (call.cancel(), host.log.delete_topic(2))
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.sleep(0)  # the step that was asked for as the call ended
+
+    await give_up()
+    gc.collect()
+    assert complaints == []
 
 
 async def test_redrive_of_a_topic_that_is_deleted_meanwhile_says_so() -> None:
