@@ -636,7 +636,7 @@ class TimerClient(TopicFront):
     ) -> pb.DescribePoliciesResponse:
         """Set fields of what the cluster, a namespace or a topic says, and unset others, by name.
 
-        It holds for what is scheduled from then on; what is pending keeps its time.
+        It holds for what is scheduled from then on; pauses, quotas, ttl and retention for all.
 
         Raises:
             InvalidRequest: a field is unknown, or its value out of range.

@@ -899,7 +899,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AlterPolicies(self, request, context):
-        """Sets and unsets fields of what one scope says: for what is scheduled from then on.
+        """Sets and unsets fields of what one scope says: for what is scheduled from then on; pauses,
+        quotas, time to live and retention for what is there, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

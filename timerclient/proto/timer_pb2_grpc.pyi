@@ -277,7 +277,9 @@ class AdminServiceStub:
     ChangeMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]
     """Answered when the log has committed the change; the outcome is unknown if that takes long."""
     AlterPolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]
-    """Sets and unsets fields of what one scope says: for what is scheduled from then on."""
+    """Sets and unsets fields of what one scope says: for what is scheduled from then on; pauses,
+    quotas, time to live and retention for what is there, too.
+    """
     DescribePolicies: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]
     ListProducers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListProducersRequest, _timer_pb2.ListProducersResponse]
     """Idempotent producers that have an id, in the order of ids."""
@@ -315,7 +317,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ChangeMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
     """Answered when the log has committed the change; the outcome is unknown if that takes long."""
     AlterPolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterPoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
-    """Sets and unsets fields of what one scope says: for what is scheduled from then on."""
+    """Sets and unsets fields of what one scope says: for what is scheduled from then on; pauses,
+    quotas, time to live and retention for what is there, too.
+    """
     DescribePolicies: _aio.UnaryUnaryMultiCallable[_timer_pb2.DescribePoliciesRequest, _timer_pb2.DescribePoliciesResponse]  # type: ignore[assignment]
     ListProducers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListProducersRequest, _timer_pb2.ListProducersResponse]  # type: ignore[assignment]
     """Idempotent producers that have an id, in the order of ids."""
@@ -434,7 +438,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.AlterPoliciesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DescribePoliciesResponse, _abc.Awaitable[_timer_pb2.DescribePoliciesResponse]]:
-        """Sets and unsets fields of what one scope says: for what is scheduled from then on."""
+        """Sets and unsets fields of what one scope says: for what is scheduled from then on; pauses,
+        quotas, time to live and retention for what is there, too.
+        """
 
     @_abc_1.abstractmethod
     def DescribePolicies(
