@@ -156,7 +156,7 @@ class Holders:
             self._set(key, (timer,))
         else:
             ended.race([*found, timer])
-            self._set(key, (*found, timer._replace(sure=False)))
+            self._set(key, tuple(each._replace(sure=False) for each in (*found, timer)))
 
     def dumps(self) -> list[tuple[int, list[Timer]]]:
         """Return the candidates, for JSON."""

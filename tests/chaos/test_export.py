@@ -13,7 +13,7 @@ import pytest
 from chaos import events, export, holders
 from chaos.events import Event
 from chaos.export import Story
-from chaos.holders import Holders
+from chaos.holders import Ended, Holders, Timer
 from chaos.replay import story as replay
 from chaos.simdisk import SimDisk
 from tests.chaos import test_replay, world
@@ -365,3 +365,14 @@ def test_keys_of_what_has_fired_are_forgotten() -> None:
         story.apply(item)
         sizes.append(len(story.holders.dumps()))
     assert max(sizes) <= holders.SWEEP_MIN + 1
+
+
+def test_who_may_have_been_moved_does_not_have_its_key_for_sure() -> None:
+    # Even when what it may have become is cancelled by its id: then nobody may have it.
+    holders, ended = Holders(whole=True), Ended()
+    old, new = (Timer(due, seq, 1, 0, sure=True, place_ms=due) for due, seq in ((50, 1), (60, 2)))
+    holders.scheduled(7, old, OnConflict.REJECT, ended)
+    assert holders.is_sure(7)
+    holders.moved(7, new, sure=False, ended=ended)
+    holders.gone(60, 2)
+    assert not holders.is_sure(7)
