@@ -26,6 +26,9 @@ class View(Protocol):
     def node_status(self) -> pb.NodeStatus:
         """This node's part of the status."""
 
+    def node_leadership(self) -> pb.NodeStatus:
+        """Of that, who it is and whether it leads."""
+
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
         """This node's part of the checkpoints; with the digest at one of the last ones, or 0."""
 
@@ -88,10 +91,11 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
-        """Every node's status; of this node alone if `local`."""
+        """Every node's status; of this node alone if `local`, and little of it if `leadership`."""
         del context
-        nodes = [self._view.node_status()]
-        if not request.local:
+        view = self._view
+        nodes = [view.node_leadership() if request.leadership else view.node_status()]
+        if not (request.local or request.leadership):
             nodes += await ask_all(self._view.peers(), status_of)
         epoch, leader, controller = self._view.leadership()
         return pb.GetStatusResponse(

@@ -223,19 +223,24 @@ class NodeState(TopicView):
 
     # ---- status
 
+    def node_leadership(self) -> pb.NodeStatus:
+        """Return whether this node leads; it costs the same however much the node has."""
+        return pb.NodeStatus(
+            name=self.name,
+            address=self._config.peers[self.name],
+            reachable=True,
+            replica_id=self._replica.replica_id,
+            role=self._replica.role.value,
+            serving=self._host.leader is not None,
+            epoch=self._replica.epoch,
+        )
+
     def node_status(self) -> pb.NodeStatus:
         """Return this node's part of the status."""
         machine = self._host.engine.machine
         replica, counts = self._replica, machine.counts
         ready = sum(topic.ready for topic in machine.topics.values())
-        return pb.NodeStatus(
-            name=self.name,
-            address=self._config.peers[self.name],
-            reachable=True,
-            replica_id=replica.replica_id,
-            role=replica.role.value,
-            serving=self._host.leader is not None,
-            epoch=replica.epoch,
+        status = pb.NodeStatus(
             log_end=replica.last_index,
             commit_index=replica.commit_index,
             applied_index=machine.applied_index,
@@ -258,6 +263,8 @@ class NodeState(TopicView):
             scrubbed_bytes=self._scrubber.bytes_read,
             scrubbed_at_ms=self._scrubber.ended_ms,
         )
+        status.MergeFrom(self.node_leadership())
+        return status
 
     def _disk_bytes(self) -> int:
         now = self._mono_ms()

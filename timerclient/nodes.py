@@ -125,6 +125,8 @@ class Nodes:
         self._looking_since: float | None = None
         """On the loop's clock: since when the leader is not found. None: it is."""
         self._looked_at = 0.0
+        self._stayed: tuple[Node | None, float] = None, 0.0
+        """(which silent node no other has replaced, when that was seen), on the loop's clock."""
         self._finding = asyncio.Lock()
 
     def node(self, address: str) -> Node:
@@ -165,12 +167,20 @@ class Nodes:
             self._hint = error.leader
 
     async def moved(self, node: Node) -> bool:
-        """Return whether another node than the silent `node` leads by now, and go there."""
+        """Return whether another node than the silent `node` leads by now, and go there.
+
+        A thousand consumers of quiet topics ask this together: the nodes hear one of them.
+        """
+        now = asyncio.get_running_loop().time
         async with self._finding:
             if self._leader is not None and self._leader is not node:
                 return True
+            same = self._stayed[0] is node
+            if same and now() - self._stayed[1] < self.settings.stall_s / 4:
+                return False
             leader = await self._probe_all()
             if leader is None or leader is node:
+                self._stayed = node, now()
                 return False
             self._leader = leader
             return True
@@ -227,7 +237,7 @@ class Nodes:
 
     async def _leader_epoch_of(self, node: Node) -> int:
         """Return the epoch that a node leads; -1: it does not, or does not answer."""
-        request = pb.GetStatusRequest(local=True)
+        request = pb.GetStatusRequest(local=True, leadership=True)
         timeout_s = max(self.settings.probe_s, self._patience_s)
         try:
             with converted():

@@ -63,3 +63,14 @@ async def test_transfer_of_unknown_outcome_is_told_as_that(
 ) -> None:
     with pytest.raises(error, match="why"):
         await state_with(outcome).transfer("n1")
+
+
+def test_who_leads_is_told_without_a_look_at_what_the_node_holds() -> None:
+    config: Any = SimpleNamespace(name="n1", cluster_id="c", peers={"n1": "host:1"})
+    replica: Any = SimpleNamespace(replica_id=7, role=SimpleNamespace(value="leader"), epoch=3)
+    host: Any = SimpleNamespace(leader=object())  # it has no engine, with its topics
+    none = cast("Any", None)
+    node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
+    told = node.node_leadership()
+    assert (told.name, told.address, told.replica_id) == ("n1", "host:1", 7)
+    assert (told.role, told.serving, told.epoch) == ("leader", True, 3)

@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, id_text, wire_error
 from timerclient import AsyncTimerClient, CancelResult, Settings, errors
+from timerclient.nodes import Nodes, tcp
 from timerclient.proto import timer_pb2 as pb
 
 QUICK = Settings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
@@ -356,6 +358,30 @@ async def test_cancel_follows_the_leader_and_leaves_a_silent_one(
     cluster.nodes[0].pause()
     await cluster.fail_over(1)
     assert await client.cancel(timer) == CancelResult.CANCELLED
+
+
+async def test_a_crowd_that_hears_nothing_asks_once_whether_another_node_leads(
+    cluster: Cluster,
+) -> None:
+    nodes = Nodes(cluster.address.split(","), replace(QUICK, stall_s=40), tcp(None))
+    leader = await nodes.leader()
+    probes = cluster.probes
+    assert not any(await asyncio.gather(*(nodes.moved(leader) for _ in range(200))))
+    assert cluster.probes <= probes + len(cluster.nodes)
+    await nodes.close()
+
+
+async def test_that_no_other_node_led_a_while_ago_is_not_believed_for_long(
+    cluster: Cluster,
+) -> None:
+    nodes = Nodes(cluster.address.split(","), QUICK, tcp(None))
+    leader = await nodes.leader()
+    assert not await nodes.moved(leader)
+    await cluster.fail_over(1)
+    await asyncio.sleep(QUICK.stall_s / 4)
+    assert await nodes.moved(leader)
+    assert (await nodes.leader()).address == cluster.nodes[1].address
+    await nodes.close()
 
 
 async def test_administration_asks_whoever_answers(
