@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 import uvloop
 
-from cluster.loopwatch import INTERVAL_S, LOG_ABOVE_S, LoopWatch
+from cluster.loopwatch import (
+    INTERVAL_S,
+    LOG_ABOVE_S,
+    ON_TIME_S,
+    QUIET_AFTER,
+    QUIET_INTERVAL_S,
+    LoopWatch,
+)
 
 
 @dataclass
@@ -50,6 +57,20 @@ def test_every_hold_is_observed_and_the_longest_kept() -> None:
     assert holds == pytest.approx([0.0, 0.25, 0.03])
     assert watch.longest_s == pytest.approx(0.25)
     assert loop.calls[0][0] == pytest.approx(loop.now_s + INTERVAL_S)
+
+
+def test_loop_that_is_on_time_is_looked_at_less_often_until_it_is_late_again() -> None:
+    loop = FakeLoop()
+    LoopWatch(loop, lambda held_s: None).start()
+
+    def interval_after(late_s: float) -> float:
+        loop.run_next(late_s=late_s)
+        return loop.calls[0][0] - loop.now_s
+
+    intervals = [interval_after(0.0) for _ in range(QUIET_AFTER + 1)]
+    assert intervals[:-2] == pytest.approx([INTERVAL_S] * (QUIET_AFTER - 1))
+    assert intervals[-2:] == pytest.approx([QUIET_INTERVAL_S] * 2)
+    assert interval_after(2 * ON_TIME_S) == pytest.approx(INTERVAL_S)
 
 
 def test_callback_that_runs_early_counts_as_no_hold() -> None:
