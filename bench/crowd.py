@@ -6,6 +6,7 @@ them have a group: how late their timers were fired and received stands beside t
 """
 
 import asyncio
+import gc
 import itertools
 import time
 from collections import Counter
@@ -24,7 +25,9 @@ TOPICS: Final = 10_000
 GROUPS: Final = 1_000
 AT_ONCE: Final = 50
 """Topics or groups that are made at the same time."""
-PER_S: Final = 5_000
+PER_S: Final = 1_000
+"""In requests of TOGETHER timers. Had the machine more than it bears, lateness would be that of the
+queue in front of it, with one topic as with many: 5,000 were too many for two slow cores."""
 TOGETHER: Final = 10
 """Timers in one batch, which is to one topic."""
 BATCHES: Final = PER_S * PACE_MS // 1000 // TOGETHER
@@ -33,7 +36,7 @@ WINDOW: Final = 1_000
 
 
 def crowd(rig: Rig, form: Form) -> Series:
-    """Return the lateness of 5,000 timers a second to one topic, and within the crowd."""
+    """Return the lateness of PER_S timers a second to one topic, and within the crowd."""
     lasting_s = 20.0 if form is Form.FULL else 4.0
     return rig.within(2 * lasting_s + 240, _crowd(rig, lasting_s))
 
@@ -63,6 +66,8 @@ async def _lateness(
     await _some_at_once(consumers, AsyncConsumer.__aenter__)
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(consume(consumer)) for consumer in consumers]
+        gc.collect()
+        gc.freeze()  # a thousand consumers in one process: its own collector is not measured
         sent = await _play(client, topics, lasting_s)
         await tally.reach(sum(sent[topic] for topic in read))
         for reader in readers:
@@ -96,10 +101,12 @@ S13: Final = Measure(
     title="lateness among 10,000 topics, 1,000 groups",
     run=crowd,
     figures=(
+        cost("one topic: fired - due, p50", "fired_p50_alone", "ms"),
         cost("one topic: fired - due, p99", "fired_p99_alone", "ms"),
         cost("the crowd: fired - due, p50", "fired_p50_crowd", "ms"),
         cost("the crowd: fired - due, p99", "fired_p99_crowd", "ms"),
         cost("the crowd: fired - due, max", "fired_max_crowd", "ms"),
+        cost("one topic: received - due, p50", "p50_alone", "ms"),
         cost("one topic: received - due, p99", "p99_alone", "ms"),
         cost("the crowd: received - due, p50", "p50_crowd", "ms"),
         cost("the crowd: received - due, p99", "p99_crowd", "ms"),

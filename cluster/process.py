@@ -12,6 +12,7 @@ import uvloop
 from cluster.allocator import give_back_large_blocks
 from cluster.config import NodeConfig
 from cluster.exits import Diverged, exit_code
+from cluster.garbage import Sweeper
 from cluster.logs import setup_logs
 from cluster.node import PEER_OPTIONS, Node
 from cluster.repair import repair
@@ -136,7 +137,11 @@ async def _run(config: NodeConfig, ending: Ending) -> None:
         if await _unless_ended(healing, ending):
             ending.start_again()
         return
+    sweeper = Sweeper()
+    sweeper.start()
+    sweeping = loop.create_task(sweeper.run())
     await ending.begun.wait()
+    sweeping.cancel()
     logger.info("starting again" if ending.restarts else "stopping")
     await node.stop()
 

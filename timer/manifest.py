@@ -348,7 +348,7 @@ def _group_state(group: Group) -> State:
         "id": group.group_id,
         "topic": group.topic,
         "name": group.name,
-        "settings": asdict(group.settings),
+        "settings": group.settings,
         "cursor": group.cursor,
         "reserved": group.reserved,
         "since": group.since,
@@ -364,6 +364,8 @@ def _group_state(group: Group) -> State:
 
 def _pack(value: object) -> object:
     """Return what msgpack writes for a value that `capture` left as it was: in the thread."""
+    if isinstance(value, GroupSettings):
+        return asdict(value)
     if isinstance(value, Answer):
         verdicts = value.verdicts
         columns = () if verdicts is None else (verdicts.verdict, verdicts.due_ms, verdicts.seq)

@@ -121,6 +121,8 @@ class Topic:
         """Let go of what every group has acked and retention keeps no more; return if it did."""
         queue = self.queue
         before = queue.begin
+        if before == queue.end:
+            return False
         if self.groups and not self.retention_ms:
             self.trim()
         else:

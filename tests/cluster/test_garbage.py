@@ -1,0 +1,111 @@
+"""Old objects are collected in sweeps, each of which looks at what is new alone."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from cluster.garbage import LEFT_MAX, NEVER, YOUNG_ROUNDS, Sweeper
+
+
+@dataclass
+class FakeCollector:
+    """Holds so many objects, and notes at how many each collection looked."""
+
+    old: int = 0
+    aside: int = 0
+    rounds: int = 0
+    threshold: tuple[int, int, int] = (700, 10, 10)
+    looked_at: list[int] = field(default_factory=list)
+
+    def make(self, objects: int) -> None:
+        self.old += objects
+        self.rounds = YOUNG_ROUNDS
+
+    def collect(self) -> int:
+        self.looked_at.append(self.old)
+        self.rounds = 0
+        return 0
+
+    def freeze(self) -> None:
+        self.old, self.aside = 0, self.aside + self.old
+
+    def unfreeze(self) -> None:
+        self.old, self.aside = self.old + self.aside, 0
+
+    def get_count(self) -> tuple[int, int, int]:
+        return 0, 0, self.rounds
+
+    def get_objects(self, generation: int | None = None) -> list[Any]:
+        del generation
+        return [None] * self.old
+
+    def get_threshold(self) -> tuple[int, int, int]:
+        return self.threshold
+
+    def set_threshold(self, young: int, middle: int, old: int, /) -> None:
+        self.threshold = young, middle, old
+
+
+def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much() -> None:
+    collector = FakeCollector()
+    collector.make(10 * LEFT_MAX)
+    sweeper = Sweeper(collector)
+    sweeper.start()
+    assert collector.threshold == (700, 10, NEVER)
+    more = LEFT_MAX + 1
+    for _ in range(10):
+        collector.make(more)
+        sweeper.sweep()
+    assert collector.looked_at == [10 * LEFT_MAX] + [more] * 10 + [10 * LEFT_MAX + 10 * more]
+    assert collector.old == 0
+
+
+def test_what_comes_and_goes_is_never_set_aside() -> None:
+    collector = FakeCollector()
+    sweeper = Sweeper(collector)
+    sweeper.start()
+    for _ in range(5):
+        collector.make(LEFT_MAX)
+        sweeper.sweep()
+        collector.old = 0
+    assert collector.aside == 0
+
+
+def test_little_that_is_new_is_left_alone() -> None:
+    collector = FakeCollector()
+    sweeper = Sweeper(collector)
+    sweeper.start()
+    collector.make(7)
+    collector.rounds = YOUNG_ROUNDS - 1
+    sweeper.sweep()
+    assert collector.looked_at == [0]
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.myself = self
+
+
+@pytest.fixture
+def collector() -> Iterator[Any]:
+    threshold = gc.get_threshold()
+    yield gc
+    gc.set_threshold(*threshold)
+    gc.unfreeze()
+
+
+def test_cycle_that_was_made_since_is_collected_by_the_next_sweep(collector: Any) -> None:
+    sweeper = Sweeper(collector)
+    sweeper.start()
+    held = [Cycle() for _ in range(1_000)]
+    for _ in range(YOUNG_ROUNDS):
+        gc.collect(1)  # they are old now
+    gone = [weakref.ref(one) for one in held]
+    del held
+    assert gc.get_count()[2] >= YOUNG_ROUNDS
+    sweeper.sweep()
+    assert not any(one() for one in gone)
