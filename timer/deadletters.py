@@ -3,6 +3,10 @@
     topic ──MOVE──► dead-letter topic, group `dead-letters` ──MOVE (redrive)──► topic
             + headers that say what it was                    - those headers
 
+A dead letter that dies again, in a group of its own topic, keeps the headers of its first death:
+they are put off, `prior-dead-letter-…`, and those of one before that `prior-prior-…`. A redrive
+takes the newest away and brings back those before, so that a letter goes home step by step.
+
 A MOVE (timer/payloads.py) acks a message in one place and makes it a new one in the other, in one
 op: it is in one of them, whatever fails. It carries the bytes: a replica may have them on disk
 only, and applying reads no file. Pure functions; who calls them is the leader (timer/serving.py).
@@ -41,6 +45,10 @@ TIMER_ID: Final = "dead-letter-timer-id"
 OFFSET: Final = "dead-letter-offset"
 ATTEMPTS: Final = "dead-letter-attempts"
 HEADERS: Final = (REASON, TOPIC, FROM_GROUP, TIMER_ID, OFFSET, ATTEMPTS)
+PRIOR: Final = "prior-"
+"""Before the name of a header of an earlier death, once for each since."""
+DEATHS_MAX: Final = 8
+"""A letter tells of so many, the newest: one that goes in circles must not grow for ever."""
 NACKED: Final = "nacked"
 LEASE_ENDED: Final = "lease ended"
 
@@ -64,7 +72,7 @@ def bury(group: Group, topic: str, queue: Queue, offsets: U64, due_ms: UnixMs, s
     nacked = (group.not_before(offsets) > 0).tolist()
 
     def marked(headers: dict[str, str], at: int) -> dict[str, str]:
-        return headers | {
+        return _put_off(headers) | {
             REASON: NACKED if nacked[at] else LEASE_ENDED,
             TOPIC: topic,
             FROM_GROUP: group.name,
@@ -95,13 +103,39 @@ def redrive(
 
     def restored(headers: dict[str, str], at: int) -> dict[str, str]:
         del at
-        return {name: value for name, value in headers.items() if name not in HEADERS}
+        return _brought_back(headers)
 
     moves = []
     for to, mine in places.items():
         body = _encode(rows[mine], bufs, due_ms, restored)
         moves.append(Move(Op.MOVE, group.topic, group.group_id, offsets[mine], to, "", body))
     return moves
+
+
+def _put_off(headers: dict[str, str]) -> dict[str, str]:
+    """Return headers in which nothing is said of the newest death, but all of those before it."""
+    return {
+        PRIOR + name if deaths else name: value
+        for name, value in headers.items()
+        if (deaths := _deaths_at(name)) < DEATHS_MAX
+    }
+
+
+def _brought_back(headers: dict[str, str]) -> dict[str, str]:
+    """Return headers without those of the newest death; undoes `_put_off`."""
+    return {
+        name.removeprefix(PRIOR) if _deaths_at(name) else name: value
+        for name, value in headers.items()
+        if name not in HEADERS
+    }
+
+
+def _deaths_at(name: str) -> int:
+    """Return of which death a header tells: 1 is the newest; 0: of none."""
+    of = name
+    while of.startswith(PRIOR):
+        of = of.removeprefix(PRIOR)
+    return 1 + (len(name) - len(of)) // len(PRIOR) if of in HEADERS else 0
 
 
 def _rows(queue: Queue, offsets: U64) -> tuple[RowArray, Buffers]:

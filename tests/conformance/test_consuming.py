@@ -264,6 +264,35 @@ def test_redriven_dead_letters_come_once_where_they_came_from(world: World, topi
         client.redrive(topic)
 
 
+def test_dead_letter_that_dies_again_keeps_what_was_said_of_its_first_death(
+    world: World, topic: str
+) -> None:
+    client, dead = world.client, f"{topic}.g.dead"
+    client.create_group(topic, "g", max_attempts=1)
+    client.schedule(topic, b"bad", headers={"mine": "1"})
+
+    def die(where: str, group: str) -> dict[str, str]:
+        with client.consumer(where, group) as consumer:
+            [message] = world.receive(consumer, 1)
+            assert message.nack().result(WAIT_S) is NackResult.NACKED
+        with client.consumer(f"{where}.{group}.dead", "look") as consumer:
+            return world.receive(consumer, 1)[0].headers
+
+    first = die(topic, "g")
+    client.create_group(dead, "h", max_attempts=1)
+    second = die(dead, "h")
+    assert (second["dead-letter-topic"], second["dead-letter-group"]) == (dead, "h")
+    assert {name: second[f"prior-{name}"] for name in first if name != "mine"} == {
+        name: value for name, value in first.items() if name != "mine"
+    }
+    assert client.redrive(f"{dead}.h.dead") == 1
+    with client.consumer(dead, "back") as consumer:
+        assert [m.headers for m in world.receive(consumer, 2)] == [first, first]
+    assert client.redrive(dead) == 2, "the one that never died twice, and the one that is back"
+    with client.consumer(topic, "g") as consumer:
+        assert [m.headers for m in world.take(consumer, 2)] == [{"mine": "1"}] * 2
+
+
 def test_group_is_altered_in_part_and_creating_it_again_changes_nothing(
     world: World, topic: str
 ) -> None:
