@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from cluster import wire
+from cluster import status, wire
 from cluster.config import Groups
 from cluster.host import Host
 from cluster.timer_service import TimerService
@@ -218,27 +218,37 @@ class GroupDesk:
     async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
         """Send up to `messages` dead letters back where they came from; committed on return.
 
+        If some could not be sent, the answer says why, and how many were sent all the same.
+
         Raises:
             InvalidRequest: too many at once.
             NotFound: the topic has no dead letters.
+            TimerError: none is known to have been sent.
         """
         if not 0 <= messages <= REDRIVE_MAX:
             raise InvalidRequest("max_messages", messages, f"must be at most {REDRIVE_MAX}")
         leader, of, group = self.find(topic, deadletters.GROUP)
         if leader.full is not None:
             raise leader.full
-        redriven = 0
+        redriven, why = 0, None
         if group.unacked(of.queue.end):
-            redriven = await self._redrive(leader, group, messages or REDRIVE_MAX)
-        return pb.RedriveResponse(redriven=redriven, left=group.unacked(of.queue.end))
+            redriven, why = await self._redrive(leader, group, messages or REDRIVE_MAX)
+        answer = pb.RedriveResponse(redriven=redriven, left=group.unacked(of.queue.end))
+        if why is not None:
+            if not redriven:
+                raise why
+            answer.error.CopyFrom(status.to_wire(why))
+        return answer
 
-    async def _redrive(self, leader: Leader, group: Group, messages: int) -> int:
+    async def _redrive(
+        self, leader: Leader, group: Group, messages: int
+    ) -> tuple[int, TimerError | None]:
+        """Return how many were sent back, and why others were not. They go by topic, op by op."""
         loop = asyncio.get_running_loop()
         reached: asyncio.Future[None] = loop.create_future()
         answered: asyncio.Future[None] = loop.create_future()
-        # Whoever asked may be gone when an error comes: then nobody needs to hear of it.
-        answered.add_done_callback(lambda it: it.cancelled() or it.exception())
         moved: list[MoveApplied] = []
+        failed: list[TimerError] = []
         waiting = 0
 
         def take(delivery: Delivery) -> None:
@@ -255,14 +265,13 @@ class GroupDesk:
                 answered.set_result(None)
 
         def one(result: object) -> None:
-            if answered.done():
-                return
             if isinstance(result, TimerError):
-                answered.set_exception(result)
-                return
-            assert isinstance(result, MoveApplied), result
-            moved.append(result)
-            if len(moved) == waiting:
+                failed.append(result)
+            else:
+                assert isinstance(result, MoveApplied), result
+                moved.append(result)
+            # Whoever asked may be gone by now.
+            if len(moved) + len(failed) == waiting and not answered.done():
                 answered.set_result(None)
 
         def end(why: TimerError) -> None:
@@ -282,10 +291,10 @@ class GroupDesk:
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             self._host.kick()
         if reached.cancelled():
-            return 0
+            return 0, None
         reached.result()
         await answered
-        return sum(int(each.new.sum()) for each in moved)
+        return sum(int(each.new.sum()) for each in moved), failed[0] if failed else None
 
 
 def check_start(start: int) -> None:

@@ -54,7 +54,9 @@ class GroupCommands(Commands):
             "--time", metavar="ISO", type=cli_args.aware, help="the first that fired then or later"
         )
         to.add_argument("--latest", action="store_true", help="only what fires from now on")
+        seek.add_argument("--yes", action="store_true", help="don't ask")
         reset = add("reset", self._reset, "let a group begin anew with the earliest message")
+        reset.add_argument("--yes", action="store_true", help="don't ask")
         delete = add("delete", self._delete, "delete a group; its consumers are sent away")
         delete.add_argument("--yes", action="store_true", help="don't ask")
         for command in (one, create, alter, seek, reset, delete):
@@ -97,6 +99,8 @@ class GroupCommands(Commands):
 
     def _seek(self, args: argparse.Namespace) -> int:
         start = "latest" if args.latest else None
+        if not self._may_forget(args, "seek"):
+            return FAILED
         with self._connect(args) as client:
             sought = client.seek_group(
                 args.topic, args.group, offset=args.offset, time=args.time, start=start
@@ -104,7 +108,13 @@ class GroupCommands(Commands):
         self._show(args, [(args.topic, sought)])
         return OK
 
+    def _may_forget(self, args: argparse.Namespace, what: str) -> bool:
+        so = "It forgets what was acked; what it had before that place, it does not get."
+        return bool(args.yes) or cli_args.agreed(f"{what} group {args.group} of {args.topic}", so)
+
     def _reset(self, args: argparse.Namespace) -> int:
+        if not self._may_forget(args, "reset"):
+            return FAILED
         with self._connect(args) as client:
             reset = client.reset_group(args.topic, args.group)
         self._show(args, [(args.topic, reset)])
@@ -122,7 +132,8 @@ class GroupCommands(Commands):
     def _redrive(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
             count = client.redrive(args.topic, args.limit)
-        self._put(args, {"redriven": count}, f"{count} redriven")
+        least = "" if count.exact else "at least "
+        self._put(args, {"redriven": count, "exact": count.exact}, f"{least}{count} redriven")
         return OK
 
     def _show(self, args: argparse.Namespace, groups: list[tuple[str, pb.GroupStatus]]) -> None:

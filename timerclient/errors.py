@@ -57,6 +57,8 @@ class TimerError(Exception):
     """True: it certainly had no effect. False: it may have been applied."""
     retry_after_ms: int = 0
     """How long the cluster asks to wait before it is sent again."""
+    done: int = 0
+    """Of a call that is many requests: so much was done before this one failed, at least."""
 
 
 class InvalidRequest(TimerError, ValueError):

@@ -105,13 +105,14 @@ def set_times(request: pb.RescheduleRequest, times: Mapping[str, Sequence[int]])
 
 
 @contextmanager
-def part_of(done: object) -> Iterator[None]:
-    """Raise what fails in here as of unknown outcome, if something was `done` before."""
+def part_of(done: object, count: int = 0) -> Iterator[None]:
+    """Raise what fails in here as of unknown outcome, if something was `done` before; so much."""
     try:
         yield
     except TimerError as error:
         if done:
             as_unknown(error)
+        error.done = count
         raise
 
 
@@ -164,7 +165,7 @@ class Existing:
         results: list[CancelResult] = []
         for start in range(0, len(raw), CANCEL_IDS_MAX * ids.SIZE):
             request = pb.CancelRequest(timer_ids=raw[start : start + CANCEL_IDS_MAX * ids.SIZE])
-            with part_of(results):
+            with part_of(results, len(results)):
                 answer = await self._call(cancelling(request), timeout)
             results += [CancelResult(result) for result in answer.results]
         return results
@@ -184,7 +185,7 @@ class Existing:
         for start in range(0, len(listed), pending.CHANGES_MAX):
             some = pending.named(topic, listed[start : start + pending.CHANGES_MAX])
             request = pb.CancelRequest(keys=some)
-            with part_of(results):
+            with part_of(results, len(results)):
                 answer = await self._call(cancelling(request), timeout, repeatable=False)
             results += [CancelResult(result) for result in answer.results]
         return results
@@ -302,7 +303,7 @@ class Existing:
             some, left = left[:rows_max], left[rows_max:]
             request = naming([targets[at] for at in some])
             set_times(request, {name: ms if len(ms) == 1 else [ms[at] for at in some]})
-            with part_of(done):
+            with part_of(done, len(done)):
                 answer = await self._call(rescheduling(request), timeout, repeatable=False)
             for at, one in zip(some, pending.rescheduled(answer), strict=True):
                 if one is None:
@@ -325,7 +326,7 @@ class Existing:
         """
         count, doubts = 0, set[bytes]()
         while True:
-            with part_of(request.page_token):
+            with part_of(request.page_token, count):
                 answer: Any = await self._call(
                     method, timeout, on_doubt=lambda: doubts.add(request.page_token)
                 )

@@ -5,9 +5,10 @@ from datetime import datetime, timedelta
 from typing import Final, TypedDict, TypeVar, Unpack
 
 from timerclient import rows
-from timerclient.errors import InvalidRequest, NotFound
-from timerclient.existing import Existing, Seconds
+from timerclient.errors import InvalidRequest, NotFound, from_wire
+from timerclient.existing import Existing, Seconds, part_of
 from timerclient.nodes import Node
+from timerclient.pending import Changed
 from timerclient.proto import timer_pb2 as pb
 
 T = TypeVar("T")
@@ -176,33 +177,47 @@ class GroupCalls(Existing):
             if not doubts:  # else an earlier sending did it, and its answer was lost
                 raise
 
-    async def redrive(self, topic: str, max_messages: int | None = None) -> int:
+    async def redrive(self, topic: str, max_messages: int | None = None) -> Changed:
         """Send dead letters of `topic` back to the topics that they came from, each exactly once.
 
         Those that are there when it begins, or so many of them; return how many were sent. Others
         may be leased by a consumer of the group `dead-letters`, or say of no topic they came from.
+        If it fails on the way, the error's `done` says how many were sent; to call it again sends
+        none twice.
 
         Raises:
             NotFound: there is no such topic, or it has no dead letters.
-            OutcomeUnknown: an answer was lost; to call it again sends none twice.
+            OutcomeUnknown: an answer was lost: some of its letters may have been sent, too.
         """
         if max_messages is not None and max_messages < 0:
             raise InvalidRequest.of("max_messages", max_messages, "must be 0 or more")
+        name = rows.utf8("topic", topic).decode()
+        doubts: list[None] = []
         sent, left = 0, max_messages
         while left is None or left > 0:
             size = REDRIVE_MAX if left is None else min(left, REDRIVE_MAX)
-            name = rows.utf8("topic", topic).decode()
             request = pb.RedriveRequest(topic=name, max_messages=size)
-            answer = await self._redrive(request)
+            with part_of(sent, sent):
+                answer = await self._redrive(request, doubts)
             sent += answer.redriven
+            if answer.HasField("error"):
+                error = from_wire(answer.error)
+                doubts += [] if error.outcome_known else [None]
+                if not error.retryable:
+                    with part_of(sent, sent):
+                        raise error
             known = answer.left if left is None else left - answer.redriven
             left = min(known, answer.left)
             if not answer.redriven:
                 break
-        return sent
+        return Changed.of(sent, exact=not doubts)
 
-    async def _redrive(self, request: pb.RedriveRequest) -> pb.RedriveResponse:
-        return await self._admin(lambda node: lambda: node.admin.Redrive(request))
+    async def _redrive(self, request: pb.RedriveRequest, doubts: list[None]) -> pb.RedriveResponse:
+        return await self.nodes().call(
+            lambda node: lambda: node.admin.Redrive(request),
+            within_s=self.within_s(None),
+            on_doubt=lambda: doubts.append(None),
+        )
 
     async def _admin(self, method: Callable[[Node], Callable[[], Awaitable[T]]]) -> T:
         return await self.nodes().call(method, within_s=self.within_s(None))

@@ -10,6 +10,7 @@ asyncio or a concurrent one; only the event loop's thread settles it.
 """
 
 import asyncio
+import copy
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -458,8 +459,10 @@ class Producer:
                 assert answer is not None
                 results, others = answer.results, answer.other_ids
                 outcome = Outcome(answer.timer_ids, answer.duplicate, results, others)
-            for call in request.calls:
-                call.settle(outcome)
+            for number, call in enumerate(request.calls):
+                # An error of its own: whoever raises it adds to its traceback, and may change it.
+                shared = number and isinstance(outcome, TimerError)
+                call.settle(copy.copy(outcome) if shared else outcome)
         self._settled()
 
     def _settled(self) -> None:

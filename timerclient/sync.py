@@ -599,7 +599,7 @@ class TimerClient(TopicFront):
         """Delete a group; see AsyncTimerClient.delete_group."""
         self._background.call(self._client.delete_group(topic, group))
 
-    def redrive(self, topic: str, max_messages: int | None = None) -> int:
+    def redrive(self, topic: str, max_messages: int | None = None) -> Changed:
         """Send dead letters back where they came from; see AsyncTimerClient.redrive."""
         return self._background.call(self._client.redrive(topic, max_messages))
 

@@ -14,8 +14,9 @@ from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
 from timer import deadletters
 from timer.columns import Binary, encode_headers
-from timer.errors import TimerError, TopicDeleted
+from timer.errors import LeadershipLost, TimerError, TopicDeleted
 from timer.payloads import Op
+from timerclient.proto import timer_pb2 as pb
 
 LETTERS = 5
 
@@ -69,6 +70,22 @@ async def test_redrive_of_what_expires_meanwhile_counts_what_went_back() -> None
     host.behind = lambda: host.log.op(Op.EXPIRE_BELOW, 2, 0, [3])
     assert await redriven(host) == (LETTERS - 3, 0)
     assert host.engine.machine.topic_by_name["t"].queue.end == LETTERS - 3
+
+
+async def test_redrive_of_which_some_fails_says_how_many_went_back_and_why_no_more() -> None:
+    host = Handing()
+    real = host.leader.groups.redrive
+
+    def half(delivery: Any, done: Callable[[object], None]) -> int:
+        moves = real(delivery, done)
+        done(LeadershipLost("the leader was deposed"))  # an op for another topic
+        return moves + 1
+
+    host.leader.groups.redrive = half  # type: ignore[method-assign]
+    desk = GroupDesk(host, host, host, 100)  # type: ignore[arg-type]
+    answer = await desk.redrive("letters", 0)
+    assert (answer.redriven, answer.left) == (LETTERS, 0)
+    assert (answer.error.reason, answer.error.outcome_known) == (pb.LEADERSHIP_LOST, False)
 
 
 async def test_redrive_that_meets_a_bug_of_ours_fails_alone(

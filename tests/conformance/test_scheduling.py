@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.running import WAIT_S
 from tests.conformance.worlds import World
 from timerclient import AlreadyExists, InvalidRequest, ScheduleResult, TimerState
 
@@ -207,6 +208,24 @@ def test_batch_of_the_maximum_passes_and_one_more_does_not(world: World, topic: 
         world.client.schedule_batch(topic, [b""] * (most + 1), delay=HOUR)
     world.client.schedule(topic, b"", delay=HOUR)
     assert world.client.count_timers(topic).pending == most + 1
+
+
+def test_one_bad_call_among_those_made_together_fails_alone(world: World, topic: str) -> None:
+    """They share requests; the limit is one that only the cluster knows."""
+    client, name = world.client, f"{topic}/t"
+    client.alter_policies({"payload_bytes_max": 10}, namespace=topic)
+    calls = [client.submit(name, b"x" * (10 + (n % 50 == 7)), delay=HOUR) for n in range(100)]
+    for n, call in enumerate(calls):
+        if n % 50 != 7:
+            assert call.result(WAIT_S).result is ScheduleResult.SCHEDULED
+            continue
+        with pytest.raises(InvalidRequest) as refused:
+            call.result(WAIT_S)
+        assert refused.value.limit.startswith("must have at most 10 bytes")
+        assert refused.value.outcome_known
+    assert calls[7].exception() is not calls[57].exception()
+    assert client.count_timers(name).pending == 98
+    client.cancel_where(name)
 
 
 REFUSED: list[tuple[Callable[[World, str], Any], str, str]] = [

@@ -87,6 +87,8 @@ class Cluster:
     registrations: int = 0
     probes: int = 0
     dead_letters: int = 250
+    redrive_errors: list[pb.Error | None] = field(default_factory=list)
+    """What the next redrives say besides their counts."""
     settings: list[pb.GroupSettings] = field(default_factory=list)
     """Of groups, as they were asked for."""
     seeks: list[pb.SeekGroupRequest] = field(default_factory=list)
@@ -485,7 +487,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         await self._must_lead(context)
         moved = min(self.cluster.dead_letters, request.max_messages, 100)
         self.cluster.dead_letters -= moved
-        return pb.RedriveResponse(redriven=moved, left=self.cluster.dead_letters)
+        why = self.cluster.redrive_errors.pop(0) if self.cluster.redrive_errors else None
+        return pb.RedriveResponse(redriven=moved, left=self.cluster.dead_letters, error=why)
 
     async def TransferLeadership(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)

@@ -1909,6 +1909,7 @@ class NodeCheckpoint(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     REACHABLE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    WINDOW_END_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     role: _builtins.str
     epoch: _builtins.int
@@ -1928,6 +1929,8 @@ class NodeCheckpoint(_message.Message):
     runs: _builtins.int
     reachable: _builtins.bool
     error: _builtins.str
+    window_end_ms: _builtins.int
+    """what is pending and due before this is in its memory; 0: all is"""
     @_builtins.property
     def queue_offsets(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """topic: the offset after the last fired message"""
@@ -1951,10 +1954,11 @@ class NodeCheckpoint(_message.Message):
         runs: _builtins.int = ...,
         reachable: _builtins.bool = ...,
         error: _builtins.str = ...,
+        window_end_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "applied_index", b"applied_index", "checkpoint_index", b"checkpoint_index", "commit_index", b"commit_index", "digest", b"digest", "epoch", b"epoch", "error", b"error", "lag_entries", b"lag_entries", "last_read_time_ms", b"last_read_time_ms", "log_end", b"log_end", "manifest_index", b"manifest_index", "node", b"node", "queue_offsets", b"queue_offsets", "reachable", b"reachable", "role", b"role", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "applied_index", b"applied_index", "checkpoint_index", b"checkpoint_index", "commit_index", b"commit_index", "digest", b"digest", "epoch", b"epoch", "error", b"error", "lag_entries", b"lag_entries", "last_read_time_ms", b"last_read_time_ms", "log_end", b"log_end", "manifest_index", b"manifest_index", "node", b"node", "queue_offsets", b"queue_offsets", "reachable", b"reachable", "role", b"role", "runs", b"runs", "window_end_ms", b"window_end_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2507,18 +2511,24 @@ class RedriveResponse(_message.Message):
 
     REDRIVEN_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     redriven: _builtins.int
     left: _builtins.int
     """dead letters that are there yet"""
+    @_builtins.property
+    def error(self) -> Global___Error:
+        """set: why others could not be; those that are counted were, all the same"""
+
     def __init__(
         self,
         *,
         redriven: _builtins.int = ...,
         left: _builtins.int = ...,
+        error: Global___Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["left", b"left", "redriven", b"redriven"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "left", b"left", "redriven", b"redriven"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
