@@ -111,6 +111,8 @@ class Levels:
     expired: int = 0
     """Fired, and not acked in time by every group."""
     pending: int = 0
+    producers: int = 0
+    """Idempotent ones that have an id."""
     held: int = 0
     ready: int = 0
     """Fired and not yet acked by every group."""
@@ -152,6 +154,7 @@ _GAUGES: Final = {
     "commit_index": "Index up to which a majority has the log",
     "applied_index": "Index up to which this node's state is applied",
     "pending": "Timers that wait for their time",
+    "producers": "Idempotent producers that have an id",
     "held": "Of them those that are overdue, as their topics are paused",
     "ready": "Messages that fired and are not yet acked by every group",
     "leased": "Messages that a consumer holds",

@@ -195,6 +195,7 @@ class NodeState(TopicView):
             cancelled=machine.counts.cancelled,
             dropped=machine.counts.dropped,
             pending=machine.counts.pending,
+            producers=len(machine.producers),
             expired=sum(topic.expired for topic in machine.topics.values()),
             held=machine.store.held,
             ready=sum(topic.ready for topic in machine.topics.values()),
@@ -294,6 +295,7 @@ class NodeState(TopicView):
             lag_entries=known_end - machine.applied_index,
             manifest_index=engine.manifest_index,
             runs=len(machine.store.runs),
+            window_end_ms=machine.store.window_end_ms or 0,
             reachable=True,
         )
 

@@ -168,6 +168,12 @@ class Runs:
         self._next_number += size // PART_SIZE + 3  # what is held begins a part of its own
         return range(first, self._next_number)
 
+    @property
+    def window_end_ms(self) -> int | None:
+        """What is due before this is loaded, of all runs; None: all that is not held."""
+        ends = (each.end_ms for each in self._windows if each.run.meta.first.due_ms < ASIDE)
+        return min((end for end in ends if end is not None), default=None)
+
     # ---- reading
 
     def peeks(self, after: Position, until_ms: int, rows_max: int) -> Iterator[Peek]:

@@ -175,6 +175,11 @@ class Store:
         """How many slices firing had to wait for, of the runs in use."""
         return self._runs.cold_reads
 
+    @property
+    def window_end_ms(self) -> int | None:
+        """What is pending and due before this lies in memory; None: all that is not held."""
+        return self._runs.window_end_ms
+
     # ---- topics
 
     @property

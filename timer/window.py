@@ -75,6 +75,15 @@ class Window:
             self._cursor = Cursor(self.run, self._position)
         return self._cursor.next
 
+    @property
+    def end_ms(self) -> int | None:
+        """What is due before this is loaded, or has fired; None: all is. It reads nothing."""
+        if self._cursor is None:
+            if self.run.meta.last <= self._position:
+                return None
+            return max(self.run.meta.first, self._position).due_ms
+        return None if self._cursor.next is None else self._cursor.next.due_ms
+
     def load(self, until_ms: int, size_max: int) -> None:
         """Load rows with due <= `until_ms`, a bounded number of bytes: before it is in use."""
         ahead = Ahead([self], until_ms, size_max)

@@ -31,7 +31,7 @@ from timerclient.cli_groups import GroupCommands
 from timerclient.cli_policies import PolicyCommands
 from timerclient.cli_seen import ProducerCommands
 from timerclient.cli_timers import TimerCommands
-from timerclient.cli_topics import TopicCommands
+from timerclient.cli_topics import NamespaceCommands, TopicCommands
 from timerclient.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
 from timerclient.messages import Message
 from timerclient.proto import timer_pb2 as pb
@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args)
     except TimerError as error:
-        print(f"timerctl: {_one_line(error)}", file=sys.stderr)
+        before = f" (at least {error.done} were done before)" if error.done else ""
+        print(f"timerctl: {_one_line(error)}{before}", file=sys.stderr)
         return exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -122,7 +123,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("status", _status, "show the nodes, who leads, and the counters")
     add("checkpoint", _checkpoint, "show how far each node is, and the shared checkpoint")
     topics = TopicCommands(_client, _print)
-    topics.register(add("topics", topics.run, "show the topics and their groups, or delete one"))
+    topics.register(add("topics", topics.run, "show the topics and their groups, make or end one"))
+    namespaces = add("namespaces", _status, "look at namespaces, or delete one with all its topics")
+    NamespaceCommands(_client, _print).register(namespaces, common)
     _add_schedule(add("schedule", _schedule, "schedule one message"))
     cancel = add("cancel", _cancel, "cancel timers by id")
     cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
@@ -333,13 +336,13 @@ def _checkpoint(args: argparse.Namespace) -> int:
         checkpoint = client.checkpoint()
     headings = (
         *("NODE", "ROLE", "EPOCH", "LOG END", "COMMIT", "APPLIED", "LAG", "READ TIME"),
-        *("CHECKPOINT", "DIGEST", "AGE MS", "RUNS", "QUEUE OFFSETS", "NOTE"),
+        *("CHECKPOINT", "DIGEST", "AGE MS", "RUNS", "WINDOW END", "QUEUE OFFSETS", "NOTE"),
     )
     rows = [
         (
             *(n.node, n.role, n.epoch, n.log_end, n.commit_index, n.applied_index, n.lag_entries),
             *(show.instant(n.last_read_time_ms), n.checkpoint_index, n.digest[:12], n.age_ms),
-            *(n.runs, show.pairs(n.queue_offsets)),
+            *(n.runs, show.instant(n.window_end_ms), show.pairs(n.queue_offsets)),
             "" if n.reachable else n.error or "unreachable",
         )
         for n in checkpoint.nodes

@@ -1,7 +1,7 @@
 """`timerctl policies …`: what the cluster, namespaces and topics say about their timers.
 
 policies show [SCOPE]
-policies set SCOPE FIELD=VALUE...
+policies set SCOPE FIELD=VALUE... [--yes]
 policies unset SCOPE FIELD...
 
 SCOPE is `cluster`, NAMESPACE or NAMESPACE/TOPIC (default/TOPIC for a topic without a namespace); a
@@ -41,11 +41,12 @@ class PolicyCommands(Commands):
         to_set = add("set", self._alter, _SET_HELP)
         to_set.add_argument("scope", metavar="SCOPE", help=_SCOPE_HELP)
         to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=fields)
+        to_set.add_argument("--yes", action="store_true", help="with ttl_ms: don't ask")
         to_set.set_defaults(unset=[])
         unset = add("unset", self._alter, "leave fields to the wider scope again")
         unset.add_argument("scope", metavar="SCOPE", help=_SCOPE_HELP)
         unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
-        unset.set_defaults(said=[])
+        unset.set_defaults(said=[], yes=True)
 
     def _show(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
@@ -57,6 +58,10 @@ class PolicyCommands(Commands):
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest.of(name, f"{names.count(name)} times", "set it once")
+        if dict(args.said).get("ttl_ms"):
+            so = "What is older, and not acked, expires at once, in all groups."
+            if not (args.yes or cli_args.agreed(f"set the ttl_ms of {args.scope}", so)):
+                return 1
         with self._connect(args) as client:
             scope = scope_of(args.scope)
             self._print(args, client.alter_policies(dict(args.said), unset=args.unset, **scope))

@@ -5,6 +5,7 @@ timers list T [--from --to --key-prefix --limit]
 timers count T
 timers story ID
 timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix | --topic T --all
+              [--yes]
 timers reschedule the same, and --delay, --delay-level, --due or --due-ms
 """
 
@@ -20,6 +21,7 @@ from timerclient.pending import Changed, TimerInfo, Where
 from timerclient.results import CancelResult, RescheduleResult
 
 OK = 0
+FAILED = 1
 NOT_CHANGED = 5
 LIMIT = 100
 
@@ -46,6 +48,9 @@ class TimerCommands(Commands):
         story.add_argument("id", metavar="ID")
         cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by what they are")
         _add_targets(cancel)
+        cancel.add_argument(
+            "--yes", action="store_true", help="with what is not named one by one: don't ask"
+        )
         move = add("reschedule", self._reschedule, "give timers another due time")
         _add_targets(move)
         cli_args.add_when(move, required=True)
@@ -99,6 +104,9 @@ class TimerCommands(Commands):
         kind = _kind(args)
         with self._connect(args) as client:
             if kind == "where":
+                so = "All that this picks will never fire."
+                if not (args.yes or cli_args.agreed(f"cancel timers of {args.topic}", so)):
+                    return FAILED
                 count = client.cancel_where(args.topic, **_where(args))
                 self._put(args, *_changed("cancelled", count))
                 return OK

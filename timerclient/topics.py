@@ -1,9 +1,35 @@
-"""The part of the client that is about the life of topics."""
+"""The part of the client that is about the life of topics, and of the namespaces they are in.
 
-from timerclient import rows
-from timerclient.errors import NotFound
+A namespace is there as long as there is a topic in it, or a policy of it: nobody makes one.
+"""
+
+from collections import defaultdict
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from timerclient import policies, rows
+from timerclient.errors import InvalidRequest, NotFound
+from timerclient.existing import part_of
 from timerclient.proto import timer_pb2 as pb
 from timerclient.seen import SeenCalls, SeenFront
+
+DEFAULT: Final = "default"
+"""The namespace of topics whose names say none."""
+
+
+class Namespace(NamedTuple):
+    """What is in a namespace, and what it says of it."""
+
+    name: str
+    topics: list[pb.TopicStatus]
+    policy: dict[str, Any]
+    """What it says itself, by field; see `describe_policies` for what holds."""
+
+
+def namespace_of(topic: str) -> str:
+    """Return the namespace of a topic."""
+    namespace, slash, _ = topic.partition("/")
+    return namespace if slash else DEFAULT
 
 
 class TopicCalls(SeenCalls):
@@ -31,6 +57,64 @@ class TopicCalls(SeenCalls):
                 raise
             return None
 
+    async def namespaces(self) -> list[Namespace]:
+        """Return all namespaces, by name: those that have a topic, or a policy."""
+        topics = defaultdict[str, list[pb.TopicStatus]](list)
+        answer = await self._admin(lambda node: lambda: node.admin.ListTopics(_ALL_TOPICS))
+        for topic in answer.topics:
+            topics[namespace_of(topic.name)].append(topic)
+        of_cluster = await self._said_of(pb.PolicyScope())
+        own: dict[str, dict[str, Any]] = {}
+        for scope in of_cluster.narrower:
+            if scope.namespace:
+                own[scope.namespace] = policies.said((await self._said_of(scope)).own)
+        names = sorted(topics.keys() | own.keys())
+        return [Namespace(name, topics[name], own.get(name, {})) for name in names]
+
+    async def describe_namespace(self, namespace: str) -> Namespace:
+        """Return one namespace.
+
+        Raises:
+            NotFound: there is neither a topic in it nor a policy of it.
+        """
+        for found in await self.namespaces():
+            if found.name == namespace:
+                return found
+        raise NotFound(f"no such namespace: {namespace!r}")
+
+    async def delete_namespace(self, namespace: str) -> list[str]:
+        """Delete all topics of a namespace, then its policy; return which topics these were.
+
+        One after the other: if it fails on the way the error's `done` says how many topics are
+        gone, and to call it again deletes the others. Each topic goes as by `delete_topic`.
+
+        Raises:
+            InvalidRequest: it is the default namespace.
+            NotFound: there is neither a topic in it nor a policy of it.
+        """
+        if namespace in ("", DEFAULT):
+            raise InvalidRequest.of("namespace", namespace, "must be another one than the default")
+        found = await self.describe_namespace(namespace)
+        gone: list[str] = []
+        for topic in found.topics:
+            with part_of(gone, len(gone)), suppress(NotFound):  # by somebody else
+                await self.delete_topic(topic.name)
+            gone.append(topic.name)
+        request = pb.AlterPoliciesRequest(
+            scope=pb.PolicyScope(namespace=namespace), unset=[*found.policy]
+        )
+        if found.policy:
+            with part_of(gone, len(gone)):
+                await self._admin(lambda node: lambda: node.admin.AlterPolicies(request))
+        return gone
+
+    async def _said_of(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
+        request = pb.DescribePoliciesRequest(scope=scope)
+        return await self._admin(lambda node: lambda: node.admin.DescribePolicies(request))
+
+
+_ALL_TOPICS: Final = pb.ListTopicsRequest()
+
 
 class TopicFront(SeenFront):
     """The same for threads."""
@@ -40,4 +124,19 @@ class TopicFront(SeenFront):
     def delete_topic(self, topic: str) -> pb.DeleteTopicResponse | None:
         """See TopicCalls."""
         gone: pb.DeleteTopicResponse | None = self._call(self._seen.delete_topic(topic))
+        return gone
+
+    def namespaces(self) -> list[Namespace]:
+        """See TopicCalls."""
+        found: list[Namespace] = self._call(self._seen.namespaces())
+        return found
+
+    def describe_namespace(self, namespace: str) -> Namespace:
+        """See TopicCalls."""
+        found: Namespace = self._call(self._seen.describe_namespace(namespace))
+        return found
+
+    def delete_namespace(self, namespace: str) -> list[str]:
+        """See TopicCalls."""
+        gone: list[str] = self._call(self._seen.delete_namespace(namespace))
         return gone

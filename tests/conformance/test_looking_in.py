@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tests.conformance.worlds import World
-from timerclient import NotFound, TimerState
+from timerclient import InvalidRequest, NotFound, TimerState
+from timerclient.proto import timer_pb2 as pb
 
 HOUR = 3600.0
 HOUR_MS = 3_600_000
@@ -94,6 +95,48 @@ def test_topics_and_groups_are_counted(world: World, topic: str) -> None:
         for message in held[1:]:
             _ = message.ack()
     client.cancel_where(topic)
+
+
+def test_checkpoint_tells_of_each_node_how_far_it_is(world: World, topic: str) -> None:
+    client = world.client
+    client.schedule(topic, b"")
+    client.schedule(topic, b"", delay=HOUR)
+
+    def told() -> pb.GetCheckpointResponse | None:
+        world.pass_time()
+        found = client.checkpoint()
+        behind = [node for node in found.nodes if node.queue_offsets.get(topic) != 1]
+        return None if behind or any(not node.digest for node in found.nodes) else found
+
+    found = world.until(told)
+    assert {node.node for node in found.nodes} == {node.name for node in client.status().nodes}
+    assert sum(node.role == "leader" for node in found.nodes) == 1
+    for node in found.nodes:
+        assert node.checkpoint_index <= node.applied_index <= node.commit_index <= node.log_end
+        assert 0 < node.last_read_time_ms <= world.clock_ms()
+        assert (node.reachable, node.epoch, node.window_end_ms) == (True, found.nodes[0].epoch, 0)
+    client.cancel_where(topic)
+
+
+def test_namespace_is_there_while_a_topic_or_a_policy_of_it_is(world: World, topic: str) -> None:
+    client = world.client
+    with pytest.raises(NotFound, match=topic):
+        client.describe_namespace(topic)
+    client.alter_policies({"tick_ms": 50}, namespace=topic)
+    for name in ("a", "b"):
+        client.schedule(f"{topic}/{name}", b"", delay=HOUR)
+    other = client.schedule(f"{topic}-other/a", b"", delay=HOUR)
+    found = client.describe_namespace(topic)
+    assert found in client.namespaces()
+    assert [each.name for each in found.topics] == [f"{topic}/a", f"{topic}/b"]
+    assert found.policy == {"tick_ms": 50}
+    assert client.delete_namespace(topic) == [f"{topic}/a", f"{topic}/b"]
+    assert topic not in {each.name for each in client.namespaces()}
+    assert client.get_timer(other).state is TimerState.PENDING
+    for name in (topic, "default"):
+        with pytest.raises((NotFound, InvalidRequest)):
+            client.delete_namespace(name)
+    client.cancel(other)
 
 
 def test_status_names_the_leader_and_adds_up(world: World, topic: str) -> None:

@@ -284,13 +284,16 @@ def test_groups_are_made_altered_and_listed(ctl: Ctl, threaded: Threaded) -> Non
 
 
 def test_groups_are_sought_reset_and_deleted(ctl: Ctl, threaded: Threaded) -> None:
-    seek, cluster = ("groups", "seek", "orders", "billing"), threaded.cluster
+    seek, cluster = ("groups", "seek", "orders", "billing", "--yes"), threaded.cluster
     code, out, err = ctl(*seek, "--offset", "7")
     assert (code, err) == (0, "")
     assert out.splitlines()[1].split()[3] == "7"
     assert ctl(*seek, "--time", "1970-01-01T00:00:02Z")[0] == 0
     assert ctl(*seek, "--latest")[0] == 0
-    assert ctl("groups", "reset", "orders", "billing")[0] == 0
+    assert ctl("groups", "reset", "orders", "billing", "--yes")[0] == 0
+    for unsure in (("seek", "orders", "billing", "--latest"), ("reset", "orders", "billing")):
+        code, _, err = ctl("groups", *unsure)
+        assert (code, "needs --yes" in err, len(cluster.seeks)) == (1, True, 4)
     places = [(each.WhichOneof("to"), each.time_ms, each.start) for each in cluster.seeks]
     assert places[1:] == [
         ("time_ms", 2_000, pb.EARLIEST),
@@ -316,7 +319,18 @@ def test_dead_letters_are_redriven_all_or_some(ctl: Ctl) -> None:
         "30 redriven\n"
     )
     out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
-    assert json.loads(out) == {"redriven": 220}
+    assert json.loads(out) == {"redriven": 220, "exact": True}
+
+
+def test_redrive_that_fails_on_the_way_says_how_many_went_back(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    threaded.cluster.redrive_errors = [None, wire_error(pb.INVALID_REQUEST, "no more of them")]
+    code, _, err = ctl("deadletters", "redrive", "orders.billing.dead")
+    assert code == cli.UNKNOWN
+    assert err == "timerctl: no more of them (at least 200 were done before)\n"
+    code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
+    assert (code, out) == (0, "50 redriven\n")
 
 
 def test_own_parser_has_no_command_without_a_run() -> None:
@@ -381,7 +395,10 @@ def test_timers_are_cancelled_and_rescheduled_by_id_key_and_filter(ctl: Ctl) -> 
             *("--delay", "30d"),
         )[1]
     )
-    assert "7 cancelled" in ctl("timers", "cancel", "--topic", "orders", "--key-prefix", "k")[1]
+    those = ("timers", "cancel", "--topic", "orders", "--key-prefix", "k")
+    code, _, err = ctl(*those)
+    assert (code, "needs --yes" in err) == (1, True)
+    assert "7 cancelled" in ctl(*those, "--yes")[1]
     for argv in (["cancel"], ["cancel", "x", "--topic", "t"], ["reschedule", "--delay", "1s"]):
         code, _, err = ctl("timers", *argv)
         assert (code, "give ids; or" in err) == (1, True)
@@ -390,7 +407,7 @@ def test_timers_are_cancelled_and_rescheduled_by_id_key_and_filter(ctl: Ctl) -> 
 
 @pytest.mark.parametrize(
     ("action", "done"),
-    [(["cancel"], "cancelled"), (["reschedule", "--delay", "1d"], "rescheduled")],
+    [(["cancel", "--yes"], "cancelled"), (["reschedule", "--delay", "1d"], "rescheduled")],
 )
 def test_whole_topic_is_changed_only_when_that_is_said(
     ctl: Ctl, threaded: Threaded, action: list[str], done: str

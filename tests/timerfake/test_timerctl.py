@@ -1,0 +1,104 @@
+"""timerctl before a fake cluster: what it asks before it does what can't be undone."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from timerclient import TimerClient, cli
+from timerfake import FakeCluster
+
+Ctl = Callable[..., tuple[int, str, str]]
+HOUR = 3600.0
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: FakeCluster) -> Iterator[TimerClient]:
+    with cluster.client() as client:
+        yield client
+
+
+@pytest.fixture
+def ctl(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Ctl:
+    """Run timerctl: (exit code, stdout, stderr). Nobody sits at its terminal."""
+    monkeypatch.setattr(cli, "_client", lambda _: cluster.client())
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = cli.main(argv)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_namespaces_are_listed_described_and_deleted(ctl: Ctl, client: TimerClient) -> None:
+    assert ctl("namespaces", "list")[1] == "no namespaces\n"
+    ctl("topics", "create", "pay/refunds")
+    ctl("policies", "set", "pay", "tick_ms=50")
+    client.schedule("orders", b"", delay=HOUR)
+    client.schedule("pay/refunds", b"", delay=HOUR)
+    listed = json.loads(ctl("namespaces", "list", "-o", "json")[1])["namespaces"]
+    assert [each["name"] for each in listed] == ["default", "pay"]
+    assert listed[1] == {"name": "pay", "topics": ["pay/refunds"], "policy": {"tick_ms": 50}}
+    assert ctl("namespaces", "describe", "pay")[1].splitlines()[1].split() == [
+        *("pay", "1", "1", "0", "tick_ms=50"),
+    ]
+    assert ctl("namespaces", "describe", "nobody")[0] == 1
+    code, _, err = ctl("namespaces", "delete", "pay")
+    assert (code, "delete namespace pay needs --yes" in err) == (1, True)
+    assert client.count_timers("pay/refunds").pending == 1
+    out = ctl("namespaces", "delete", "pay", "--yes")[1]
+    assert out == "namespace pay is deleted, with 1 topics\n"
+    assert [each.name for each in client.namespaces()] == ["default"]
+    code, _, err = ctl("namespaces", "delete", "default", "--yes")
+    assert (code, "namespace = 'default': must be" in err) == (1, True)
+
+
+def test_topics_are_made_listed_and_described(ctl: Ctl, client: TimerClient) -> None:
+    assert ctl("topics", "create", "orders")[:2] == (0, "topic orders is there\n")
+    assert [each.name for each in client.topics()] == ["orders"]
+    assert ctl("topics", "list")[1] == ctl("topics")[1] == ctl("topics", "describe", "orders")[1]
+    assert ctl("topics", "describe", "nobody")[0] == 1
+
+
+@pytest.mark.parametrize("said", ["flag", "policy"])
+def test_resume_that_drops_asks_first(
+    ctl: Ctl, client: TimerClient, cluster: FakeCluster, said: str
+) -> None:
+    client.schedule("orders", b"", delay=1)
+    client.pause_topic("orders")
+    cluster.advance(2)
+    if said == "policy":
+        client.alter_policies({"catch_up": "drop"}, topic="orders")
+    resume = ("topics", "resume", "orders", *(["--catch-up", "drop"] if said == "flag" else []))
+    code, _, err = ctl(*resume)
+    assert (code, "resume orders with drop needs --yes" in err) == (1, True)
+    assert client.describe_topic("orders").held == 1
+    assert ctl(*resume, "--yes")[0] == 0
+    cluster.settle()
+    assert client.describe_topic("orders").dropped == 1
+
+
+def test_resume_that_drops_nothing_does_not_ask(ctl: Ctl, client: TimerClient) -> None:
+    client.create_topic("orders")
+    client.pause_topic("orders")
+    assert ctl("topics", "resume", "orders", "--catch-up", "drop")[0] == 0
+    client.pause_topic("orders")
+    assert ctl("topics", "resume", "orders", "--catch-up", "all")[0] == 0
+
+
+def test_time_to_live_is_set_only_when_that_is_said_twice(ctl: Ctl, client: TimerClient) -> None:
+    code, _, err = ctl("policies", "set", "pay", "ttl_ms=1h")
+    assert (code, "set the ttl_ms of pay needs --yes" in err) == (1, True)
+    assert not client.describe_policies(namespace="pay").own.HasField("ttl_ms")
+    assert ctl("policies", "set", "pay", "ttl_ms=1h", "--yes")[0] == 0
+    assert client.describe_policies(namespace="pay").own.ttl_ms == 3_600_000
+    assert ctl("policies", "set", "pay", "ttl_ms=0")[0] == 0
+    assert ctl("policies", "unset", "pay", "ttl_ms")[0] == 0
