@@ -45,9 +45,9 @@ KEEP_S: Final = 3600.0
 """How long a file is kept: the job may be down for that long."""
 WITNESS_GROUP: Final = "live-audit"
 RELEASE_MS: Final = 120_000
-"""What was held has left within this after a resume, or a failover soon after it. It leaves in two
-sweeps at most, the one that is under way and the next (docs/adr/0027), of a minute each: a FIRE
-moves a sweep on by up to 4,096 rows, and the next FIRE follows at once."""
+"""What was held has left within this after a resume, or a failover soon after it. It leaves in its
+turn, sixteen topics at a time (docs/adr/0027): a FIRE moves a sweep on by up to 4,096 rows, and the
+next FIRE follows at once."""
 
 
 class Event(enum.IntEnum):

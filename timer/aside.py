@@ -109,6 +109,62 @@ class HeldTiers:
             self._tiers[-2:] = [(due[lives], seq[lives], places[lives])]
 
 
+class HeldOf:
+    """The places of a memtable's held rows, by topic; those of a sweep's topics in tiers.
+
+    So a sweep over few topics does not meet the rows of the others.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, list[npt.NDArray[np.intp]]] = {}
+        self._swept: frozenset[int] = frozenset()
+        self._tiers = HeldTiers()
+        """Of `_swept`."""
+
+    def add(self, rows: RowArray, first: int) -> None:
+        """Take n rows that lie side by side from the place `first` on."""
+        topics = rows["topic"]
+        order = np.argsort(topics, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(topics[order])) + 1):
+            topic = int(topics[part[0]])
+            self._places.setdefault(topic, []).append(part + first)
+            if topic in self._swept:
+                mine = rows[part]
+                self._tiers.add(_due(mine), mine["seq"].astype(np.uint64), part + first)
+
+    def peek(
+        self,
+        after: Position,
+        count: int,
+        rows: RowArray,
+        alive: npt.NDArray[np.bool_],
+        topics: frozenset[int],
+    ) -> tuple[npt.NDArray[np.intp], Position | None]:
+        """Return what HeldTiers.peek does, of some topics; `rows`: all of the memtable."""
+        if topics != self._swept:
+            self._sweep(rows, alive, topics)
+        return self._tiers.peek(after, count, alive)
+
+    def end_sweep(self) -> None:
+        """Let go of the tiers."""
+        self._swept, self._tiers = frozenset(), HeldTiers()
+
+    def _sweep(self, rows: RowArray, alive: npt.NDArray[np.bool_], topics: frozenset[int]) -> None:
+        self._swept, self._tiers = topics, HeldTiers()
+        for topic in topics & self._places.keys():
+            places = np.concatenate(self._places.pop(topic))
+            places = places[alive.take(places)]
+            if len(places):
+                self._places[topic] = [places]
+                mine = rows.take(places)
+                self._tiers.add(_due(mine), mine["seq"].astype(np.uint64), places)
+
+
+def _due(rows: RowArray) -> I64:
+    due: I64 = rows["due_ms"].astype(np.int64)
+    return due
+
+
 def _joined(
     parts: list[tuple[I64, U64, npt.NDArray[np.intp]]],
 ) -> tuple[I64, U64, npt.NDArray[np.intp]]:

@@ -41,6 +41,13 @@ class Gone:
         flags[topic] = True
         return Gone(flags)
 
+    def covers(self, other: "Gone") -> bool:
+        """Return whether all is gone here that is gone there."""
+        if self is other:
+            return True
+        gone = np.flatnonzero(other._flags)  # noqa: SLF001 -- another one of this class
+        return bool(self.of(gone).all())
+
     def __bool__(self) -> bool:
         """Return whether any may be."""
         return len(self._flags) > 1

@@ -31,6 +31,14 @@ Dead = Callable[[RowArray], npt.NDArray[np.bool_]]
 """Tells which rows tombstones in memtables cancel (n, bool)."""
 
 
+class Only(NamedTuple):
+    """Whose rows a sweep looks at, if not at everybody's."""
+
+    topics: frozenset[int]
+    others: Gone
+    """All other topics that there are, or were: as good as gone for it."""
+
+
 class Portion(NamedTuple):
     """What one FIRE lets a sweep look at."""
 
@@ -38,6 +46,8 @@ class Portion(NamedTuple):
     """After it, of times as ids say them."""
     rows_max: int
     bytes_max: int
+    only: Only | None = None
+    """None: at all that is held."""
 
 
 _NO_ROWS: Final[RowArray] = np.empty(0, ROW)
@@ -58,7 +68,10 @@ class Kept:
 
 
 class HeldRows:
-    """See the module. Of some runs, from a position on; for one thread at a time."""
+    """See the module. Of some runs, from a position on; for one thread at a time.
+
+    `gone`: whose rows are passed over: topics that were deleted, and those the sweep is not for.
+    """
 
     def __init__(
         self, runs: Sequence[Run], gone: Gone, after: Position, new_number: Callable[[], int]
@@ -76,7 +89,7 @@ class HeldRows:
     def go_on(self, after: Position, runs: Sequence[Run], gone: Gone) -> bool:
         """The sweep has come so far, and these are the runs now; return False to begin anew."""
         numbers = {run.meta.number for run in runs}
-        if after < self.at or not numbers <= self._runs:
+        if after < self.at or not numbers <= self._runs or not gone.covers(self._gone):
             return False
         self._windows = [each for each in self._windows if each.run.meta.number in numbers]
         if not self._windows:

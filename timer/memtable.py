@@ -7,8 +7,9 @@
              that came to a leader. Roles change and nothing is moved: both tell what is due
     graves   (due, seq) of cancelled timers that lie in runs, or in the memtable being flushed
     keys     (hash, place) of the rows that have a key: KeyTiers
-    held     (due, seq, place) of held rows (timer/aside.py), which no index has: HeldTiers. They
-             come in any order; in what is searched by seq they repeat the one before them
+    held     (due, seq, place) of held rows (timer/aside.py), which no index has: HeldTiers, and
+             HeldOf by topic. They come in any order; in what is searched by seq they repeat the one
+             before them
 
 A row that has fired stays where it is: the fire position says so. Everything leaves at once, when
 the memtable has been flushed.
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from timer.aside import ASIDE, HeldTiers
+from timer.aside import ASIDE, HeldOf, HeldTiers
 from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, gather
 from timer.keys import KeyTiers, hash_keys
 from timer.order import RAW, Position, after, fire_order, raw, tombstones
@@ -69,6 +70,7 @@ class Memtable:
         self._keys = KeyTiers()
         self._keyed = 0
         self._held = HeldTiers()
+        self._held_of = HeldOf()
         self._held_count = 0
         self._raw = self.rows.view(RAW)
         self._seq: U64 = np.empty(capacity, np.uint64)
@@ -85,7 +87,7 @@ class Memtable:
         """Bytes of memory in use, about."""
         per_row = ROW.itemsize + 8 + 1 + 16
         size = self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
-        return size + 16 * self._keyed + 24 * self._held_count
+        return size + 16 * self._keyed + 32 * self._held_count
 
     def insert(self, rows: RowArray, number: int, buf: bytes | memoryview) -> None:
         """Take n rows with ascending seqs above all others, and the buffer they point into."""
@@ -113,6 +115,7 @@ class Memtable:
         self._seq[start:stop] = self._seq[start - 1] if start else 0
         self._keep(start, stop, bufs)
         self._held.add(due, rows["seq"].astype(np.uint64), np.arange(start, stop))
+        self._held_of.add(rows, start)
         self._held_count += len(rows)
 
     def _put(self, rows: RowArray) -> tuple[int, int]:
@@ -222,10 +225,17 @@ class Memtable:
             last = Position(int(due[-1]), int(seq[-1])) if more else None
             yield Peek(tombstones(due, seq.astype(np.uint64)), last)
 
-    def peek_held(self, after: Position, count: int) -> Peek:
-        """Return the live held rows after `after`, up to `count` or somewhat more."""
-        places, last = self._held.peek(after, count, self.alive)
+    def peek_held(self, after: Position, count: int, topics: frozenset[int] | None = None) -> Peek:
+        """Return the live held rows after `after`, up to `count` or more; of some topics."""
+        if topics is None:
+            places, last = self._held.peek(after, count, self.alive)
+        else:
+            places, last = self._held_of.peek(after, count, self.rows, self.alive, topics)
         return Peek(self.rows.take(places), last)
+
+    def end_sweep(self) -> None:
+        """Nobody goes on to peek at what is held."""
+        self._held_of.end_sweep()
 
     def drop(self, through: Position) -> None:
         """Take over the fire position: what lies at or before it is never seen again.

@@ -10,15 +10,21 @@ pending timers is done to them. A resume says what becomes of those that are ove
     latest   the last of them does, the others are dropped
     drop     they are dropped
 
-One sweep at a time goes over all that is held, in (due, seq) order: each FIRE moves it on by a
-portion, so that an entry's work is bounded. A topic that is resumed meanwhile waits for the next
-one: so each has been swept after two at most, whoever else is resumed. Until it is through with a
-topic, that goes on to hold what comes due, so what is overdue goes first.
+One sweep at a time goes over what is held, in (due, seq) order: each FIRE moves it on by a
+portion, so that an entry's work is bounded. It is for the next few of the topics that were resumed,
+as each of them costs a FIRE something, and meets their rows alone, so that a resume costs what it
+resumes. The others wait their turn, in the order of the resumes; those that a sweep has not emptied
+take no turn of theirs. Until it is through with a topic, that goes on to hold what comes due, so
+what is overdue goes first.
+
+Where very much is held, to find the rows of a few topics among those in files would keep a FIRE
+waiting. Then a sweep is for all that were resumed, and a portion counts everybody's rows.
 
 All of it is state, and the same on every replica. So a portion is of rows that live: those that are
 gone, or were cancelled, lie in some replicas' runs and not in others' (timer/held.py).
 """
 
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,7 +32,8 @@ import numpy.typing as npt
 
 from timer.aside import BEGIN
 from timer.columns import Buffers, RowArray
-from timer.held import Portion
+from timer.gone import NONE, Gone
+from timer.held import Only, Portion
 from timer.order import Position, after, concat
 from timer.payloads import FIRE_BYTES_MAX
 from timer.policies import DROP, LATEST, Scope, namespace_of
@@ -39,6 +46,11 @@ if TYPE_CHECKING:
 
 SWEEP_ROWS_MAX: Final = 4_096
 """Held rows that one FIRE looks at."""
+SWEEP_TOPICS: Final = 16
+"""Topics that begin a sweep together."""
+APART_MAX: Final = 1 << 18
+"""Held rows, of all topics, up to which the rows of some are looked for among them: in files that
+takes a thread some 40 ms."""
 
 Moved = list[tuple[TopicId, RowArray]]
 
@@ -51,11 +63,16 @@ class Pauses:
         self.swept: Position | None = None
         """The sweep has passed what is held up to here. None: there is none."""
         self.portion = SWEEP_ROWS_MAX
-        """The same on all replicas; fewer where tests want many."""
+        """The same on all replicas; fewer where tests want many. So the next two."""
+        self.together = SWEEP_TOPICS
+        self.apart_max = APART_MAX
         self._holding: set[TopicId] = set()
         self._releasing: set[TopicId] = set()
         self._waiting: set[TopicId] = set()
         """Those of the releasing that wait for a sweep to begin."""
+        self._only = Only(frozenset(), NONE)
+        """Of the last portion."""
+        self._next_id = TopicId(0)
 
     # ---- what topics do
 
@@ -101,17 +118,33 @@ class Pauses:
 
     def _begin(self) -> None:
         """Begin a sweep for those that wait, unless one is under way for others."""
-        under_way = self.swept not in (None, BEGIN)
+        taken = len(self._releasing) - len(self._waiting)
         if not self._releasing:
             self.swept = None
             self._machine.store.end_sweep()
-        elif not under_way or len(self._waiting) == len(self._releasing):
+        elif self.swept in (None, BEGIN) or not taken:
             self.swept = BEGIN
-            for topic_id in sorted(self._waiting):
-                topic = self._machine.changing(topic_id)
-                assert topic.release is not None
-                topic.release.waits = False
-            self._waiting.clear()
+            self._admit(self.together - taken)
+
+    def _admit(self, count: int) -> None:
+        """Let so many of those that wait take part in the sweep that begins."""
+        if not self._apart:
+            count = len(self._waiting)
+        for topic_id in nsmallest(count, self._waiting, self._turn):
+            topic = self._machine.changing(topic_id)
+            assert topic.release is not None
+            topic.release.waits = False
+            self._waiting.discard(topic_id)
+
+    def _turn(self, topic_id: TopicId) -> tuple[int, int]:
+        release = self._machine.topics[topic_id].release
+        assert release is not None
+        return release.until_ms, topic_id
+
+    @property
+    def _apart(self) -> bool:
+        """Whether a sweep meets the rows of its own topics alone."""
+        return self._machine.store.held <= self.apart_max
 
     # ---- what is held
 
@@ -144,14 +177,24 @@ class Pauses:
         """Return what of the held rows the next FIRE looks at, at most; None: nothing."""
         if self.swept is None:
             return None
-        return Portion(self.swept, self.portion, FIRE_BYTES_MAX)
+        return self._portion(self.portion, FIRE_BYTES_MAX)
+
+    def _portion(self, rows_max: int, bytes_max: int) -> Portion:
+        only: Only | None = None
+        if self._apart:
+            topics = frozenset(self._releasing - self._waiting)
+            next_id = self._machine.next_topic_id
+            if topics != self._only.topics or next_id != self._next_id:
+                self._only, self._next_id = Only(topics, Gone.all_but(topics, next_id)), next_id
+            only = self._only
+        return Portion(self.swept or BEGIN, min(rows_max, self.portion), bytes_max, only)
 
     def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
         """Move the sweep on; return what fired, what was dropped, and whether to go on at once."""
         if not self._releasing:
             return [], [], False
-        machine, seen = self._machine, self.swept or BEGIN
-        part = machine.store.peek_held(seen, min(rows_max, self.portion), bytes_max)
+        machine, portion = self._machine, self._portion(rows_max, bytes_max)
+        part, seen = machine.store.peek_held(portion), portion.seen
         fired: Moved = []
         dropped: Moved = []
         gone: list[RowArray] = []
@@ -219,6 +262,8 @@ class Pauses:
                 self._note(topic)
         again |= bool(self._waiting)
         self.swept = BEGIN if again else seen if early else None
+        if again:
+            self._admit(self.together)
         self._begin()
         return again
 

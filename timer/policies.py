@@ -243,19 +243,14 @@ class Policies:
                 return value
         return None
 
-    @cached_property
-    def pauses(self) -> Mapping[Scope, tuple[bool | None, str | None]]:
-        """What scopes say of firing."""
-        said = ((scope, (each.paused, each.catch_up)) for scope, each in self)
-        return {scope: both for scope, both in said if both != (None, None)}
-
     def firing(self, namespace: str, topic: TopicId) -> tuple[bool, str]:
         """Return whether a topic is paused, and what becomes of what is overdue as it goes on."""
         paused, catch_up = False, CATCH_UP_ALL
         for scope in (CLUSTER, Scope(namespace), Scope("", topic)):
-            says_paused, says_catch_up = self.pauses.get(scope, (None, None))
-            paused = paused if says_paused is None else says_paused
-            catch_up = says_catch_up or catch_up
+            said = self._records.get(scope)
+            if said is not None:
+                paused = paused if said.paused is None else said.paused
+                catch_up = said.catch_up or catch_up
         return paused, catch_up
 
     @cached_property

@@ -25,7 +25,7 @@ from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
 from timer.compaction import PART_SIZE, Sketch, part_size, plan
 from timer.disk import Disk
 from timer.gone import NONE, Gone
-from timer.held import HeldRows
+from timer.held import HeldRows, Only
 from timer.lookup import in_run
 from timer.memtable import Peek
 from timer.merge import Merge, merged
@@ -187,12 +187,13 @@ class Runs:
         held = () if self._held is None else self._held.bufs()
         return chain((window.bufs for window in self._windows if window.bufs), held)
 
-    def begin_held(self, after: Position) -> HeldRows:
+    def begin_held(self, after: Position, only: Only | None = None) -> HeldRows:
         """Return the held rows from a position on: where it was left, or anywhere."""
+        gone = self.gone if only is None else only.others
         runs = [run for run in self.runs if run.meta.last.due_ms >= ASIDE and run.meta.last > after]
-        runs = [run for run in runs if self._gone_rows(run.meta) < run.meta.rows]
-        if self._held is None or not self._held.go_on(after, runs, self.gone):
-            self._held = HeldRows(runs, self.gone, after, self.new_buf)
+        runs = [run for run in runs if _rows_of(run.meta, gone) < run.meta.rows]
+        if self._held is None or not self._held.go_on(after, runs, gone):
+            self._held = HeldRows(runs, gone, after, self.new_buf)
         return self._held
 
     def end_held(self) -> None:
@@ -373,10 +374,7 @@ class Runs:
             return 0
         known = self._vacant.get(meta.number)
         if known is None or known[0] is not self.gone:
-            table = np.frombuffer(meta.topics, TOPIC_ROWS)
-            mine = table[self.gone.of(table["topic"])]
-            rows = int(mine["timers"].sum(dtype=np.int64) + mine["tombstones"].sum(dtype=np.int64))
-            known = self._vacant[meta.number] = self.gone, rows
+            known = self._vacant[meta.number] = self.gone, _rows_of(meta, self.gone)
         return known[1]
 
     def forget(self, retired: Sequence[RunMeta]) -> None:
@@ -435,3 +433,12 @@ def _sketch(run: Run, position: Position, gone: int) -> Sketch:
     rows = run.rows_after(position)
     tombstones, gone = (count * rows // meta.rows for count in (meta.tombstones, gone))
     return Sketch(max(meta.first, position), meta.last, meta.size, rows, tombstones, gone)
+
+
+def _rows_of(meta: RunMeta, gone: Gone) -> int:
+    """Return how many rows of a run, tombstones included, are of these topics."""
+    if not gone:
+        return 0
+    table = np.frombuffer(meta.topics, TOPIC_ROWS)
+    mine = table[gone.of(table["topic"])]
+    return int(mine["timers"].sum(dtype=np.int64) + mine["tombstones"].sum(dtype=np.int64))

@@ -280,14 +280,14 @@ class Store:
 
     def is_read_ahead(self, sweep: Portion) -> bool:
         """Return whether what is peeked at needs no reading."""
-        held = self._runs.begin_held(aside(sweep.seen))
+        held = self._runs.begin_held(aside(sweep.seen), sweep.only)
         held.thin(self._cancelled)
         return not held.lacks(sweep.rows_max + 1, sweep.bytes_max)
 
     def _begin_held(self, sweep: Portion) -> HeldAhead | None:
         """Return what a thread should read of the runs' held rows; None: it is there."""
-        seen, rows_max, bytes_max = sweep
-        held = self._runs.begin_held(aside(seen))
+        seen, rows_max, bytes_max, only = sweep
+        held = self._runs.begin_held(aside(seen), only)
         held.thin(self._cancelled)
         if not held.lacks(2 * rows_max, 2 * bytes_max):
             return None
@@ -478,8 +478,8 @@ class Store:
         self._move(last_of(rows) if limited else Position(read_time_ms, SEQ_MAX))
         return fired
 
-    def peek_held(self, seen: Position, rows_max: int, bytes_max: int) -> Fired:
-        """Return the first held rows after `seen`, in (due, seq) order, to a limit; they stay.
+    def peek_held(self, portion: Portion) -> Fired:
+        """Return the first held rows of a portion, in (due, seq) order, to its limit; they stay.
 
         The limit: as of `fire`. It is asked for with a later `seen`, or from the beginning again.
         What lies in runs was read before, if `begin_lookup` has said what.
@@ -487,13 +487,14 @@ class Store:
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
-        at = aside(seen)
-        held = self._runs.begin_held(at)
+        seen, rows_max, bytes_max, only = portion
+        at, topics = aside(seen), None if only is None else only.topics
+        held = self._runs.begin_held(at, only)
         held.read(rows_max + 1, bytes_max, self._cancelled)
         parts: list[RowArray] = []
         count, size, more = 0, 0, True
         while more and count <= rows_max and (size <= bytes_max or count <= 1):
-            peeks = [table.peek_held(at, rows_max + 1) for table in self._memtables()]
+            peeks = [table.peek_held(at, rows_max + 1, topics) for table in self._memtables()]
             rows, horizon = first_of([*peeks, held.peek(at, rows_max + 1)])
             assert horizon is None or horizon > at, (horizon, at)
             parts.append(rows)
@@ -513,6 +514,8 @@ class Store:
     def end_sweep(self) -> None:
         """Let go of what was read of held rows: nobody goes on to peek at them."""
         self._runs.end_held()
+        for memtable in self._memtables():
+            memtable.end_sweep()
 
     def next_due(self) -> UnixMs | None:
         """Return the due of the earliest pending row that is not held, None without one.

@@ -3,19 +3,22 @@
     POLICY    `paused` of the narrowest scope that says it: topic, namespace, cluster. A topic that
               goes on releases: what was scheduled before and is due by this entry's time is overdue
     FIRE      what comes due in a topic that is paused or releases is held, in (due, seq) order, and
-              so is what is scheduled as due there. Then a sweep goes on over all that is held, from
-              where it was: SWEEP_ROWS rows, or as many as the FIRE's limits allow. Of a topic that
-              releases they fire, but overdue ones by its `catch_up`: `drop` drops them, `latest`
-              all but the last, which fires when later ones do, or the sweep is through.
+              so is what is scheduled as due there. Then a sweep goes on over what its topics hold,
+              from where it was: SWEEP_ROWS rows, or as many as the FIRE's limits allow. They
+              fire, but overdue ones by their topic's `catch_up`: `drop` drops them, `latest` all
+              but the last, which fires when later ones do, or the sweep is through. If more than
+              APART_MAX are held in all, the rows of other topics count, and stay.
     A topic releases until a sweep is through, firing has passed the entry's time, and it holds
-    nothing. A sweep begins with a resume; and behind it another one, for topics that were resumed
-    while it was under way, and wait, and while what was scheduled behind it is held.
+    nothing. A sweep begins with a resume; and behind it another one, while topics wait for one,
+    or what was scheduled behind it is held. The next SWEEP_TOPICS of those that wait, by the time
+    of the resume, take part in one that begins; where more than APART_MAX are held, all.
 
 What is held is in memory, some hundred bytes a timer: fewer than all that is pending, as a rule.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import merge
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,6 +28,8 @@ from chaos.replay.pending import I64, ROW, Rows
 from chaos.replay.said import Said
 
 SWEEP_ROWS: Final = 4_096
+SWEEP_TOPICS: Final = 16
+APART_MAX: Final = 1 << 18
 Place = tuple[int, int]
 """(due, seq)."""
 _LAST: Final = (1 << 48) - 1
@@ -60,6 +65,8 @@ class Held:
     said: Said
     rows: SortedDict = field(default_factory=SortedDict)
     """(due, seq) -> its row: pending ones at or before `position`."""
+    of: dict[int, SortedDict] = field(default_factory=dict)
+    """Topic -> the same, of its own."""
     position: Place = (0, _LAST)
     """Up to here all has come due."""
     _paused: set[int] = field(default_factory=set)
@@ -84,11 +91,24 @@ class Held:
 
     def _begin(self) -> None:
         """Begin a sweep, unless one is under way that some topic does not wait for."""
-        waiting = [each for each in self._releases.values() if each.waits]
-        if self._swept in (None, _BEGIN) or len(waiting) == len(self._releases):
+        taken = len(self._releases) - len(self._waiting())
+        if self._swept in (None, _BEGIN) or not taken:
             self._swept = _BEGIN if self._releases else None
-            for release in waiting:
-                release.waits = False
+            self._admit(SWEEP_TOPICS - taken)
+
+    def _waiting(self) -> list[int]:
+        return [topic for topic, release in self._releases.items() if release.waits]
+
+    def _admit(self, count: int) -> None:
+        """Let the next of those that wait take part in a sweep that begins."""
+        turns = sorted(self._waiting(), key=lambda topic: (self._releases[topic].until_ms, topic))
+        for topic in turns[: max(count, 0)] if self._apart else turns:
+            self._releases[topic].waits = False
+
+    @property
+    def _apart(self) -> bool:
+        """Whether a sweep meets but the rows of its own topics."""
+        return len(self.rows) <= APART_MAX
 
     def made(self, topic: int) -> None:
         """A topic is there from here on."""
@@ -100,8 +120,7 @@ class Held:
         self._paused.discard(topic)
         self._releases.pop(topic, None)
         self._begin()
-        places = [place for place, row in self.rows.items() if int(row["topic"]) == topic]
-        return _table([self.rows.pop(place) for place in places])
+        return _table([self._pop(place) for place in [*self.of.get(topic, ())]])
 
     def _firing(self, topic: int) -> tuple[bool, str]:
         return self.said.firing(topic, self.name_of(topic))
@@ -124,14 +143,22 @@ class Held:
     def add(self, rows: Rows) -> None:
         """Hold rows."""
         for row in rows:
-            self.rows[int(row["due_ms"]), int(row["seq"])] = row.copy()
+            place = int(row["due_ms"]), int(row["seq"])
+            self.rows[place] = own = row.copy()
+            self.of.setdefault(int(row["topic"]), SortedDict())[place] = own
+
+    def _pop(self, place: Place) -> Any:
+        """Let go of a row."""
+        row = self.rows.pop(place)
+        del self.of[int(row["topic"])][place]
+        return row
 
     def split(self, due_ms: I64, seq: I64) -> tuple[Rows, Any]:
         """Let go of the held ones of n timers; return them, and which are others (n, bool)."""
         found, others = [], np.ones(len(seq), np.bool_)
         for at, place in enumerate(zip(due_ms.tolist(), seq.tolist(), strict=True)):
             if place in self.rows:
-                found.append(self.rows.pop(place))
+                found.append(self._pop(place))
                 others[at] = False
         return _table(found), others
 
@@ -144,7 +171,11 @@ class Held:
         seen = self._swept or _BEGIN
         portion: list[Place] = []
         more, size = False, 0
-        for place in self.rows.irange(minimum=seen, inclusive=(False, True)):
+        swept = {topic for topic, release in self._releases.items() if not release.waits}
+        mine = (
+            [self.of[topic] for topic in swept if topic in self.of] if self._apart else [self.rows]
+        )
+        for place in merge(*(each.irange(seen, inclusive=(False, True)) for each in mine)):
             size += int(self.rows[place]["size"])
             full = len(portion) == min(rows_max, SWEEP_ROWS) or (portion and size > bytes_max)
             if full:
@@ -156,7 +187,7 @@ class Held:
         for place in portion:
             of_topic.setdefault(int(self.rows[place]["topic"]), []).append(place)
         for topic, places in sorted(of_topic.items()):
-            if topic in self._releases and not self._releases[topic].waits:
+            if topic in swept:
                 self._release(self._releases[topic], places, gone)
         self._swept = seen = portion[-1] if portion else seen
         if not more:
@@ -167,25 +198,24 @@ class Held:
         for place in places:
             overdue = place[0] <= release.until_ms and place[1] < release.seq_end
             if overdue and release.catch_up == "drop":
-                gone.append(Gone(fired=False, rows=_table([self.rows.pop(place)])))
+                gone.append(Gone(fired=False, rows=_table([self._pop(place)])))
             elif overdue and release.catch_up == "latest":
                 if release.last is not None and release.last < place and release.last in self.rows:
-                    gone.append(Gone(fired=False, rows=_table([self.rows.pop(release.last)])))
+                    gone.append(Gone(fired=False, rows=_table([self._pop(release.last)])))
                 release.last = place
             else:
                 if place[0] > release.until_ms:
                     self._decide(release, gone)
-                gone.append(Gone(fired=True, rows=_table([self.rows.pop(place)])))
+                gone.append(Gone(fired=True, rows=_table([self._pop(place)])))
 
     def _decide(self, release: Release, gone: list[Gone]) -> None:
         last, release.last = release.last, None
         if last is not None and last in self.rows:
-            gone.append(Gone(fired=True, rows=_table([self.rows.pop(last)])))
+            gone.append(Gone(fired=True, rows=_table([self._pop(last)])))
 
     def _through(self, seen: Place, gone: list[Gone]) -> None:
         """The sweep has passed all that is held."""
         again = early = False
-        left = {int(row["topic"]) for row in self.rows.values()}
         for topic, release in sorted(self._releases.items()):
             if release.waits:
                 again = True
@@ -193,15 +223,14 @@ class Held:
             if self.position < (release.until_ms, _LAST):
                 early = True
                 continue
-            alone = release.last is not None
             self._decide(release, gone)
-            if alone:
-                left = {int(row["topic"]) for row in self.rows.values()}
-            if topic in left:
+            if self.of.get(topic):
                 again = True
             else:
                 del self._releases[topic]
         self._swept = _BEGIN if again else seen if early else None
+        if again:
+            self._admit(SWEEP_TOPICS)
         self._begin()
 
 

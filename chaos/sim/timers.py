@@ -58,6 +58,8 @@ CONFIG: Final = LeaderConfig(
     checkpoint_interval_ms=1_000, policy=replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
 )
 SWEEP_ROWS: Final = 3
+SWEEP_TOPICS: Final = 1
+APART_MAX: Final = 20
 """Held timers that one FIRE looks at: so releases take some."""
 RESERVE: Final = 300_000
 ROOM: Final = 100_000
@@ -72,7 +74,8 @@ class TimerApp:
         self.node = node
         self._town = town
         self.engine = Engine(node.disk, STATE_PATH, CONFIG, self._observe)
-        self.engine.machine.pauses.portion = SWEEP_ROWS
+        pauses = self.engine.machine.pauses
+        pauses.portion, pauses.together, pauses.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
         self.voters: frozenset[ReplicaId] | None = (
             frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
         )

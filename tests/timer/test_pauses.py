@@ -25,7 +25,7 @@ from tests.timer.machines import (
     u64,
 )
 from tests.timer.test_machine import KEYS, World, pages
-from timer import payloads
+from timer import pauses, payloads
 from timer.applied import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, DROPPED, NOT_FOUND
 from timer.aside import ASIDE, HeldTiers
 from timer.columns import OnConflict
@@ -53,6 +53,8 @@ class Held(Model):
     releases: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     last: dict[int, Place] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
+    together: int = 16
+    apart_max: int = 1 << 18
     swept: Place | None = None
     dropped_at: dict[int, int] = field(default_factory=dict)
 
@@ -85,7 +87,12 @@ class Held(Model):
         self.waiting &= self.releases.keys()
         if self.swept in (None, BEGIN) or self.waiting == self.releases.keys():
             self.swept = BEGIN if self.releases else None
-            self.waiting.clear()
+            self.admit(self.together - len(self.releases.keys() - self.waiting))
+
+    def admit(self, count: int) -> None:
+        turns = sorted(self.waiting, key=lambda topic: (self.releases[topic][1], topic))
+        count = max(count, 0) if len(self.held) <= self.apart_max else len(turns)
+        self.waiting -= {*turns[:count]}
 
     def _begin(self, seq: int, timer: tuple[int, int, bytes], key: bytes, now_ms: int) -> None:
         if timer[0] not in self.paused | self.releases.keys():
@@ -122,9 +129,11 @@ class Held(Model):
     def sweep(self, fire: payloads.Fire, now_ms: int) -> bool:
         if not self.releases:
             return False
-        rest = [place for place in self.held if place > (self.swept or BEGIN)]
-        portion = self._fitting(rest, fire)
         takes_part = self.releases.keys() - self.waiting
+        rest = [place for place in self.held if place > (self.swept or BEGIN)]
+        if len(self.held) <= self.apart_max:
+            rest = [place for place in rest if self.timers[place[1]][0] in takes_part]
+        portion = self._fitting(rest, fire)
         for topic in sorted({self.timers[seq][0] for _, seq in portion} & takes_part):
             for place in portion:
                 if self.timers[place[1]][0] == topic:
@@ -143,6 +152,8 @@ class Held(Model):
             else:
                 del self.releases[topic]
         self.swept = BEGIN if again else self.swept if early else None
+        if again:
+            self.admit(self.together)
         self.begin()
         return again
 
@@ -275,7 +286,7 @@ class PausingWorld(World):
         self.compare()
         for _ in range(1_000):
             self.fire(10**9, 2, 1 << 20)
-            if not self.model.pending:
+            if not self.model.pending and not self.model.releases:
                 break
         self.checkpoint()
         self.compare()
@@ -292,8 +303,15 @@ class PausingWorld(World):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_replicas_and_model_agree_whatever_is_paused_flushed_or_restarted(seed: int) -> None:
-    draw, world = random.Random(seed), PausingWorld()
+def test_replicas_and_model_agree_whatever_is_paused_flushed_or_restarted(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    together, apart_max = draw.choice([1, 16]), draw.choice([0, 5, 1 << 18, 1 << 18])
+    monkeypatch.setattr(pauses, "SWEEP_TOPICS", together)
+    monkeypatch.setattr(pauses, "APART_MAX", apart_max)
+    world = PausingWorld()
+    world.model.together, world.model.apart_max = together, apart_max
     for _ in range(60):
         world.random_step(draw)
     world.check_end()
@@ -544,6 +562,7 @@ def test_pausing_again_keeps_what_is_left_and_the_next_resume_is_for_all_of_it()
 
 def test_the_latest_that_is_cancelled_before_its_turn_fires_nothing() -> None:
     paused = Paused()
+    paused.machine.pauses.apart_max = 0  # so that what another topic holds keeps the sweep busy
     timers = paused.schedule(10, 20)
     paused.schedule(15, topic=2)
     paused.say(Scope("", TopicId(2)), paused=True)

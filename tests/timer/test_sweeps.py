@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.timer.machines import START_MS
 from tests.timer.test_pauses import Paused, settle
+from timer.pauses import SWEEP_ROWS_MAX
 from timer.policies import Scope
 from timer.run import Cursor
 from timer.units import LogIndex, TopicId
@@ -27,9 +29,70 @@ def test_a_topic_is_swept_after_two_sweeps_however_often_others_are_resumed() ->
     assert paused.fired() == [500, 510]
 
 
-def test_a_sweep_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
+def test_a_sweep_meets_the_rows_of_its_own_topics_alone() -> None:
     paused = Paused()
     paused.machine.pauses.portion = 8
+    paused.schedule(*range(0, 40, 2))
+    paused.schedule(*range(1, 40, 2), topic=2)
+    paused.say(Scope("", TopicId(2)), paused=True)
+    paused.fire(1)
+    [*settle(paused, 50)]
+    for flushed in (False, True):
+        if flushed:
+            paused.flush()
+        topic = 2 if flushed else 1
+        paused.say(Scope("", TopicId(topic)), paused=False)
+        paused.catch_up()
+        moved = [sum(len(seqs) for _, seqs in a[2]) for a in settle(paused, 50) if len(a) > 2]
+        assert moved == [8, 8, 4]
+    assert (len(paused.fired()), len(paused.fired(2)), paused.machine.store.held) == (20, 20, 0)
+
+
+def test_topics_are_swept_few_at_a_time_in_the_order_of_their_resumes() -> None:
+    paused = Paused()
+    names = [*range(3, 43)]
+    for topic in names:
+        paused.log.topic(f"t{topic}")
+    paused.say(Scope("default"), paused=True)
+    paused.say()  # of the first topic
+    paused.catch_up()
+    for topic in names:
+        paused.schedule(*range(5), topic=topic)
+    paused.fire(100)
+    for at, topic in enumerate(reversed(names)):
+        paused.log.now_ms = START_MS + 100 + at
+        paused.say(Scope("", TopicId(topic)), paused=False)
+    paused.catch_up()
+    went = [[topic for topic, _ in a[2]] for a in settle(paused, 200) if len(a) > 2]
+    assert max(map(len, went)) == 16
+    assert [topic for some in went for topic in sorted(some, reverse=True)] == names[::-1]
+    assert paused.machine.store.held == 0
+    assert all(paused.fired(topic) == [*range(5)] for topic in names)
+
+
+def test_a_resume_costs_what_it_resumes_whatever_others_hold() -> None:
+    paused = Paused()
+    names = [*range(3, 103)]
+    for topic in names:
+        paused.log.topic(f"t{topic}")
+    paused.say(Scope("default"), paused=True)
+    paused.catch_up()
+    for topic in names:
+        paused.schedule(*range(200), topic=topic)
+    [*settle(paused, 300)]
+    assert paused.machine.store.held > 4 * SWEEP_ROWS_MAX
+    fires = 0
+    for topic in names:
+        paused.say(Scope("", TopicId(topic)), paused=False)
+        fires += len([*settle(paused, 300)])
+        assert paused.fired(topic) == [*range(200)], "in one FIRE"
+    assert fires == len(names)
+
+
+def test_a_sweep_of_very_much_looks_at_so_many_rows_at_a_time_whosever_they_are() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 8
+    paused.machine.pauses.apart_max = 10
     paused.schedule(*range(0, 40, 2))
     paused.schedule(*range(1, 40, 2), topic=2)
     paused.say(Scope("", TopicId(2)), paused=True)
