@@ -1,9 +1,11 @@
 """What clients were told of their topics, and what quotas allow: judged beside the verdicts.
 
-quota_exceeded  P1  a SCHEDULE entry made more timers pending than a quota of its topic allows;
-                    a refusal by that quota was a lie, or the next one will be
+quota_exceeded  P1  a SCHEDULE entry made more timers pending, or bytes of their payloads, than a
+                    quota of its topic allows; or it took what a quota of what is ready forbade,
+                    whatever its leader had applied by then (chaos/replay/quotas.py)
 delete_untrue   P1  a topic was said to be deleted, with so many timers, and the log says otherwise
-policy_lost     P1  more changes of a topic's policy were confirmed than the log has
+policy_lost     P1  more changes of a policy, of a topic, namespace or the cluster, were confirmed
+                    than the log has
 """
 
 from typing import Any
@@ -15,23 +17,30 @@ from chaos.audit.clients import name_of
 
 
 def exceeded(fates: DataFrame, quotas: DataFrame) -> DataFrame:
-    """Return where more is pending than a quota allows: topic, index, pending, pending_max."""
+    """Return where a quota was exceeded: topic, index, quota, there, most."""
     mine = fates.where(~F.col("end").isin("rejected", "kept"))
     mine = mine.join(F.broadcast(quotas.select("topic").distinct()), "topic", "left_semi")
     steps = (
-        mine.select("topic", F.col("schedule_index").alias("index"), F.lit(1).alias("step"))
+        mine.selectExpr("topic", "schedule_index AS index", "1 AS n", "payload_size AS size")
         .unionByName(
-            mine.where("end_index IS NOT NULL").select(
-                "topic", F.col("end_index").alias("index"), F.lit(-1).alias("step")
+            mine.where("end_index IS NOT NULL").selectExpr(
+                "topic", "end_index AS index", "-1 AS n", "-payload_size AS size"
             )
         )
         .groupBy("topic", "index")
-        .agg(F.sum("step").alias("step"))
+        .agg(F.sum("n").alias("n"), F.sum("size").alias("size"))
     )
     so_far = Window.partitionBy("topic").orderBy("index")
-    pending = steps.withColumn("pending", F.sum("step").over(so_far))
+    pending = steps.withColumns({n: F.sum(n).over(so_far) for n in ("n", "size")})
     found = quotas.withColumnRenamed("schedule_index", "index").join(pending, ["topic", "index"])
-    return found.where("pending > pending_max").select("topic", "index", "pending", "pending_max")
+    there = F.expr("coalesce(ready, CASE quota WHEN 'pending_max' THEN n ELSE size END)")
+    # A quota of what is ready takes nothing where it is reached, whatever it would come to.
+    over = F.expr("there > most OR (ready IS NOT NULL AND there = most)")
+    return (
+        found.withColumn("there", there)
+        .where(over)
+        .select("topic", "index", "quota", "there", "most")
+    )
 
 
 def untrue_deletions(lines: DataFrame, fates: DataFrame, deletions: DataFrame) -> DataFrame:

@@ -14,7 +14,7 @@ Where it and the machine disagree, one of them is wrong, and the audit says `div
     RESCHEDULE  takes as many seqs as it has targets. Those that are pending end, and a row with
               the next seq, the new due time and the same key and payload begins: as many as have
               payloads of MOVED_BYTES_MAX together, but one at least
-    POLICY    pauses topics and lets them go on: held.py
+    POLICY    pauses topics and lets them go on: held.py; quotas where timers come: quotas.py
     fires =   gets the next offset of its topic's queue, at this entry's time
     GROUP     ACK counts for offsets that were reserved and are not acked yet, ENDED and NACK
               count an attempt more for them, and so does EPOCH for all that may have been handed
@@ -44,6 +44,7 @@ from chaos.replay.held import Held
 from chaos.replay.intake import Intake
 from chaos.replay.kept import Kept
 from chaos.replay.pending import I64, ROW, ROWS_MAX, TOMBSTONE, Pending, Rows, Taken
+from chaos.replay.quotas import Quotas
 from chaos.replay.said import Said
 from timer import payloads
 from timer.columns import U32, Binary, OnConflict, RowArray, decode_schedule, gather, row_bytes
@@ -61,7 +62,7 @@ from timer.payloads import (
     Start,
     Targets,
 )
-from timer.policies import decode_policy
+from timer.policies import QUOTAS, Scope, decode_policy
 from timer.timer_id import SEQ_MAX
 from timer.units import TopicId
 
@@ -130,10 +131,9 @@ class Story:
         """(index, epoch) of every EPOCH entry."""
         self.kept: dict[int, Kept] = {}
         """Topic -> what its queue keeps."""
-        self.policies: list[tuple[int, int]] = []
-        """(topic, index) of every POLICY entry of a topic."""
-        self.quotas: list[tuple[int, int, int]] = []
-        """(topic, index, pending_max) of SCHEDULE entries with rows of topics that have one."""
+        self.policies: list[tuple[Scope, int]] = []
+        """(scope, index) of every POLICY entry."""
+        self.quotas = Quotas(self._ready)
         self._book = book
         self._pending = Pending(spill, rows_max=pending_max)
         self._said = Said()
@@ -165,6 +165,7 @@ class Story:
                 self._settings(item)
             case Kind.EPOCH:
                 self.epoch_starts.append((item.index, item.epoch))
+                self.quotas.begin_epoch()
                 for group in self.groups.values():
                     group.begin_epoch(self.kept[group.topic].end)
             case Kind.CHECKPOINT:
@@ -177,6 +178,7 @@ class Story:
                     scheduled=self.timers - self.moved,
                     fired=self.fired - self.moved,
                 )
+        self.quotas.applied()
 
     def _settings(self, item: Entry) -> None:
         if item.kind is Kind.POLICY:
@@ -202,8 +204,7 @@ class Story:
     def _policy(self, item: Entry) -> None:
         _check_policy(item)
         scope = self._said.take(item)
-        if scope.topic:
-            self.policies.append((scope.topic, item.index))
+        self.policies.append((scope, item.index))
         for topic in self.topics:
             self._retain(topic, item.time_ms)
 
@@ -256,12 +257,14 @@ class Story:
         self._admit(item, new)
 
     def _note_quotas(self, item: Entry, rows: RowArray) -> None:
-        if all(policy.pending_max is None for policy in self._said.records.values()):
-            return
-        for topic in np.unique(rows["topic"]).tolist():
-            most = self.said_of(topic, "pending_max")
-            if most is not None:
-                self.quotas.append((topic, item.index, most))
+        said = self._said.records.values()
+        if any(getattr(policy, name) is not None for policy in said for name in QUOTAS):
+            self.quotas.note(np.unique(rows["topic"]).tolist(), item.index, self.said_of)
+
+    def _ready(self, topic: int) -> int:
+        """Return how many messages of a topic some group has not acked; without groups 0."""
+        cursors = self._cursors(topic)
+        return self.kept[topic].end - max(self.kept[topic].begin, min(cursors)) if cursors else 0
 
     def _numbered(self, item: Entry, count: int) -> Rows:
         """Return rows with the next seqs, scheduled by this entry."""
@@ -365,6 +368,7 @@ class Story:
             count = int(np.count_nonzero(mine))
             start = self.kept[topic].fire(count, item.time_ms)
             offsets[mine] = np.arange(start, start + count)
+            self.quotas.touched.add(topic)
         self.fired += len(rows)
         self._book.fates(
             rows, end=FIRED, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=offsets
@@ -506,6 +510,7 @@ class Story:
                 gone = group.expire_below(offset, item, self._ttl_ms(op.topic))
                 self._book.expired(group, gone)
         self.kept[op.topic].let_go(offset)
+        self.quotas.touched.add(op.topic)
 
     def _ttl_ms(self, topic: int) -> int:
         return self.said_of(topic, "ttl_ms") or 0
@@ -520,6 +525,7 @@ class Story:
     def _trim(self, topic: int) -> None:
         """What every group has acked is gone: a later group does not start before it."""
         self.kept[topic].acked(self._cursors(topic))
+        self.quotas.touched.add(topic)
 
     def _cursors(self, topic: int) -> list[int]:
         return [g.cursor for g in self.groups.values() if g.topic == topic and not g.over]
@@ -549,6 +555,7 @@ class Story:
         self.moved += moved
         if moved:
             self.kept[to].fire(moved, item.time_ms)
+            self.quotas.touched.add(to)
 
     def _topic_of(self, name: str) -> TopicId:
         """Return the number of a topic, which is made if it isn't there."""
@@ -569,6 +576,7 @@ class Story:
             return
         earliest = create.start is Start.EARLIEST
         kept = self.kept[create.topic]
+        self.quotas.touched.add(create.topic)
         start = kept.begin if earliest else kept.end
         number = len(self.groups) + 1
         self.groups[number] = Group(

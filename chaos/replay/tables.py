@@ -3,7 +3,7 @@
 fates        one row per row of the log that was asked for: seq mark topic due_ms end
              schedule_index scheduled_at_ms end_index end_epoch ended_at_ms queue_offset, other_seq
              (the timer that it replaced, moved, or left alone) and old_due_ms (of the one that it
-             moved: a RESCHEDULE made it); what is not known, or is not so, is null
+             moved: a RESCHEDULE made it); what is not known, or is not so, is null; payload_size
 acks         one row per run of messages of a group that one entry acked after as many attempts:
              topic group queue_offset (of the first) attempts ack_index ack_epoch acked_at_ms count
 nacks        one row per nack that counted: topic group queue_offset attempts (of the delivery that
@@ -14,9 +14,9 @@ expired      one row per message that was not acked in time by a group: topic gr
 groups       topic group start_offset acked lease_ends sought, and over: its topic was deleted
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 deletions    one row per topic that was deleted: topic topic_id delete_index
-quotas       one row per SCHEDULE entry and topic that has a quota of what is pending there:
-             topic schedule_index pending_max
-policies     one row per POLICY entry of a topic: topic policy_index
+quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,
+             ready (where it is one of what is ready: quotas.py)
+policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
 
 `topic` is what story.life says: a topic that has the name of a deleted one is another one.
 """
@@ -53,6 +53,7 @@ FATES: Final = pa.schema(
         ("queue_offset", pa.int64()),
         ("other_seq", pa.int64()),
         ("old_due_ms", pa.int64()),
+        ("payload_size", pa.int64()),
     ]
 )
 ACKS: Final = pa.schema(
@@ -114,7 +115,9 @@ QUOTAS: Final = pa.schema(
     [
         ("topic", pa.string()),
         ("schedule_index", pa.int64()),
-        ("pending_max", pa.int64()),
+        ("quota", pa.string()),
+        ("most", pa.int64()),
+        ("ready", pa.int64()),
     ]
 )
 POLICIES: Final = pa.schema([("topic", pa.string()), ("policy_index", pa.int64())])
@@ -229,6 +232,7 @@ class ParquetBook:
                 pc.if_else(ended, pa.array(ended_at_ms), None),
                 pc.if_else(fired, pa.array(offsets), None),
                 *(_positive(rows[name]) for name in ("other", "old_due_ms")),
+                pa.array(rows["payload_size"].astype(np.int64)),
             ]
         )
 
@@ -322,8 +326,11 @@ def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
     return {
         "groups": groups,
         "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
-        "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas],
-        "policies": [(story.life(topic), index) for topic, index in story.policies],
+        "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.noted],
+        "policies": [
+            (story.life(scope.topic) if scope.topic else f"{scope.namespace}/", index)
+            for scope, index in story.policies
+        ],
     }
 
 

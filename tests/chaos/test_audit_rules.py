@@ -46,8 +46,10 @@ class Lived:
 
     def __init__(self, root: Path) -> None:
         self.run = Run(root)
-        self.pending_max = 3
+        self.quotas = {"pending_max": 3, "pending_bytes_max": 24}
+        """Of the second life, as it begins."""
         self.policies = 1
+        self.scopes = ["t"]
         self.told_pending = 1
         self.acked = [0, 1, 2]
         """In the second life, by the log."""
@@ -65,7 +67,7 @@ class Lived:
         log.ack(first, group, [0], at_ms=130)
         log.delete_topic(first, at_ms=140)
         second = log.topic("t")
-        said(log, second, pending_max=self.pending_max)
+        said(log, second, **self.quotas)
         anew = log.group(second, "g")
         log.schedule(second, [(300, 4), (300, 5), (300, 6)], at_ms=150)
         log.fire(310)
@@ -80,8 +82,8 @@ class Lived:
                            topic="t", span_ms=(at_ms, at_ms + 3), outcome=OK)  # fmt: skip
             h.change("delete", span_ms=(139, 141), outcome=OK, topic="t", topic_id=1,
                      pending=self.told_pending)  # fmt: skip
-            for _ in range(self.policies):
-                h.change("policy", span_ms=(142, 144), outcome=OK, topic="t",
+            for name in self.scopes * self.policies:
+                h.change("policy", span_ms=(142, 144), outcome=OK, topic=name,
                          said='{"pending_max": 3}')  # fmt: skip
             h.cancel([IDS[3]], results=["NOT_FOUND"], span_ms=(145, 146), outcome=OK)
             h.cancel([IDS[3]], results=["ALREADY_FIRED"], span_ms=(1145, 1146), outcome=OK)
@@ -131,7 +133,7 @@ def _dropped_timer_comes(lived: Lived) -> None:
 
 
 def _quota_is_less(lived: Lived) -> None:
-    lived.pending_max = 2
+    lived.quotas["pending_max"] = 2
 
 
 def _deletion_counts_more(lived: Lived) -> None:
@@ -155,6 +157,33 @@ def test_lie_about_one_of_two_topics_is_found(
     assert audited(spark, tmp_path, lie).summary["violations"] == violations
 
 
+@pytest.mark.parametrize(
+    ("quota", "most", "there"),
+    [("pending_bytes_max", 23, 24), ("ready_max", 0, 0), ("ready_bytes_max", 0, 0)],
+)
+def test_what_a_quota_certainly_forbade_is_found(
+    spark: SparkSession, tmp_path: Path, quota: str, most: int, there: int
+) -> None:
+    def lie(lived: Lived) -> None:
+        lived.quotas = {"pending_max": 3, "ready_max": 1, quota: most}
+
+    [found] = audited(spark, tmp_path, lie).summary["rule_offenders"]
+    assert found["verdict"] == "quota_exceeded"
+    assert (found["quota"], found["most"], found["there"]) == (quota, most, there)
+
+
+def _policy_of_a_scope_is_lost(lived: Lived) -> None:
+    lived.scopes = ["t", "default/", "/"]
+
+
+def test_policy_of_a_namespace_or_of_the_cluster_that_is_lost_is_found(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    found = audited(spark, tmp_path, _policy_of_a_scope_is_lost).summary
+    assert found["violations"] == {"policy_lost": 2}
+    assert [each["topic"] for each in found["rule_offenders"]] == ["/", "default/"]
+
+
 def test_lies_about_quotas_deletions_and_policies_are_found(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -165,6 +194,6 @@ def test_lies_about_quotas_deletions_and_policies_are_found(
     found = audited(spark, tmp_path, lie).summary
     assert found["violations"] == {"quota_exceeded": 1, "delete_untrue": 1, "policy_lost": 1}
     quota, deletion, policy = found["rule_offenders"]
-    assert (quota["pending"], quota["pending_max"]) == (3, 2)
+    assert (quota["quota"], quota["there"], quota["most"]) == ("pending_max", 3, 2)
     assert (deletion["told"], deletion["dropped"]) == (2, 1)
     assert (policy["told"], policy["logged"]) == (2, 1)

@@ -646,7 +646,7 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
         "cancelled": 1,
     }  # fmt: skip
     fates = {row.pop("mark"): row for row in pq.read_table(tmp_path / "out/fates").to_pylist()}
-    start = {"topic": "t", "schedule_index": 3, "scheduled_at_ms": 5}
+    start = {"topic": "t", "schedule_index": 3, "scheduled_at_ms": 5, "payload_size": 8}
     start |= dict.fromkeys(("other_seq", "old_due_ms"))
     nothing = dict.fromkeys(("end_index", "end_epoch", "ended_at_ms", "queue_offset"))
     fired = {"end_index": 6, "end_epoch": 2, "ended_at_ms": 100, "queue_offset": 0}
@@ -668,6 +668,39 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
     }  # fmt: skip
     (point,) = pq.read_table(tmp_path / "out/checkpoints").to_pylist()
     assert point == {"index": 11, "time_ms": 130, "scheduled": 3, "fired": 1}
+
+
+def test_what_was_ready_since_the_epoch_began_is_told_where_a_quota_of_it_holds(
+    tmp_path: Path,
+) -> None:
+    log = Log()
+    log.epoch(1)
+    topic, other = log.topic("t"), log.topic("no-groups")
+    group = log.group(topic, "g")
+    log.schedule(topic, [(100, mark) for mark in range(5)])
+    log.fire(100)
+    log.reserve(topic, group, 5)
+    said = Policy(ready_max=3, ready_bytes_max=0, pending_bytes_max=9)
+    log.entry(entry.Kind.POLICY, encode_policy(CLUSTER, said))
+    log.entry(entry.Kind.POLICY, encode_policy(Scope("", topic), Policy(ready_max=4)))
+    log.schedule(topic, [(900, 5)])  # nothing was ready as this epoch began
+    log.epoch(2)
+    log.schedule(topic, [(900, 6)])
+    log.ack(topic, group, [0, 1])
+    log.schedule(topic, [(100, 7), (900, 8)])  # due: one more is ready
+    log.schedule(topic, [(900, 9)])
+    log.schedule(other, [(900, 10)])
+    write_log(tmp_path / "log", log.frames)
+    pieces = [Piece(segments(tmp_path / "log"), LogIndex(1), EVERYTHING)]
+    tables.replay(pieces, tmp_path / "out", tmp_path / "spill")
+    noted: dict[str, list[Any]] = {}
+    for row in pq.read_table(tmp_path / "out/quotas").to_pylist():
+        noted.setdefault(row["quota"], []).append((row["topic"], row["most"], row["ready"]))
+    assert noted["ready_max"] == [("t", 4, n) for n in (0, 5, 3, 3)] + [("no-groups", 3, 0)]
+    assert noted["pending_bytes_max"] == [("t", 9, None)] * 4 + [("no-groups", 9, None)]
+    assert {ready for _, _, ready in noted["ready_bytes_max"]} == {0}
+    scopes = [row["topic"] for row in pq.read_table(tmp_path / "out/policies").to_pylist()]
+    assert scopes == ["/", "t"]
 
 
 def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None:
