@@ -4,10 +4,11 @@
                    consumers open,   nothing new is     everything    acks confirmed,
                    then it produces  asked for          came          histories closed
 
-Each workload has topics and groups of its own (topic = its name) and writes histories
-(chaos/history.py) of its own, as things happen. All of one run share one counter of marks.
+Each workload has a topic and groups of its own (topic = its name, or NAME/NAME) and writes
+histories (chaos/history.py) of its own, as things happen. All of one run share one counter of
+marks, and what the cluster says, which one of them changes.
 
-Not here: dead letters, and policies of namespaces and of the cluster, which all workloads share.
+Not here: dead letters.
 """
 
 import itertools

@@ -7,13 +7,18 @@ offsets, and the audit has the rest.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from chaos.history import History, Outcome, Run
 from chaos.workloads.producer import now_ms, outcome_of
 from timerclient import TimerClient
 from timerclient.errors import TimerError
 from timerclient.pending import Rescheduled, Where
+from timerclient.topics import namespace_of
+
+TOPIC: Final = "topic"
+NAMESPACE: Final = "namespace"
+CLUSTER: Final = "cluster"
 
 
 class Changer:
@@ -82,12 +87,22 @@ class Changer:
         said = {"paused": False, "catch_up": catch_up}
         return self._ruled(said, lambda: self._client.resume_topic(self._topic, catch_up=catch_up))
 
-    def rule(self, said: Mapping[str, int], *, among: Iterable[str]) -> bool:
-        """Let the topic's policy say this, and nothing else of the fields `among`."""
+    def rule(self, said: Mapping[str, int], *, among: Iterable[str], scope: str = TOPIC) -> bool:
+        """Let a scope's policy say this, and nothing else of the fields `among`.
+
+        A namespace is written down as NAME/, the cluster as /.
+        """
         unset = sorted({*among} - said.keys())
+        namespace = namespace_of(self._topic)
+        name, where = {
+            TOPIC: (self._topic, {"topic": self._topic}),
+            NAMESPACE: (f"{namespace}/", {"namespace": namespace}),
+            CLUSTER: ("/", dict[str, str]()),
+        }[scope]
         return self._ruled(
             {**said, **dict.fromkeys(unset)},
-            lambda: self._client.alter_policies(said, unset=unset, topic=self._topic),
+            lambda: self._client.alter_policies(said, unset=unset, **where),
+            name,
         )
 
     def delete(self) -> bool:
@@ -99,13 +114,13 @@ class Changer:
 
         return self._change("delete", delete, topic=self._topic) is not None
 
-    def _ruled(self, said: Mapping[str, Any], call: Callable[[], object]) -> bool:
+    def _ruled(self, said: Mapping[str, Any], call: Callable[[], object], name: str = "") -> bool:
         def rule() -> dict[str, Any]:
             call()
             return {}
 
         text = json.dumps(said, sort_keys=True)
-        return self._change("policy", rule, topic=self._topic, said=text) is not None
+        return self._change("policy", rule, topic=name or self._topic, said=text) is not None
 
     # ----
 

@@ -76,6 +76,8 @@ class Kind:
     readers: Sequence[Reader] = (Reader(),)
     expires: bool = False
     """What it asks for may expire."""
+    apart: bool = False
+    """Its topic has a namespace of its own, of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,7 @@ class Clients:
 
     def __init__(self, name: str, kind: Kind, setting: Setting) -> None:
         self.name = name
+        self.topic = f"{name}/{name}" if kind.apart else name
         self.chance = random.Random(f"{setting.seed}/{name}")
         """Of its producing thread alone."""
         self.habit_chance = random.Random(f"{setting.seed}/{name}/habit")
@@ -128,9 +131,9 @@ class Clients:
         self.client = self.connect()
         """Of its producer and of its consumers."""
         self.producer = Producer(
-            self._run, f"{self.name}-producer", self.client, self.books, topic=self.name
+            self._run, f"{self.name}-producer", self.client, self.books, topic=self.topic
         )
-        self.changer = Changer(self._run, f"{self.name}-changer", self.client, topic=self.name)
+        self.changer = Changer(self._run, f"{self.name}-changer", self.client, topic=self.topic)
         self._started = True
         self._thread.start()
 
@@ -197,7 +200,7 @@ class Clients:
         name = f"{reader.group}-{number}"
         self.books.join(reader.group)
         source = Source(
-            topic=self.name, group=reader.group, lease=reader.lease, nacks=reader.nacks,
+            topic=self.topic, group=reader.group, lease=reader.lease, nacks=reader.nacks,
             type=reader.type,
         )  # fmt: skip
         consumer = self._consumers[name] = Consumer(
@@ -261,7 +264,7 @@ class Clients:
         """When the last timer has come, what is missing must be among what expired."""
         if self.books.waits_for(self._last):
             return False
-        for group in self.client.describe_topic(self.name).groups:
+        for group in self.client.describe_topic(self.topic).groups:
             if not group.unacked:
                 self.books.expired(group.name, group.expired)
         return not self.books.missing and self.books.gapless

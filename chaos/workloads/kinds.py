@@ -447,6 +447,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         produce=rules.limited,
         readers=(Reader(lease=SLOW_LEASE, habit=slow),),
     ),
+    "scoped": Kind(
+        line="what topic, namespace and cluster say: quotas, pauses, ticks; the narrower wins",
+        produce=rules.scoped,
+        readers=(Reader(lease=SLOW_LEASE, habit=slow), Reader()),
+        apart=True,
+    ),
     "doomed": Kind(
         line="a topic that is deleted with timers pending and messages leased, and made again",
         produce=rules.doomed,

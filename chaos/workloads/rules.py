@@ -3,6 +3,7 @@
     paused    what comes due is held; a resume fires it, or the last of it, or drops it
     fleeting  what is not acked in time expires; what is acked is kept for a while
     limited   what exceeds a quota is refused, and what is due too late
+    scoped    quotas, pauses and ticks of the topic, its namespace and the cluster: narrower wins
     doomed    the topic is deleted, with all that it has; the next one has its name
 
 Each returns how its topic comes to rest, after which everything that is asked for has to come. What
@@ -11,11 +12,12 @@ this very timer, and nothing else is taken off what is expected. Only what expir
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Final
 
+from chaos.workloads.changer import CLUSTER, NAMESPACE, TOPIC
 from chaos.workloads.clients import Clients, Reader, Rest
 from chaos.workloads.producer import PAYLOAD_SIZE, now_ms
 from timerclient.timers import Timers
@@ -40,6 +42,33 @@ TTLS_MS: Final = (300, 1_000, 4_000)
 RETENTIONS_MS: Final = (0, 2_000, 60_000)
 LATE: Final = Reader(group="late")
 
+SCOPE_BEATS: Final = 2
+"""From one change of what some scope says to the next."""
+MUCH: Final = 1_000_000
+
+_SCOPES: Final[Mapping[str, Mapping[str, Callable[[int], Sequence[int]]]]] = {
+    TOPIC: {
+        "pending_max": lambda count: (0, count, MUCH),
+        "pending_bytes_max": lambda count: (count * PAYLOAD_SIZE, MUCH),
+        "ready_max": lambda _: (0, MUCH),
+        "paused": lambda _: (False,),
+        "tick_ms": lambda _: (10,),
+    },
+    NAMESPACE: {
+        "pending_max": lambda count: (0, count, 4 * count),
+        "pending_bytes_max": lambda count: (0, 2 * count * PAYLOAD_SIZE),
+        "ready_max": lambda count: (0, count),
+        "paused": lambda _: (True,),
+        "tick_ms": lambda _: (250,),
+    },
+    CLUSTER: {
+        "pending_max": lambda _: (MUCH,),
+        "ready_bytes_max": lambda _: (1 << 40,),
+        "retention_ms": lambda _: (0, 2_000),
+        "tick_ms": lambda _: (20, 50),
+    },
+}
+"""Scope -> field -> what it may say, by how many timers a beat asks for."""
 _QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
 _RULES: Final = (*_QUOTAS, "tick_ms", "delay_ms_min", "delay_ms_max")
 
@@ -79,11 +108,15 @@ def paused(clients: Clients) -> Rest:
     def rest() -> bool:
         if not changer.resume("all"):
             return False
-        topic = clients.client.describe_topic(clients.name)
-        waits = topic.paused or topic.held or topic.releasing
-        return not waits and (not doubtful or _cancel(clients, doubtful))
+        return _fires(clients) and (not doubtful or _cancel(clients, doubtful))
 
     return rest
+
+
+def _fires(clients: Clients) -> bool:
+    """Return whether nothing of the topic is held."""
+    topic = clients.client.describe_topic(clients.topic)
+    return not (topic.paused or topic.held or topic.releasing)
 
 
 def _cancel(clients: Clients, timers: Sequence[Asked]) -> bool:
@@ -114,7 +147,7 @@ def limited(clients: Clients) -> Rest:
     chance, changer = clients.chance, clients.changer
     for number, count in enumerate(clients.beats(BEAT_S)):
         if number % RULE_BEATS == 0:
-            rows = {"pending_max": (0, count, 4 * count), "ready_max": (count, 4 * count)}
+            rows = {"pending_max": (0, count, 4 * count), "ready_max": (0, count, 4 * count)}
             said = {name: chance.choice(values) for name, values in rows.items()}
             said |= {f"{n[:-4]}_bytes_max": v * PAYLOAD_SIZE for n, v in said.items()}
             said |= {"tick_ms": 250, "delay_ms_min": 200, "delay_ms_max": SOON_MS // 2}
@@ -124,6 +157,29 @@ def limited(clients: Clients) -> Rest:
             n = min(piece, count - start)
             clients.producer.submit(clients.marks(n), _soon(clients, n))
     return lambda: changer.rule({}, among=_RULES)
+
+
+def scoped(clients: Clients) -> Rest:
+    """What topic, namespace and cluster say, all of which change: the narrower wins.
+
+    The cluster's policy is every workload's: it says nothing that hinders the others.
+    """
+    chance, changer = clients.chance, clients.changer
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        if number % SCOPE_BEATS == 0:
+            scope = chance.choice((*_SCOPES, NAMESPACE))  # which hinders it most
+            may = {name: chance.choice(of(count)) for name, of in _SCOPES[scope].items()}
+            changer.rule(_some(chance, may), among=_SCOPES[scope], scope=scope)
+        piece = -(-count // PIECES)
+        for start in range(0, count, piece):
+            n = min(piece, count - start)
+            clients.producer.submit(clients.marks(n), _soon(clients, n))
+
+    def rest() -> bool:
+        done = [changer.rule({}, among=fields, scope=each) for each, fields in _SCOPES.items()]
+        return all(done) and _fires(clients)
+
+    return rest
 
 
 def doomed(clients: Clients) -> Rest:
@@ -147,7 +203,7 @@ def doomed(clients: Clients) -> Rest:
         if wait(under_way, 0).not_done or not clients.changer.delete():
             return False
         for group in clients.groups:  # each begins with the first timer
-            clients.client.create_group(clients.name, group)
+            clients.client.create_group(clients.topic, group)
         marks = clients.marks(LAST_TIMERS)
         clients.books.begin_anew(marks[0])
         return bool(clients.producer.batch(marks, _soon(clients, LAST_TIMERS)))

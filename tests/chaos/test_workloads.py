@@ -278,6 +278,25 @@ def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: Run) -> None:
     assert [*check(run.histories / "c.jsonl")] == []
 
 
+def test_changer_names_the_scope_that_it_lets_say_something(run: Run) -> None:
+    asked: list[dict[str, str]] = []
+
+    def alter(said: object, *, unset: object, **where: str) -> None:
+        asked.append(where)
+
+    client: Any = SimpleNamespace(alter_policies=alter)
+    for topic in ("ns/t", "plain"):
+        changer = Changer(run, topic[0], client, topic=topic)
+        for scope in ("topic", "namespace", "cluster"):
+            assert changer.rule({"tick_ms": 20}, among=("tick_ms",), scope=scope)
+        changer.close()
+    assert asked[:3] == [{"topic": "ns/t"}, {"namespace": "ns"}, {}]
+    assert asked[3:] == [{"topic": "plain"}, {"namespace": "default"}, {}]
+    names = [line["topic"] for at in "np" for line in read(run.histories / f"{at}.jsonl")]
+    assert names == ["ns/t", "ns/", "/", "plain", "default/", "/"]
+    assert [*check(run.histories / "n.jsonl")] == []
+
+
 def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
     raw = bytes(15)
     moved = Rescheduled(RescheduleResult.RESCHEDULED, Timer(raw))

@@ -167,6 +167,14 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
         and bool(did.asked_of("limited", "ok"))
         and {rule["pending_max"] is None for rule in did.rules("limited")} == {True, False}
     ),
+    "every scope spoke, and the narrower won": lambda did: (
+        {line["topic"] for line in did.of("scoped-", "policy") if line["outcome"] == "ok"}
+        == {"scoped/scoped", "scoped/", "/"}
+        and all(
+            did.asked_of("scoped", "fail", f"of the {scope}") for scope in ("topic", "namespace")
+        )
+        and bool(did.asked_of("scoped", "ok"))
+    ),
     "a topic went with its timers, and was made again": lambda did: (
         len({line["topic_id"] for line in did.of("doomed-", "delete") if line.get("pending")}) > 1
     ),
@@ -218,7 +226,8 @@ def test_histories_of_all_workloads_are_right(played: Run) -> None:
     did = Deeds(played)
     marks = flat(did.of("", "schedule"), "marks")
     assert len({*marks}) == len(marks) > 0.5 * SECONDS * RATE_PER_S
-    assert {line["topic"] for line in did.of("", "schedule")} == {*workloads.NAMES}
+    topics = {line["topic"].rpartition("/")[2] for line in did.of("", "schedule")}
+    assert topics == {*workloads.NAMES}
 
 
 @pytest.mark.slow
