@@ -6,10 +6,13 @@ import pytest
 
 from tests.cluster.running import CALL_S, WAIT_S, Running, in_time, until
 from tests.conformance.worlds import World
+from timer.wheel import NEAR_BITS
 from timerclient import AckResult, NackResult, TimerClient
 from timerclient.sync import Consumer
 
 HOLES = 10_001
+WINDOW_MS = 2 << NEAR_BITS
+"""So far ahead the wheel has slots of a tick, at most (timer/wheel.py)."""
 
 
 def each_once(world: World, consumer: Consumer, count: int) -> dict[bytes, int]:
@@ -148,14 +151,16 @@ def test_all_nodes_stopped_for_longer_than_the_wheels_window(
 ) -> None:
     """Everything overdue fires once they are back: in order, once."""
     payloads = [b"%d" % n for n in range(250)]
+    step_ms = WINDOW_MS // 250 + 10
     with cluster.client() as client:
         timers = in_time(
             lambda begin_ms: client.schedule_batch(
-                topic, payloads, due_ms=[begin_ms + 10 * (249 - n) for n in range(250)]
+                topic, payloads, due_ms=[begin_ms + step_ms * (249 - n) for n in range(250)]
             )
         )
         cluster.kill_together(*cluster.nodes)
-    until(lambda: time.time_ns() // 1_000_000 > max(timers.due_ms))
+    left_s = max(timers.due_ms) / 1000 - time.time()
+    until(lambda: time.time_ns() // 1_000_000 > max(timers.due_ms), timeout_s=left_s + WAIT_S)
     cluster.up()
     with TimerClient(cluster.endpoints, timeout=CALL_S) as client:
         with client.consumer(topic, "g") as consumer:
