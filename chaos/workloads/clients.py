@@ -31,6 +31,7 @@ from chaos.workloads.consumer import (
     LEASE,
     Consumer,
     Habit,
+    Morgue,
     Source,
     prompt,
 )
@@ -62,6 +63,7 @@ class Reader:
     nacks: float = 0.0
     """See Source, as of the next one."""
     type: str = ""
+    max_attempts: int = 0
     habit: Callable[["Clients"], Habit] = lambda _: prompt
 
 
@@ -113,6 +115,8 @@ class Clients:
         self._ended = threading.Event()
         self._clients: list[TimerClient] = []
         self._consumers: dict[str, Consumer] = {}
+        self._morgues: dict[str, Morgue] = {}
+        """By group."""
         self._last = MARK_NONE
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
@@ -164,6 +168,8 @@ class Clients:
                 assert thread(END_TIMEOUT_S), f"{self.name}: a thread did not end"
         for consumer in self._consumers.values():
             consumer.close()
+        for morgue in self._morgues.values():
+            morgue.close()
         for client in self._clients:
             with self.books.noting_failure():
                 client.close(CLOSE_S)
@@ -201,8 +207,11 @@ class Clients:
         self.books.join(reader.group)
         source = Source(
             topic=self.topic, group=reader.group, lease=reader.lease, nacks=reader.nacks,
-            type=reader.type,
+            type=reader.type, max_attempts=reader.max_attempts,
         )  # fmt: skip
+        if reader.max_attempts and reader.group not in self._morgues:
+            books, group = self.books, reader.group
+            self._morgues[group] = Morgue(self.client, books, self.topic, group)
         consumer = self._consumers[name] = Consumer(
             self._run, f"{self.name}-{name}", self.client, self.books, source, reader.habit(self)
         )

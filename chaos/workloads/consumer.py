@@ -19,6 +19,8 @@ from timerclient.results import AckResult
 from timerclient.sync import Consumer as Subscription
 
 LEASE: Final = timedelta(seconds=10)
+LETTERS: Final = "dead-letters"
+"""The group of every topic of dead letters."""
 REOPEN_S: Final = 0.2
 """Between the end of one subscription and the next."""
 AT_ONCE_S: Final = 0.001
@@ -48,6 +50,8 @@ class Source:
     """So many of the messages it gives back at first, or holds longer."""
     type: str = ""
     """Of the group; if it keeps an order, the consumer looks whether it does. Empty: as it is."""
+    max_attempts: int = 0
+    """Of the group: what fails so often is a dead letter. 0: nothing is."""
 
 
 class Consumer:
@@ -69,6 +73,7 @@ class Consumer:
         self._habit = habit
         self._nacks = source.nacks
         self._type = source.type
+        self._max_attempts = source.max_attempts
         self._firsts: dict[str, int] = {}
         """Key -> offset of the last message that came for the first time; see _check_order."""
         self._moods = random.Random(name)
@@ -109,6 +114,9 @@ class Consumer:
     def _open(self) -> Subscription:
         if self._type:
             self._client.create_group(self._topic, self._group, type=self._type)
+        if self._max_attempts:
+            name, most = self._group, self._max_attempts
+            self._client.create_group(self._topic, name, max_attempts=most)
         subscription = self._client.consumer(self._topic, group=self._group, lease=self._lease)
         with self._lock:
             self._subscription = subscription
@@ -223,6 +231,45 @@ class Consumer:
                 lease_id=batch.lease_id, **({"detail": detail} if detail else {}),
             )  # fmt: skip
         self._books.acked(self._group, [marks[o] for o, a in answers.items() if a.is_over])
+
+
+class Morgue:
+    """Takes the dead letters of one group: that such a message came there is as good as its ack.
+
+    It keeps no history: of a dead letter the audit knows that it is done with in its group.
+    """
+
+    def __init__(self, client: TimerClient, books: Books, topic: str, group: str) -> None:
+        self._client, self._books, self._group = client, books, group
+        self._topic = f"{topic}.{group}.dead"
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=self._topic, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it."""
+        self._closing.set()
+        self._thread.join(END_TIMEOUT_S)
+        with self._books.noting_failure():
+            assert not self._thread.is_alive(), f"{self._topic}: its reader did not end"
+
+    def _run(self) -> None:
+        with self._books.noting_failure():
+            while not self._closing.is_set():
+                with contextlib.suppress(TimerError):  # no leader for long, or it was refused
+                    self._look()
+                self._closing.wait(REOPEN_S)
+
+    def _look(self) -> None:
+        with self._client.consumer(self._topic, group=LETTERS) as letters:
+            while not self._closing.is_set():
+                self._bury(letters.receive(100, timeout=REOPEN_S))
+
+    def _bury(self, letters: list[Message]) -> None:
+        for letter, acking in [(each, each.ack()) for each in letters]:
+            assert letter.headers["dead-letter-group"] == self._group, letter.headers
+            acking.result(END_TIMEOUT_S)
+            self._books.acked(self._group, [mark_of(letter.payload)])
 
 
 class _Answer(NamedTuple):

@@ -414,6 +414,16 @@ KINDS: Final[Mapping[str, Kind]] = {
             Reader(group="keys", type="key_shared", habit=dying),
             Reader(group="queue", type="failover", nacks=0.01),
             Reader(group="queue", type="failover", habit=dying),
+            Reader(group="alone", type="exclusive", nacks=0.01, habit=dying),
+        ),
+    ),
+    "failing": Kind(
+        line="consumers that fail again and again: what becomes a dead letter is looked for there",
+        produce=evenly_short,
+        readers=(
+            Reader(group="strict", nacks=0.3, max_attempts=2),
+            Reader(group="strict", lease=SLOW_LEASE, habit=slow, max_attempts=2),
+            Reader(),
         ),
     ),
     "dying": Kind(

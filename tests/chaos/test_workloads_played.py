@@ -134,10 +134,13 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
     ),
     "messages came again": lambda did: all(
         max(flat(did.of(name, "deliver"), "attempts"), default=0) > 1
-        for name in ("slow", "dying", "nacking", "ordered")
+        for name in ("slow", "dying", "nacking", "ordered", "failing")
     ),
-    "both kinds of order were looked at": lambda did: (
-        {line["group"] for line in did.of("ordered", "deliver")} == {"keys", "queue"}
+    "all kinds of order were looked at": lambda did: (
+        {line["group"] for line in did.of("ordered", "deliver")} == {"keys", "queue", "alone"}
+    ),
+    "a message failed for good": lambda did: any(
+        count > 1 for count in Counter(flat(did.of("failing-strict", "nack"), "offsets")).values()
     ),
     "messages were given back": lambda did: "NACKED" in did.results("nacking", "nack"),
     "somebody gave up a timer that came": lambda did: any(
