@@ -62,7 +62,7 @@ def test_what_was_dropped_is_told_by_all_leaders(
     client.pause_topic(topic)
     timers = client.schedule_batch(topic, [b"1", b"2", b"3"])
     until(lambda: client.describe_topic(topic).held == 3)
-    ctl(cluster, capsys, "topics", "resume", topic, "--catch-up", "latest")
+    ctl(cluster, capsys, "topics", "resume", topic, "--catch-up", "latest", "--yes")
     until(lambda: client.describe_topic(topic).fired == 1)
     flushed(cluster)
     cluster.kill_together(*cluster.nodes)
