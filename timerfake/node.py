@@ -165,6 +165,10 @@ class FakeNode(TopicView):
             uptime_ms=self.clock.mono_ms(),
         )
 
+    def node_leadership(self) -> pb.NodeStatus:
+        """Return the same: there is little of it to look at."""
+        return self.node_status()
+
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
         """Return the last checkpoint, or the one at `at_index`."""
         engine, checkpoint = self.host.engine, self.host.engine.machine.checkpoint

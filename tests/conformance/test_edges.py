@@ -54,7 +54,8 @@ class Nodes(Running):
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with Nodes(tmp_path_factory.mktemp("edges")).cleaned() as nodes:
+    nodes = Nodes(tmp_path_factory.mktemp("edges"))
+    with nodes.cleaned():
         yield nodes
 
 

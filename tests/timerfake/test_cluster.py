@@ -173,6 +173,13 @@ def test_application_that_makes_its_own_client_is_given_the_way_to_dial() -> Non
     cluster.close()
 
 
+async def test_client_that_hears_nothing_for_long_is_told_who_leads() -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.create_topic("t")
+        node = await client.nodes().leader()
+        assert not await client.nodes().moved(node)
+
+
 def test_nothing_touches_a_socket_and_coroutines_need_no_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
