@@ -37,6 +37,7 @@ from timer.payloads import Ids, Op
 from timer.policies import CATCH_UPS, CLUSTER, Scope
 from timer.timer_id import SEQ_MAX
 from timer.units import TopicId, UnixMs
+from timer.window import SLICE_ROWS_MIN
 
 Place = tuple[int, int]
 BEGIN: Place = (-1, SEQ_MAX)
@@ -637,6 +638,29 @@ def test_held_rows_lie_in_runs_of_their_own() -> None:
     assert sorted(meta.first.due_ms >= ASIDE for meta in metas) == [False, True]
     assert [meta.rows for meta in metas if meta.first.due_ms >= ASIDE] == [50]
     assert all((meta.first.due_ms >= ASIDE) == (meta.last.due_ms >= ASIDE) for meta in metas)
+
+
+def test_window_ends_before_what_only_files_hold_and_held_rows_are_not_waited_for() -> None:
+    paused = Paused()
+    store = paused.machine.store
+
+    def end_ms() -> int | None:
+        return store.window_end_ms
+
+    paused.schedule(*range(50))
+    paused.schedule(40, topic=2)
+    paused.fire(60)
+    assert end_ms() is None
+    paused.flush()
+    assert end_ms() is None, "all of the rest is held"
+    paused.schedule(*range(100_000, 110_000), topic=2)
+    paused.flush()
+    assert end_ms() == START_MS + 100_000, "a new run is loaded for some seconds"
+    ahead = store.begin_ahead(UnixMs(START_MS + 99_000))
+    assert ahead is not None
+    ahead.read()
+    store.end_ahead(ahead)
+    assert end_ms() == START_MS + 100_000 + SLICE_ROWS_MIN
 
 
 def test_disks_and_memory_let_go_of_what_was_held() -> None:
