@@ -297,8 +297,11 @@ class RaftLink(grpc.GenericRpcHandler):
                 del self._inbound[peer.name]
 
     async def _greet(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> _Peer:
-        async with asyncio.timeout(HELLO_S):
-            hello: object = await context.read()
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello: object = await context.read()
+        except TimeoutError:
+            raise BadMessage(f"no hello within {HELLO_S:g} s") from None
         if not isinstance(hello, bytes):
             raise BadMessage("no hello")
         name = _check_hello(hello, None, self._name, self._cluster_id)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster import raft_link
 from cluster.raft_codec import MESSAGE_SIZE_MAX, BadMessage, RaftMessage, decode, encode
 from cluster.raft_link import CHANNEL_OPTIONS, METHOD, Kind, RaftLink
 from deploy.local import free_ports
@@ -222,6 +223,20 @@ def test_stranger_is_refused(hello: bytes | list[object]) -> None:
             assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
 
     asyncio.run(scenario())
+
+
+def test_who_says_nothing_is_refused_and_that_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(raft_link, "HELLO_S", 0.05)
+
+    async def scenario() -> None:
+        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+            call: Call = channel.stream_stream(METHOD)()
+            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    asyncio.run(scenario())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_junk_on_a_stream_breaks_it_off() -> None:
