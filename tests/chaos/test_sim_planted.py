@@ -1,5 +1,7 @@
 """The referee can lose its patience: each planted bug is found, by a checker that is named."""
 
+import os
+
 import pytest
 
 from chaos.sim.drop_mutations import DROP_MUTATIONS
@@ -18,8 +20,31 @@ from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
 
 FIRST_SEED = 1000
-SOON = {"cancel_before_commit": 1001, "ack_from_before_the_seek": 3000}
-"""Where those that would take longest are found at once; to them it is all the same."""
+SOON = {
+    "trust_old_process": 1001,
+    "window_off_by_one": 1001,
+    "own_disk_alone": 1001,
+    "policy_overtakes": 1001,
+    "held_is_as_good_as_fired": 1001,
+    "limit_counts_the_gone": 1001,
+    "dropped_can_be_cancelled": 1001,
+    "half_is_enough": 1002,
+    "log_overlaps_snapshot": 1002,
+    "old_log_stays": 1002,
+    "key_of_two_consumers": 1003,
+    "no_guard": 1004,
+    "guard_under_lease": 1004,
+    "count_unsure": 1005,
+    "any_leader_of_the_epoch": 1006,
+    "ack_unmatched": 1006,
+    "lead_without_fetching": 1008,
+    "log_never_stays": 1014,
+    "cancel_before_commit": 1020,
+    "ack_from_before_the_seek": 3005,
+}
+"""Where those that take long are found at once, while the worlds stay as they are: from the first
+seed on they are found too, within their number, in nine times the time. HUNT_FROM=<seed> in the
+environment is where to begin with all of them."""
 ALL = [
     *MUTATIONS,
     *TIMER_MUTATIONS,
@@ -42,7 +67,8 @@ def test_at_least_twenty_bugs_are_planted_each_under_a_name() -> None:
 
 @every_mutation
 def test_planted_bug_is_found_by_its_checker(mutation: Mutation) -> None:
-    found = hunt(mutation, SOON.get(mutation.name, FIRST_SEED))
+    asked = os.environ.get("HUNT_FROM")
+    found = hunt(mutation, int(asked) if asked else SOON.get(mutation.name, FIRST_SEED))
     assert found is not None, f"not within {mutation.seeds} seeds: {mutation.breaks}"
     assert found.checker in mutation.checkers, found
 
