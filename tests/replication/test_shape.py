@@ -38,8 +38,12 @@ def two_logs(rng: random.Random) -> tuple[list[int], list[int]]:
     return common + mine, common + other
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_logs_find_where_they_agree(seed: int) -> None:
+def test_logs_find_where_they_agree() -> None:
+    for seed in range(300):
+        find_where_they_agree(seed)
+
+
+def find_where_they_agree(seed: int) -> None:
     ours, theirs = two_logs(random.Random(seed))
     us, them = shape_of(ours), shape_of(theirs)
     agree = next(
@@ -56,8 +60,12 @@ def test_logs_find_where_they_agree(seed: int) -> None:
     assert rounds <= 4, "one step per epoch, not per entry"
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_parting_index_is_the_first_that_differs(seed: int) -> None:
+def test_parting_index_is_the_first_that_differs() -> None:
+    for seed in range(300):
+        find_where_they_part(seed)
+
+
+def find_where_they_part(seed: int) -> None:
     rng = random.Random(seed)
     ours, theirs = two_logs(rng)
     agree = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
