@@ -6,7 +6,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,15 @@ INTERPRETED = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """Spark's settings for tables of some rows: compiling a query takes longer than running it."""
+
+LONGEST: Final = (
+    "tests/chaos/test_sim_planted.py",
+    "spark",
+    "tests/cluster/test_failures.py",
+    "tests/conformance",
+)
+"""Units of work that take longest, longest first: one that begins last ends alone."""
+ROOT: Final = Path(__file__).parent.parent
 
 # Spark's launcher forks through Python's preexec_fn. Since 1.81 gRPC's fork handlers can end that
 # child before its exec, when calls are under way in this process (grpc/grpc#43055). Nothing here
@@ -64,10 +74,35 @@ def why_no_spark() -> str | None:
     return None
 
 
+@cache
+def unit_of(path: str) -> str:
+    """Return what the tests of a file share that is dear to start; else it is on its own.
+
+    A JVM, which then compiles what it runs only once, or the conformance tests' cluster.
+    """
+    if path.startswith("tests/conformance/"):
+        return "tests/conformance"
+    return "spark" if "pytest.mark.spark" in (ROOT / path).read_text() else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, a worker gets whole units instead of files."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = lambda test: unit_of(test.partition("::")[0])
+    return scheduler
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark") and (why := why_no_spark()):
             item.add_marker(pytest.mark.skip(reason=why))
+    ranks = {unit: rank for rank, unit in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(unit_of(item.location[0]), len(ranks)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
