@@ -29,7 +29,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, Protocol
 
 import grpc
 
@@ -50,7 +50,16 @@ _PORTS: Final = range(10_000, 32_768)
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-_CHILDREN: Final[dict[int, subprocess.Popen[bytes]]] = {}
+class Process(Protocol):
+    """A child of this process."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return what it ended with, negative: the signal. None: it runs."""
+
+
+_CHILDREN: Final[dict[int, Process]] = {}
 """Nodes that this process started, by pid: it has to reap them when they end, if it still lives."""
 _ENDED: Final[dict[int, int]] = {}
 """Exit status of those that it reaped, by pid; negative: the signal that ended it."""
@@ -270,16 +279,21 @@ class LocalCluster:
         if not (data / "identity.json").exists():
             self._format(node)
         with log.open("ab") as out:
-            child = subprocess.Popen(
-                [*self._host(node.name).inside, *self._program, "--config", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # it survives this terminal, and its Ctrl-C
-            )
+            words = [*self._host(node.name).inside, *self._program, "--config", str(config)]
+            child = self._launch(node.name, words, out)
         _CHILDREN[child.pid] = child
         started = replace(node, pid=child.pid)
         self._write([started if each.name == node.name else each for each in self.nodes.values()])
+
+    def _launch(self, _: str, words: Sequence[str], log: BinaryIO) -> Process:
+        """Start the program of the node of that name; it survives this terminal, and its Ctrl-C."""
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def format_learner(self, name: str) -> None:
         """Make a data directory for who takes the place of a node whose disk is lost.

@@ -1,6 +1,6 @@
 """One cluster of real processes per module."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -29,3 +29,15 @@ def client(cluster: Running) -> Iterator[TimerClient]:
 def topic(request: pytest.FixtureRequest) -> str:
     """A name that no other test has, for a topic."""
     return "".join(c if c.isalnum() else "-" for c in request.node.name)
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print figures past pytest's capture."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n    {text}")
+
+    return say

@@ -1,20 +1,16 @@
 """Against three real processes: nodes killed, stopped, ended, cut to a minority, and flooded."""
 
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 
-from deploy import local
 from tests.cluster.load import loaded
 from tests.cluster.running import (
-    AS_SHIPPED,
     CALL_S,
     RPC_S,
     Running,
@@ -35,7 +31,6 @@ pytestmark = pytest.mark.slow
 
 KIB = 1 << 10
 MIB = 1 << 20
-SEGMENT_BYTES = 64 * MIB
 SETTINGS = (
     "auto_create_topics = false",
     "limits.payload_bytes_max = 65536",
@@ -48,118 +43,21 @@ SETTINGS = (
 )
 
 
-@pytest.fixture(scope="module")
-def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A cluster that loses its leader as soon as one in production does."""
-    with Running(tmp_path_factory.mktemp("hasty"), (*SETTINGS, AS_SHIPPED)).cleaned() as running:
-        yield running
-
-
 @pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
+def topic(cluster: Running, request: pytest.FixtureRequest) -> str:
     """A topic of the test's own; all nodes are up."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)
-    using = "hasty" if "hasty" in request.fixturenames else "cluster"
-    cluster: Running = request.getfixturevalue(using)
     cluster.up()
     with cluster.client() as client:
         client.create_topic(name)
     return name
 
 
-def leader_other_than(cluster: Running, name: str) -> str:
-    def other() -> str | None:
-        """Asking a stopped process takes a second: the others say who leads."""
-        for each in cluster.nodes:
-            state = cluster.state(each) if each != name else None
-            if state is not None and state.role == "leader" and state.serving:
-                return each
-        return None
-
-    found = until(other)
-    assert found is not None
-    return found
-
-
 def is_gone(path: Path) -> bool:
     return not path.exists()
 
 
-def process_of(cluster: Running, name: str) -> "subprocess.Popen[bytes]":
-    return local._CHILDREN[cluster.node(name).pid]
-
-
-@pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Print figures past pytest's capture."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n    {text}")
-
-    return say
-
-
 # ---- one node
-
-
-def test_leader_killed_under_load_loses_and_repeats_nothing(
-    hasty: Running, topic: str, figures: Callable[[str], None]
-) -> None:
-    cluster = hasty
-    before = cluster.digests_agree().shared.epoch
-    with loaded(cluster, topic) as load:
-        leader = cluster.wait_for_leader()
-        killed_s = time.monotonic()
-        cluster.kill(leader)
-        leader_other_than(cluster, leader)
-        led_s = time.monotonic()
-        load.wait_for_acks(200)
-        cluster.restart(leader)
-        load.wait_for_acks(100)
-    figures(
-        f"kill -9: successor seen after {led_s - killed_s:.2f} s, no schedule answered for "
-        f"{load.longest_gap_s():.2f} s, no delivery for {load.longest_delivery_gap_s():.2f} s; "
-        f"{len(load.scheduled)} timers, {len(load.deliveries) - len(load.acked)} redeliveries"
-    )
-    assert cluster.digests_agree().shared.epoch > before
-
-    def one_epoch() -> bool:
-        state = cluster.admin().GetCheckpoint(pb.GetCheckpointRequest(), timeout=RPC_S)
-        return len(state.nodes) == 3 and {n.epoch for n in state.nodes} == {state.shared.epoch}
-
-    until(one_epoch)
-
-
-def test_leader_stopped_until_another_serves_is_replaced_and_confirms_nothing_late(
-    hasty: Running, topic: str, figures: Callable[[str], None]
-) -> None:
-    cluster = hasty
-    with ThreadPoolExecutor() as threads, loaded(cluster, topic) as load:
-        leader = cluster.wait_for_leader()
-        pid = cluster.node(leader).pid
-        stub = cluster.timers(leader)
-        stopped_s = time.monotonic()
-        cluster.kill(leader, signal.SIGSTOP)
-        late = [
-            threads.submit(stub.Schedule, schedule(columns(topic, [b"late"])), timeout=RPC_S)
-            for _ in range(5)
-        ]
-        leader_other_than(cluster, leader)
-        led_s = time.monotonic()
-        load.wait_for_acks(300)
-        cluster.kill(leader, signal.SIGCONT)
-        for future in late:
-            with pytest.raises(grpc.RpcError):
-                future.result()
-        load.wait_for_acks(100)
-    assert cluster.node(leader).pid == pid, "it went on as a follower"
-    assert cluster.is_running(leader)
-    figures(
-        f"SIGSTOP: successor seen after {led_s - stopped_s:.2f} s, no schedule answered for "
-        f"{load.longest_gap_s():.2f} s"
-    )
 
 
 def test_messages_of_a_deposed_leader_are_dropped_by_the_client_and_come_again_marked(
@@ -187,11 +85,10 @@ def test_sigterm_of_the_leader_under_load_is_not_seen_by_clients(
 ) -> None:
     with loaded(cluster, topic) as load:
         leader = cluster.wait_for_leader()
-        child = process_of(cluster, leader)
         began_s = time.monotonic()
         cluster.kill(leader, signal.SIGTERM)
         took_s = time.monotonic() - began_s
-        assert child.wait(1) == 0
+        assert cluster.exit_status(leader) == 0
         load.wait_for_acks(200)
         cluster.restart(leader)
     figures(
@@ -206,11 +103,10 @@ def test_a_follower_that_ends_or_is_killed_costs_no_pause(
     epoch = cluster.digests_agree().shared.epoch
     with loaded(cluster, topic) as load:
         first, second = cluster.followers()
-        child = process_of(cluster, first)
         began_s = time.monotonic()
         cluster.kill(first, signal.SIGTERM)
         took_s = time.monotonic() - began_s
-        assert child.wait(1) == 0
+        assert cluster.exit_status(first) == 0
         load.wait_for_acks(100)
         cluster.restart(first)
         cluster.digests_agree()
@@ -270,11 +166,10 @@ def test_sigterm_of_all_ends_all_with_0_and_a_restart_has_everything(
 ) -> None:
     with cluster.client() as client:
         timers = client.schedule_batch(topic, [b"x"] * 100, delay=3600)
-    children = [process_of(cluster, name) for name in cluster.nodes]
     began_s = time.monotonic()
     cluster.stop()
     figures(f"SIGTERM of all: ended in {time.monotonic() - began_s:.2f} s")
-    assert [child.wait(1) for child in children] == [0, 0, 0]
+    assert [*map(cluster.exit_status, cluster.nodes)] == [0, 0, 0]
     cluster.start()
     with cluster.client() as client:
         assert client.cancel_batch(timers) == [CancelResult.CANCELLED] * 100
@@ -390,11 +285,12 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
     block = [b"%03d" % at + bytes(60 * KIB) for at in range(8)]
     with cluster.client() as client:
         unacked = client.schedule_batch(topic, [b"unacked %d" % at for at in range(100)])
-        dues = [now_ms() + 3_600_000 + at for at in range(300)]
+        # 75 MiB: more than a segment of the log, so that one is dropped.
+        dues = [now_ms() + 3_600_000 + at for at in range(160)]
         far = [client.submit_batch(topic, block, due_ms=due) for due in dues]
         soon = client.schedule_batch(topic, [b"soon %d" % at for at in range(100)], delay=6)
         ids = [i for future in far for i in future.result().ids]
-        assert client.cancel_batch(ids[::100]) == [CancelResult.CANCELLED] * 24
+        assert client.cancel_batch(ids[::50]) == [CancelResult.CANCELLED] * 26
         index = (
             cluster.admin()
             .GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S)
@@ -402,7 +298,7 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
             .log_end
         )
         until(lambda: on_all(lambda node: node.manifest_index >= index and node.runs > 0))
-        assert client.cancel_batch(ids[1::100]) == [CancelResult.CANCELLED] * 24
+        assert client.cancel_batch(ids[1::50]) == [CancelResult.CANCELLED] * 26
     for name in cluster.nodes:
         folder = cluster.directory / name
         first_segment = folder / "log" / f"{1:016x}.log"
@@ -421,10 +317,8 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
         assert [m.id for m in messages[:100]] == unacked.ids
         assert [m.id for m in messages[100:]] == soon.ids
         nothing_comes(consumer, lambda: client.schedule(topic, b"the next"))
-        assert (
-            client.cancel_batch(ids[::100] + ids[1::100]) == [CancelResult.ALREADY_CANCELLED] * 48
-        )
-        rest = [i for at, i in enumerate(ids) if at % 100 > 1]
+        assert client.cancel_batch(ids[::50] + ids[1::50]) == [CancelResult.ALREADY_CANCELLED] * 52
+        rest = [i for at, i in enumerate(ids) if at % 50 > 1]
         assert {*client.cancel_batch(rest)} == {CancelResult.CANCELLED}
     cluster.digests_agree()
     assert cluster.counts_add_up().dropped == 0

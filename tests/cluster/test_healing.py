@@ -74,10 +74,46 @@ def outgrow(cluster: Running, leader: str) -> None:
     with cluster.client() as client:
 
         def outgrown() -> bool:
-            client.schedule_batch("far", [b"x" * 20_000] * 20, delay=[3600.0] * 20)
+            for _ in range(10):
+                client.schedule_batch("far", [b"x" * 20_000] * 20, delay=[3600.0] * 20)
             return first_kept(cluster, leader) > last
 
         until(outgrown, WAIT_S)
+
+
+# The first has nodes of its own: none of the others run beside them.
+
+
+def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path) -> None:
+    cluster = Running(tmp_path, (*SETTINGS, "storage.refetch_timeout_ms = 3000"))
+    try:
+        cluster.start()
+        with cluster.client() as client:
+            client.schedule("far", b"kept", delay=3600)
+        cluster.digests_agree()
+        paths = [tmp_path / name / "state" / "manifest" for name in ("n1", "n2")]
+        until(lambda: all(path.exists() for path in paths), WAIT_S)
+        cluster.stop()
+        manifests = {}
+        for manifest in paths:
+            manifests[manifest] = manifest.read_bytes()
+            flip(manifest)
+        for name in cluster.nodes:
+            cluster._spawn(cluster.node(name))
+        until(lambda: not (cluster.is_running("n1") or cluster.is_running("n2")), WAIT_S)
+        for name in ("n1", "n2"):
+            said = cluster.log(name)
+            assert "no leader offers a snapshot" in said
+            assert "manifest: corrupt at byte" in said.splitlines()[-1]
+        assert cluster.leader() is None
+        # Somebody repairs the files by hand: all is there.
+        for manifest, whole in manifests.items():
+            manifest.write_bytes(whole)
+        cluster.up()
+        cluster.digests_agree()
+        cluster.stop()
+    finally:
+        cluster.kill_together(*cluster.nodes)
 
 
 def test_node_that_fell_behind_the_kept_log_gets_a_snapshot_while_load_goes_on(
@@ -143,35 +179,3 @@ def test_damage_met_while_running_is_healed_by_a_new_process(cluster: Running) -
         until(healed, WAIT_S)
     assert cluster.node(damaged).pid == pid
     cluster.digests_agree()
-
-
-def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path) -> None:
-    cluster = Running(tmp_path, (*SETTINGS, "storage.refetch_timeout_ms = 3000"))
-    try:
-        cluster.start()
-        with cluster.client() as client:
-            client.schedule("far", b"kept", delay=3600)
-        cluster.digests_agree()
-        paths = [tmp_path / name / "state" / "manifest" for name in ("n1", "n2")]
-        until(lambda: all(path.exists() for path in paths), WAIT_S)
-        cluster.stop()
-        manifests = {}
-        for manifest in paths:
-            manifests[manifest] = manifest.read_bytes()
-            flip(manifest)
-        for name in cluster.nodes:
-            cluster._spawn(cluster.node(name))
-        until(lambda: not (cluster.is_running("n1") or cluster.is_running("n2")), WAIT_S)
-        for name in ("n1", "n2"):
-            said = cluster.log(name)
-            assert "no leader offers a snapshot" in said
-            assert "manifest: corrupt at byte" in said.splitlines()[-1]
-        assert cluster.leader() is None
-        # Somebody repairs the files by hand: all is there.
-        for manifest, whole in manifests.items():
-            manifest.write_bytes(whole)
-        cluster.up()
-        cluster.digests_agree()
-        cluster.stop()
-    finally:
-        cluster.kill_together(*cluster.nodes)

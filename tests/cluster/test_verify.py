@@ -45,26 +45,7 @@ def timerctl(*words: str) -> int:
     return status
 
 
-@pytest.mark.slow
-def test_damage_that_nobody_reads_is_found_and_healed_under_the_same_pid(cluster: Running) -> None:
-    leader = cluster.up()
-    data = cluster.directory / leader
-    pid = cluster.node(leader).pid
-    with cluster.client() as client:
-        client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
-        (path, *_) = until(lambda: kept_runs(data), WAIT_S)
-        until(lambda: cluster.metric(leader, "timer_scrubbed_bytes_total") > 200_000, WAIT_S)
-        until(lambda: cluster.metric(leader, "timer_scrub_passes_total") > 0, WAIT_S)
-        before = installs(cluster, leader)
-        flip(path, path.stat().st_size // 2)
-        until(lambda: installs(cluster, leader) > before, WAIT_S)
-        assert f"found damage, to be healed: {path}: corrupt at byte" in cluster.log(leader)
-        assert cluster.node(leader).pid == pid
-        cluster.start(timeout_s=WAIT_S)  # waits until it is ready
-        client.schedule("far", b"after", delay=3600)
-    cluster.digests_agree()
-    until(lambda: cluster.metric(leader, "timer_scrub_passes_total") >= 1, WAIT_S)
-    assert cluster.metric(leader, "timer_damaged") == 0
+# The first has nodes of its own: none of the others run beside them.
 
 
 @pytest.mark.slow
@@ -96,6 +77,28 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
         assert timerctl("--data", str(data)) == 0
         assert timerctl("--data", str(tmp_path)) == DAMAGED
         assert "it is no timerd's data directory" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_damage_that_nobody_reads_is_found_and_healed_under_the_same_pid(cluster: Running) -> None:
+    leader = cluster.up()
+    data = cluster.directory / leader
+    pid = cluster.node(leader).pid
+    with cluster.client() as client:
+        client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
+        (path, *_) = until(lambda: kept_runs(data), WAIT_S)
+        until(lambda: cluster.metric(leader, "timer_scrubbed_bytes_total") > 200_000, WAIT_S)
+        until(lambda: cluster.metric(leader, "timer_scrub_passes_total") > 0, WAIT_S)
+        before = installs(cluster, leader)
+        flip(path, path.stat().st_size // 2)
+        until(lambda: installs(cluster, leader) > before, WAIT_S)
+        assert f"found damage, to be healed: {path}: corrupt at byte" in cluster.log(leader)
+        assert cluster.node(leader).pid == pid
+        cluster.start(timeout_s=WAIT_S)  # waits until it is ready
+        client.schedule("far", b"after", delay=3600)
+    cluster.digests_agree()
+    until(lambda: cluster.metric(leader, "timer_scrub_passes_total") >= 1, WAIT_S)
+    assert cluster.metric(leader, "timer_damaged") == 0
 
 
 # ---- when it may heal

@@ -1,0 +1,114 @@
+"""Nodes forked from a process that has imported what they need: to import it takes a second.
+
+    test process                  template, one for each node's name       node
+    program, log  --- socket -->  forks one that forks again and ends -->  runs the program, as a
+                  <-- its pid --                                           child of the test process
+
+A node that starts again by itself execs, and tests/cluster/test_timerd.py runs programs. The nodes
+of one cluster have templates of their own: each has its own hashes of texts, as they have in life.
+"""
+
+import array
+import atexit
+import ctypes
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, NoReturn
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+BYTES_MAX: Final = 1 << 16
+PID: Final = array.array("i").itemsize
+
+
+class Forked:
+    """A process that is a child of this one, though it did not start it; like a Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return what it ended with, negative: the signal. None: it runs."""
+        if self._status is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
+@cache
+def _template(name: str) -> socket.socket:
+    """Return the way to the template for nodes of that name."""
+    del name
+    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    ours, theirs = socket.socketpair()
+    with theirs:
+        words = [sys.executable, "-m", "tests.cluster.template"]
+        template = subprocess.Popen(words, stdin=theirs.fileno(), cwd=Path(__file__).parents[2])
+
+    def end() -> None:
+        ours.close()
+        template.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def launch(name: str, words: Sequence[str], log: int) -> Forked:
+    """Start `python -m cluster.timerd …` as the node of that name. `log`: where it writes to."""
+    assert tuple(words[:3]) == (sys.executable, "-m", "cluster.timerd"), words
+    template = _template(name)
+    socket.send_fds(template, [json.dumps(words).encode()], [log])
+    return Forked(int.from_bytes(template.recv(PID), sys.byteorder))
+
+
+def main() -> None:
+    """Fork what is asked for, until nobody can ask any more."""
+    from cluster import process, timerd
+
+    del process  # it only has to be there
+    gc.collect()
+    gc.freeze()
+    asked = socket.socket(fileno=os.dup(0))
+    while True:
+        data, logs, _, _ = socket.recv_fds(asked, BYTES_MAX, 1)
+        if not data:
+            return
+        read, write = os.pipe()
+        between = os.fork()
+        if not between:
+            node = os.fork()
+            if node:
+                os.write(write, node.to_bytes(PID, sys.byteorder))
+                os._exit(0)
+            for each in (asked.detach(), read, write):
+                os.close(each)
+            _become(json.loads(data), logs[0], timerd.main)
+        os.waitpid(between, 0)  # from here on it is the test process's child
+        asked.sendall(os.read(read, PID))
+        for each in (read, write, *logs):
+            os.close(each)
+
+
+def _become(words: list[str], log: int, run: object) -> NoReturn:
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for each, standard in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(each, standard)
+    os.close(null)
+    os.close(log)
+    sys.orig_argv[:] = words
+    sys.argv[:] = words[2:]
+    assert callable(run)
+    sys.exit(run(words[3:]))
+
+
+if __name__ == "__main__":
+    main()
