@@ -23,10 +23,19 @@ INTERPRETED = {
 """Spark's settings for tables of some rows: compiling a query takes longer than running it."""
 
 LONGEST: Final = (
-    "tests/chaos/test_sim_planted.py",
     "spark",
-    "tests/cluster/test_failures.py",
+    "spark and nodes",
+    "tests/chaos/test_sim_planted.py",
+    "tests/chaos/test_suite_nemeses.py",
     "tests/conformance",
+    "tests/timer/test_machine.py",
+    "tests/cluster/test_failures.py",
+    "tests/cluster/test_timerd.py",
+    "tests/timer/test_store.py",
+    "tests/timer/test_compaction.py",
+    "tests/cluster/test_healing.py",
+    "tests/cluster/test_seen.py",
+    "tests/cluster/test_cluster.py",
 )
 """Units of work that take longest, longest first: one that begins last ends alone."""
 ROOT: Final = Path(__file__).parent.parent
@@ -78,11 +87,15 @@ def why_no_spark() -> str | None:
 def unit_of(path: str) -> str:
     """Return what the tests of a file share that is dear to start; else it is on its own.
 
-    A JVM, which then compiles what it runs only once, or the conformance tests' cluster.
+    The conformance tests' cluster, or a JVM, which then compiles only once what it runs. Those that
+    wait for nodes have one of their own: with the others it would be half of all the time.
     """
     if path.startswith("tests/conformance/"):
         return "tests/conformance"
-    return "spark" if "pytest.mark.spark" in (ROOT / path).read_text() else path
+    text = (ROOT / path).read_text()
+    if "pytest.mark.spark" not in text:
+        return path
+    return "spark and nodes" if "pytest.mark.slow" in text else "spark"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -57,7 +57,8 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
     options = f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}"
     if quick:
         # the first compiler alone would have 48 MB for all that it compiles: a long session ends
-        options += " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+        options += " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+        options += " -XX:+UseSerialGC -Xmn512m"
     else:
         # the verdict's conditions are one method of more than 8,000 bytes: it would be interpreted
         options += " -XX:-DontCompileHugeMethods"
