@@ -11,11 +11,13 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import astuple
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from timer.columns import RowArray
+from timer.payloads import GroupSettings
 from timer.timer_id import mix
 from timer.topic import Topic
 from timer.units import TopicId
@@ -75,8 +77,13 @@ def _topic_hash(topic: Topic) -> int:
         digest.put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
         digest.put(group.acked_count, group.later_sum, len(group.marks), *group.marks)
         digest.put(group.since, group.recalled_sum, group.expired, group.expired_to)
-        digest.put_bytes(repr(astuple(group.settings)).encode())
+        digest.put_bytes(_words_of(group.settings))
     return int(digest.hex(), 16)
+
+
+@lru_cache(1024)
+def _words_of(settings: GroupSettings) -> bytes:
+    return repr(astuple(settings)).encode()
 
 
 def digest_of(machine: "Machine", topics: TopicParts) -> str:
