@@ -24,6 +24,7 @@ from chaos.suite.plan import Need, Options, Strike
 from chaos.suite.show import Bill, Show, fresh
 from chaos.suite.stage import Stage, owning
 from deploy.local import LaunchError, LocalCluster
+from tests.cluster.running import Forking
 
 GOOD = (sys.executable, "-c", "print('verdict: OK')")
 
@@ -311,6 +312,7 @@ def test_short_run_without_root_is_ok(
 
     whole = Show.play
     monkeypatch.setattr(Show, "play", play)
+    monkeypatch.setattr("chaos.suite.stage.LocalCluster", Forking)
     words = ["run", "short", "--minutes", str(20 / 60), "--seed", "3", "--plain"]
     words += ["--workloads", "uniform,cancels,groups", "--rate", "60", "--dir", str(folder)]
     assert cli.main(words) == 0

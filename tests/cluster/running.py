@@ -50,7 +50,23 @@ _BAD_LINE: Final = re.compile(
 T = TypeVar("T")
 
 
-class Running(LocalCluster):
+class Forking(LocalCluster):
+    """Forks its nodes: see template.py."""
+
+    def _format(self, node: Node, *words: str) -> None:
+        """As the launcher does, without a process of its own: the tests make some hundred nodes."""
+        cluster_id = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
+        data = str(self.directory / node.data)
+        asked = ["--data", data, "--name", node.name, "--cluster-id", cluster_id, *words]
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert timerd.init([*asked, "--voters", ",".join(self.nodes)]) == 0
+
+    def _launch(self, name: str, words: Sequence[str], log: BinaryIO) -> Process:
+        """As the launcher does, but that what the node imports is there already."""
+        return template.launch(name, words, log.fileno())
+
+
+class Running(Forking):
     """Three nodes; `cleaned` ends them whatever happened to them."""
 
     def __init__(self, directory: Path, settings: Iterable[str] = (), nodes: int = 3) -> None:
@@ -71,18 +87,6 @@ class Running(LocalCluster):
                 channel.close()
             self.kill_together(*self.nodes)
         assert not self.complaints()
-
-    def _format(self, node: Node, *words: str) -> None:
-        """As the launcher does, without a process of its own: the tests make some hundred nodes."""
-        cluster_id = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
-        data = str(self.directory / node.data)
-        asked = ["--data", data, "--name", node.name, "--cluster-id", cluster_id, *words]
-        with contextlib.redirect_stdout(io.StringIO()):
-            assert timerd.init([*asked, "--voters", ",".join(self.nodes)]) == 0
-
-    def _launch(self, name: str, words: Sequence[str], log: BinaryIO) -> Process:
-        """As the launcher does, but that what the node imports is there already."""
-        return template.launch(name, words, log.fileno())
 
     def up(self) -> str:
         """Bring back who is down and return the leader's name."""

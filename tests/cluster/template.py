@@ -17,12 +17,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn
 
 PR_SET_CHILD_SUBREAPER: Final = 36
+CLONE_NEWNET: Final = 0x4000_0000
+LIBC: Final = ctypes.CDLL(None)
 BYTES_MAX: Final = 1 << 16
 PID: Final = array.array("i").itemsize
 
@@ -47,7 +49,7 @@ class Forked:
 def _template(name: str) -> socket.socket:
     """Return the way to the template for nodes of that name."""
     del name
-    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    assert LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     ours, theirs = socket.socketpair()
     with theirs:
         words = [sys.executable, "-m", "tests.cluster.template"]
@@ -62,10 +64,17 @@ def _template(name: str) -> socket.socket:
 
 
 def launch(name: str, words: Sequence[str], log: int) -> Forked:
-    """Start `python -m cluster.timerd …` as the node of that name. `log`: where it writes to."""
-    assert tuple(words[:3]) == (sys.executable, "-m", "cluster.timerd"), words
+    """Start `[nsenter --net=…] python -m cluster.timerd …` as the node of that name.
+
+    `log`: the file that it writes to.
+    """
+    at = words.index(sys.executable)
+    inside, program = words[:at], words[at:]
+    assert tuple(program[1:3]) == ("-m", "cluster.timerd"), words
+    assert not inside or (inside[0] == "nsenter" and len(inside) == 2), words
+    network = "".join(inside[1:]).removeprefix("--net=")
     template = _template(name)
-    socket.send_fds(template, [json.dumps(words).encode()], [log])
+    socket.send_fds(template, [json.dumps([network, program]).encode()], [log])
     return Forked(int.from_bytes(template.recv(PID), sys.byteorder))
 
 
@@ -90,14 +99,23 @@ def main() -> None:
                 os._exit(0)
             for each in (asked.detach(), read, write):
                 os.close(each)
-            _become(json.loads(data), logs[0], timerd.main)
+            network, words = json.loads(data)
+            _enter(network)
+            _become(words, logs[0], timerd.main)
         os.waitpid(between, 0)  # from here on it is the test process's child
         asked.sendall(os.read(read, PID))
         for each in (read, write, *logs):
             os.close(each)
 
 
-def _become(words: list[str], log: int, run: object) -> NoReturn:
+def _enter(network: str) -> None:
+    """Go on in that network namespace; empty: in this one."""
+    if network:
+        with Path(network).open() as file:
+            assert LIBC.setns(file.fileno(), CLONE_NEWNET) == 0, network
+
+
+def _become(words: list[str], log: int, run: Callable[[list[str]], int]) -> NoReturn:
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     for each, standard in ((null, 0), (log, 1), (log, 2)):
@@ -106,7 +124,6 @@ def _become(words: list[str], log: int, run: object) -> NoReturn:
     os.close(log)
     sys.orig_argv[:] = words
     sys.argv[:] = words[2:]
-    assert callable(run)
     sys.exit(run(words[3:]))
 
 

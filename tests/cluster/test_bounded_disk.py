@@ -19,7 +19,7 @@ SETTINGS = (
     "limits.payload_bytes_max = 65536",
     "limits.request_bytes_max = 524288",
 )
-WAVES = 20
+WAVES = 12
 ROWS, PAYLOAD = 200, 50_000
 BOUND = ReplicationConfig().cache_bytes * 9 // 8 + 24 * MIB
 """The log that is in memory as well, and what a flush leaves: a wave of 10 MB in a run or a spill
