@@ -32,6 +32,11 @@ def changes(lines: DataFrame, asks: DataFrame, log: DataFrame) -> Changes:
     return Changes(tried(lines, asks), moves(lines), flags(lines, asks, log))
 
 
+def named(lines: DataFrame, asks: DataFrame) -> DataFrame:
+    """Return the seqs of `tried` and of `moves`."""
+    return tried(lines, asks).select("seq").union(moves(lines).select("seq")).distinct()
+
+
 def _each(lines: DataFrame, op: str, name: str, *lists: str) -> DataFrame:
     """Return one row per element of list `name` of the lines that have it."""
     columns = [or_nulls(each, "bigint" if each == "due_ms" else "string") for each in lists]

@@ -23,23 +23,17 @@ def asked(lines: DataFrame) -> DataFrame:
     `told`: of what was answered, what became of it: SCHEDULED, REPLACED, KEPT, REJECTED.
     `existing_seq`: the timer that it replaced, or that has its `key`. What made no timer has no id.
     """
-    texts = ("ids", "keys", "results", "existing")
-    heads = ("client", "topic", "outcome", "start_ms", "end_ms", "on_conflict")
-    names = ("mark", "asked_due_ms", "id", "key", "result", "existing")
+    heads = ("topic", "outcome", "on_conflict")
+    lists = {
+        "asked_due_ms": "due_ms",
+        **{name: f"{name}s" for name in ("id", "key", "result")},
+        "existing": "existing",
+    }
+    # Element by element: `arrays_zip` would make an object of every number.
     rows = (
         lines.where("op = 'schedule'")
-        .withColumn("n", F.size("marks"))
-        .select(
-            *heads,
-            F.inline(
-                F.arrays_zip(
-                    F.col("marks"),
-                    or_nulls("due_ms"),
-                    *(or_nulls(name, "string") for name in texts),
-                )
-            ),
-        )
-        .toDF(*heads, *names)
+        .select(*heads, *lists.values(), F.posexplode("marks").alias("at", "mark"))
+        .select(*heads, "mark", *(F.get(of, "at").alias(n) for n, of in lists.items()))
     )
     told = F.when(F.col("outcome") == "ok", F.coalesce("result", F.lit("SCHEDULED")))
     own = F.when(told.isin("SCHEDULED", "REPLACED"), F.col("id"))
@@ -55,12 +49,14 @@ def asked(lines: DataFrame) -> DataFrame:
 def deliveries(lines: DataFrame) -> DataFrame:
     """Return every delivery of a message, none merged."""
     heads = ("topic", "group", "epoch", "received_ms")
-    lists = ("offsets", "ids", "marks", "attempts", "fired_at_ms")
-    names = ("queue_offset", "id", "mark", "attempt", "fired_at_ms")
+    lists = {
+        **{name: f"{name}s" for name in ("id", "mark", "attempt")},
+        "fired_at_ms": "fired_at_ms",
+    }
     rows = (
         lines.where("op = 'deliver'")
-        .select(*heads, F.inline(F.arrays_zip(*lists)))
-        .toDF(*heads, *names)
+        .select(*heads, *lists.values(), F.posexplode("offsets").alias("at", "queue_offset"))
+        .select(*heads, "queue_offset", *(F.get(of, "at").alias(n) for n, of in lists.items()))
     )
     due_ms, seq = id_parts("id")
     return rows.select("*", due_ms.alias("due_ms"), seq.alias("seq")).drop("id")

@@ -74,7 +74,7 @@ def run_audit(
             quick = folder_size(run.root) <= QUICK_SIZE_MAX
             spark = spark_session("timer-audit", quick=quick, master=master)
         try:
-            report = audit(spark, run)
+            report = audit(spark, run, sift=not quick)
         finally:
             spark.stop()
     except (FileNotFoundError, StorageError, ValueError) as broken:

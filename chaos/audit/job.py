@@ -19,13 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import history
-from chaos.audit import changes, clients, figures, nacks, nodes, rules, verdict
+from chaos.audit import changes, clients, figures, nacks, nodes, rules, sieve, verdict
 from chaos.audit.faults import phases, windows
 from chaos.audit.report import Report, write
 from chaos.history import Run
 from chaos.replay import tables
 from chaos.replay.nodelog import Piece
 from chaos.replay.story import ENDS
+from timer.columns import I64
 from timer.units import LogIndex
 
 SMALL_SIZE: Final = 512 << 20
@@ -36,8 +37,10 @@ STRETCHES_MAX: Final = 600
 """In the timeline."""
 
 
-def audit(spark: SparkSession, run: Run) -> Report:
+def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     """Audit a run; write the verdict table, the summary and the report into its `audit` folder.
+
+    `sift`: what is plainly fine is judged apart (sieve.py), which is for large runs.
 
     Raises:
         FileNotFoundError: the folder holds no histories, or no node's log.
@@ -58,8 +61,9 @@ def audit(spark: SparkSession, run: Run) -> Report:
     ]
     with ThreadPoolExecutor(1) as beside:  # the replay has one core
         telling = beside.submit(_replayed, spark, run, held)
-        asks = _kept(clients.asked(lines), run, "asked")
-        given = _kept(clients.deliveries(lines), run, "given")
+        parts = _parts(common) if sift else 0
+        asks = _kept(clients.asked(lines), run, "asked", parts)
+        given = _kept(clients.deliveries(lines), run, "given", parts)
         replayed = telling.result()
     story = {
         name: spark.read.schema(from_arrow_schema(schema)).parquet(
@@ -69,12 +73,13 @@ def audit(spark: SparkSession, run: Run) -> Report:
     }
     end_ms = until_ms(lines, run)
     diverged = any(life["diverged"] for life in held)
-    log = nodes.disputed(story["fates"], disputes if diverged else None)
+    disputed = disputes.where("NOT stale") if diverged else None
     if story["deletions"].head(1):
         lines, given = clients.with_lives(lines, given, story["fates"])
     all_lines, all_given = lines, given
     lines, given = (_without_sought(each, story["groups"]) for each in (lines, given))
-    found = _judged(run, lines, Witnesses(asks, log, given), story, end_ms)
+    told = Witnesses(asks, story["fates"], given, disputed)
+    found = _judged(run, lines, told, story, until_ms=end_ms, parts=parts)
     summary = _counts(found, disputes, held)
     summary |= _conserved(story, summary)
     summary |= _changed(lines, story["fates"], summary)
@@ -125,15 +130,28 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
-def _kept(table: DataFrame, run: Run, name: str) -> DataFrame:
-    """Write a table into the work folder and return it as it lies there."""
-    return _written(table, run.audit / "work" / name)
+def _kept(table: DataFrame, run: Run, name: str, parts: int = 0) -> DataFrame:
+    """Write a table into the work folder and return it as it lies there.
 
-
-def _written(table: DataFrame, path: Path) -> DataFrame:
+    With `parts`, cut by mark.
+    """
+    path = run.audit / "work" / name
+    if parts:
+        return sieve.cut(table, path, parts)
     table.write.mode("overwrite").parquet(str(path))
-    reader = table.sparkSession.read.schema(table.schema)  # known: no job has to find it out
+    return _read(table, path)
+
+
+def _read(like: DataFrame, path: Path) -> DataFrame:
+    reader = like.sparkSession.read.schema(like.schema)  # known: no job has to find it out
     return reader.parquet(str(path))
+
+
+def _parts(common: DataFrame) -> int:
+    """Return into how many parts the sieve cuts the run."""
+    row = common.agg(F.sum("rows")).first()
+    assert row is not None
+    return -(-(row[0] or 1) // sieve.ROWS_PER_PART)
 
 
 def _epochs(common: DataFrame) -> list[Row]:
@@ -208,29 +226,41 @@ def _holes(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Witnesses(NamedTuple):
-    """What was asked for, what the log says (the fates, with `disagree`), what was given."""
+    """What was asked for, what the log says, what was given; which entries nodes dispute."""
 
     asks: DataFrame
-    log: DataFrame
+    fates: DataFrame
     given: DataFrame
+    disputed: DataFrame | None
 
 
 def _judged(
-    run: Run, lines: DataFrame, told: Witnesses, story: dict[str, DataFrame], end_ms: int
-) -> DataFrame:
-    """Write the verdict table; return it.
+    run: Run, lines: DataFrame, told: Witnesses, story: dict[str, DataFrame], *, until_ms: int,
+    parts: int,
+) -> DataFrame:  # fmt: skip
+    """Write the verdict table; return it. With `parts`, the witnesses are cut so, and sifted.
 
     What is about few timers is written first: Spark then knows that it is small.
     """
-    topics = F.broadcast(lines.where("op = 'schedule'").select("topic").distinct())
+    topics = lines.where("op = 'schedule'").select("topic").distinct()
     starts = clients.consumed(lines, story["groups"])
     acks, expired = story["acks"], story["expired"]
+    stretches = _kept(sieve.acked(acks), run, "acked") if parts else None
+    sayers = lines if stretches is None else sieve.not_surely_kept(lines, stretches)
     unkept = verdict.unkept_acks(
-        clients.confirmed_acks(lines), acks, clients.told_expired(lines), expired
+        clients.confirmed_acks(sayers), acks, clients.told_expired(lines), expired
     )
     unkept = _kept(unkept, run, "unkept")
+    keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
+    into = run.audit / "verdicts.parquet"
+    if parts:
+        doubted = unkept.union(expired.select(*clients.SLOT))
+        named = changes.named(lines, keyed)
+        begin = sieve.starts(topics, starts, story["groups"], story["deletions"])
+        told = _sifted(run, told, doubted, named, begin, parts)
     asked_of = clients.name_of("log.topic") == F.col("topics.topic")
-    log = told.log.alias("log").join(topics.alias("topics"), asked_of, "left_semi")
+    log = nodes.disputed(told.fates, told.disputed).alias("log")
+    log = log.join(F.broadcast(topics).alias("topics"), asked_of, "left_semi")
     if expired.head(1):
         over = verdict.expiry(expired, told.given, starts)
         log = log.join(over, ["topic", "queue_offset"], "left")
@@ -239,7 +269,6 @@ def _judged(
             F.col("delete_index").alias("end_index"), (~nodes.no()).alias("gone")
         )
         log = log.join(F.broadcast(gone), "end_index", "left")
-    keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
     by_name = log.withColumn("topic", clients.name_of("topic"))
     changed = changes.changes(lines, keyed, by_name)
     found = verdict.verdicts(
@@ -252,9 +281,40 @@ def _judged(
             _kept(changed.flags, run, "flags"),
         ),
         starts,
-        until_ms=end_ms,
+        until_ms=until_ms,
     )
-    return _written(found, run.audit / "verdicts.parquet")
+    found.write.mode("append" if parts else "overwrite").parquet(str(into))
+    return _read(found, into)
+
+
+def _sifted(
+    run: Run, told: Witnesses, doubted: DataFrame, named: DataFrame, begin: dict[str, I64],
+    parts: int,
+) -> Witnesses:  # fmt: skip
+    """Write the verdicts of what is plainly fine; return what the witnesses say of the rest.
+
+    `doubted` and `named` as in plain.Facts, `begin`: its `starts`.
+    """
+    spark, work, into = named.sparkSession, run.audit / "work", run.audit / "verdicts.parquet"
+    sieve.clear(into, work / "named")
+    _kept(told.fates, run, "log", parts)
+    _kept(doubted.select("topic", "queue_offset").distinct(), run, "doubted")
+    nowhere = told.fates.select(F.col("schedule_index").alias("index")).limit(0)
+    _kept(nowhere if told.disputed is None else told.disputed.select("index"), run, "disputed")
+    times, more = 0, named.select("seq")
+    while True:
+        _kept(more, run, f"named/{times}")
+        doubts = _kept(sieve.sift(spark, work, into, parts, begin), run, "doubts")
+        foreign = doubts.where("seq IS NOT NULL").select("seq")
+        if not foreign.head(1):
+            break
+        plain = spark.read.parquet(str(into)).select("seq")
+        times, more = times + 1, plain.join(foreign, "seq", "left_semi")
+        if not more.head(1):
+            break
+    tables = {"asked": told.asks, "log": told.fates, "given": told.given}
+    rest = {n: _kept(sieve.of_marks(t, doubts), run, f"rest/{n}") for n, t in tables.items()}
+    return Witnesses(rest["asked"], rest["log"], rest["given"], told.disputed)
 
 
 def until_ms(lines: DataFrame, run: Run) -> int:

@@ -102,11 +102,11 @@ def ends(entries: DataFrame, disputes: DataFrame, end: int) -> DataFrame:
 def disputed(fates: DataFrame, disputes: DataFrame | None) -> DataFrame:
     """Return the fates with `disagree`: a node holds another entry where this timer's lies.
 
-    `disputes` as from `conflicts`; None: none of them is a divergence.
+    `disputes` as from `conflicts`, those that are no stale ones; None: there are none.
     """
     if disputes is None:
         return fates.withColumn("disagree", no())
-    index = disputes.where(~F.col("stale")).select("index").distinct()
+    index = disputes.select("index").distinct()
     starts, finishes = (
         F.broadcast(index.select(F.col("index").alias(name), F.expr("true").alias(flag)))
         for name, flag in (("schedule_index", "start_disputed"), ("end_index", "end_disputed"))

@@ -70,6 +70,8 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
         "spark.log.level": "ERROR",
         "spark.python.authenticate.socketTimeout": "120s",  # a worker starts late on a busy machine
         "spark.sql.autoBroadcastJoinThreshold": "10m" if quick else "64m",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        "spark.sql.files.maxPartitionBytes": "128m" if quick else "32m",
         "spark.sql.adaptive.enabled": str(not quick).lower(),  # plans anew after every exchange
         "spark.sql.shuffle.partitions": "2" if quick else "128",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.testing import assertDataFrameEqual
 
@@ -245,25 +245,34 @@ def moved_by(row: dict[str, Any], topic: str, by: int) -> dict[str, Any]:
     return row
 
 
-def judged(spark: SparkSession, cases: Sequence[Case]) -> list[Found]:
-    """Judge all cases at once, each in a topic of its own; return what was found of each."""
-    apart = 10_000
+APART = 10_000
+"""Between the marks, seqs and offsets of one case and the next."""
+
+
+def told_by(spark: SparkSession, cases: Sequence[Case]) -> dict[str, DataFrame]:
+    """Return what all cases hold, each in a topic of its own: lines, fates, acks and expired."""
     rows: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("lines", "fates", "acks", "expired")
     }
     for number, case in enumerate(cases):
         for name, together in rows.items():
             own = getattr(case.planted, name)
-            together += [moved_by(row, f"t{number}", apart * number) for row in own]
-    lines = spark.createDataFrame(rows["lines"], history.SCHEMA)
-    log = spark.createDataFrame(rows["fates"], FATE)
+            together += [moved_by(row, f"t{number}", APART * number) for row in own]
     slot = "topic STRING, `group` STRING, queue_offset BIGINT"
     acks = spark.createDataFrame(rows["acks"], slot + ", ack_epoch BIGINT, attempts BIGINT")
-    acks = acks.withColumn("count", lit(1).cast("bigint"))
     numbers = ("expire_epoch", "attempts", "expired_at_ms", "ttl_ms")
-    over = spark.createDataFrame(
-        rows["expired"], ", ".join([slot, *(f"{n} BIGINT" for n in numbers)])
-    )
+    expired = ", ".join([slot, *(f"{n} BIGINT" for n in numbers)])
+    return {
+        "lines": spark.createDataFrame(rows["lines"], history.SCHEMA),
+        "fates": spark.createDataFrame(rows["fates"], FATE),
+        "acks": acks.withColumn("count", lit(1).cast("bigint")),
+        "expired": spark.createDataFrame(rows["expired"], expired),
+    }
+
+
+def judged(spark: SparkSession, cases: Sequence[Case]) -> list[Found]:
+    """Judge all cases at once; return what was found of each."""
+    lines, log, acks, over = told_by(spark, cases).values()
     groups = spark.createDataFrame(
         [], "topic STRING, `group` STRING, start_offset BIGINT, over BOOLEAN"
     )
@@ -277,8 +286,8 @@ def judged(spark: SparkSession, cases: Sequence[Case]) -> list[Found]:
     table = verdict.verdicts(asks, log, given, all_told, groups, until_ms=UNTIL_MS)
     found: list[Found] = [[] for _ in cases]
     for mark, each, seq in table.select("mark", "verdict", "seq").collect():
-        number, own_mark = divmod(mark if mark is not None else seq, apart)
-        own_seq = seq and seq % apart
+        number, own_mark = divmod(mark if mark is not None else seq, APART)
+        own_seq = seq and seq % APART
         found[number].append((None if mark is None else own_mark, each, own_seq))
     return found
 

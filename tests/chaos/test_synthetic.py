@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from chaos.audit import job
+from chaos.audit import job, sieve
 from chaos.audit.verdict import FINE, VIOLATIONS
 from chaos.history import Run
 from chaos.synthetic.files import ids_of
@@ -56,17 +56,18 @@ def compiled(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.set(name, value)
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("sift", [False, True])
 def test_every_planted_defect_is_found_and_nothing_else(
-    compiled: SparkSession, tmp_path: Path, seed: int
+    compiled: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sift: bool
 ) -> None:
+    monkeypatch.setattr(sieve, "ROWS_PER_PART", 2_000)
+    monkeypatch.setattr(sieve, "_RUN_BITS", 8)
     plant = dict.fromkeys(PLANTS, 2)
     plan = Plan(
-        timers=6_000, rows_per_tick=300, batch=40, spread=8, plant=plant, diverged_entry=True,
-        seed=seed,
+        timers=6_000, rows_per_tick=300, batch=40, spread=8, plant=plant, diverged_entry=True
     )  # fmt: skip
     World(tmp_path, plan).write()
-    report = job.audit(compiled, Run(tmp_path))
+    report = job.audit(compiled, Run(tmp_path), sift=sift)
     planted = json.loads((tmp_path / "planted.json").read_text())
     expected = {row["mark"]: row["verdict"] for row in planted}
     assert {*expected.values()} - {*FINE} == {*VIOLATIONS}
@@ -95,3 +96,4 @@ def test_every_planted_defect_is_found_and_nothing_else(
     assert summary["conservation"]["unbalanced"] == []
     assert summary["conservation"]["checkpoints"] == 2
     assert summary["replayed"]["node"] in ("n1", "n2")
+    assert len([*(tmp_path / "audit/verdicts.parquet").glob("plain-*")]) == (4 if sift else 0)

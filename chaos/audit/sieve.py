@@ -1,0 +1,229 @@
+"""The sieve of a large run: what is plainly fine is judged by columns, and only the rest by rules.
+
+    asked, log, given ── cut by mark ─► parts ── plain.py ─┬► verdicts of nearly all timers
+                                                           └► doubtful marks ── rules ─► the rest
+
+The rules (verdict.py) join three tables of wide rows and look at each timer from all sides; nearly
+every timer needs none of it. So parts of a run, each with all that is said of some marks, are
+judged by plain.py in Spark's Python workers, a part in one go. The rules get the rows of the marks
+that it doubts, and would tell the same of the others: tests hold one against the other.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit import plain
+from chaos.audit.clients import name_of
+from timer.columns import I64
+
+ROWS_PER_PART: Final = 1 << 19
+_RUN_BITS: Final = 17
+"""So many marks in a row lie in one part: marks are counted up, as a rule."""
+_FULL: Final = 1 << plain.STRETCH_BITS
+_TABLES: Final = {"asked": plain.ASKED, "log": plain.LOG, "given": plain.GIVEN}
+_NAMES: Final = {"topic", "group", "outcome", "told", "end", "on_conflict"}
+"""Columns of texts of which there are few."""
+_FACTS: Final = ("acked", "named", "doubted", "disputed")
+
+
+def part_of(parts: int) -> Column:
+    """Return the part, 0 .. parts - 1, that a row belongs to by its `mark`."""
+    return F.pmod(F.xxhash64(F.shiftright("mark", _RUN_BITS)), F.lit(parts)).cast("int")
+
+
+def cut(table: DataFrame, folder: Path, parts: int) -> DataFrame:
+    """Write a table into a folder, cut by mark into parts; return it as it lies there.
+
+    Arrow writes it, which takes a fraction of what Spark's own writer of partitions does.
+    """
+    clear(folder)
+    folder.mkdir(parents=True)
+
+    def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        files = _PartFiles(folder, f"{context.partitionId():05}.parquet")
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            waiting.append(batch)
+            if sum(map(len, waiting)) >= ROWS_PER_PART:
+                files.write(pa.Table.from_batches(waiting))
+                waiting.clear()
+        if waiting:
+            files.write(pa.Table.from_batches(waiting))
+        files.close()
+        yield pa.RecordBatch.from_pydict({"rows": [files.rows]})
+
+    rows = table.withColumn("part", part_of(parts)).mapInArrow(each, "rows BIGINT")
+    rows.agg(F.sum("rows")).collect()
+    reader = table.sparkSession.read.schema(table.schema)  # known: no job has to find it out
+    return reader.parquet(str(folder)).select(*table.columns)
+
+
+class _PartFiles:
+    """What one task writes: a file of each part, which is there when it is whole."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.rows = 0
+        self._folder = folder
+        self._name = name
+        self._writers: dict[Path, pq.ParquetWriter] = {}
+
+    def write(self, table: pa.Table) -> None:
+        """Write rows, each to the file of its `part`."""
+        number = table["part"].to_numpy()
+        order = np.argsort(number, kind="stable")
+        number = number[order]
+        table = table.drop_columns("part").combine_chunks().take(pa.array(order))
+        ends = [*(np.flatnonzero(np.diff(number)) + 1).tolist(), len(number)]
+        for start, end in pairwise([0, *ends]):
+            path = self._folder / f"part={number[start]}" / self._name
+            if path not in self._writers:
+                path.parent.mkdir(exist_ok=True)
+                texts = [each.name for each in table.schema if each.name in _NAMES]
+                self._writers[path] = pq.ParquetWriter(
+                    _unborn(path), table.schema, compression="lz4", use_dictionary=texts
+                )
+            self._writers[path].write_table(table.slice(start, end - start))
+        self.rows += len(number)
+
+    def close(self) -> None:
+        """Let the files have their names."""
+        for path, writer in self._writers.items():
+            writer.close()
+            _unborn(path).replace(path)
+
+
+def _unborn(path: Path) -> Path:
+    """Return the name of a file until it is whole: nobody reads what begins with a dot."""
+    return path.with_name(f".{path.name}")
+
+
+def acked(acks: DataFrame) -> DataFrame:
+    """Return what the log has of acks by stretch: topic, group, stretch, ack_epoch, attempts, held.
+
+    Of the earliest ack; `held`: how many messages of the stretch are acked.
+    """
+    bits, end = plain.STRETCH_BITS, F.col("queue_offset") + F.col("count")
+    first, last = F.shiftright("queue_offset", bits), F.shiftright(end - 1, bits)
+    begin = F.shiftleft("stretch", bits)
+    rows = acks.select("*", end.alias("end"), F.explode(F.sequence(first, last)).alias("stretch"))
+    held = F.least(F.col("end"), begin + _FULL) - F.greatest(F.col("queue_offset"), begin)
+    return rows.groupBy("topic", "group", "stretch").agg(
+        *(F.min(name).alias(name) for name in ("ack_epoch", "attempts")), F.sum(held).alias("held")
+    )
+
+
+def not_surely_kept(lines: DataFrame, stretches: DataFrame) -> DataFrame:
+    """Return the lines of acks with some message that is not in a stretch that is all acked.
+
+    `stretches` as from `acked`.
+    """
+    number = F.row_number().over(Window.partitionBy("topic", "group").orderBy("stretch"))
+    full = (
+        stretches.where(F.col("held") == _FULL)
+        .select(
+            F.col("topic").alias("of_topic"), F.col("group").alias("of_group"), "stretch",
+            (F.col("stretch") - number).alias("run"),
+        )
+        .groupBy("of_topic", "of_group", "run")
+        .agg(F.min("stretch").alias("first"), F.max("stretch").alias("last"))
+    )  # fmt: skip
+    inside = (
+        (F.col("topic") == F.col("of_topic"))
+        & (F.col("group") == F.col("of_group"))
+        & (F.shiftright(F.array_min("offsets"), plain.STRETCH_BITS) >= F.col("first"))
+        & (F.shiftright(F.array_max("offsets"), plain.STRETCH_BITS) <= F.col("last"))
+    )
+    return lines.where("op = 'ack'").join(F.broadcast(full), inside, "left_anti")
+
+
+def starts(
+    asked_topics: DataFrame, read: DataFrame, groups: DataFrame, deletions: DataFrame
+) -> dict[str, I64]:
+    """Return plain.Facts.starts: not of topics that were deleted, or with groups that were sought.
+
+    `read` as from `clients.consumed`, `groups` and `deletions`: the replay's.
+    """
+    sought = groups.where("sought").select(name_of("topic").alias("topic"))
+    several = sought.union(deletions.select(name_of("topic")))
+    topics = asked_topics.join(F.broadcast(several), "topic", "left_anti").distinct()
+    first: dict[str, list[int]] = {row["topic"]: [] for row in topics.collect()}
+    for row in read.join(F.broadcast(topics), "topic").collect():
+        first[row["topic"]].append(row["start_offset"])
+    return {topic: np.array(sorted(each), np.int64) for topic, each in first.items()}
+
+
+def sift(
+    spark: SparkSession, work: Path, into: Path, parts: int, begin: Mapping[str, I64]
+) -> DataFrame:
+    """Judge every part; write the plain ones' verdicts into a folder, return the plain.DOUBTS.
+
+    `work` holds what _TABLES and _FACTS name, the tables cut into so many parts; `begin` as from
+    `starts`.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+
+    def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                facts = _facts(work, begin)
+                asks, log, given = (_part(work / n, number, of) for n, of in _TABLES.items())
+                found = plain.sifted(asks, log, given, facts)
+                path = into / f"plain-{number:05}.parquet"
+                pq.write_table(found.plain, _unborn(path), compression="lz4")
+                _unborn(path).replace(path)
+                yield from found.doubts.to_batches()
+
+    schema = "mark BIGINT, seq BIGINT"
+    return spark.range(parts, numPartitions=parts).mapInArrow(each, schema)
+
+
+def _part(folder: Path, number: int, columns: Iterable[str]) -> pa.Table:
+    """Return one part of a table that is cut; a folder that is not there has no rows."""
+    path = folder / f"part={number}"
+    if not path.exists():
+        return _EMPTY.select([*columns])
+    names = [name for name in columns if name in _NAMES]
+    return pq.read_table(path, columns=[*columns], read_dictionary=names, partitioning=None)
+
+
+def _facts(work: Path, begin: Mapping[str, I64]) -> plain.Facts:
+    tables = {name: pq.read_table(work / name, partitioning=None) for name in _FACTS}
+    return plain.Facts(
+        starts=begin,
+        acked=tables["acked"],
+        named=plain.numbers(tables["named"], "seq"),
+        doubted=tables["doubted"],
+        disputed=plain.numbers(tables["disputed"], "index"),
+    )
+
+
+_EMPTY: Final = pa.schema(
+    [
+        (name, pa.string() if name in {*_NAMES, "id", "key"} else pa.int64())
+        for name in dict.fromkeys(name for of in _TABLES.values() for name in of)
+    ]
+).empty_table()
+
+
+def of_marks(table: DataFrame, doubts: DataFrame) -> DataFrame:
+    """Return the rows of a table whose mark is doubtful, or null."""
+    marks = doubts.where("mark IS NOT NULL").select("mark").distinct()
+    return table.join(marks, "mark", "left_semi").unionByName(table.where("mark IS NULL"))
+
+
+def clear(*folders: Path) -> None:
+    """Remove what an earlier audit left there."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
