@@ -8,7 +8,9 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from chaos import flat
 from chaos.replay.story import LIFE
 
 SLOT: Final = ("topic", "group", "queue_offset")
@@ -17,49 +19,24 @@ _STRETCH_BITS: Final = 8
 _SAID: Final = ("ack", "nack", "extend")
 
 
-def asked(lines: DataFrame) -> DataFrame:
-    """Return what was asked for: mark, id, answered_seq, answered_due_ms, asked_due_ms, …
+def schedules(lines: DataFrame) -> DataFrame:
+    """Return the lines that `flat.asked` is about."""
+    return lines.where("op = 'schedule'").select(*flat.ASKED_OF)
 
-    `told`: of what was answered, what became of it: SCHEDULED, REPLACED, KEPT, REJECTED.
-    `existing_seq`: the timer that it replaced, or that has its `key`. What made no timer has no id.
-    """
-    heads = ("topic", "outcome", "on_conflict")
-    lists = {
-        "asked_due_ms": "due_ms",
-        **{name: f"{name}s" for name in ("id", "key", "result")},
-        "existing": "existing",
-    }
-    # Element by element: `arrays_zip` would make an object of every number.
-    rows = (
-        lines.where("op = 'schedule'")
-        .select(*heads, *lists.values(), F.posexplode("marks").alias("at", "mark"))
-        .select(*heads, "mark", *(F.get(of, "at").alias(n) for n, of in lists.items()))
-    )
-    told = F.when(F.col("outcome") == "ok", F.coalesce("result", F.lit("SCHEDULED")))
-    own = F.when(told.isin("SCHEDULED", "REPLACED"), F.col("id"))
-    due_ms, seq = id_parts("id")
-    return (
-        rows.withColumns({"told": told, "id": own, "existing_seq": id_parts("existing")[1]})
-        .withColumn("on_conflict", F.coalesce("on_conflict", F.lit("reject")))
-        .select("*", due_ms.alias("answered_due_ms"), seq.alias("answered_seq"))
-        .drop("result", "existing")
-    )
+
+def asked(lines: DataFrame) -> DataFrame:
+    """Return what was asked for, one row per timer: `flat.ASKED`."""
+    return schedules(lines).mapInArrow(flat.asked_batches, from_arrow_schema(flat.ASKED))
+
+
+def delivers(lines: DataFrame) -> DataFrame:
+    """Return the lines that `flat.given` is about."""
+    return lines.where("op = 'deliver'").select(*flat.GIVEN_OF)
 
 
 def deliveries(lines: DataFrame) -> DataFrame:
-    """Return every delivery of a message, none merged."""
-    heads = ("topic", "group", "epoch", "received_ms")
-    lists = {
-        **{name: f"{name}s" for name in ("id", "mark", "attempt")},
-        "fired_at_ms": "fired_at_ms",
-    }
-    rows = (
-        lines.where("op = 'deliver'")
-        .select(*heads, *lists.values(), F.posexplode("offsets").alias("at", "queue_offset"))
-        .select(*heads, "queue_offset", *(F.get(of, "at").alias(n) for n, of in lists.items()))
-    )
-    due_ms, seq = id_parts("id")
-    return rows.select("*", due_ms.alias("due_ms"), seq.alias("seq")).drop("id")
+    """Return every delivery of a message, none merged: `flat.GIVEN`."""
+    return delivers(lines).mapInArrow(flat.given_batches, from_arrow_schema(flat.GIVEN))
 
 
 def confirmed_acks(lines: DataFrame) -> DataFrame:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos import history
+from chaos import flat, history
 from chaos.audit import changes, clients, figures, nacks, nodes, rules, sieve, verdict
 from chaos.audit.faults import phases, windows
 from chaos.audit.report import Report, write
@@ -62,8 +62,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     with ThreadPoolExecutor(1) as beside:  # the replay has one core
         telling = beside.submit(_replayed, spark, run, held)
         parts = _parts(common) if sift else 0
-        asks = _kept(clients.asked(lines), run, "asked", parts)
-        given = _kept(clients.deliveries(lines), run, "given", parts)
+        asks, given = _asked_and_given(lines, run, parts)
         replayed = telling.result()
     story = {
         name: spark.read.schema(from_arrow_schema(schema)).parquet(
@@ -130,14 +129,9 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
-def _kept(table: DataFrame, run: Run, name: str, parts: int = 0) -> DataFrame:
-    """Write a table into the work folder and return it as it lies there.
-
-    With `parts`, cut by mark.
-    """
+def _kept(table: DataFrame, run: Run, name: str) -> DataFrame:
+    """Write a table into the work folder and return it as it lies there."""
     path = run.audit / "work" / name
-    if parts:
-        return sieve.cut(table, path, parts)
     table.write.mode("overwrite").parquet(str(path))
     return _read(table, path)
 
@@ -145,6 +139,17 @@ def _kept(table: DataFrame, run: Run, name: str, parts: int = 0) -> DataFrame:
 def _read(like: DataFrame, path: Path) -> DataFrame:
     reader = like.sparkSession.read.schema(like.schema)  # known: no job has to find it out
     return reader.parquet(str(path))
+
+
+def _asked_and_given(lines: DataFrame, run: Run, parts: int) -> tuple[DataFrame, DataFrame]:
+    """Return `clients.asked` and `clients.deliveries`, kept; with `parts`, cut by mark."""
+    if not parts:
+        asks = _kept(clients.asked(lines), run, "asked")
+        return asks, _kept(clients.deliveries(lines), run, "given")
+    work = run.audit / "work"
+    schedules, delivers = clients.schedules(lines), clients.delivers(lines)
+    asks = sieve.cut(schedules, flat.asked_batches, flat.ASKED, work / "asked", parts)
+    return asks, sieve.cut(delivers, flat.given_batches, flat.GIVEN, work / "given", parts)
 
 
 def _parts(common: DataFrame) -> int:
@@ -297,7 +302,7 @@ def _sifted(
     """
     spark, work, into = named.sparkSession, run.audit / "work", run.audit / "verdicts.parquet"
     sieve.clear(into, work / "named")
-    _kept(told.fates, run, "log", parts)
+    fates = sieve.cut_file(spark, work / "replay/fates/part-0.parquet", work / "log", parts)
     _kept(doubted.select("topic", "queue_offset").distinct(), run, "doubted")
     nowhere = told.fates.select(F.col("schedule_index").alias("index")).limit(0)
     _kept(nowhere if told.disputed is None else told.disputed.select("index"), run, "disputed")
@@ -312,7 +317,7 @@ def _sifted(
         times, more = times + 1, plain.join(foreign, "seq", "left_semi")
         if not more.head(1):
             break
-    tables = {"asked": told.asks, "log": told.fates, "given": told.given}
+    tables = {"asked": told.asks, "log": fates, "given": told.given}
     rest = {n: _kept(sieve.of_marks(t, doubts), run, f"rest/{n}") for n, t in tables.items()}
     return Witnesses(rest["asked"], rest["log"], rest["given"], told.disputed)
 

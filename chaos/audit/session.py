@@ -45,6 +45,7 @@ def _submitted() -> bool:
 
 
 _ALWAYS: Final[dict[str, bool | float | int | str | None]] = {
+    "spark.sql.execution.arrow.maxBytesPerBatch": "64m",  # a line may have thousands of rows
     "spark.sql.session.timeZone": "UTC",
     timerlog.PUSHDOWN: "true",
 }
@@ -65,13 +66,11 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": options,
-        "spark.driver.memory": "1g" if quick else "4g",
+        "spark.driver.memory": "1g" if quick else "3g",
         "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", str(scratch)),
         "spark.log.level": "ERROR",
         "spark.python.authenticate.socketTimeout": "120s",  # a worker starts late on a busy machine
         "spark.sql.autoBroadcastJoinThreshold": "10m" if quick else "64m",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-        "spark.sql.files.maxPartitionBytes": "128m" if quick else "32m",
         "spark.sql.adaptive.enabled": str(not quick).lower(),  # plans anew after every exchange
         "spark.sql.shuffle.partitions": "2" if quick else "128",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),

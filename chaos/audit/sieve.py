@@ -10,24 +10,30 @@ that it doubts, and would tell the same of the others: tests hold one against th
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit import plain
 from chaos.audit.clients import name_of
 from timer.columns import I64
+from timer.timer_id import mix
 
 ROWS_PER_PART: Final = 1 << 19
-_RUN_BITS: Final = 17
+"""On average; a worker has a part in memory, some 150 bytes a row and as much again."""
+ROWS_PER_TASK: Final = 1 << 22
+"""Of the log that one task cuts: it writes a file for every part of which it has a row."""
+RUN_BITS: Final = 17
 """So many marks in a row lie in one part: marks are counted up, as a rule."""
 _FULL: Final = 1 << plain.STRETCH_BITS
 _TABLES: Final = {"asked": plain.ASKED, "log": plain.LOG, "given": plain.GIVEN}
@@ -35,56 +41,75 @@ _NAMES: Final = {"topic", "group", "outcome", "told", "end", "on_conflict"}
 """Columns of texts of which there are few."""
 _FACTS: Final = ("acked", "named", "doubted", "disputed")
 
-
-def part_of(parts: int) -> Column:
-    """Return the part, 0 .. parts - 1, that a row belongs to by its `mark`."""
-    return F.pmod(F.xxhash64(F.shiftright("mark", _RUN_BITS)), F.lit(parts)).cast("int")
+Batches = Iterator[pa.RecordBatch]
 
 
-def cut(table: DataFrame, folder: Path, parts: int) -> DataFrame:
-    """Write a table into a folder, cut by mark into parts; return it as it lies there.
+def cut(
+    source: DataFrame, rows_of: Callable[[Batches], Batches], schema: pa.Schema, folder: Path,
+    parts: int,
+) -> DataFrame:  # fmt: skip
+    """Write the rows of a table into a folder, cut by mark into parts; return them as they lie.
 
-    Arrow writes it, which takes a fraction of what Spark's own writer of partitions does.
+    `rows_of` makes them, of `schema`, from what the source says. Arrow does all of it: it takes a
+    fraction of what Spark's own writer takes.
     """
     clear(folder)
     folder.mkdir(parents=True)
+    run_bits = RUN_BITS  # of this process: workers import this module anew
 
-    def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def each(batches: Batches) -> Batches:
         context = TaskContext.get()
         assert context is not None
-        files = _PartFiles(folder, f"{context.partitionId():05}.parquet")
+        files = _PartFiles(folder, f"{context.partitionId():05}.parquet", parts, run_bits)
         waiting: list[pa.RecordBatch] = []
-        for batch in batches:
+        for batch in rows_of(batches):
             waiting.append(batch)
             if sum(map(len, waiting)) >= ROWS_PER_PART:
                 files.write(pa.Table.from_batches(waiting))
                 waiting.clear()
-        if waiting:
+        if sum(map(len, waiting)):
             files.write(pa.Table.from_batches(waiting))
         files.close()
         yield pa.RecordBatch.from_pydict({"rows": [files.rows]})
 
-    rows = table.withColumn("part", part_of(parts)).mapInArrow(each, "rows BIGINT")
-    rows.agg(F.sum("rows")).collect()
-    reader = table.sparkSession.read.schema(table.schema)  # known: no job has to find it out
-    return reader.parquet(str(folder)).select(*table.columns)
+    source.mapInArrow(each, "rows BIGINT").agg(F.sum("rows")).collect()
+    reader = source.sparkSession.read.schema(from_arrow_schema(schema))
+    return reader.parquet(str(folder)).select(*schema.names)
+
+
+def cut_file(spark: SparkSession, file: Path, folder: Path, parts: int) -> DataFrame:
+    """Cut a Parquet file; see `cut`. A task reads some row groups, one after the other."""
+    known = pq.read_metadata(file)
+
+    def groups(batches: Batches) -> Batches:
+        with pq.ParquetFile(file) as opened:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from opened.read_row_group(number).to_batches()
+
+    tasks = max(1, known.num_rows // ROWS_PER_TASK)
+    source = spark.range(known.num_row_groups, numPartitions=tasks)
+    return cut(source, groups, known.schema.to_arrow_schema(), folder, parts)
 
 
 class _PartFiles:
     """What one task writes: a file of each part, which is there when it is whole."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, parts: int, run_bits: int) -> None:
         self.rows = 0
+        self._parts = np.uint64(parts)
+        self._run_bits = run_bits
         self._folder = folder
         self._name = name
         self._writers: dict[Path, pq.ParquetWriter] = {}
 
     def write(self, table: pa.Table) -> None:
-        """Write rows, each to the file of its `part`."""
-        number = table["part"].to_numpy()
+        """Write rows, each to the file of its part."""
+        run = pc.fill_null(table["mark"], 0).to_numpy() >> self._run_bits
+        number = (mix(run.view(np.uint64)) % self._parts).astype(np.int32)
         order = np.argsort(number, kind="stable")
         number = number[order]
-        table = table.drop_columns("part").combine_chunks().take(pa.array(order))
+        table = table.combine_chunks().take(pa.array(order))
         ends = [*(np.flatnonzero(np.diff(number)) + 1).tolist(), len(number)]
         for start, end in pairwise([0, *ends]):
             path = self._folder / f"part={number[start]}" / self._name
@@ -174,7 +199,7 @@ def sift(
     """
     into.mkdir(parents=True, exist_ok=True)
 
-    def each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def each(batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 facts = _facts(work, begin)

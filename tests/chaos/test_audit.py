@@ -31,6 +31,7 @@ pytestmark = [
 
 DUE_MS = 1_000_000
 UNTIL_MS = 2_000_000
+APART = 10_000  # between the marks, seqs and offsets of one case and the next
 OF_KEYS_AND_CHANGES = (
     *("key_doubled", "replaced_delivered", "rescheduled_delivered"),
     *("conflict_untrue", "reschedule_untrue"),
@@ -243,10 +244,6 @@ def moved_by(row: dict[str, Any], topic: str, by: int) -> dict[str, Any]:
     for name in {"ids", "new_ids", "existing"} & row.keys():
         row[name] = row[name] and [*map(moved, row[name])]
     return row
-
-
-APART = 10_000
-"""Between the marks, seqs and offsets of one case and the next."""
 
 
 def told_by(spark: SparkSession, cases: Sequence[Case]) -> dict[str, DataFrame]:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.testing import assertDataFrameEqual
 
 from chaos import history
-from chaos.audit import clients, job, plain, sieve
+from chaos.audit import job, plain, sieve
 from chaos.history import Run
 from tests.chaos.test_audit import (
     UNTIL_MS,
@@ -61,19 +61,20 @@ def verdicts(
         "groups": spark.createDataFrame([], groups),
         "deletions": spark.createDataFrame([], "topic STRING, delete_index BIGINT"),
     }
-    told = job.Witnesses(
-        job._kept(clients.asked(lines), run, "asked", parts),
-        fates,
-        job._kept(clients.deliveries(lines), run, "given", parts),
-        spark.createDataFrame([(DISPUTED,)], "index BIGINT"),
-    )
+    asks, given = job._asked_and_given(lines, run, parts)
+    path = run.audit / "work/replay/fates/part-0.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(fates.toArrow(), path, row_group_size=50)
+    disputed = spark.createDataFrame([(DISPUTED,)], "index BIGINT")
+    told = job.Witnesses(asks, fates, given, disputed)
     return run, job._judged(run, lines, told, story, until_ms=UNTIL_MS, parts=parts)
 
 
 def test_what_is_sifted_has_the_verdicts_of_the_rules_alone(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sieve, "_RUN_BITS", 2)
+    monkeypatch.setattr(sieve, "RUN_BITS", 2)
+    monkeypatch.setattr(sieve, "ROWS_PER_TASK", 100)
     cases = [each() for each in (violations, of_changes, honest_changes, honest, given_by_others)]
     _, alone = verdicts(spark, tmp_path / "rules", cases, 0)
     run, table = verdicts(spark, tmp_path / "sieve", cases, 3)

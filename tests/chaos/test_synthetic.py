@@ -61,7 +61,7 @@ def test_every_planted_defect_is_found_and_nothing_else(
     compiled: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sift: bool
 ) -> None:
     monkeypatch.setattr(sieve, "ROWS_PER_PART", 2_000)
-    monkeypatch.setattr(sieve, "_RUN_BITS", 8)
+    monkeypatch.setattr(sieve, "RUN_BITS", 8)
     plant = dict.fromkeys(PLANTS, 2)
     plan = Plan(
         timers=6_000, rows_per_tick=300, batch=40, spread=8, plant=plant, diverged_entry=True
