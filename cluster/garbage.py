@@ -1,12 +1,12 @@
 """Cyclic garbage is collected without a look at all that a node holds.
 
     made --young--> old --sweep: collected--> (more than 20,000 left?) --> aside, looked at no more
-                                              (aside has doubled?) ------> all of it, once
+                                              (twice as much aside?) ----> all of it, once
 
 By itself Python looks at everything that has survived, again each time that there is a quarter
 more: with ten thousand topics that held the event loop for a quarter of a second (P9). What is of
 no use and in no cycle goes at once, here as ever; a cycle that had been set aside waits until there
-is twice as much.
+is twice as much, or for six hours. Then the loop is held for that quarter of a second, too.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 SWEEP_S: Final = 0.25
 YOUNG_ROUNDS: Final = 4
 """Collections of what is young between two sweeps: 31,000 new objects, unless most went at once."""
+ALL_EVERY_S: Final = 6 * 3600.0
 LEFT_MAX: Final = 20_000
 """Objects that the next sweep looks at again; a slow core takes 0.3 microseconds for each."""
 NEVER: Final = 1 << 30
@@ -32,6 +33,9 @@ class Collector(Protocol):
 
     def unfreeze(self) -> None:
         """Bring back what is aside."""
+
+    def get_freeze_count(self) -> int:
+        """Return how many objects are aside. It takes a while for many."""
 
     def get_count(self) -> tuple[int, int, int]:
         """Return (new objects, collections of the first, collections of the second generation)."""
@@ -54,7 +58,8 @@ class Sweeper:
         self._aside = 0
         """Objects that were there when all were looked at last."""
         self._since = 0
-        """Objects that were set aside since then."""
+        """Objects that were set aside since then; some of them may be gone."""
+        self._sweeps = 0
 
     def start(self) -> None:
         """Set aside what is there; from now on old objects are looked at in sweeps alone."""
@@ -64,18 +69,21 @@ class Sweeper:
 
     def sweep(self) -> None:
         """Collect what is not aside, if enough has been made since the last time."""
+        self._sweeps += 1
+        if self._sweeps * SWEEP_S >= ALL_EVERY_S:
+            self._look_at_all()
         if self._gc.get_count()[2] < YOUNG_ROUNDS:
             return
         self._gc.collect()
         left = len(self._gc.get_objects(generation=2))
         if left <= LEFT_MAX:
             return
+        self._gc.freeze()
         self._since += left
         if self._since > self._aside:
-            self._gc.unfreeze()
-            self._look_at_all()
-        else:
-            self._gc.freeze()
+            self._since = self._gc.get_freeze_count() - self._aside
+            if self._since > self._aside:
+                self._look_at_all()
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -84,6 +92,7 @@ class Sweeper:
             self.sweep()
 
     def _look_at_all(self) -> None:
+        self._gc.unfreeze()
         self._gc.collect()
-        self._aside, self._since = len(self._gc.get_objects()), 0
         self._gc.freeze()
+        self._aside, self._since, self._sweeps = self._gc.get_freeze_count(), 0, 0

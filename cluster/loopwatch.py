@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 INTERVAL_S: Final = 0.005
 """A hold is seen too short by up to this."""
-QUIET_INTERVAL_S: Final = 0.025
+QUIET_INTERVAL_S: Final = 0.02
 """The same, of a loop that was on time for a while: of the first hold of many."""
 QUIET_AFTER: Final = 100
 """Looks in a row at which the loop was on time."""

@@ -117,11 +117,16 @@ class Node:
         config: NodeConfig,
         fatal: Callable[[BaseException], None],
         restart: Callable[[], None] = lambda: None,
+        before_serving: Callable[[], None] = lambda: None,
     ) -> None:
-        """`restart` is called when a snapshot waits to be installed by the next start."""
+        """`restart` is called when a snapshot waits to be installed by the next start.
+
+        `before_serving`: when what the disk held is in memory, and nobody can ask yet.
+        """
         self.config = config
         self._fatal = fatal
         self._restart = restart
+        self._before_serving = before_serving
         self._disk = RealDisk()
         self._refetching = False
         self._wall_ms = wall_clock(config.test_clock)
@@ -140,6 +145,7 @@ class Node:
         """
         self._open_disk()
         self._assemble()
+        self._before_serving()
         await self._serve()
         await self.replica.start()
         self.host.start()

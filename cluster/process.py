@@ -127,7 +127,8 @@ async def _run(config: NodeConfig, ending: Ending) -> None:
     waiting = loop.create_task(wait_for_room(disk, config))
     if not await _unless_ended(waiting, ending):
         return
-    node = Node(config, fatal, ending.start_again)
+    sweeper = Sweeper()
+    node = Node(config, fatal, ending.start_again, before_serving=sweeper.start)
     try:
         await node.start()
     except Damaged as damaged:
@@ -137,8 +138,6 @@ async def _run(config: NodeConfig, ending: Ending) -> None:
         if await _unless_ended(healing, ending):
             ending.start_again()
         return
-    sweeper = Sweeper()
-    sweeper.start()
     sweeping = loop.create_task(sweeper.run())
     await ending.begun.wait()
     sweeping.cancel()

@@ -52,8 +52,7 @@ logger = logging.getLogger(__name__)
 
 PYSYNCOBJ_VERSION: Final = "0.3.17"
 """Private names are touched: another version is refused."""
-TICK_S: Final = 0.05
-"""Messages and commands don't wait for it; what has a time of its own is up to this late."""
+TICK_S: Final = 0.02
 BARRIER_EVERY_S: Final = 1.0
 STALL_MS_MAX: Final = 10_000
 """A tick thread that hasn't come round for this long is stuck, and the process ends."""

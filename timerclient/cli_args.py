@@ -43,10 +43,13 @@ class Commands:
 
 def agreed(what: str, so: str) -> bool:
     """Ask the person at the terminal whether to do that; nobody there is no."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         sys.stderr.write(f"timerctl: {what} needs --yes without a terminal\n")
-    elif input(f"{what}? {so} [y/N] ").strip() in ("y", "yes"):
-        return True
+    else:
+        sys.stderr.write(f"{what}? {so} [y/N] ")  # what is printed may go into a file
+        sys.stderr.flush()
+        if sys.stdin.readline().strip() in ("y", "yes"):
+            return True
     sys.stderr.write("nothing was changed\n")
     return False
 

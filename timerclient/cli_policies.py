@@ -28,6 +28,13 @@ _SET_HELP: Final = (
     " pauses, quotas, ttl and retention for what is there, too"
 )
 
+_TAKE_AWAY: Final = {
+    "ttl_ms": "What is older, and not acked, expires at once, in all groups.",
+    "retention_ms": "What is older, and acked by all groups, is kept no longer.",
+    "catch_up": "What is held is dropped when its topic is resumed.",
+}
+"""Fields that may end what is there, and what they do to it; of catch_up `drop` does."""
+
 
 class PolicyCommands(Commands):
     """The commands of `policies`."""
@@ -41,7 +48,7 @@ class PolicyCommands(Commands):
         to_set = add("set", self._alter, _SET_HELP)
         to_set.add_argument("scope", metavar="SCOPE", help=_SCOPE_HELP)
         to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=fields)
-        to_set.add_argument("--yes", action="store_true", help="with ttl_ms: don't ask")
+        to_set.add_argument("--yes", action="store_true", help="don't ask")
         to_set.set_defaults(unset=[])
         unset = add("unset", self._alter, "leave fields to the wider scope again")
         unset.add_argument("scope", metavar="SCOPE", help=_SCOPE_HELP)
@@ -58,9 +65,10 @@ class PolicyCommands(Commands):
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest.of(name, f"{names.count(name)} times", "set it once")
-        if dict(args.said).get("ttl_ms"):
-            so = "What is older, and not acked, expires at once, in all groups."
-            if not (args.yes or cli_args.agreed(f"set the ttl_ms of {args.scope}", so)):
+        said = dict(args.said)
+        for name, so in _TAKE_AWAY.items():
+            asks = said.get(name) == "drop" if name == "catch_up" else said.get(name)
+            if asks and not (args.yes or cli_args.agreed(f"set the {name} of {args.scope}", so)):
                 return 1
         with self._connect(args) as client:
             scope = scope_of(args.scope)

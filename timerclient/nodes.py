@@ -180,7 +180,7 @@ class Nodes:
                 return False
             leader = await self._probe_all()
             if leader is None or leader is node:
-                self._stayed = node, now()
+                self._stayed = node, now()  # at its end: a round in vain may take longer than that
                 return False
             self._leader = leader
             return True

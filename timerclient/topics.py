@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from timerclient import policies, rows
-from timerclient.errors import InvalidRequest, NotFound
+from timerclient.errors import InvalidRequest, NotFound, NotReady
 from timerclient.existing import part_of
 from timerclient.proto import timer_pb2 as pb
 from timerclient.seen import SeenCalls, SeenFront
@@ -91,15 +91,25 @@ class TopicCalls(SeenCalls):
         Raises:
             InvalidRequest: it is the default namespace.
             NotFound: there is neither a topic in it nor a policy of it.
+            NotReady: somebody goes on making topics in it; its policy stays.
         """
         if namespace in ("", DEFAULT):
             raise InvalidRequest.of("namespace", namespace, "must be another one than the default")
         found = await self.describe_namespace(namespace)
         gone: list[str] = []
-        for topic in found.topics:
-            with part_of(gone, len(gone)), suppress(NotFound):  # by somebody else
-                await self.delete_topic(topic.name)
-            gone.append(topic.name)
+        topics = found.topics
+        for _ in range(ROUNDS_MAX):  # meanwhile somebody may make others
+            for topic in topics:
+                with part_of(gone, len(gone)), suppress(NotFound):  # by somebody else
+                    await self.delete_topic(topic.name)
+                gone.append(topic.name)
+            with part_of(gone, len(gone)):
+                topics = await self._topics_in(namespace)
+            if not topics:
+                break
+        else:
+            with part_of(gone, len(gone)):
+                raise NotReady(f"topics of {namespace!r} are made while they are deleted")
         request = pb.AlterPoliciesRequest(
             scope=pb.PolicyScope(namespace=namespace), unset=[*found.policy]
         )
@@ -108,12 +118,18 @@ class TopicCalls(SeenCalls):
                 await self._admin(lambda node: lambda: node.admin.AlterPolicies(request))
         return gone
 
+    async def _topics_in(self, namespace: str) -> list[pb.TopicStatus]:
+        answer = await self._admin(lambda node: lambda: node.admin.ListTopics(_ALL_TOPICS))
+        return [topic for topic in answer.topics if namespace_of(topic.name) == namespace]
+
     async def _said_of(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
         request = pb.DescribePoliciesRequest(scope=scope)
         return await self._admin(lambda node: lambda: node.admin.DescribePolicies(request))
 
 
 _ALL_TOPICS: Final = pb.ListTopicsRequest()
+ROUNDS_MAX: Final = 4
+"""Times that a namespace's topics are listed and deleted."""
 
 
 class TopicFront(SeenFront):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.garbage import LEFT_MAX, NEVER, YOUNG_ROUNDS, Sweeper
+from cluster.garbage import ALL_EVERY_S, LEFT_MAX, NEVER, SWEEP_S, YOUNG_ROUNDS, Sweeper
 
 
 @dataclass
@@ -36,6 +36,9 @@ class FakeCollector:
     def unfreeze(self) -> None:
         self.old, self.aside = self.old + self.aside, 0
 
+    def get_freeze_count(self) -> int:
+        return self.aside
+
     def get_count(self) -> tuple[int, int, int]:
         return 0, 0, self.rounds
 
@@ -61,6 +64,7 @@ def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much() -> N
         collector.make(more)
         sweeper.sweep()
     assert collector.looked_at == [10 * LEFT_MAX] + [more] * 10 + [10 * LEFT_MAX + 10 * more]
+    assert collector.aside == 10 * LEFT_MAX + 10 * more
     assert collector.old == 0
 
 
@@ -73,6 +77,29 @@ def test_what_comes_and_goes_is_never_set_aside() -> None:
         sweeper.sweep()
         collector.old = 0
     assert collector.aside == 0
+
+
+def test_what_was_set_aside_and_went_does_not_count() -> None:
+    collector = FakeCollector()
+    collector.make(10 * LEFT_MAX)
+    sweeper = Sweeper(collector)
+    sweeper.start()
+    more = LEFT_MAX + 1
+    for _ in range(30):
+        collector.make(more)
+        sweeper.sweep()
+        collector.aside -= more
+    assert max(collector.looked_at[1:]) == more
+
+
+def test_once_in_a_long_time_all_is_looked_at() -> None:
+    collector = FakeCollector()
+    collector.make(10 * LEFT_MAX)
+    sweeper = Sweeper(collector)
+    sweeper.start()
+    for _ in range(int(2 * ALL_EVERY_S / SWEEP_S)):
+        sweeper.sweep()
+    assert collector.looked_at == [10 * LEFT_MAX] * 3
 
 
 def test_little_that_is_new_is_left_alone() -> None:

@@ -1,11 +1,15 @@
 """timerctl before a fake cluster: what it asks before it does what can't be undone."""
 
+import io
 import json
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from timerclient import TimerClient, cli
+from timerclient.errors import NotReady
+from timerclient.proto import timer_pb2 as pb
+from timerclient.topics import ROUNDS_MAX, TopicCalls
 from timerfake import FakeCluster
 
 Ctl = Callable[..., tuple[int, str, str]]
@@ -30,6 +34,7 @@ def ctl(
 ) -> Ctl:
     """Run timerctl: (exit code, stdout, stderr). Nobody sits at its terminal."""
     monkeypatch.setattr(cli, "_client", lambda _: cluster.client())
+    monkeypatch.setattr("sys.stdin", io.StringIO())
 
     def run(*argv: str) -> tuple[int, str, str]:
         code = cli.main(argv)
@@ -101,4 +106,67 @@ def test_time_to_live_is_set_only_when_that_is_said_twice(ctl: Ctl, client: Time
     assert ctl("policies", "set", "pay", "ttl_ms=1h", "--yes")[0] == 0
     assert client.describe_policies(namespace="pay").own.ttl_ms == 3_600_000
     assert ctl("policies", "set", "pay", "ttl_ms=0")[0] == 0
+    for said in ("retention_ms=1h", "catch_up=drop"):
+        assert ctl("policies", "set", "pay", said)[0] == 1
+        assert ctl("policies", "set", "pay", said, "--yes")[0] == 0
+    assert ctl("policies", "set", "pay", "retention_ms=0", "catch_up=all")[0] == 0
     assert ctl("policies", "unset", "pay", "ttl_ms")[0] == 0
+
+
+class Terminal(io.StringIO):
+    """Somebody who types that and no more."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"), [("y\n", 0), ("yes\n", 0), ("n\n", 1), ("\n", 1), ("", 1)]
+)
+def test_who_sits_at_the_terminal_is_asked_beside_what_is_printed(
+    ctl: Ctl, client: TimerClient, monkeypatch: pytest.MonkeyPatch, typed: str, code: int
+) -> None:
+    client.create_topic("orders")
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    done, out, err = ctl("topics", "delete", "orders", "-o", "json")
+    assert (done, "delete topic orders? " in err) == (code, True)
+    assert bool(out) is (code == 0)
+    assert bool(client.topics()) is (code == 1)
+    if out:
+        json.loads(out)
+
+
+def test_without_a_standard_input_nobody_said_yes(
+    ctl: Ctl, client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_topic("orders")
+    monkeypatch.setattr("sys.stdin", None)
+    code, _, err = ctl("topics", "delete", "orders")
+    assert (code, "needs --yes without a terminal" in err) == (1, True)
+
+
+@pytest.mark.parametrize("others", [1, 99])
+def test_topic_that_is_made_while_its_namespace_is_deleted_goes_too(
+    client: TimerClient, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """Unless somebody goes on making some: then the policy stays, and the error says why."""
+    client.create_topic("pay/a")
+    client.alter_policies({"tick_ms": 50}, namespace="pay")
+    delete, names = TopicCalls.delete_topic, [f"pay/b{n}" for n in range(others)]
+
+    async def meanwhile(calls: TopicCalls, topic: str) -> pb.DeleteTopicResponse | None:
+        gone = await delete(calls, topic)
+        if names:
+            other = pb.CreateTopicRequest(topic=names.pop())
+            await calls._admin(lambda node: lambda: node.admin.CreateTopic(other))
+        return gone
+
+    monkeypatch.setattr(TopicCalls, "delete_topic", meanwhile)
+    if others == 1:
+        assert client.delete_namespace("pay") == ["pay/a", "pay/b0"]
+        assert client.namespaces() == []
+    else:
+        with pytest.raises(NotReady, match="are made while they are deleted") as failed:
+            client.delete_namespace("pay")
+        assert failed.value.done == ROUNDS_MAX
+        assert client.describe_policies(namespace="pay").own.tick_ms == 50
