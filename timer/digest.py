@@ -68,7 +68,8 @@ class TopicParts:
 def _topic_hash(topic: Topic) -> int:
     digest, queue, counts = _Hash(), topic.queue, topic.counts
     digest.put(topic.topic_id, topic.pending_sum, queue.begin, queue.end, queue.chain)
-    digest.put(topic.deleted_in, topic.pending_bytes, topic.expired, topic.held)
+    digest.put(topic.deleted_in, topic.pending_bytes, topic.expired)
+    digest.put(topic.held, topic.held_bytes)
     if topic.release is not None:
         digest.put_bytes(repr(astuple(topic.release)).encode())
     digest.put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)

@@ -264,7 +264,7 @@ class Machine:
                 topic.pending_sum = (topic.pending_sum - row_sum(mine)) & MASK
                 topic.pending_bytes -= payload_bytes(mine)
                 if any_past:
-                    topic.held -= int(np.count_nonzero(self.pauses.past(mine)))
+                    self.pauses.ended(topic, mine[self.pauses.past(mine)])
         self.counts.cancelled += len(rows)
         if any_past:
             self._remember(ALREADY_CANCELLED, rows[past])
@@ -483,7 +483,7 @@ class Machine:
         groups = [(group.name, group.unacked(queue.end)) for group in topic.groups.values()]
         applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
         self.store.drop_topic(op.topic, dropped, topic.held)
-        self.pauses.gone(op.topic)
+        self.pauses.gone(topic)
         self.topic_deleted_in = self.applied_epoch
         topic.counts.dropped += dropped
         self.counts.dropped += dropped

@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 6.
+"""The manifest: one replica's state at one committed index, format version 7.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  6
+    8   4   version  7
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` makes
@@ -54,7 +54,7 @@ from timer.units import (
 )
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 6
+VERSION: Final = 7
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
@@ -287,6 +287,7 @@ def _topic_state(topic: Topic) -> State:
         "deleted_in": topic.deleted_in,
         "expired": topic.expired,
         "held": topic.held,
+        "held_bytes": topic.held_bytes,
         "release": None if topic.release is None else [*astuple(topic.release)],
         "begin": queue.begin,
         "end": queue.end,
@@ -312,7 +313,7 @@ def _topic(fields: State, pages: Pages) -> Topic:
     topic.pending_bytes = fields["pending_bytes"]
     topic.deleted_in = Epoch(fields["deleted_in"])
     topic.expired = fields["expired"]
-    topic.held = fields["held"]
+    topic.held, topic.held_bytes = fields["held"], fields["held_bytes"]
     if fields["release"]:
         catch_up, until_ms, seq_end, last, waits = fields["release"]
         at = Position(*last) if last else None

@@ -17,18 +17,23 @@ resumes. The others wait their turn, in the order of the resumes; those that a s
 take no turn of theirs. Until it is through with a topic, that goes on to hold what comes due, so
 what is overdue goes first.
 
-Where very much is held, to find the rows of a few topics among those in files would keep a FIRE
-waiting. Then a sweep is for all that were resumed, and a portion counts everybody's rows.
+A topic that holds nothing waits for no turn: it goes on at once, or, where its catch_up may drop
+what no FIRE has come to yet, takes part in the sweep that is under way.
+
+Where very much is held, in rows or in bytes, to find the rows of a few topics among those in files
+would keep a FIRE waiting. Then a sweep is for all that were resumed, and a portion counts
+everybody's rows.
 
 All of it is state, and the same on every replica. So a portion is of rows that live: those that are
 gone, or were cancelled, lie in some replicas' runs and not in others' (timer/held.py).
 """
 
-from heapq import nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+from sortedcontainers import SortedSet
 
 from timer.aside import BEGIN
 from timer.columns import Buffers, RowArray
@@ -36,9 +41,9 @@ from timer.gone import NONE, Gone
 from timer.held import Only, Portion
 from timer.order import Position, after, concat
 from timer.payloads import FIRE_BYTES_MAX
-from timer.policies import DROP, LATEST, Scope, namespace_of
+from timer.policies import CATCH_UP_ALL, DROP, LATEST, Scope, namespace_of
 from timer.timer_id import SEQ_MAX
-from timer.topic import Release, Topic
+from timer.topic import Release, Topic, payload_bytes
 from timer.units import TopicId
 
 if TYPE_CHECKING:
@@ -51,6 +56,8 @@ SWEEP_TOPICS: Final = 16
 APART_MAX: Final = 1 << 18
 """Held rows, of all topics, up to which the rows of some are looked for among them: in files that
 takes a thread some 40 ms."""
+APART_BYTES: Final = 64 << 20
+"""Bytes of their payloads up to which that is so: a batch with one of those rows is read whole."""
 
 Moved = list[tuple[TopicId, RowArray]]
 
@@ -63,13 +70,19 @@ class Pauses:
         self.swept: Position | None = None
         """The sweep has passed what is held up to here. None: there is none."""
         self.portion = SWEEP_ROWS_MAX
-        """The same on all replicas; fewer where tests want many. So the next two."""
+        """The same on all replicas; fewer where tests want many. So the next three."""
         self.together = SWEEP_TOPICS
         self.apart_max = APART_MAX
+        self.apart_bytes = APART_BYTES
+        self.held_bytes = 0
+        """Of all topics."""
         self._holding: set[TopicId] = set()
-        self._releasing: set[TopicId] = set()
-        self._waiting: set[TopicId] = set()
-        """Those of the releasing that wait for a sweep to begin."""
+        self._swept_for: set[TopicId] = set()
+        """Those of the releasing that take part in the sweep."""
+        self._turns: dict[TopicId, tuple[int, TopicId]] = {}
+        """The others of them, which wait for a sweep to begin, by the time of the resume."""
+        self._waiting = SortedSet()
+        """The same turns, in order."""
         self._only = Only(frozenset(), NONE)
         """Of the last portion."""
         self._next_id = TopicId(0)
@@ -79,6 +92,7 @@ class Pauses:
     def made(self, topic: Topic) -> None:
         """A topic was made, or put back from a manifest."""
         topic.paused, _ = self._machine.policies.firing(namespace_of(topic.name), topic.topic_id)
+        self.held_bytes += topic.held_bytes
         self._note(topic)
 
     def policy_changed(self, scope: Scope) -> None:
@@ -95,56 +109,61 @@ class Pauses:
                 continue
             machine.changing(topic.topic_id)
             topic.paused, topic.release = paused, None
-            if not paused:
+            if not paused and (topic.held or catch_up != CATCH_UP_ALL):
                 until_ms = max(machine.applied_time_ms, machine.last_read_time_ms)
-                topic.release = Release(catch_up, until_ms, machine.next_seq)
+                waits = topic.held > 0
+                topic.release = Release(catch_up, until_ms, machine.next_seq, waits=waits)
             self._note(topic)
         self._begin()
 
-    def gone(self, topic: TopicId) -> None:
+    def gone(self, topic: Topic) -> None:
         """A topic was deleted, with what it held."""
-        for topics in (self._holding, self._releasing, self._waiting):
-            topics.discard(topic)
+        self.held_bytes -= topic.held_bytes
+        self._forget(topic.topic_id)
         self._begin()
 
     def _note(self, topic: Topic) -> None:
-        release = topic.release
-        for topics, here in (
-            (self._holding, topic.holding),
-            (self._releasing, release is not None),
-            (self._waiting, release is not None and release.waits),
-        ):
-            (topics.add if here else topics.discard)(topic.topic_id)
+        topic_id, release = topic.topic_id, topic.release
+        self._forget(topic_id)
+        if topic.holding:
+            self._holding.add(topic_id)
+        if release is not None and release.waits:
+            self._turns[topic_id] = turn = release.until_ms, topic_id
+            self._waiting.add(turn)
+        elif release is not None:
+            self._swept_for.add(topic_id)
+
+    def _forget(self, topic: TopicId) -> None:
+        self._holding.discard(topic)
+        self._swept_for.discard(topic)
+        if topic in self._turns:
+            self._waiting.remove(self._turns.pop(topic))
 
     def _begin(self) -> None:
         """Begin a sweep for those that wait, unless one is under way for others."""
-        taken = len(self._releasing) - len(self._waiting)
-        if not self._releasing:
+        taken = len(self._swept_for)
+        if not taken and not self._waiting:
             self.swept = None
             self._machine.store.end_sweep()
         elif self.swept in (None, BEGIN) or not taken:
             self.swept = BEGIN
-            self._admit(self.together - taken)
+            self._admit(max(self.together - taken, 0))
 
     def _admit(self, count: int) -> None:
         """Let so many of those that wait take part in the sweep that begins."""
         if not self._apart:
             count = len(self._waiting)
-        for topic_id in nsmallest(count, self._waiting, self._turn):
+        for _, topic_id in [*islice(self._waiting, count)]:
             topic = self._machine.changing(topic_id)
             assert topic.release is not None
             topic.release.waits = False
-            self._waiting.discard(topic_id)
-
-    def _turn(self, topic_id: TopicId) -> tuple[int, int]:
-        release = self._machine.topics[topic_id].release
-        assert release is not None
-        return release.until_ms, topic_id
+            self._note(topic)
 
     @property
     def _apart(self) -> bool:
         """Whether a sweep meets the rows of its own topics alone."""
-        return self._machine.store.held <= self.apart_max
+        held = self._machine.store.held
+        return held <= self.apart_max and self.held_bytes <= self.apart_bytes
 
     # ---- what is held
 
@@ -165,7 +184,17 @@ class Pauses:
         machine = self._machine
         machine.store.hold(rows, bufs)
         for topic, mine in machine.by_topic(rows):
-            topic.held += len(mine)
+            self._count(topic, mine, 1)
+
+    def ended(self, topic: Topic, rows: RowArray) -> None:
+        """Rows that a topic held are not pending any more."""
+        self._count(topic, rows, -1)
+
+    def _count(self, topic: Topic, rows: RowArray, sign: int) -> None:
+        size = payload_bytes(rows)
+        topic.held += sign * len(rows)
+        topic.held_bytes += sign * size
+        self.held_bytes += sign * size
 
     def past(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which rows lie at or before the fire position (n, bool): if pending, held."""
@@ -182,7 +211,7 @@ class Pauses:
     def _portion(self, rows_max: int, bytes_max: int) -> Portion:
         only: Only | None = None
         if self._apart:
-            topics = frozenset(self._releasing - self._waiting)
+            topics = frozenset(self._swept_for)
             next_id = self._machine.next_topic_id
             if topics != self._only.topics or next_id != self._next_id:
                 self._only, self._next_id = Only(topics, Gone.all_but(topics, next_id)), next_id
@@ -191,14 +220,14 @@ class Pauses:
 
     def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
         """Move the sweep on; return what fired, what was dropped, and whether to go on at once."""
-        if not self._releasing:
+        if self.swept is None:
             return [], [], False
         machine, portion = self._machine, self._portion(rows_max, bytes_max)
         part, seen = machine.store.peek_held(portion), portion.seen
         fired: Moved = []
         dropped: Moved = []
         gone: list[RowArray] = []
-        swept = np.array([*(self._releasing - self._waiting)], np.uint32)
+        swept = np.array([*self._swept_for], np.uint32)
         for topic, mine in machine.by_topic(part.rows[np.isin(part.rows["topic"], swept)]):
             assert topic.release is not None
             gone.append(self._release(topic, topic.release, mine, part.bufs, fired, dropped))
@@ -246,7 +275,7 @@ class Pauses:
         """The sweep has passed all that is held; return whether one is to begin at once."""
         position = self._machine.store.position
         again, early = False, False
-        for topic_id in sorted(self._releasing - self._waiting):
+        for topic_id in sorted(self._swept_for):
             topic = self._machine.changing(topic_id)
             release = topic.release
             assert release is not None
@@ -285,11 +314,11 @@ class Pauses:
             self._drop(topic, rows, dropped)
 
     def _fire(self, topic: Topic, rows: RowArray, bufs: Buffers, fired: Moved) -> None:
-        topic.held -= len(rows)
+        self.ended(topic, rows)
         self._machine.enqueue_held(rows, bufs)
         fired.append((topic.topic_id, rows))
 
     def _drop(self, topic: Topic, rows: RowArray, dropped: Moved) -> None:
-        topic.held -= len(rows)
+        self.ended(topic, rows)
         self._machine.drop_held(rows)
         dropped.append((topic.topic_id, rows))

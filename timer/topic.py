@@ -72,6 +72,8 @@ class Topic:
     """Nothing fires from it: by the policies, and so no state of its own."""
     held: int = 0
     """Pending timers at or before the fire position."""
+    held_bytes: int = 0
+    """Of their payloads."""
     release: Release | None = None
     """None: it is paused, or was, and holds nothing any more."""
 

@@ -7,11 +7,13 @@
               from where it was: SWEEP_ROWS rows, or as many as the FIRE's limits allow. They
               fire, but overdue ones by their topic's `catch_up`: `drop` drops them, `latest` all
               but the last, which fires when later ones do, or the sweep is through. If more than
-              APART_MAX are held in all, the rows of other topics count, and stay.
+              APART_MAX are held in all, or APART_BYTES of their payloads, the rows of other topics
+              count, and stay.
     A topic releases until a sweep is through, firing has passed the entry's time, and it holds
-    nothing. A sweep begins with a resume; and behind it another one, while topics wait for one,
+    nothing; one that held nothing takes part at once, and with `all` does not release at all. A
+    sweep begins with a resume; and behind it another one, while topics wait for one,
     or what was scheduled behind it is held. The next SWEEP_TOPICS of those that wait, by the time
-    of the resume, take part in one that begins; where more than APART_MAX are held, all.
+    of the resume, take part in one that begins; where so much is held, all.
 
 What is held is in memory, some hundred bytes a timer: fewer than all that is pending, as a rule.
 """
@@ -30,6 +32,7 @@ from chaos.replay.said import Said
 SWEEP_ROWS: Final = 4_096
 SWEEP_TOPICS: Final = 16
 APART_MAX: Final = 1 << 18
+APART_BYTES: Final = 64 << 20
 Place = tuple[int, int]
 """(due, seq)."""
 _LAST: Final = (1 << 48) - 1
@@ -67,6 +70,8 @@ class Held:
     """(due, seq) -> its row: pending ones at or before `position`."""
     of: dict[int, SortedDict] = field(default_factory=dict)
     """Topic -> the same, of its own."""
+    size: int = 0
+    """Bytes of their payloads."""
     position: Place = (0, _LAST)
     """Up to here all has come due."""
     _paused: set[int] = field(default_factory=set)
@@ -86,7 +91,10 @@ class Held:
                 self._paused.add(topic)
                 continue
             self._paused.remove(topic)
-            self._releases[topic] = Release(catch_up, max(time_ms, read_ms), next_seq)
+            holds = bool(self.of.get(topic))
+            if holds or catch_up != "all":
+                until_ms = max(time_ms, read_ms)
+                self._releases[topic] = Release(catch_up, until_ms, next_seq, waits=holds)
         self._begin()
 
     def _begin(self) -> None:
@@ -108,7 +116,7 @@ class Held:
     @property
     def _apart(self) -> bool:
         """Whether a sweep meets but the rows of its own topics."""
-        return len(self.rows) <= APART_MAX
+        return len(self.rows) <= APART_MAX and self.size <= APART_BYTES
 
     def made(self, topic: int) -> None:
         """A topic is there from here on."""
@@ -119,8 +127,9 @@ class Held:
         """A topic is there no more: let go of what it holds."""
         self._paused.discard(topic)
         self._releases.pop(topic, None)
+        rows = _table([self._pop(place) for place in [*self.of.get(topic, ())]])
         self._begin()
-        return _table([self._pop(place) for place in [*self.of.get(topic, ())]])
+        return rows
 
     def _firing(self, topic: int) -> tuple[bool, str]:
         return self.said.firing(topic, self.name_of(topic))
@@ -146,10 +155,12 @@ class Held:
             place = int(row["due_ms"]), int(row["seq"])
             self.rows[place] = own = row.copy()
             self.of.setdefault(int(row["topic"]), SortedDict())[place] = own
+            self.size += int(row["payload_size"])
 
     def _pop(self, place: Place) -> Any:
         """Let go of a row."""
         row = self.rows.pop(place)
+        self.size -= int(row["payload_size"])
         del self.of[int(row["topic"])][place]
         return row
 

@@ -56,6 +56,7 @@ class Held(Model):
     waiting: set[int] = field(default_factory=set)
     together: int = 16
     apart_max: int = 1 << 18
+    apart_bytes: int = 64 << 20
     swept: Place | None = None
     dropped_at: dict[int, int] = field(default_factory=dict)
 
@@ -65,6 +66,14 @@ class Held(Model):
     @property
     def held(self) -> list[Place]:
         return sorted(p for p in map(self.place, self.pending) if p <= self.position)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(len(self.timers[seq][2]) for _, seq in self.held)
+
+    @property
+    def apart(self) -> bool:
+        return len(self.held) <= self.apart_max and self.held_bytes <= self.apart_bytes
 
     def say(self, scope: str, paused: bool | None, catch_up: str | None, now_ms: int) -> None:
         self.said[scope] = paused, catch_up
@@ -80,8 +89,11 @@ class Held(Model):
                 self.paused.add(topic)
             else:
                 self.paused.remove(topic)
-                self.releases[topic] = mode, max(now_ms, self.last_read_ms), self.next_seq
-                self.waiting.add(topic)
+                holds = any(self.timers[seq][0] == topic for _, seq in self.held)
+                if holds or mode != "all":
+                    self.releases[topic] = mode, max(now_ms, self.last_read_ms), self.next_seq
+                if holds:
+                    self.waiting.add(topic)
         self.begin()
 
     def begin(self) -> None:
@@ -92,7 +104,7 @@ class Held(Model):
 
     def admit(self, count: int) -> None:
         turns = sorted(self.waiting, key=lambda topic: (self.releases[topic][1], topic))
-        count = max(count, 0) if len(self.held) <= self.apart_max else len(turns)
+        count = max(count, 0) if self.apart else len(turns)
         self.waiting -= {*turns[:count]}
 
     def _begin(self, seq: int, timer: tuple[int, int, bytes], key: bytes, now_ms: int) -> None:
@@ -132,7 +144,7 @@ class Held(Model):
             return False
         takes_part = self.releases.keys() - self.waiting
         rest = [place for place in self.held if place > (self.swept or BEGIN)]
-        if len(self.held) <= self.apart_max:
+        if self.apart:
             rest = [place for place in rest if self.timers[place[1]][0] in takes_part]
         portion = self._fitting(rest, fire)
         for topic in sorted({self.timers[seq][0] for _, seq in portion} & takes_part):
@@ -225,6 +237,7 @@ class PausingWorld(World):
         assert gone == {*model.dropped_at} - dropped
         assert self.leader.last_read_time_ms == model.last_read_ms
         assert self.leader.store.held == len(model.held)
+        assert self.leader.pauses.held_bytes == model.held_bytes
 
     def random_step(self, draw: random.Random) -> None:
         deltas = [-(10**13), -1000, 0, 0, 10, 10, 20, 50, 500, 60_000]
@@ -309,10 +322,13 @@ def test_replicas_and_model_agree_whatever_is_paused_flushed_or_restarted(
 ) -> None:
     draw = random.Random(seed)
     together, apart_max = draw.choice([1, 16]), draw.choice([0, 5, 1 << 18, 1 << 18])
+    apart_bytes = draw.choice([4, 64 << 20, 64 << 20])
     monkeypatch.setattr(pauses, "SWEEP_TOPICS", together)
+    monkeypatch.setattr(pauses, "APART_BYTES", apart_bytes)
     monkeypatch.setattr(pauses, "APART_MAX", apart_max)
     world = PausingWorld()
     world.model.together, world.model.apart_max = together, apart_max
+    world.model.apart_bytes = apart_bytes
     for _ in range(60):
         world.random_step(draw)
     world.check_end()

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.timer.machines import START_MS
+from tests.timer.machines import START_MS, part_of
 from tests.timer.test_pauses import Paused, settle
 from timer.pauses import SWEEP_ROWS_MAX
-from timer.policies import Scope
+from timer.policies import CATCH_UPS, Scope
 from timer.run import Cursor
 from timer.units import LogIndex, TopicId
 
@@ -102,6 +102,71 @@ def test_a_sweep_of_very_much_looks_at_so_many_rows_at_a_time_whosever_they_are(
     moved = [sum(len(seqs) for _, seqs in a[2]) if len(a) > 2 else 0 for a in settle(paused, 50)]
     assert moved == [4] * 5
     assert (len(paused.fired()), paused.machine.store.held) == (20, 20)
+
+
+def test_a_fire_does_not_read_all_that_others_hold_where_that_is_many_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 100
+    paused.machine.pauses.apart_bytes = 1 << 20
+    paused.say(Scope("", TopicId(2)), paused=True)
+    wide = [(1, START_MS + due, b"p%04000d" % due) for due in range(3_000)]
+    paused.log.schedule(part_of(wide))
+    paused.schedule(*range(0, 3_000, 250), topic=2)
+    paused.fire(3_000)
+    paused.flush()
+    assert paused.machine.pauses.held_bytes > 3_000 * 4_000
+    paused.say(Scope("", TopicId(2)), paused=False)
+    paused.catch_up()
+    sizes: list[int] = []
+    read = Cursor.read
+
+    def counted(cursor: Cursor, *limits: int) -> Any:
+        rows, data = read(cursor, *limits)
+        sizes.append(len(data))
+        return rows, data
+
+    monkeypatch.setattr(Cursor, "read", counted)
+    more = True
+    while more:
+        sizes.clear()
+        more = paused.fire(3_000)[1]
+        assert sum(sizes) <= 2 << 20, "some slices, and not all there is"
+    assert paused.fired(2) == [*range(0, 3_000, 250)]
+
+
+@pytest.mark.parametrize("catch_up", CATCH_UPS)
+def test_topics_that_hold_nothing_wait_for_no_turn(catch_up: str) -> None:
+    paused = Paused()
+    names = [*range(3, 103)]
+    for topic in names:
+        paused.log.topic(f"t{topic}")
+    paused.say(Scope("default"), paused=True)
+    paused.catch_up()
+    paused.schedule(200, topic=names[-1])
+    paused.fire(50)
+    paused.log.now_ms = START_MS + 100
+    paused.say(Scope("default"), paused=False, catch_up=catch_up)
+    paused.catch_up()
+    assert not paused.fire(150)[1]
+    assert not any(paused.machine.topics[TopicId(topic)].holding for topic in names)
+    assert not paused.fire(250)[1]
+    assert paused.fired(names[-1]) == [200]
+
+
+def test_a_topic_that_holds_nothing_fires_while_others_are_swept() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 5
+    paused.say(Scope("", TopicId(2)), paused=True)
+    paused.schedule(*range(50))
+    paused.fire(50)
+    paused.resume("all", 60)
+    assert paused.fire(60)[1]
+    paused.say(Scope("", TopicId(2)), paused=False)
+    paused.schedule(65, topic=2)
+    assert paused.fire(70)[1]
+    assert paused.fired(2) == [65]
 
 
 @pytest.mark.parametrize("flushes", [False, True])
