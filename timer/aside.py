@@ -9,6 +9,7 @@ What lies at or before F and is pending is held, and nothing else is. So a timer
 where its row may lie, and all that leaves a store has its plain due.
 """
 
+from array import array
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,8 @@ assert DUE_MS_MAX < ASIDE
 
 MASK: Final = ASIDE - 1
 """What is left of a due by it is plain."""
+FRESH_MAX: Final = 64
+"""Parts that are kept as they came: an array of a few rows takes more than they do."""
 _PLACES: Final = np.empty(0, np.intp)
 
 
@@ -58,9 +61,13 @@ class HeldTiers:
         self._fresh: list[tuple[I64, U64, npt.NDArray[np.intp]]] = []
         self._tiers: list[tuple[I64, U64, npt.NDArray[np.intp]]] = []
 
-    def add(self, due: I64, seq: U64, places: npt.NDArray[np.intp]) -> None:
+    def add(
+        self, due: I64, seq: U64, places: npt.NDArray[np.intp], alive: npt.NDArray[np.bool_]
+    ) -> None:
         """Take n rows."""
         self._fresh.append((due, seq, places))
+        if len(self._fresh) == FRESH_MAX:
+            self._seal(alive)
 
     def find(self, due: I64, seq: U64, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
         """Return the places of the wanted ones (n,), -1 where none that lives is here."""
@@ -116,21 +123,24 @@ class HeldOf:
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, list[npt.NDArray[np.intp]]] = {}
+        self._places: dict[int, array[int]] = {}
+        """Of int64: what grows by a row at a time is no array of numpy's."""
         self._swept: frozenset[int] = frozenset()
         self._tiers = HeldTiers()
         """Of `_swept`."""
 
-    def add(self, rows: RowArray, first: int) -> None:
+    def add(self, rows: RowArray, first: int, alive: npt.NDArray[np.bool_]) -> None:
         """Take n rows that lie side by side from the place `first` on."""
         topics = rows["topic"]
         order = np.argsort(topics, kind="stable")
         for part in np.split(order, np.flatnonzero(np.diff(topics[order])) + 1):
-            topic = int(topics[part[0]])
-            self._places.setdefault(topic, []).append(part + first)
+            topic, places = int(topics[part[0]]), part + first
+            if topic not in self._places:
+                self._places[topic] = array("q")
+            self._places[topic].frombytes(places.tobytes())
             if topic in self._swept:
                 mine = rows[part]
-                self._tiers.add(_due(mine), mine["seq"].astype(np.uint64), part + first)
+                self._tiers.add(_due(mine), mine["seq"].astype(np.uint64), places, alive)
 
     def peek(
         self,
@@ -152,12 +162,12 @@ class HeldOf:
     def _sweep(self, rows: RowArray, alive: npt.NDArray[np.bool_], topics: frozenset[int]) -> None:
         self._swept, self._tiers = topics, HeldTiers()
         for topic in topics & self._places.keys():
-            places = np.concatenate(self._places.pop(topic))
+            places = np.array(self._places.pop(topic), np.intp)
             places = places[alive.take(places)]
             if len(places):
-                self._places[topic] = [places]
+                self._places[topic] = array("q", places.tobytes())
                 mine = rows.take(places)
-                self._tiers.add(_due(mine), mine["seq"].astype(np.uint64), places)
+                self._tiers.add(_due(mine), mine["seq"].astype(np.uint64), places, alive)
 
 
 def _due(rows: RowArray) -> I64:

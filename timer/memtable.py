@@ -114,8 +114,8 @@ class Memtable:
         start, stop = self._put(rows)
         self._seq[start:stop] = self._seq[start - 1] if start else 0
         self._keep(start, stop, bufs)
-        self._held.add(due, rows["seq"].astype(np.uint64), np.arange(start, stop))
-        self._held_of.add(rows, start)
+        self._held.add(due, rows["seq"].astype(np.uint64), np.arange(start, stop), self.alive)
+        self._held_of.add(rows, start, self.alive)
         self._held_count += len(rows)
 
     def _put(self, rows: RowArray) -> tuple[int, int]:

@@ -707,6 +707,7 @@ def test_held_tiers_find_and_peek_as_a_sorted_list_does() -> None:
             np.array([due for due, _ in rows]),
             u64(seq for _, seq in rows),
             np.arange(first, first + len(rows)),
+            alive,
         )
         model += rows
         dead = draw.randrange(len(model))

@@ -1,11 +1,17 @@
 """Sweeps of what is held: how far a FIRE moves one on, and what was read for it before."""
 
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.timer.machines import START_MS, part_of
 from tests.timer.test_pauses import Paused, settle
+from timer.aside import ASIDE
+from timer.columns import ROW
+from timer.memtable import Memtable
+from timer.order import START
 from timer.pauses import SWEEP_ROWS_MAX
 from timer.policies import CATCH_UPS, Scope
 from timer.run import Cursor
@@ -167,6 +173,29 @@ def test_a_topic_that_holds_nothing_fires_while_others_are_swept() -> None:
     paused.schedule(65, topic=2)
     assert paused.fire(70)[1]
     assert paused.fired(2) == [65]
+
+
+def test_what_a_memtable_needs_for_held_rows_is_counted_however_few_come_at_a_time() -> None:
+    topics, rounds = 200, 100
+    rows = np.zeros(topics, ROW)
+    rows["topic"] = np.arange(1, topics + 1)
+    memtable = Memtable(START)
+    memtable.hold(rows_of(rows, 0), {})
+    size = memtable.size
+    tracemalloc.start()
+    try:
+        for number in range(1, rounds):
+            memtable.hold(rows_of(rows, number), {})
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    in_place = (rounds - 1) * topics * (ROW.itemsize + 8 + 1)  # there was room for them
+    assert used <= 1.2 * (memtable.size - size - in_place)
+
+
+def rows_of(rows: Any, number: int) -> Any:
+    rows["due_ms"], rows["seq"] = ASIDE + number, np.arange(len(rows)) + number * len(rows) + 1
+    return rows
 
 
 @pytest.mark.parametrize("flushes", [False, True])
