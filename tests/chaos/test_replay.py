@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from chaos.replay import nodelog, pending, tables
+from chaos.replay import held, nodelog, pending, tables
 from chaos.replay.group import Group
 from chaos.replay.nodelog import Piece, segments
 from chaos.replay.pending import ROW, TOMBSTONE, Pending
@@ -29,7 +29,7 @@ from chaos.replay.story import (
     Story,
 )
 from tests.chaos.world import Log, by_id, by_key, write_log
-from timer import entry
+from timer import entry, pauses
 from timer.columns import OnConflict
 from timer.disk import RealDisk
 from timer.entry import Entry, Kind
@@ -442,6 +442,10 @@ def test_replay_and_the_production_machine_tell_the_same_story(
 ) -> None:
     # Two of three replays spill: hardly anything fits into memory.
     monkeypatch.setattr(pending, "AHEAD", 1 + seed % 4)
+    few = {"SWEEP_TOPICS": (1, 16)[seed % 2], "APART_BYTES": (30, 64 << 20)[seed // 2 % 2]}
+    for name, value in few.items():
+        monkeypatch.setattr(pauses, name, value)
+        monkeypatch.setattr(held, name, value)
     log = random_log(random.Random(seed))
     machine = Machine(Store(RealDisk(), tmp_path))
     story, notes = read(log, tmp_path / "log", pending_max=(3, 20, 1 << 20)[seed % 3])
