@@ -128,7 +128,7 @@ def test_exit_status_is_1_if_a_promise_was_broken(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     report = Report(summary(violations=violations))
-    monkeypatch.setattr(command, "audit", lambda _, run: write(run, report))
+    monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, report))
     assert command.main([str(tmp_path)]) == status
     assert "id=id<1>" in capsys.readouterr().out
     assert (Run(tmp_path).audit / "report.html").exists()
@@ -140,7 +140,7 @@ def test_exit_status_is_2_if_the_run_cannot_be_audited(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    def fails(*_: Any) -> Report:
+    def fails(*_: Any, **__: Any) -> Report:
         raise error
 
     monkeypatch.setattr(command, "audit", fails)
@@ -153,7 +153,8 @@ def test_exit_status_is_2_if_the_run_cannot_be_audited(
 def test_histories_are_held_against_their_format_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "audit", lambda _, run: write(run, Report(summary(violations={}))))
+    fine = Report(summary(violations={}))
+    monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, fine))
     with History(Run(tmp_path), "c") as history:
         history.open("t", "g", start_ms=1)
     assert command.main([str(tmp_path), "--check-history"]) == 0

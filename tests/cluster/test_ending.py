@@ -24,8 +24,14 @@ class FakeNode:
     at_stop: Act
 
     def __init__(
-        self, _: object, fatal: Callable[[BaseException], None], restart: Callable[[], None]
+        self,
+        _: object,
+        fatal: Callable[[BaseException], None],
+        restart: Callable[[], None],
+        *,
+        before_serving: Callable[[], None],
     ) -> None:
+        del before_serving  # it is about this process
         self.fatal, self.restart = fatal, restart
 
     async def start(self) -> None:
