@@ -588,9 +588,16 @@ class Town:
             states = [str(app.engine.machine.counts) for app in self.apps()]
             open_requests = [request for each in self.clients for request in each.waiting]
             raise Broken("liveness", f"not settled: {states}, {open_requests}")
-        for app in self.apps():
-            if not app.node.damage:  # else it may hold what nobody has needed yet
-                self.book.at_end(app)
+        for app in self._whole():
+            self.book.at_end(app)
+
+    def _whole(self) -> "list[TimerApp]":
+        """Return the applications that have all that came.
+
+        Who is behind was settled once, too. What is damaged may hold what nobody has needed yet.
+        """
+        last = max((app.applied_index for app in self.apps()), default=0)
+        return [each for each in self.apps() if each.applied_index == last and not each.node.damage]
 
     @staticmethod
     def _app(node: "SimNode") -> "TimerApp":

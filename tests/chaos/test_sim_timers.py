@@ -1,5 +1,7 @@
 """Whole timer clusters in the simulator: the promises hold, and the book notices when not."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -322,3 +324,13 @@ def test_group_that_is_not_where_it_was_sought_to_is_told() -> None:
     group.cursor = QueueOffset(group.cursor - 1)
     with pytest.raises(Broken, match="seek"):
         world.town.book._sought(machine, SeekApplied(sought, group))
+
+
+def test_replica_that_is_behind_at_the_end_is_not_asked_for_what_came_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = TimerWorld(1, options=calm(1))
+    world.run(5)
+    ahead, behind = world.town.apps()[0], SimpleNamespace(applied_index=1, node=None)
+    monkeypatch.setattr(world.town, "apps", lambda: [behind, ahead])
+    assert world.town._whole() == [ahead]
