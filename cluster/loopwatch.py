@@ -20,6 +20,7 @@ QUIET_INTERVAL_S: Final = 0.02
 QUIET_AFTER: Final = 100
 """Looks in a row at which the loop was on time."""
 ON_TIME_S: Final = 0.005
+"""A loop's timers are whole milliseconds, and another process adds some: neither is a hold."""
 LOG_ABOVE_S: Final = 0.1
 
 logger = logging.getLogger(__name__)

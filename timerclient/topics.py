@@ -77,10 +77,12 @@ class TopicCalls(SeenCalls):
         Raises:
             NotFound: there is neither a topic in it nor a policy of it.
         """
-        for found in await self.namespaces():
-            if found.name == namespace:
-                return found
-        raise NotFound(f"no such namespace: {namespace!r}")
+        topics = await self._topics_in(namespace)
+        scope = pb.PolicyScope(namespace=rows.utf8("namespace", namespace).decode())
+        own = policies.said((await self._said_of(scope)).own)
+        if not (topics or own):
+            raise NotFound(f"no such namespace: {namespace!r}")
+        return Namespace(namespace, topics, own)
 
     async def delete_namespace(self, namespace: str) -> list[str]:
         """Delete all topics of a namespace, then its policy; return which topics these were.

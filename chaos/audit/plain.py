@@ -242,9 +242,10 @@ def _expected(log: _Table, fate: I64, facts: Facts, topics: pa.Array) -> I64:
     topic, offset = log.codes("topic", topics)[fate], log.ints("queue_offset")[fate]
     expected = np.zeros(len(fate), np.int64)
     every = [*facts.starts.values()]
-    for code in np.unique(topic).tolist():
-        mine = topic == code
-        expected[mine] = np.searchsorted(every[code], offset[mine], "right")
+    order = np.argsort(topic, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(topic[order])) + 1):
+        if len(mine):
+            expected[mine] = np.searchsorted(every[topic[mine[0]]], offset[mine], "right")
     return expected
 
 

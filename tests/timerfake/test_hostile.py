@@ -1,6 +1,5 @@
 """What clumsy and hostile clients do to groups, on a node's own cores; each of it was a defect."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,21 +14,9 @@ from timerclient.sync import Background
 from timerfake import FakeCluster
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeCluster]:
-    with FakeCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(fake: FakeCluster) -> Iterator[TimerClient]:
-    with fake.client() as client:
-        yield client
-
-
-def ask(fake: FakeCluster, method: str, request: Any) -> Any:
+def ask(cluster: FakeCluster, method: str, request: Any) -> Any:
     stubs: Any = rpc.ConsumeServiceStub, rpc.AdminServiceStub
-    [call] = [c for stub in stubs if (c := getattr(stub(fake.dial("")), method, None))]
+    [call] = [c for stub in stubs if (c := getattr(stub(cluster.dial("")), method, None))]
     return Background().call(call(request))
 
 
@@ -38,39 +25,41 @@ def group(client: TimerClient, topic: str, name: str) -> pb.GroupStatus:
 
 
 @pytest.mark.parametrize("name", ["x" * 30_000, "../../etc", "default/orders", "letters", "new"])
-def test_forged_dead_letter_goes_nowhere(fake: FakeCluster, client: TimerClient, name: str) -> None:
+def test_forged_dead_letter_goes_nowhere(
+    cluster: FakeCluster, client: TimerClient, name: str
+) -> None:
     client.create_topic("orders")
     client.create_group("letters", "dead-letters")
     client.schedule("letters", b"forged", headers={"dead-letter-topic": name})
     assert client.redrive("letters") == 0
     assert {topic.name for topic in client.topics()} == {"orders", "letters"}
-    fake.advance(60)
+    cluster.advance(60)
     assert group(client, "letters", "dead-letters").unacked == 1
 
 
 def test_receive_holds_what_it_answers_and_nothing_else(
-    fake: FakeCluster, client: TimerClient
+    cluster: FakeCluster, client: TimerClient
 ) -> None:
     client.create_group("orders", "g", max_attempts=1)
     client.schedule_batch("orders", [b"x" * 100_000] * 40)
     request = pb.ReceiveRequest(topic="orders", group="g", max_messages=100)
-    got = [ask(fake, "Receive", request) for _ in range(2)]
+    got = [ask(cluster, "Receive", request) for _ in range(2)]
     offsets = [offset for answer in got for offset in answer.queue_offsets]
     assert offsets == [*range(len(offsets))]
     assert len(offsets) < 40
     assert group(client, "orders", "g").leased == len(offsets)
 
 
-def test_receive_that_gives_up_costs_no_attempt(fake: FakeCluster, client: TimerClient) -> None:
+def test_receive_that_gives_up_costs_no_attempt(cluster: FakeCluster, client: TimerClient) -> None:
     client.create_group("orders", "g", max_attempts=1)
     request = pb.ReceiveRequest(topic="orders", group="g")
-    assert not ask(fake, "Receive", request).queue_offsets
+    assert not ask(cluster, "Receive", request).queue_offsets
     client.schedule("orders", b"x")
-    assert list(ask(fake, "Receive", request).attempts) == [1]
+    assert list(ask(cluster, "Receive", request).attempts) == [1]
 
 
 def test_redrive_takes_all_however_large_and_leaves_nothing_leased(
-    fake: FakeCluster, client: TimerClient
+    cluster: FakeCluster, client: TimerClient
 ) -> None:
     client.create_group("orders", "g", max_attempts=1)
     client.create_group("orders.g.dead", "dead-letters", max_in_flight=30)
@@ -79,7 +68,7 @@ def test_redrive_takes_all_however_large_and_leaves_nothing_leased(
         for _ in range(40):
             _ = consumer.receive(1, timeout=5)[0].nack()
         consumer.flush()
-    fake.settle()
+    cluster.settle()
     assert group(client, "orders.g.dead", "dead-letters").unacked == 40
     assert client.redrive("orders.g.dead") == 40
     letters = group(client, "orders.g.dead", "dead-letters")
@@ -87,11 +76,11 @@ def test_redrive_takes_all_however_large_and_leaves_nothing_leased(
 
 
 def test_nack_and_extension_out_of_range_are_refused_and_the_consumer_lives(
-    fake: FakeCluster, client: TimerClient
+    cluster: FakeCluster, client: TimerClient
 ) -> None:
     client.schedule_batch("orders", [b"1", b"2"])
     with client.consumer("orders", "g") as consumer:
-        fake.settle()
+        cluster.settle()
         first, second = consumer.receive(2, timeout=5)
         with pytest.raises(InvalidRequest, match="delay_ms"):
             first.nack(delay=timedelta(days=31)).result(5)
@@ -110,7 +99,7 @@ def test_topic_is_not_its_own_dead_letter_topic_by_another_name(client: TimerCli
 
 @pytest.mark.parametrize("start", [7, -1, 2**31 - 1])
 def test_unknown_start_is_not_taken_for_another(
-    fake: FakeCluster, client: TimerClient, start: Any
+    cluster: FakeCluster, client: TimerClient, start: Any
 ) -> None:
     client.create_group("orders", "g")
     for method, request in (
@@ -119,7 +108,7 @@ def test_unknown_start_is_not_taken_for_another(
         ("Receive", pb.ReceiveRequest(topic="orders", group="h", start=start)),
     ):
         with pytest.raises((grpc.RpcError, grpc.aio.AioRpcError)) as refused:
-            ask(fake, method, request)
+            ask(cluster, method, request)
         assert error_of(refused.value).field == "start"
 
 

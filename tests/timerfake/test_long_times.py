@@ -1,6 +1,5 @@
 """What takes too long to be waited for: outcomes that are forgotten, producers and messages too."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -9,18 +8,6 @@ from timerclient import CancelResult, NotFound, TimerClient, TimerState
 from timerfake import FakeCluster
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(cluster: FakeCluster) -> Iterator[TimerClient]:
-    with cluster.client() as client:
-        yield client
 
 
 def fired_and_cancelled(cluster: FakeCluster, client: TimerClient, wait: timedelta) -> list[str]:

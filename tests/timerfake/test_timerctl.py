@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,18 +14,6 @@ from timerfake import FakeCluster
 
 Ctl = Callable[..., tuple[int, str, str]]
 HOUR = 3600.0
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(cluster: FakeCluster) -> Iterator[TimerClient]:
-    with cluster.client() as client:
-        yield client
 
 
 @pytest.fixture

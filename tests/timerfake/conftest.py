@@ -1,0 +1,20 @@
+"""A fake cluster for each test, and a client of it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from timerclient import TimerClient
+from timerfake import FakeCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: FakeCluster) -> Iterator[TimerClient]:
+    with cluster.client() as client:
+        yield client
