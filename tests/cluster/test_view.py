@@ -6,11 +6,13 @@ from typing import Any, cast
 import pytest
 
 from cluster import view
+from cluster.admin_service import AdminService
 from cluster.control_plane import Outcome, TransferAnswer
 from cluster.membership import Change
 from cluster.view import NodeState
 from timer.errors import CommitTimeout, InvalidRequest, NotReady, TimerError
 from timer.units import MonoMs, ReplicaId
+from timerclient.proto import timer_pb2 as pb
 
 
 def state_with(outcome: Outcome) -> NodeState:
@@ -74,3 +76,17 @@ def test_who_leads_is_told_without_a_look_at_what_the_node_holds() -> None:
     told = node.node_leadership()
     assert (told.name, told.address, told.replica_id) == ("n1", "host:1", 7)
     assert (told.role, told.serving, told.epoch) == ("leader", True, 3)
+
+
+async def test_asked_who_leads_a_node_tells_that_of_itself_and_asks_no_other() -> None:
+    leads = pb.NodeStatus(name="n1", role="leader", serving=True, epoch=3)
+    view: Any = SimpleNamespace(  # it has neither a status nor peers
+        cluster_id="c",
+        node_leadership=lambda: leads,
+        leadership=lambda: (3, "n1", "n2"),
+        leader_address=lambda: None,
+    )
+    none = cast("Any", None)
+    admin = AdminService(view, none, none, none, none)
+    told = await admin.GetStatus(pb.GetStatusRequest(leadership=True), none)
+    assert ([*told.nodes], told.leader, told.epoch) == ([leads], "n1", 3)
