@@ -118,7 +118,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             nodes += await ask_all(self._view.peers(), checkpoint_of)
         return pb.GetCheckpointResponse(
             nodes=sorted(nodes, key=lambda node: node.node),
-            shared=self._view.shared_checkpoint(),
+            shared=None if request.at_index else self._view.shared_checkpoint(),
         )
 
     @answered

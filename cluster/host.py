@@ -12,6 +12,7 @@ import asyncio
 import functools
 import logging
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -38,6 +39,10 @@ WAKE_MS_MAX: Final = 1000
 LEASE_LOOK_MS: Final = 20
 UNSPILLED_FACTOR: Final = 4
 """Of what asks for a flush: so much may fire while one goes on."""
+SHARE_MIN: Final = 0.75
+"""Of what asks for a flush: replicas apply the same, and should not all write at the same time."""
+TOPICS_AT_ONCE: Final = 128
+"""What a flush needs of each, and tells it at its end, is a hundredth of a millisecond."""
 READ_AHEAD_MS: Final = 50
 """How often it is looked whether runs must be read on."""
 SAMPLE_MS: Final = 100
@@ -112,6 +117,7 @@ class Host:
         log_bytes_flush: int,
         log_entries_flush: int,
         flush_interval_ms: int,
+        draw_share: Callable[[], float] = lambda: random.uniform(SHARE_MIN, 1),  # noqa: S311
         handed_out: Callable[[Delivery], object],
         fatal: Callable[[BaseException], None],
     ) -> None:
@@ -128,6 +134,8 @@ class Host:
         self._log_bytes_flush = log_bytes_flush
         self._log_entries_flush = log_entries_flush
         self._flush_interval_ms = flush_interval_ms
+        self._draw_share = draw_share
+        self._flush_share = draw_share()
         self._handed_out = handed_out
         self.fatal = fatal
         self._loop = asyncio.get_running_loop()
@@ -380,13 +388,18 @@ class Host:
         self._ingested = applied
         if self._draining:
             return  # the drain ends with one
-        due = now.mono_ms - self._flushed_at_ms >= self._flush_interval_ms
+        share = self._flush_share
+        due = now.mono_ms - self._flushed_at_ms >= share * self._flush_interval_ms
         if due or self.engine.wants_flush(
-            memtable_bytes=self._memtable_bytes_flush,
-            log_bytes=self._log_bytes_flush,
-            log_entries=self._log_entries_flush,
+            memtable_bytes=int(share * self._memtable_bytes_flush),
+            log_bytes=int(share * self._log_bytes_flush),
+            log_entries=int(share * self._log_entries_flush),
         ):
+            if not self.engine.prepare_flush(TOPICS_AT_ONCE):
+                self.kick()  # and some more
+                return
             self._flushed_at_ms = now.mono_ms
+            self._flush_share = self._draw_share()
             if (flush := self.engine.begin_flush()) is not None:
                 self.spawn(self._flush(flush))
 
@@ -411,6 +424,8 @@ class Host:
 
     async def _flush(self, flush: Flush) -> None:
         await self._in_thread(functools.partial(flush.write, self._flush_pacer))
+        while not self.engine.settle_flush(flush, TOPICS_AT_ONCE):  # noqa: ASYNC110
+            await asyncio.sleep(0)
         self.engine.end_flush(flush)
         if not self._stopped:
             self._fold()  # it may have waited for this

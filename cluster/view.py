@@ -274,11 +274,16 @@ class NodeState(TopicView):
         return self._disk[1]
 
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
-        """Return this node's part of the checkpoints: the last one, or the one at `at_index`."""
+        """Return this node's part of the checkpoints: the last one, or the one at `at_index`.
+
+        Then without offsets: who asks that compares digests, and topics may be many.
+        """
         engine, replica = self._host.engine, self._replica
         machine = engine.machine
         checkpoint = machine.checkpoint
         digest = checkpoint.digest if checkpoint else ""
+        topics = () if at_index else machine.topics.values()
+        offsets = {topic.name: int(topic.queue.end) for topic in topics}
         known_end = max(replica.last_index, replica.commit_index)
         return pb.NodeCheckpoint(
             node=self.name,
@@ -288,7 +293,7 @@ class NodeState(TopicView):
             commit_index=replica.commit_index,
             applied_index=machine.applied_index,
             last_read_time_ms=machine.last_read_time_ms,
-            queue_offsets={t.name: int(t.queue.end) for t in machine.topics.values()},
+            queue_offsets=offsets,
             digest=engine.digests.get(at_index, "") if at_index else digest,
             checkpoint_index=checkpoint.index if checkpoint else 0,
             age_ms=max(0, self._host.now().clock_ms - checkpoint.time_ms) if checkpoint else 0,

@@ -14,6 +14,7 @@ from dataclasses import astuple
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+import msgpack
 import numpy as np
 
 from timer.columns import RowArray
@@ -43,43 +44,40 @@ class _Hash:
 
 
 class TopicParts:
-    """The hashes of all topics; the machine tells which ones an entry touched."""
+    """The hashes of all topics. `changed`: those that are not what they were."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: set[TopicId]) -> None:
         self._parts: dict[TopicId, int] = {}
         self._sum = 0
-        self._touched: set[TopicId] = set()
-
-    def touch(self, topic: TopicId) -> None:
-        """This topic may not be what it was."""
-        self._touched.add(topic)
+        self._changed = changed
 
     def sum(self, topics: Mapping[TopicId, Topic]) -> int:
         """Return the sum of the hashes of all topics, modulo 2 ** 64."""
-        for topic_id in self._touched:
+        for topic_id in self._changed:
             self._sum -= self._parts.pop(topic_id, 0)
             if (topic := topics.get(topic_id)) is not None:  # else it is gone
                 self._parts[topic_id] = part = _topic_hash(topic)
                 self._sum += part
-        self._touched.clear()
+        self._changed.clear()
         return self._sum & MASK
 
 
 def _topic_hash(topic: Topic) -> int:
-    digest, queue, counts = _Hash(), topic.queue, topic.counts
-    digest.put(topic.topic_id, topic.pending_sum, queue.begin, queue.end, queue.chain)
-    digest.put(topic.deleted_in, topic.pending_bytes, topic.expired)
-    digest.put(topic.held, topic.held_bytes)
-    if topic.release is not None:
-        digest.put_bytes(repr(astuple(topic.release)).encode())
-    digest.put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
-    digest.put_bytes(topic.name.encode())
+    queue, counts, release = topic.queue, topic.counts, topic.release
+    words: list[object] = [
+        *(topic.topic_id, topic.name, topic.deleted_in, topic.expired),
+        *(topic.pending_sum, topic.pending_bytes, topic.held, topic.held_bytes),
+        *(queue.begin, queue.end, queue.chain),
+        *(counts.scheduled, counts.fired, counts.cancelled, counts.dropped),
+    ]
+    if release is not None:
+        words += (release.catch_up, release.until_ms, release.seq_end, release.last, release.waits)
     for group in topic.groups.values():
-        digest.put(group.group_id, group.cursor, group.reserved, group.ack_sum, group.ended_sum)
-        digest.put(group.acked_count, group.later_sum, len(group.marks), *group.marks)
-        digest.put(group.since, group.recalled_sum, group.expired, group.expired_to)
-        digest.put_bytes(_words_of(group.settings))
-    return int(digest.hex(), 16)
+        words += (group.group_id, group.cursor, group.reserved, group.marks, group.since)
+        words += (group.ack_sum, group.acked_count, group.ended_sum, group.recalled_sum)
+        words += (group.later_sum, group.expired, group.expired_to, _words_of(group.settings))
+    packed = msgpack.packb(words)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
 @lru_cache(1024)

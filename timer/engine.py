@@ -41,7 +41,7 @@ from timer.run import RunMeta
 from timer.run_writer import Pace, unpaced
 from timer.spill import Fetch, Spill, sparse, write_spill
 from timer.store import Frozen, Store
-from timer.units import Epoch, LogIndex
+from timer.units import Epoch, LogIndex, TopicId
 from timer.window import Window
 
 FOLD_BYTES: Final = 2 << 20
@@ -87,6 +87,8 @@ class Flush:
     """In bytes, once it is written."""
     moved: dict[SpillRef, SpillRef] = field(default_factory=dict)
     """Blocks that were copied: where they were, and are."""
+    moved_of: list[TopicId] = field(default_factory=list)
+    """Whose blocks these are."""
 
     def write(self, pace: Pace = unpaced) -> None:
         """Write runs, spill file and manifest, durably; then remove what no manifest needs now.
@@ -102,7 +104,7 @@ class Flush:
         if self.fresh or thin:
             path = spills / f"{self.index:016x}.spill"
             self.moved = write_spill(self.disk, path, self.fresh, thin)
-            manifest.move_spills(self.state, self.moved)
+            self.moved_of = manifest.move_spills(self.state, self.moved)
             manifest.add_spills(self.state, self.fresh)
         self.state["runs"] += [window.run.meta.pack() for window in self.windows]
         self.manifest_size = manifest.write(self.disk, self.directory, self.state)
@@ -110,6 +112,9 @@ class Flush:
         # Where blocks were until now they may still be read, until `end_flush`.
         still = {ref.file for ref in self.moved}
         drop_spills(self.disk, self.directory, manifest.spill_files(self.state) | still)
+        topics = self.state["topics"]
+        while topics:  # one by one: to free all at once holds up all threads
+            topics.pop()
 
 
 def drop_spills(disk: Disk, directory: Path, named: set[str]) -> None:
@@ -176,6 +181,7 @@ class Engine:
         disk.make_dir(directory / manifest.SPILL_DIRECTORY)
         state = manifest.read(disk, directory)
         self.machine = Machine(manifest.recover_store(state, disk, directory))
+        self._ahead = manifest.TopicsAhead(self.machine.changes.reader())
         self.manifest_index = LogIndex(0)
         """Restart begins after this one; the log before it is not needed here."""
         if state is not None:
@@ -370,6 +376,13 @@ class Engine:
         """Whether there is room for a flush; it fails without harm, but the process with it."""
         return self.unflushed_bytes + self._manifest_size + FLUSH_ROOM <= self.room.free
 
+    def prepare_flush(self, topics_max: int) -> bool:
+        """Take some of the state that the next flush wants; return whether enough is taken.
+
+        Nobody has to ask: `begin_flush` takes what is missing, however long that lasts.
+        """
+        return self.flushing or self._ahead.take(self.machine, topics_max)
+
     def begin_flush(self) -> Flush | None:
         """Take a consistent cut at the applied index.
 
@@ -380,20 +393,30 @@ class Engine:
             return None
         self.flushing = True
         self._flushed_bytes, self._flushed_index = self.applied_bytes, index
-        state, fresh = manifest.capture(self.machine)
+        state, fresh = manifest.capture(self.machine, self._ahead)
         store = self.machine.store
         state["runs"] = [run.pack() for run in store.runs]
         disk, directory, retired = self._disk, self._directory, store.retired
         return Flush(index, state, store.freeze(), fresh, disk, directory, store, retired)
 
+    @staticmethod
+    def settle_flush(flush: Flush, topics_max: int) -> bool:
+        """The manifest is durable: let some queues use the spill file; return whether all do.
+
+        As before a flush, nobody has to ask.
+        """
+        for spill in flush.fresh[:topics_max]:
+            spill.install()
+        del flush.fresh[:topics_max]
+        return not flush.fresh
+
     def end_flush(self, flush: Flush) -> None:
         """The manifest is durable: use the new run, forget what it replaces."""
         self.machine.store.install(flush.frozen, flush.windows)
         self.machine.store.forget(flush.retired)
-        for spill in flush.fresh:
-            spill.install()
-        if flush.moved:
-            for topic in self.machine.topics.values():
+        self.settle_flush(flush, len(flush.fresh))
+        for topic_id in flush.moved_of:
+            if (topic := self.machine.topics.get(topic_id)) is not None:
                 topic.queue.moved(flush.moved)
         self.machine.pages.evict(PAGES_SIZE_MAX)
         self.manifest_index = flush.index

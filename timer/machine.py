@@ -45,6 +45,7 @@ from timer.applied import (
     ScheduleApplied,
     SeekApplied,
 )
+from timer.changes import Changes
 from timer.columns import (
     I64,
     TOMBSTONE,
@@ -82,6 +83,7 @@ from timer.policies import Policies, Policy, Scope, decode_policy
 from timer.producers import IDLE_MS_MAX, Answer, Producers
 from timer.queues import Queue
 from timer.requests import Requests
+from timer.retention import Retention
 from timer.store import Store
 from timer.topic import Counts, Topic, payload_bytes
 from timer.trace import Trace
@@ -132,7 +134,12 @@ class Machine:
         self.pauses = Pauses(self)
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
-        self._parts = TopicParts()
+        self.changes = Changes()
+        self._parts = TopicParts(self.changes.reader())
+        self._retention = Retention(self.changes.reader())
+        self._moved = self.changes.reader()
+        self._queue_ends: dict[str, int] = {}
+        """By topic, as of the last checkpoint; `_moved` may have others now."""
         self.checkpoint: Checkpoint | None = None
         """The last one recorded."""
 
@@ -442,7 +449,7 @@ class Machine:
 
     def changing(self, topic_id: int) -> Topic:
         """Return a topic that is about to change."""
-        self._parts.touch(TopicId(topic_id))
+        self.changes.note(TopicId(topic_id))
         return self.topics[TopicId(topic_id)]
 
     # ---- topics, producers, policies, groups
@@ -468,6 +475,7 @@ class Machine:
         for topic in filter(None, map(self.topics.get, topics)):
             said = self.policies.said("retention_ms", topic.name, topic.topic_id)
             topic.retain(said, self.applied_time_ms)
+            self.changes.note(topic.topic_id)
 
     def _topic(self, entry: Entry) -> Topic | DeleteTopicApplied:
         said = payloads.decode_topic(entry.payload)
@@ -479,6 +487,7 @@ class Machine:
             return DeleteTopicApplied(op, None)
         topic = self.changing(op.topic)
         del self.topics[op.topic], self.topic_by_name[topic.name]
+        self._queue_ends.pop(topic.name, None)
         dropped, queue = topic.counts.pending, topic.queue
         groups = [(group.name, group.unacked(queue.end)) for group in topic.groups.values()]
         applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
@@ -505,7 +514,7 @@ class Machine:
 
     def restore_topic(self, topic: Topic) -> None:
         """Put back a topic that a manifest holds."""
-        self._parts.touch(topic.topic_id)
+        self.changes.note(topic.topic_id)
         self.topics[topic.topic_id] = topic
         self.topic_by_name[topic.name] = topic
         self.pauses.made(topic)
@@ -642,7 +651,7 @@ class Machine:
             )
         for topic in self.topics.values():
             if topic.groups:
-                self._parts.touch(topic.topic_id)
+                self.changes.note(topic.topic_id)
             for group in topic.groups.values():
                 group.begin_epoch(topic.queue.end)
         self.voters = start.voters
@@ -659,9 +668,11 @@ class Machine:
         self.cancels.forget(self._forgotten_ms())
         for late in self.late.values():
             late.forget(UnixMs(now_ms - HORIZON_MS))
-        for topic in self.topics.values():
-            if topic.forget(now_ms):
-                self._parts.touch(topic.topic_id)
+        for topic_id in self._retention.let_go(self.topics, now_ms):
+            self.changes.note(topic_id)
+        for topic_id in self._moved & self.topics.keys():
+            self._queue_ends[self.topics[topic_id].name] = int(self.topics[topic_id].queue.end)
+        self._moved.clear()
         assert self.counts.pending == self.store.pending, (self.counts, self.store.pending)
         assert self.pauses.held == self.store.held, (self.pauses.held, self.store.held)
         self.checkpoint = Checkpoint(
@@ -669,7 +680,7 @@ class Machine:
             index=self.applied_index,
             time_ms=now_ms,
             last_read_time_ms=self.last_read_time_ms,
-            queue_offsets={topic.name: int(topic.queue.end) for topic in self.topics.values()},
+            queue_offsets=self._queue_ends.copy(),
             digest=self.digest(),
         )
         return self.checkpoint
@@ -680,7 +691,4 @@ class Machine:
 
     def digest_anew(self) -> str:
         """Return the same, with no part taken for granted: for checkers."""
-        parts = TopicParts()
-        for topic_id in self.topics:
-            parts.touch(topic_id)
-        return digest_of(self, parts)
+        return digest_of(self, TopicParts(set(self.topics)))

@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 7.
+"""The manifest: one replica's state at one committed index, format version 8.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  7
+    8   4   version  8
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` makes
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -54,7 +54,7 @@ from timer.units import (
 )
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 7
+VERSION: Final = 8
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
@@ -67,19 +67,64 @@ State = dict[str, Any]
 """The body of a manifest."""
 
 
-def capture(machine: Machine) -> tuple[State, list[Spill]]:
+class TopicsAhead:
+    """The states of topics, taken a few at a time; who changes before the cut is taken again.
+
+    So a cut costs what has changed since, not what there is. Between `take` and `finish` nothing
+    may be spilled or moved: that is no change of a topic.
+    """
+
+    def __init__(self, changed: set[TopicId]) -> None:
+        """`changed`: the topics that changed since the last look."""
+        self._changed = changed
+        self._taken: dict[TopicId, _Taken] = {}
+        self._left: list[TopicId] | None = None
+        """To be taken, from the end; None: nobody has begun."""
+
+    def take(self, machine: Machine, most: int) -> bool:
+        """Take so many more; return whether each has been taken at least once."""
+        if self._left is None:
+            self._left = sorted(machine.topics, reverse=True)
+        for _ in range(min(most, len(self._left))):
+            topic = machine.topics.get(topic_id := self._left.pop())
+            if topic is not None:
+                self._taken[topic_id] = _take(topic)
+                self._changed.discard(topic_id)
+        return not self._left
+
+    def finish(self, machine: Machine) -> tuple[list[State], list[Spill]]:
+        """Return the states at `applied_index`, by id, and what needs a spill file."""
+        for topic_id in self._changed:
+            self._taken.pop(topic_id, None)
+        all_of_them = [
+            self._taken.get(topic_id) or _take(topic)
+            for topic_id, topic in sorted(machine.topics.items())
+        ]
+        self._changed.clear()
+        self._taken, self._left = {}, None
+        spills = [taken.spill for taken in all_of_them if taken.spill is not None]
+        return [taken.state for taken in all_of_them], spills
+
+
+class _Taken(NamedTuple):
+    state: State
+    spill: Spill | None
+    """Of the blocks that no file holds; the others are in the state."""
+
+
+def _take(topic: Topic) -> _Taken:
+    blocks = topic.queue.unspilled()
+    spill = Spill(topic.topic_id, topic.queue, blocks, []) if blocks else None
+    return _Taken(_topic_state(topic), spill)
+
+
+def capture(machine: Machine, ahead: TopicsAhead) -> tuple[State, list[Spill]]:
     """Return the state at `applied_index`, without runs, and what needs a spill file.
 
     Nothing in it changes later, and what is large is encoded only by `write`, in its thread.
     Blocks that are spilled already are in it; add the others (`add_spills`) after writing them.
     """
-    fresh: list[Spill] = []
-    topics = []
-    for topic_id, topic in sorted(machine.topics.items()):
-        blocks = topic.queue.unspilled()
-        if blocks:
-            fresh.append(Spill(topic_id, topic.queue, blocks, []))
-        topics.append(_topic_state(topic))
+    topics, fresh = ahead.finish(machine)
     state: State = {
         "index": machine.applied_index,
         "epoch": machine.applied_epoch,
@@ -117,13 +162,19 @@ def add_spills(state: State, fresh: list[Spill]) -> None:
         by_topic[spill.topic]["blocks"] += [_block_state(block) for block in spill.new]
 
 
-def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> None:
-    """Name in `state` where blocks lie that were copied."""
+def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> list[TopicId]:
+    """Name in `state` where blocks lie that were copied; return the topics that have some."""
+    touched = []
     for topic in state["topics"]:
+        moved = 0
         for fields in topic["blocks"]:
             ref = places.get(SpillRef(*fields[:3]))
             if ref is not None:
                 fields[:3] = [ref.file, ref.position, ref.size]
+                moved += 1
+        if moved:
+            touched.append(TopicId(topic["id"]))
+    return touched
 
 
 def spill_refs(state: State) -> list[SpillRef]:
@@ -229,7 +280,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
 
 def write(disk: Disk, directory: Path, state: State) -> int:
     """Replace the manifest, durably; return its size in bytes."""
-    body: bytes = msgpack.packb(state, default=_pack)
+    body = _encode(state)
     header = _HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body))
     disk.write_atomic(directory / NAME, header + body)
     return len(header) + len(body)
@@ -270,6 +321,21 @@ def check(disk: Disk, directory: Path) -> bytes | None:
     if len(body) != length or zlib.crc32(body) != crc32:
         raise CorruptFile(path, _HEADER.size, "checksum mismatch")
     return body
+
+
+def _encode(state: State) -> bytes:
+    """Return the map. Lists are packed one element at a time, or no other thread runs meanwhile."""
+    packer = msgpack.Packer(default=_pack, autoreset=False)
+    packer.pack_map_header(len(state))
+    for name, value in state.items():
+        packer.pack(name)
+        if isinstance(value, list):
+            packer.pack_array_header(len(value))
+            for element in value:
+                packer.pack(element)
+        else:
+            packer.pack(value)
+    return bytes(packer.bytes())
 
 
 def _counts_state(counts: Counts) -> list[int]:

@@ -54,7 +54,7 @@ _FIRE: Final = struct.Struct("<qII")
 _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 7
+APPLY_VERSION: Final = 8
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
 unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
 ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy;

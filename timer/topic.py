@@ -116,22 +116,34 @@ class Topic:
 
     def trim(self) -> None:
         """Let go of what every group has acked, unless retention decides."""
-        if self.groups and not self.retention_ms:
+        if self._trims:
             self.queue.drop_below(self.unacked_from)
 
-    def forget(self, now_ms: UnixMs) -> bool:
-        """Let go of what every group has acked and retention keeps no more; return if it did."""
+    @property
+    def forgets_at_ms(self) -> UnixMs | None:
+        """When `forget` does something next, if nothing else happens. None: never."""
         queue = self.queue
-        before = queue.begin
-        if before == queue.end:
-            return False
-        if self.groups and not self.retention_ms:
+        below = self.unacked_from if self.groups else queue.end
+        if queue.begin >= below:
+            return None
+        return UnixMs(0) if self._trims else UnixMs(queue.marks[0][0] + self._kept_ms)
+
+    def forget(self, now_ms: UnixMs) -> None:
+        """Let go of what every group has acked and retention keeps no more."""
+        if self._trims:
             self.trim()
         else:
-            kept_ms = RETENTION_MS if self.retention_ms is None else self.retention_ms
-            below = self.unacked_from if self.groups else queue.end
-            queue.expire(UnixMs(now_ms - kept_ms), below)
-        return queue.begin > before
+            below = self.unacked_from if self.groups else self.queue.end
+            self.queue.expire(UnixMs(now_ms - self._kept_ms), below)
+
+    @property
+    def _trims(self) -> bool:
+        """What every group has acked is let go of at once."""
+        return bool(self.groups) and not self.retention_ms
+
+    @property
+    def _kept_ms(self) -> int:
+        return RETENTION_MS if self.retention_ms is None else self.retention_ms
 
     # ---- time to live: what has expired, the leader has decided (timer/expiry.py)
 

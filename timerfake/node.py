@@ -174,6 +174,7 @@ class FakeNode(TopicView):
         engine, checkpoint = self.host.engine, self.host.engine.machine.checkpoint
         machine = engine.machine
         digest = checkpoint.digest if checkpoint else ""
+        topics = () if at_index else machine.topics.values()
         return pb.NodeCheckpoint(
             node=NAME,
             role="leader",
@@ -182,7 +183,7 @@ class FakeNode(TopicView):
             commit_index=engine.commit_index,
             applied_index=machine.applied_index,
             last_read_time_ms=machine.last_read_time_ms,
-            queue_offsets={t.name: int(t.queue.end) for t in machine.topics.values()},
+            queue_offsets={topic.name: int(topic.queue.end) for topic in topics},
             digest=engine.digests.get(at_index, "") if at_index else digest,
             checkpoint_index=checkpoint.index if checkpoint else 0,
             reachable=True,

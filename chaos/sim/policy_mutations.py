@@ -11,6 +11,7 @@ from timer.admission import Admission
 from timer.columns import U32
 from timer.leader import Leader, Now
 from timer.machine import Machine
+from timer.manifest import TopicsAhead
 from timer.policies import Policies, Policy
 from timer.store import Store
 
@@ -49,10 +50,10 @@ _over = Policy.over
 _capture = manifest.capture
 
 
-def _capture_without_policies(machine: Machine) -> Any:
+def _capture_without_policies(machine: Machine, ahead: TopicsAhead) -> Any:
     kept, machine.policies = machine.policies, Policies()
     try:
-        return _capture(machine)
+        return _capture(machine, ahead)
     finally:
         machine.policies = kept
 

@@ -8,6 +8,7 @@ from timer import manifest
 from timer.columns import RequestId
 from timer.entry import Entry
 from timer.machine import Machine
+from timer.manifest import TopicsAhead
 from timer.producers import Answer
 from timer.requests import Requests
 
@@ -23,10 +24,10 @@ def _epoch_without_requests(self: Machine, entry: Entry) -> Any:
 _capture = manifest.capture
 
 
-def _capture_without_requests(machine: Machine) -> Any:
+def _capture_without_requests(machine: Machine, ahead: TopicsAhead) -> Any:
     kept, machine.requests = machine.requests, Requests()
     try:
-        return _capture(machine)
+        return _capture(machine, ahead)
     finally:
         machine.requests = kept
 

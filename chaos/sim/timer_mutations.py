@@ -18,6 +18,7 @@ from timer.groups import Group
 from timer.leader import Leader, Now
 from timer.leases import ACCEPT, Leases
 from timer.machine import Machine
+from timer.manifest import TopicsAhead
 from timer.memtable import Left, Peek
 from timer.order import START, Position
 from timer.payloads import Fire, GroupOp, Op
@@ -139,12 +140,21 @@ def _no_graves(self: Left) -> Any:
 _capture = manifest.capture
 
 
-def _capture_without_producers(machine: Machine) -> Any:
-    state, fresh = _capture(machine)
+def _capture_without_producers(machine: Machine, ahead: TopicsAhead) -> Any:
+    state, fresh = _capture(machine, ahead)
     kept, machine.producers = machine.producers, Producers(machine.producers.next_id)
     state["producers"], state["digest"] = [], machine.digest()
     machine.producers = kept
     return state, fresh
+
+
+_finish = TopicsAhead.finish
+
+
+def _finish_stale(self: TopicsAhead, machine: Machine) -> Any:
+    """A topic is as it was when it was taken ahead."""
+    self._changed.clear()
+    return _finish(self, machine)
 
 
 _group_state = manifest._group_state  # noqa: SLF001
@@ -393,6 +403,15 @@ TIMER_MUTATIONS: Final = (
         **_RESTARTS,
     ),
     _mutation(
+        "manifest_of_before",
+        "a topic that changes after it was taken for a manifest is in it as it was",
+        {"storage"},
+        40,
+        "a restart from a manifest that was taken topic by topic",
+        patch(TopicsAhead, "finish", _finish_stale),
+        **_RESTARTS,
+    ),
+    _mutation(
         "manifest_without_acks",
         "a restart forgets the acks above the cursor",
         {"acked", "digest"},
@@ -404,7 +423,7 @@ TIMER_MUTATIONS: Final = (
     _mutation(
         "restart_fires_again",
         "a restart forgets how far its runs had fired",
-        {"digest", "twice", "list"},
+        {"digest", "twice", "list", "dropped"},
         40,
         "a restart from a manifest whose runs have fired in part",
         patch(Store, "recover", _recover_from_start),

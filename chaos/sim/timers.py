@@ -59,6 +59,8 @@ CONFIG: Final = LeaderConfig(
 )
 SWEEP_ROWS: Final = 3
 SWEEP_TOPICS: Final = 1
+TOPICS_AT_ONCE: Final = 1
+"""That a manifest takes before its cut, and that hear of its spill file: some change in between."""
 APART_MAX: Final = 20
 """Held timers that one FIRE looks at: so releases take some."""
 RESERVE: Final = 300_000
@@ -114,7 +116,8 @@ class TimerApp:
                     self.engine.end_lookup(lookup)
             done += self.engine.fold(entries[done:])
         every = self._flush_every
-        if self.engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=every):
+        wanted = self.engine.wants_flush(memtable_bytes=NEVER, log_bytes=NEVER, log_entries=every)
+        if wanted and self.engine.prepare_flush(TOPICS_AT_ONCE):
             self.flush()
         self._kick()
 
@@ -125,6 +128,12 @@ class TimerApp:
 
     def _write(self, flush: Flush) -> None:
         flush.write()
+        self._settle(flush)
+
+    def _settle(self, flush: Flush) -> None:
+        if not self.engine.settle_flush(flush, TOPICS_AT_ONCE):
+            self.node.later(0, self._settle, flush)
+            return
         self.engine.end_flush(flush)
         self._drop_log()
         if (merge := self.engine.begin_merge()) is not None:

@@ -133,6 +133,15 @@ def test_an_odd_fate_makes_a_timer_doubtful(odd: dict[str, Any]) -> None:
     assert doubtful == {2, odd.get("mark") or 2}
 
 
+def test_a_timer_that_all_say_fired_early_is_doubtful() -> None:
+    asks, log, given = honest()
+    log[1]["ended_at_ms"] = early = log[1]["due_ms"] - 1
+    for row in given:
+        if row["mark"] == 2:
+            row["fired_at_ms"] = early
+    assert sifted(asks, log, given, facts())[1] == {2}
+
+
 @pytest.mark.parametrize(
     "odd",
     [

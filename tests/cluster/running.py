@@ -180,9 +180,12 @@ class Running(Forking):
         """Return a node's digest at a CHECKPOINT; empty: it is not there yet."""
         asked = pb.GetCheckpointRequest(local=True, at_index=index)
         try:
-            return self.admin(name).GetCheckpoint(asked, timeout=1).nodes[0].digest
+            answer = self.admin(name).GetCheckpoint(asked, timeout=1)
         except grpc.RpcError:
             return ""
+        assert not answer.nodes[0].queue_offsets, "of any number of topics"
+        assert not answer.HasField("shared")
+        return answer.nodes[0].digest
 
     def counts_add_up(self) -> pb.NodeStatus:
         """Return the leader's status: every timer scheduled is pending or has one end (P7)."""

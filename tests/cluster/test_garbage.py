@@ -2,13 +2,15 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.garbage import ALL_EVERY_S, LEFT_MAX, NEVER, SWEEP_S, YOUNG_ROUNDS, Sweeper
+from cluster.node import Node
 
 
 @dataclass
@@ -136,3 +138,24 @@ def test_cycle_that_was_made_since_is_collected_by_the_next_sweep(collector: Any
     assert gc.get_count()[2] >= YOUNG_ROUNDS
     sweeper.sweep()
     assert not any(one() for one in gone)
+
+
+async def test_node_sets_aside_what_the_disk_held_before_anybody_can_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[str] = []
+
+    def step(name: str) -> Callable[[object], None]:
+        return lambda node: steps.append(name)
+
+    async def serve(node: object) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(Node, "_open_disk", step("open"))
+    monkeypatch.setattr(Node, "_assemble", step("assemble"))
+    monkeypatch.setattr(Node, "_serve", serve)
+    config: Any = SimpleNamespace(test_clock="")
+    node = Node(config, lambda error: None, before_serving=lambda: steps.append("set aside"))
+    with pytest.raises(EOFError):
+        await node.start()
+    assert steps == ["open", "assemble", "set aside"]

@@ -4,10 +4,11 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cluster.host import Host
+from cluster.host import TOPICS_AT_ONCE, Host
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from timer.clock import ClusterClock
 from timer.disk import RealDisk
@@ -60,22 +61,21 @@ def make_clock(now_ms: UnixMs) -> ClusterClock:
     raise AssertionError("a follower needs none")
 
 
-def host_on(directory: Path, follower: Follower, errors: list[BaseException]) -> Host:
-    return Host(
-        engine_on(RealDisk(), directory),
-        follower,
-        make_clock=make_clock,
-        samples=list,
-        mono_ms=lambda: MonoMs(0),
-        wall_ms=lambda: UnixMs(START_MS),
-        fold_interval_ms=1,
-        memtable_bytes_flush=1 << 30,
-        log_bytes_flush=1 << 30,
-        log_entries_flush=1 << 30,
-        flush_interval_ms=1 << 30,
-        handed_out=lambda delivery: None,
-        fatal=errors.append,
-    )
+def host_on(directory: Path, follower: Follower, errors: list[BaseException], **other: Any) -> Host:
+    given: dict[str, Any] = {
+        "make_clock": make_clock,
+        "samples": list,
+        "mono_ms": lambda: MonoMs(0),
+        "wall_ms": lambda: UnixMs(START_MS),
+        "fold_interval_ms": 1,
+        "memtable_bytes_flush": 1 << 30,
+        "log_bytes_flush": 1 << 30,
+        "log_entries_flush": 1 << 30,
+        "flush_interval_ms": 1 << 30,
+        "handed_out": lambda delivery: None,
+        "fatal": errors.append,
+    }
+    return Host(engine_on(RealDisk(), directory), follower, **given | other)
 
 
 async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_in(
@@ -155,3 +155,41 @@ async def test_flush_ends_though_whoever_asked_gave_up(
         await host.stop()
     assert follower.dropped_before == host.engine.manifest_index + 1 == len(log.entries) + 1
     assert errors == []
+
+
+async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, errors, shares = Log(), list[BaseException](), [0.5, 1.0]
+    log.begin_epoch()
+    for number in range(3 * TOPICS_AT_ONCE):
+        log.topic(f"t{number}")
+    entries = len(log.entries)
+    follower = Follower(log)
+    draw = iter(shares).__next__
+    host = host_on(tmp_path, follower, errors, log_entries_flush=2 * entries, draw_share=draw)
+    steps, prepare = list[int](), host.engine.prepare_flush
+
+    def prepared(topics_max: int) -> bool:
+        steps.append(topics_max)
+        return prepare(topics_max)
+
+    monkeypatch.setattr(host.engine, "prepare_flush", prepared)
+    host.on_commit(LogIndex(entries - 1))
+    async with asyncio.timeout(120):
+        while host.engine.behind:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        host.kick()
+        await asyncio.sleep(0)
+        assert steps == [], "half of the limit lacks an entry"
+        host.on_commit(LogIndex(entries))
+        while not host.engine.manifest_index or host.engine.flushing:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert host.engine.manifest_index == entries
+    assert steps == [TOPICS_AT_ONCE] * 3
+    log.topic("one more")
+    host.on_commit(LogIndex(entries + 1))
+    await host.stop()
+    assert len(steps) == 3, "the next one is at all of the limit"
+    assert errors == []
+    assert len(engine_on(RealDisk(), tmp_path).machine.topics) == 3 * TOPICS_AT_ONCE

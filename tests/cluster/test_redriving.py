@@ -52,6 +52,18 @@ class Handing(Hosted):
             super().step()
 
 
+def test_letter_that_dies_over_and_over_tells_of_its_newest_deaths_alone() -> None:
+    headers = {"mine": "kept"}
+    for death in range(3 * deadletters.DEATHS_MAX):
+        headers = deadletters._put_off(headers) | {deadletters.TOPIC: f"t{death}"}
+    newest = 3 * deadletters.DEATHS_MAX - 1
+    assert headers == {"mine": "kept"} | {
+        deadletters.PRIOR * deaths + deadletters.TOPIC: f"t{newest - deaths}"
+        for deaths in range(deadletters.DEATHS_MAX)
+    }
+    assert deadletters._brought_back(headers)[deadletters.TOPIC] == f"t{newest - 1}"
+
+
 async def redriven(host: Handing) -> tuple[int, int]:
     any_host: Any = host
     desk = GroupDesk(any_host, any_host, any_host, 100)

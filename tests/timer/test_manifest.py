@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.timer.machines import (
     queue_of,
     state_of,
 )
-from timer import manifest
+from timer import digest, manifest
 from timer.engine import Engine
 from timer.errors import CorruptFile, DiskFailed, TimerError, UnknownVersion
 from timer.manifest import NAME, SPILL_DIRECTORY
@@ -102,6 +103,57 @@ def test_restart_from_a_manifest_of_any_index_is_the_uninterrupted_machine(cut: 
     for each in (again, uninterrupted):
         catch_up(each, whole)
     assert state_of(again.machine) == state_of(uninterrupted.machine)
+
+
+@pytest.mark.parametrize("start", range(1, 34, 4))
+def test_cut_that_was_prepared_topic_by_topic_while_they_changed_is_the_cut(start: int) -> None:
+    whole, log = busy_log(), Log()
+    engine = engine_on(SimDisk())
+    for at, entry in enumerate(whole.entries):
+        log.entries.append(entry)
+        catch_up(engine, log)
+        if at >= start:
+            engine.prepare_flush(1)
+    for _ in range(2):  # and anew, now that nothing was prepared
+        state, fresh = manifest.capture(engine.machine, engine._ahead)
+        anew, same = manifest.capture(engine.machine, manifest.TopicsAhead(set()))
+        assert manifest._encode(state) == manifest._encode(anew)
+        assert [(s.topic, s.old) for s in fresh] == [(s.topic, s.old) for s in same]
+
+
+def test_prepared_cut_and_a_checkpoint_cost_what_has_changed_and_not_what_is_there() -> None:
+    log = Log()
+    log.begin_epoch()
+    for number in range(100):
+        log.topic(f"t{number}")
+    log.schedule(part_of([(topic, START_MS + topic, b"x") for topic in range(1, 101)]))
+    log.fire(START_MS + 200)
+    log.checkpoint()
+    engine = engine_on(SimDisk())
+    catch_up(engine, log)
+    with mock.patch.object(manifest, "_topic_state", wraps=manifest._topic_state) as taken:
+        steps = 1
+        while not engine.prepare_flush(30):
+            assert taken.call_count == 30 * steps
+            steps += 1
+        assert taken.call_count == 100
+        log.schedule(part_of([(topic, START_MS + 300, b"y") for topic in (7, 60)]))
+        log.topic("new")
+        log.delete_topic(9)
+        with mock.patch.object(digest, "_topic_hash", wraps=digest._topic_hash) as hashed:
+            log.checkpoint()
+            catch_up(engine, log)
+            begun = engine.begin_flush()
+        assert (taken.call_count, hashed.call_count) == (103, 3)
+    assert begun is not None
+    begun.write()
+    steps = 1
+    while not engine.settle_flush(begun, 30):
+        spilled = sum(not t.queue.unspilled() for t in engine.machine.topics.values())
+        assert spilled == 30 * steps + 1, "the new one has fired nothing"
+        steps += 1
+    engine.end_flush(begun)
+    assert steps == 4
 
 
 def test_flush_upon_flush_keeps_what_earlier_ones_spilled() -> None:

@@ -109,6 +109,16 @@ def test_shorter_retention_is_of_what_fired_last_before_it_too() -> None:
     assert world.topic.queue.begin == 2
 
 
+def test_retention_that_changes_between_two_checkpoints_holds_at_the_second() -> None:
+    world = World()
+    world.fire(2)
+    world.checkpoint(HOUR_MS)
+    assert world.topic.queue.begin == 0
+    world.say(CLUSTER, retention_ms=60_000)
+    world.checkpoint()
+    assert world.topic.queue.begin == 2
+
+
 def test_unacked_message_is_kept_however_long_the_retention_is_over() -> None:
     world = World()
     world.say(retention_ms=1)

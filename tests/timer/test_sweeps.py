@@ -10,6 +10,8 @@ from tests.timer.machines import START_MS, part_of
 from tests.timer.test_pauses import Paused, settle
 from timer.aside import ASIDE
 from timer.columns import ROW
+from timer.gone import Gone
+from timer.held import HeldRows
 from timer.memtable import Memtable
 from timer.order import START
 from timer.pauses import SWEEP_ROWS_MAX
@@ -314,3 +316,11 @@ def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
     assert 200 <= sum(len(kept.rows) for kept in ahead._held._kept) <= 4_096
     [*settle(paused, 20_000)]
     assert paused.fired() == [*range(20_000)]
+
+
+def test_what_was_read_for_other_topics_is_of_no_use_to_a_sweep_that_goes_by_more() -> None:
+    one, two = TopicId(1), TopicId(2)
+    others = Gone.all_but([one], TopicId(4))  # of 2 and 3 nothing was kept
+    read = HeldRows([], others, START, lambda: 1)
+    assert not read.go_on(START, [], Gone.all_but([one, two], TopicId(4)))
+    assert read.go_on(START, [], others.plus(one))

@@ -1830,7 +1830,9 @@ class GetCheckpointRequest(_message.Message):
     AT_INDEX_FIELD_NUMBER: _builtins.int
     local: _builtins.bool
     at_index: _builtins.int
-    """the digest at this CHECKPOINT, if it is still known; 0: at the last one"""
+    """The digest at this CHECKPOINT, if it is still known, and neither queue_offsets nor `shared`;
+    0: all of it, as of the last one.
+    """
     def __init__(
         self,
         *,

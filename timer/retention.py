@@ -1,0 +1,46 @@
+"""Which topics let go of messages, and when: retention costs what it lets go of.
+
+    topic changed --> when it lets go next, as it is now --> at a checkpoint after that it does
+
+A replica that starts anew works it out from the topics: it is no state of its own, and letting go
+at the same checkpoints is what makes replicas alike.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from sortedcontainers import SortedList
+
+from timer.topic import Topic
+from timer.units import TopicId, UnixMs
+
+
+class Retention:
+    """See the module. `changed`: the topics that changed since the last `let_go`."""
+
+    def __init__(self, changed: set[TopicId]) -> None:
+        self._changed = changed
+        self._at_ms: dict[TopicId, UnixMs] = {}
+        self._order: SortedList[tuple[UnixMs, TopicId]] = SortedList()
+
+    def let_go(self, topics: Mapping[TopicId, Topic], now_ms: UnixMs) -> Iterator[TopicId]:
+        """Let topics forget what they keep no longer; yield those that did."""
+        while self._changed:
+            topic_id = self._changed.pop()
+            topic = topics.get(topic_id)
+            self._plan(topic_id, None if topic is None else topic.forgets_at_ms)
+        while self._order and self._order[0][0] <= now_ms:
+            topic_id = self._order[0][1]
+            self._plan(topic_id, None)  # until it changes, and it does now
+            topics[topic_id].forget(now_ms)
+            yield topic_id
+
+    def _plan(self, topic_id: TopicId, at_ms: UnixMs | None) -> None:
+        planned = self._at_ms.get(topic_id)
+        if planned == at_ms:
+            return
+        if planned is not None:
+            del self._at_ms[topic_id]
+            self._order.remove((planned, topic_id))
+        if at_ms is not None:
+            self._at_ms[topic_id] = at_ms
+            self._order.add((at_ms, topic_id))
