@@ -6,11 +6,13 @@
 By itself Python looks at everything that has survived, again each time that there is a quarter
 more: with ten thousand topics that held the event loop for a quarter of a second (P9). What is of
 no use and in no cycle goes at once, here as ever; a cycle that had been set aside waits until there
-is twice as much, or for six hours. Then the loop is held for that quarter of a second, too.
+is twice as much, and half a million objects more, or for six hours. Then the loop is held for that
+quarter of a second, too. What a flush holds of each topic for a second is not swept meanwhile.
 """
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 SWEEP_S: Final = 0.25
@@ -19,6 +21,9 @@ YOUNG_ROUNDS: Final = 4
 ALL_EVERY_S: Final = 6 * 3600.0
 LEFT_MAX: Final = 20_000
 """Objects that the next sweep looks at again; a slow core takes 0.3 microseconds for each."""
+SINCE_MIN: Final = 500_000
+"""Objects that are set aside before all are looked at again, however few there were: 50 MB or so,
+if all of them were of no use."""
 NEVER: Final = 1 << 30
 
 
@@ -80,16 +85,18 @@ class Sweeper:
             return
         self._gc.freeze()
         self._since += left
-        if self._since > self._aside:
+        enough = max(self._aside, SINCE_MIN)
+        if self._since > enough:
             self._since = self._gc.get_freeze_count() - self._aside
-            if self._since > self._aside:
+            if self._since > enough:
                 self._look_at_all()
 
-    async def run(self) -> None:
-        """Sweep until cancelled."""
+    async def run(self, busy: Callable[[], bool]) -> None:
+        """Sweep until cancelled, but not while much is there that soon goes."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            self.sweep()
+            if not busy():
+                self.sweep()
 
     def _look_at_all(self) -> None:
         self._gc.unfreeze()

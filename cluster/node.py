@@ -155,6 +155,11 @@ class Node:
         self._spawn(self._scrubber.run())
         logger.info("started: grpc %s, http %s", self.config.grpc, self.config.http)
 
+    @property
+    def flushing(self) -> bool:
+        """The state is being captured, or written."""
+        return self._engine.cutting or self._engine.flushing
+
     # ---- assembly
 
     def _open_disk(self) -> None:

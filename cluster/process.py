@@ -138,7 +138,7 @@ async def _run(config: NodeConfig, ending: Ending) -> None:
         if await _unless_ended(healing, ending):
             ending.start_again()
         return
-    sweeping = loop.create_task(sweeper.run())
+    sweeping = loop.create_task(sweeper.run(lambda: node.flushing))
     await ending.begun.wait()
     sweeping.cancel()
     logger.info("starting again" if ending.restarts else "stopping")

@@ -376,6 +376,11 @@ class Engine:
         """Whether there is room for a flush; it fails without harm, but the process with it."""
         return self.unflushed_bytes + self._manifest_size + FLUSH_ROOM <= self.room.free
 
+    @property
+    def cutting(self) -> bool:
+        """Some of what the next flush wants is taken."""
+        return self._ahead.begun
+
     def prepare_flush(self, topics_max: int) -> bool:
         """Take some of the state that the next flush wants; return whether enough is taken.
 

@@ -81,6 +81,11 @@ class TopicsAhead:
         self._left: list[TopicId] | None = None
         """To be taken, from the end; None: nobody has begun."""
 
+    @property
+    def begun(self) -> bool:
+        """Whether the cut has been prepared at all."""
+        return self._left is not None
+
     def take(self, machine: Machine, most: int) -> bool:
         """Take so many more; return whether each has been taken at least once."""
         if self._left is None:

@@ -22,6 +22,7 @@ class FakeNode:
 
     at_start: Act
     at_stop: Act
+    flushing = False
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cluster.garbage import ALL_EVERY_S, LEFT_MAX, NEVER, SWEEP_S, YOUNG_ROUNDS, Sweeper
+from cluster import garbage
+from cluster.garbage import ALL_EVERY_S, LEFT_MAX, NEVER, SINCE_MIN, SWEEP_S, YOUNG_ROUNDS, Sweeper
 from cluster.node import Node
 
 
@@ -55,18 +56,22 @@ class FakeCollector:
         self.threshold = young, middle, old
 
 
-def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much() -> None:
+@pytest.mark.parametrize("held", [10 * LEFT_MAX, 2 * SINCE_MIN])
+def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much_or_many_more(
+    held: int,
+) -> None:
     collector = FakeCollector()
-    collector.make(10 * LEFT_MAX)
+    collector.make(held)
     sweeper = Sweeper(collector)
     sweeper.start()
     assert collector.threshold == (700, 10, NEVER)
     more = LEFT_MAX + 1
-    for _ in range(10):
+    sweeps = max(held, SINCE_MIN) // more + 1
+    for _ in range(sweeps):
         collector.make(more)
         sweeper.sweep()
-    assert collector.looked_at == [10 * LEFT_MAX] + [more] * 10 + [10 * LEFT_MAX + 10 * more]
-    assert collector.aside == 10 * LEFT_MAX + 10 * more
+    assert collector.looked_at == [held] + [more] * sweeps + [held + sweeps * more]
+    assert collector.aside == held + sweeps * more
     assert collector.old == 0
 
 
@@ -87,7 +92,7 @@ def test_what_was_set_aside_and_went_does_not_count() -> None:
     sweeper = Sweeper(collector)
     sweeper.start()
     more = LEFT_MAX + 1
-    for _ in range(30):
+    for _ in range(2 * SINCE_MIN // more):
         collector.make(more)
         sweeper.sweep()
         collector.aside -= more
@@ -102,6 +107,17 @@ def test_once_in_a_long_time_all_is_looked_at() -> None:
     for _ in range(int(2 * ALL_EVERY_S / SWEEP_S)):
         sweeper.sweep()
     assert collector.looked_at == [10 * LEFT_MAX] * 3
+
+
+async def test_nothing_is_swept_while_much_is_there_that_soon_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "SWEEP_S", 0)
+    sweeper, answers, swept = Sweeper(FakeCollector()), [True, True, False], list[int]()
+    monkeypatch.setattr(sweeper, "sweep", lambda: swept.append(len(answers)))
+    with pytest.raises(IndexError):
+        await sweeper.run(lambda: answers.pop(0))
+    assert swept == [0]
 
 
 def test_little_that_is_new_is_left_alone() -> None:

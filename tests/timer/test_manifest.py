@@ -154,6 +154,11 @@ def test_prepared_cut_and_a_checkpoint_cost_what_has_changed_and_not_what_is_the
         steps += 1
     engine.end_flush(begun)
     assert steps == 4
+    log.topic("newer")
+    catch_up(engine, log)
+    again = engine.begin_flush()
+    assert again is not None
+    assert again.fresh == [], "what was spilled is not what was prepared before"
 
 
 def test_flush_upon_flush_keeps_what_earlier_ones_spilled() -> None:
