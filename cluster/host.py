@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from cluster.pace import Abandoned, IngestRate, Pacer
+from cluster.totals import Totals
 from timer.clock import ClusterClock, Sample
 from timer.engine import Engine, Flush
 from timer.entry import Entry, Kind
@@ -122,6 +123,7 @@ class Host:
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.engine = engine
+        self.totals = Totals(engine.machine)
         self.log = log
         self._make_clock = make_clock
         self._samples = samples

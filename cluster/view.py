@@ -196,9 +196,9 @@ class NodeState(TopicView):
             dropped=machine.counts.dropped,
             pending=machine.counts.pending,
             producers=len(machine.producers),
-            expired=sum(topic.expired for topic in machine.topics.values()),
+            expired=self._host.totals.expired,
             held=machine.store.held,
-            ready=sum(topic.ready for topic in machine.topics.values()),
+            ready=self._host.totals.ready,
             leased=sum(leased for leased, _ in held),
             consumers=sum(consumers for _, consumers in held),
             undelivered_lag_ms=max((each.undelivered_ms for each in lags), default=0),
@@ -240,13 +240,12 @@ class NodeState(TopicView):
         """Return this node's part of the status."""
         machine = self._host.engine.machine
         replica, counts = self._replica, machine.counts
-        ready = sum(topic.ready for topic in machine.topics.values())
         status = pb.NodeStatus(
             log_end=replica.last_index,
             commit_index=replica.commit_index,
             applied_index=machine.applied_index,
             pending=counts.pending,
-            ready=ready,
+            ready=self._host.totals.ready,
             scheduled=counts.scheduled,
             fired=counts.fired,
             cancelled=counts.cancelled,

@@ -1,0 +1,46 @@
+"""Sums over topics are what adding all of them up gives, whatever happened since the last look."""
+
+import random
+
+from chaos.simdisk import SimDisk
+from cluster.totals import Totals
+from tests.timer.machines import START_MS, Log, machine_on, part_of
+from timer.payloads import Op
+from timer.units import TopicId
+
+
+def test_totals_are_the_sums_over_all_topics_after_whatever_happened() -> None:
+    rng, log, machine = random.Random(1), Log(), machine_on(SimDisk(), leads=True)
+    log.topic("before")
+    machine.apply(log.entries[-1])
+    totals = Totals(machine)
+    seen = set()
+    for _ in range(400):
+        ids = [*machine.topics] or [TopicId(0)]
+        topic = rng.choice(ids)
+        groups = [*machine.topics[topic].groups.values()] if topic else []
+        what = rng.randrange(9)
+        if what == 0 or not topic:
+            log.topic(f"t{rng.randrange(20)}")
+        elif what == 1:
+            log.delete_topic(topic)
+        elif what == 2:
+            log.create_group(topic, f"g{rng.randrange(2)}")
+        elif what == 3 and groups:
+            log.op(Op.RESERVE, topic, groups[0].group_id, [1_000])
+        elif what == 4 and groups:
+            log.op(Op.ACK, topic, groups[0].group_id, range(rng.randrange(8)))
+        elif what == 5:
+            log.op(Op.EXPIRE_BELOW, topic, 0, [machine.topics[topic].queue.end // 2])
+        else:
+            log.schedule(part_of([(topic, START_MS, b"x")] * rng.randrange(1, 4)))
+            log.fire(log.now_ms)
+        for entry in log.entries[machine.applied_index :]:
+            machine.apply(entry)
+        if rng.randrange(3) == 0:
+            there = machine.topics.values()
+            expected = sum(t.ready for t in there), sum(t.expired for t in there)
+            assert (totals.ready, totals.expired) == expected
+            seen.add(expected)
+    assert len(seen) > 50
+    assert any(expired for _, expired in seen)
