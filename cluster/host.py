@@ -420,9 +420,13 @@ class Host:
 
         It is written also if whoever asked gives up.
         """
-        flush = self.engine.begin_flush()
-        if flush is not None:
-            await asyncio.shield(self._beside(self._flush(flush)))
+        await asyncio.shield(self._beside(self._flush_now()))
+
+    async def _flush_now(self) -> None:
+        while not self.engine.prepare_flush(TOPICS_AT_ONCE):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        if (flush := self.engine.begin_flush()) is not None:
+            await self._flush(flush)
 
     async def _flush(self, flush: Flush) -> None:
         await self._in_thread(functools.partial(flush.write, self._flush_pacer))

@@ -386,17 +386,22 @@ class Engine:
 
         Nobody has to ask: `begin_flush` takes what is missing, however long that lasts.
         """
-        return self.flushing or self._ahead.take(self.machine, topics_max)
+        return not self._may_flush or self._ahead.take(self.machine, topics_max)
+
+    @property
+    def _may_flush(self) -> bool:
+        new = self.machine.applied_index != self.manifest_index
+        return new and not self.flushing and self.flush_fits
 
     def begin_flush(self) -> Flush | None:
         """Take a consistent cut at the applied index.
 
         None: one is under way, nothing is new, or there is no room for it.
         """
-        index = self.machine.applied_index
-        if self.flushing or index == self.manifest_index or not self.flush_fits:
+        if not self._may_flush:
+            self._ahead.forget()
             return None
-        self.flushing = True
+        self.flushing, index = True, self.machine.applied_index
         self._flushed_bytes, self._flushed_index = self.applied_bytes, index
         state, fresh = manifest.capture(self.machine, self._ahead)
         store = self.machine.store

@@ -105,10 +105,14 @@ class TopicsAhead:
             self._taken.get(topic_id) or _take(topic)
             for topic_id, topic in sorted(machine.topics.items())
         ]
-        self._changed.clear()
-        self._taken, self._left = {}, None
+        self.forget()
         spills = [taken.spill for taken in all_of_them if taken.spill is not None]
         return [taken.state for taken in all_of_them], spills
+
+    def forget(self) -> None:
+        """Begin anew with the next `take`."""
+        self._taken, self._left = {}, None
+        self._changed.clear()
 
 
 class _Taken(NamedTuple):

@@ -229,6 +229,27 @@ def test_flush_that_does_not_fit_waits_for_room() -> None:
     assert not engine.flush_fits, "there is a manifest to be written again"
 
 
+def test_what_was_prepared_for_a_flush_that_is_none_is_let_go() -> None:
+    engine, log = begun()
+    log.topic("b")
+    log.topic("c")
+    catch_up(engine, log)
+    cutting = [engine.cutting, engine.prepare_flush(1), engine.cutting]
+    assert cutting == [False, False, True]
+    engine.room = Room(0, 0, low=True)
+    assert engine.prepare_flush(1), "there is nothing to prepare"
+    assert (engine.begin_flush(), engine.cutting) == (None, False)
+    engine.room = Room.plenty()
+    while not engine.prepare_flush(1):
+        pass
+    flush = engine.begin_flush()
+    assert flush is not None
+    assert (engine.prepare_flush(1), engine.cutting) == (True, False), "one is under way"
+    flush.write()
+    engine.end_flush(flush)
+    assert (engine.prepare_flush(1), engine.cutting) == (True, False), "nothing is new"
+
+
 def test_low_disk_is_flushed_sooner_to_let_the_log_go() -> None:
     engine, log = begun()
     log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))]))

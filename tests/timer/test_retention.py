@@ -14,7 +14,7 @@ from timer.payloads import Op, Start
 from timer.policies import CLUSTER, Scope
 from timer.queues import MARK_MS
 from timer.topic import MARKS, RETENTION_MS
-from timer.units import LogIndex, TopicId
+from timer.units import LogIndex, TopicId, UnixMs
 
 HOUR_MS = 3_600_000
 TOPIC = Scope("", TopicId(1))
@@ -127,6 +127,18 @@ def test_unacked_message_is_kept_however_long_the_retention_is_over() -> None:
     world.ack(group, 1)
     world.checkpoint(HOUR_MS)
     assert (world.topic.queue.begin, world.topic.ready) == (1, 2)
+
+
+def test_topic_that_waits_for_an_ack_is_not_looked_at_until_it_changes() -> None:
+    world = World()
+    world.say(retention_ms=60_000)
+    group = world.group("g")
+    world.fire(2)
+    world.checkpoint(HOUR_MS)
+    let_go = world.machine._retention.let_go
+    assert [*let_go(world.machine.topics, UnixMs(world.log.now_ms + HOUR_MS))] == []
+    world.ack(group, 1)
+    assert [*let_go(world.machine.topics, UnixMs(world.log.now_ms))] == [1]
 
 
 def test_new_group_begins_with_what_is_retained_and_a_sought_one_goes_back_to_it() -> None:
