@@ -78,6 +78,12 @@ def host_on(directory: Path, follower: Follower, errors: list[BaseException], **
     return Host(engine_on(RealDisk(), directory), follower, **given | other)
 
 
+async def folded(host: Host) -> None:
+    async with asyncio.timeout(120):
+        while host.engine.behind:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_in(
     tmp_path: Path,
 ) -> None:
@@ -90,9 +96,7 @@ async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_i
     follower.cached_from = len(log.entries) + 1
     host = host_on(tmp_path, follower, errors)
     host.on_commit(LogIndex(len(log.entries)))
-    async with asyncio.timeout(120):
-        while host.engine.behind:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await folded(host)
     await host.stop()
     assert follower.reads == [(1, len(log.entries))]
     assert host.engine.machine.store.pending == 1_500
@@ -142,9 +146,8 @@ async def test_flush_ends_though_whoever_asked_gave_up(
     monkeypatch.setattr(Flush, "write", slow)
     host = host_on(tmp_path, follower, errors)
     host.on_commit(LogIndex(len(log.entries)))
+    await folded(host)
     async with asyncio.timeout(120):
-        while host.engine.behind:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
         asking = asyncio.ensure_future(host.flush())
         await asyncio.to_thread(going.wait)
         asking.cancel()
@@ -176,13 +179,12 @@ async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
 
     monkeypatch.setattr(host.engine, "prepare_flush", prepared)
     host.on_commit(LogIndex(entries - 1))
+    await folded(host)
+    host.kick()
+    await asyncio.sleep(0)
+    assert steps == [], "half of the limit lacks an entry"
+    host.on_commit(LogIndex(entries))
     async with asyncio.timeout(120):
-        while host.engine.behind:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        host.kick()
-        await asyncio.sleep(0)
-        assert steps == [], "half of the limit lacks an entry"
-        host.on_commit(LogIndex(entries))
         while not host.engine.manifest_index or host.engine.flushing:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert host.engine.manifest_index == entries
@@ -190,9 +192,7 @@ async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
     for _ in range(entries):
         log.cancel([(START_MS, 1)])
     host.on_commit(LogIndex(2 * entries))
-    async with asyncio.timeout(120):
-        while host.engine.behind:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await folded(host)
     await host.stop()
     assert len(steps) == 3, "the next one is at all of the limit"
     assert errors == []
