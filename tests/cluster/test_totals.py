@@ -12,8 +12,12 @@ from timer.units import TopicId
 def test_totals_are_the_sums_over_all_topics_after_whatever_happened() -> None:
     rng, log, machine = random.Random(1), Log(), machine_on(SimDisk(), leads=True)
     log.topic("before")
-    machine.apply(log.entries[-1])
+    log.schedule(part_of([(1, START_MS, b"x")]))
+    log.fire(log.now_ms)
+    for entry in log.entries:
+        machine.apply(entry)
     totals = Totals(machine)
+    assert totals.ready == 1
     seen = set()
     for _ in range(400):
         ids = [*machine.topics] or [TopicId(0)]
