@@ -89,7 +89,7 @@ def exit_code(error: TimerError) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return show.plain(" ".join(str(error).split())) or type(error).__name__
 
 
 # ---- the command line
@@ -196,7 +196,12 @@ def _add_consume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--idle", metavar="DURATION", type=duration, help="stop when none comes for so long"
     )
-    parser.add_argument("--no-ack", action="store_true", help="look only: they will come again")
+    parser.add_argument(
+        "--no-ack",
+        action="store_true",
+        help="look only: at the end all are given back, and have not failed by that, "
+        "unless their leases ended before",
+    )
     parser.add_argument(
         "--lease", metavar="DURATION", type=duration, help="default: the group's own"
     )
@@ -362,6 +367,9 @@ def _checkpoint(args: argparse.Namespace) -> int:
 
 
 def _schedule(args: argparse.Namespace) -> int:
+    headers = dict(args.headers)
+    if len(headers) < len(args.headers):
+        raise InvalidRequest.of("--header", args.headers, "each name once")
     payload = sys.stdin.buffer.read() if args.payload == "-" else os.fsencode(args.payload)
     with _client(args) as client:
         timer = client.schedule(
@@ -369,7 +377,7 @@ def _schedule(args: argparse.Namespace) -> int:
             payload,
             key=args.key,
             on_conflict=args.on_conflict,
-            headers=dict(args.headers),
+            headers=headers,
             request_id=args.request_id,
             **when_of(args),
         )
@@ -404,12 +412,20 @@ def _consume(args: argparse.Namespace) -> int:
             max_messages=args.count,
         ) as consumer,
     ):
-        while messages := consumer.receive(1_000, timeout=args.idle):
-            for message in messages:
-                print(_line(args, message))
-                if not args.no_ack:
-                    _ = message.ack()  # leaving the block confirms it
-            sys.stdout.flush()
+        looked_at: list[Message] = []
+        try:
+            while messages := consumer.receive(1_000, timeout=args.idle):
+                for message in messages:
+                    print(_line(args, message))
+                sys.stdout.flush()  # what could not be printed is not acked
+                if args.no_ack:
+                    looked_at += messages
+                else:
+                    for message in messages:
+                        _ = message.ack()  # leaving the block confirms it
+        finally:
+            for message in looked_at:
+                _ = message.give_back()
     return OK
 
 
@@ -417,11 +433,11 @@ def _line(args: argparse.Namespace, message: Message) -> str:
     if args.output == "json":
         return show.to_json(_document(message), indent=None)
     text = _document(message)
-    payload = text.get("payload", text.get("payload_base64"))
+    payload = text.get("payload", text.get("payload_base64", ""))
     return (
         f"{message.queue_offset}  {message.id}  due {show.instant(message.due_ms)}  "
         f"fired {show.instant(message.fired_at_ms)}  attempt {message.attempt}  "
-        f"key {message.key or '-'}  {payload}"
+        f"key {show.plain(message.key or '-')}  {show.plain(payload)}"
     )
 
 

@@ -133,7 +133,11 @@ class GroupCommands(Commands):
         with self._connect(args) as client:
             count = client.redrive(args.topic, args.limit)
         least = "" if count.exact else "at least "
-        self._put(args, {"redriven": count, "exact": count.exact}, f"{least}{count} redriven")
+        text = f"{least}{count} redriven"
+        if count.homeless:
+            text += f"; {count.homeless} stay: the topics they came from are not there"
+        document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
+        self._put(args, document, text)
         return OK
 
     def _show(self, args: argparse.Namespace, groups: list[tuple[str, pb.GroupStatus]]) -> None:

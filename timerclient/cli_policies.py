@@ -2,7 +2,7 @@
 
 policies show [SCOPE]
 policies set SCOPE FIELD=VALUE... [--yes]
-policies unset SCOPE FIELD...
+policies unset SCOPE FIELD... [--yes]
 
 SCOPE is `cluster`, NAMESPACE or NAMESPACE/TOPIC (default/TOPIC for a topic without a namespace); a
 namespace that is called cluster is written `cluster/`.
@@ -10,15 +10,18 @@ namespace that is called cluster is written `cluster/`.
 
 import argparse
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
 from timerclient import cli_args, policies, show
 from timerclient.cli_args import Commands
-from timerclient.errors import InvalidRequest
+from timerclient.errors import InvalidRequest, NotFound
 from timerclient.proto import timer_pb2 as pb
+from timerclient.sync import TimerClient
 
 CLUSTER: Final = "cluster"
+CATCH_UP_ALL: Final = "all"
 _FLAGS: Final = {"on": True, "true": True, "off": False, "false": False}
 _SIZES: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MS: Final = timedelta(milliseconds=1)
@@ -31,9 +34,10 @@ _SET_HELP: Final = (
 _TAKE_AWAY: Final = {
     "ttl_ms": "What is older, and not acked, expires at once, in all groups.",
     "retention_ms": "What is older, and acked by all groups, is kept no longer.",
-    "catch_up": "What is held is dropped when its topic is resumed.",
+    "catch_up": "Of what is held all or all but the last is dropped when its topic is resumed.",
+    "paused": "What is held fires, or is dropped where catch_up says so.",
 }
-"""Fields that may end what is there, and what they do to it; of catch_up `drop` does."""
+"""Fields that may end what is there, and what they do to it."""
 
 
 class PolicyCommands(Commands):
@@ -53,7 +57,8 @@ class PolicyCommands(Commands):
         unset = add("unset", self._alter, "leave fields to the wider scope again")
         unset.add_argument("scope", metavar="SCOPE", help=_SCOPE_HELP)
         unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
-        unset.set_defaults(said=[], yes=True)
+        unset.add_argument("--yes", action="store_true", help="don't ask")
+        unset.set_defaults(said=[])
 
     def _show(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
@@ -65,14 +70,16 @@ class PolicyCommands(Commands):
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest.of(name, f"{names.count(name)} times", "set it once")
-        said = dict(args.said)
-        for name, so in _TAKE_AWAY.items():
-            asks = said.get(name) == "drop" if name == "catch_up" else said.get(name)
-            if asks and not (args.yes or cli_args.agreed(f"set the {name} of {args.scope}", so)):
-                return 1
+        said, scope = dict(args.said), scope_of(args.scope)
         with self._connect(args) as client:
-            scope = scope_of(args.scope)
-            self._print(args, client.alter_policies(dict(args.said), unset=args.unset, **scope))
+            for name, so in _TAKE_AWAY.items():
+                touched = name in said or name in args.unset
+                if args.yes or not touched or _is_harmless(client, scope, name, said):
+                    continue
+                change = f"{'set' if name in said else 'unset'} {name} of {_kind(args.scope)}"
+                if not cli_args.agreed(change, so):
+                    return 1
+            self._print(args, client.alter_policies(said, unset=args.unset, **scope))
         return 0
 
     def _print(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
@@ -91,7 +98,27 @@ class PolicyCommands(Commands):
         ]
         table = show.table(("FIELD", "EFFECTIVE", "FROM", "OWN"), rows)
         others = f"\n\nmore is said by: {', '.join(narrower)}" if narrower else ""
-        self._put(args, document, f"{document['scope']}\n\n{table}{others}")
+        self._put(args, document, f"{_kind(scope_text(answer.scope))}\n\n{table}{others}")
+
+
+def _is_harmless(
+    client: TimerClient, scope: Mapping[str, str], name: str, said: Mapping[str, Any]
+) -> bool:
+    """Return whether a change of a field that may end what is there certainly ends nothing."""
+    if name != "paused":
+        return name in said and said[name] == {"ttl_ms": 0, "catch_up": CATCH_UP_ALL}.get(name)
+    if said.get(name):
+        return True
+    try:
+        found = client.describe_policies(**scope)
+    except NotFound:  # a new topic holds nothing
+        return True
+    inside = (
+        client.describe_policies(namespace=each.namespace or None, topic=each.topic or None)
+        for each in found.narrower
+    )
+    ways = {said.get("catch_up", found.effective.catch_up), *(each.own.catch_up for each in inside)}
+    return ways <= {CATCH_UP_ALL, ""}
 
 
 def scope_of(text: str) -> dict[str, str]:
@@ -100,6 +127,12 @@ def scope_of(text: str) -> dict[str, str]:
         return {}
     namespace, slash, topic = text.partition("/")
     return {"topic": f"{namespace}/{topic}"} if slash and topic else {"namespace": namespace}
+
+
+def _kind(text: str) -> str:
+    """Return a scope for people, who may have meant another kind: the cluster, namespace ns, …"""
+    scope = scope_of(text)
+    return f"{next(iter(scope), 'the')} {text.removesuffix('/')}"
 
 
 def scope_text(scope: pb.PolicyScope) -> str:

@@ -7,6 +7,8 @@ timers story ID
 timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix | --topic T --all
               [--yes]
 timers reschedule the same, and --delay, --delay-level, --due or --due-ms
+
+What is not named one by one is changed when somebody agrees, or with --yes.
 """
 
 import argparse
@@ -48,12 +50,13 @@ class TimerCommands(Commands):
         story.add_argument("id", metavar="ID")
         cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by what they are")
         _add_targets(cancel)
-        cancel.add_argument(
-            "--yes", action="store_true", help="with what is not named one by one: don't ask"
-        )
         move = add("reschedule", self._reschedule, "give timers another due time")
         _add_targets(move)
         cli_args.add_when(move, required=True)
+        for command in (cancel, move):
+            command.add_argument(
+                "--yes", action="store_true", help="with what is not named one by one: don't ask"
+            )
 
     # ---- looking in
 
@@ -104,8 +107,7 @@ class TimerCommands(Commands):
         kind = _kind(args)
         with self._connect(args) as client:
             if kind == "where":
-                so = "All that this picks will never fire."
-                if not (args.yes or cli_args.agreed(f"cancel timers of {args.topic}", so)):
+                if not _may_change(args, "cancel", "All that this picks will never fire."):
                     return FAILED
                 count = client.cancel_where(args.topic, **_where(args))
                 self._put(args, *_changed("cancelled", count))
@@ -125,6 +127,8 @@ class TimerCommands(Commands):
         kind, when = _kind(args), cli_args.when_of(args)
         with self._connect(args) as client:
             if kind == "where":
+                if not _may_change(args, "reschedule", "All that this picks get one due time."):
+                    return FAILED
                 count = client.reschedule_where(args.topic, _where(args), **when)
                 self._put(args, *_changed("rescheduled", count))
                 return OK
@@ -167,7 +171,7 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
 
 
 def _instant(text: str) -> datetime | int:
-    return int(text) if text.isdigit() else cli_args.aware(text)
+    return int(text) if text.isdecimal() else cli_args.aware(text)
 
 
 def _where(args: argparse.Namespace) -> Where:
@@ -187,6 +191,10 @@ def _kind(args: argparse.Namespace) -> str:
         limit = "give ids; or --topic with one of: --key; --from, --to, --key-prefix; --all"
         raise InvalidRequest.of("timers", ", ".join(given) or "none", limit)
     return "where" if given == ["all"] else given[0]
+
+
+def _may_change(args: argparse.Namespace, what: str, so: str) -> bool:
+    return bool(args.yes) or cli_args.agreed(f"{what} timers of {args.topic}", so)
 
 
 def _changed(what: str, count: Changed) -> tuple[dict[str, Any], str]:
@@ -211,7 +219,7 @@ def _document(timer: TimerInfo) -> dict[str, Any]:
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return show.pairs(value)
-    return "-" if value in ("", None) else str(value)
+    return "-" if value in ("", None) else show.plain(str(value))
 
 
 def _text_of(payload: bytes | None) -> str:

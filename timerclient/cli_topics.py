@@ -25,6 +25,8 @@ from timerclient.topics import Namespace
 
 OK = 0
 FAILED = 1
+WORDS = ("describe", "create", "pause", "resume", "delete")
+"""Which want a topic's name; a topic of such a name is shown by `describe`."""
 ALL = "all"
 LATEST = "latest"
 
@@ -45,7 +47,8 @@ class TopicCommands(Commands):
         parser.add_argument(
             "--catch-up",
             choices=("all", "latest", "drop"),
-            help="with resume: which of the overdue timers fire; default: as the policies say",
+            help="with resume: which of the overdue timers fire, after later pauses, too; "
+            "default: as the policies say",
         )
         parser.add_argument(
             "--yes", action="store_true", help="with delete, or where a resume drops: don't ask"
@@ -57,8 +60,10 @@ class TopicCommands(Commands):
             raise InvalidRequest.of("--catch-up", args.catch_up, "goes with resume")
         match args.words:
             case [] | ["list"]:
-                return self._show(args, "")
-            case [topic] | ["describe", topic]:
+                return self._show(args)
+            case ["describe", topic]:
+                return self._show(args, topic)
+            case [topic] if topic not in WORDS:
                 return self._show(args, topic)
             case ["create", topic]:
                 return self._create(args, topic)
@@ -70,9 +75,9 @@ class TopicCommands(Commands):
                 limit = "TOPIC; list; or describe, create, pause, resume or delete and TOPIC"
                 raise InvalidRequest.of("topics", " ".join(args.words), limit)
 
-    def _show(self, args: argparse.Namespace, name: str) -> int:
+    def _show(self, args: argparse.Namespace, name: str | None = None) -> int:
         with self._connect(args) as client:
-            topics = [client.describe_topic(name)] if name else client.topics()
+            topics = client.topics() if name is None else [client.describe_topic(name)]
         headings = (
             *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "READY", "EXPIRED"),
             *("QUEUE", "LAG MS", "NOTE", "GROUP"),
@@ -90,7 +95,7 @@ class TopicCommands(Commands):
         document = {"topics": [show.as_dict(topic) for topic in topics]}
         text = show.table(headings, rows) if rows else "no topics"
         text += quotas_text(topics)
-        if name:
+        if name is not None:
             text += f"\n\n{lateness_text(topics[0])}"
         self._put(args, document, text.rstrip())
         return OK

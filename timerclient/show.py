@@ -56,8 +56,15 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
+def plain(text: str) -> str:
+    """Return a text that stays on its line and tells the terminal nothing: escaped where needed."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def instant(ms: int) -> str:
-    """Return Unix milliseconds as UTC text; "-" for 0 and for what no calendar holds."""
+    """Return Unix milliseconds as UTC text; "-" for 0, the number for what no calendar holds."""
     try:
         moment = datetime.fromtimestamp(ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -67,7 +74,7 @@ def instant(ms: int) -> str:
 
 def pairs(mapping: Mapping[str, Any]) -> str:
     """Return a mapping as name=value, …; "-" if it is empty."""
-    return ", ".join(f"{name}={value}" for name, value in sorted(mapping.items())) or "-"
+    return plain(", ".join(f"{name}={value}" for name, value in sorted(mapping.items()))) or "-"
 
 
 def _is_number(cell: Any) -> bool:
@@ -77,4 +84,4 @@ def _is_number(cell: Any) -> bool:
 def _text(cell: Any) -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return "-" if cell in ("", None) else str(cell)
+    return "-" if cell in ("", None) else plain(str(cell))

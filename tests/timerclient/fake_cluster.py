@@ -87,6 +87,9 @@ class Cluster:
     registrations: int = 0
     probes: int = 0
     dead_letters: int = 250
+    homeless: int = 0
+    """Dead letters, before those, whose topics are not there."""
+    seen_homeless: int = 0
     redrive_errors: list[pb.Error | None] = field(default_factory=list)
     """What the next redrives say besides their counts."""
     settings: list[pb.GroupSettings] = field(default_factory=list)
@@ -485,10 +488,14 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def Redrive(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
-        moved = min(self.cluster.dead_letters, request.max_messages, 100)
-        self.cluster.dead_letters -= moved
-        why = self.cluster.redrive_errors.pop(0) if self.cluster.redrive_errors else None
-        return pb.RedriveResponse(redriven=moved, left=self.cluster.dead_letters, error=why)
+        cluster = self.cluster
+        homeless = min(cluster.homeless - cluster.seen_homeless, request.max_messages)
+        cluster.seen_homeless += homeless
+        moved = min(cluster.dead_letters, request.max_messages - homeless, 100)
+        cluster.dead_letters -= moved
+        why = cluster.redrive_errors.pop(0) if cluster.redrive_errors else None
+        left = cluster.dead_letters + cluster.homeless
+        return pb.RedriveResponse(redriven=moved, left=left, error=why, homeless=homeless)
 
     async def TransferLeadership(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
@@ -540,7 +547,12 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def DescribePolicies(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         mine = [each.set for each in self.cluster.alters if each.scope == request.scope]
-        return pb.DescribePoliciesResponse(scope=request.scope, own=mine[-1] if mine else None)
+        own = mine[-1] if mine else pb.Policy()
+        others = [] if request.scope.namespace else [each.scope for each in self.cluster.alters]
+        catch_up = own.catch_up or "all"
+        return pb.DescribePoliciesResponse(
+            scope=request.scope, own=own, effective=pb.Policy(catch_up=catch_up), narrower=others
+        )
 
 
 class Session:

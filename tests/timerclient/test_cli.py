@@ -127,6 +127,43 @@ def test_consume_prints_a_line_per_message_and_acks(ctl: Ctl, threaded: Threaded
     assert threaded.cluster.groups["orders", "g"].acked == {0, 1, 2}
 
 
+def test_half_a_command_is_no_topic_and_a_header_is_said_once(ctl: Ctl) -> None:
+    for word in ("describe", "create", "pause", "resume", "delete"):
+        code, _, err = ctl("topics", word)
+        assert (code, "and TOPIC" in err) == (1, True)
+    code, _, err = ctl("schedule", "orders", "p", "--header", "a=1", "--header", "a=2")
+    assert (code, "each name once" in err) == (1, True)
+
+
+def test_what_cannot_be_printed_is_not_acked(
+    ctl: Ctl, threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+        def fileno(self) -> int:
+            raise OSError
+
+    threaded.cluster.seed("orders", [b"1", b"2"])
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", Gone())
+        assert cli.main(["consume", "orders", "--group", "g", "--count", "2"]) == 0
+    assert threaded.cluster.groups["orders", "g"].acked == set()
+
+
+def test_what_messages_hold_neither_breaks_lines_nor_reaches_the_terminal(ctl: Ctl) -> None:
+    named = ("--key", "k\n\u202e", "--header", "h=\r")
+    ctl("schedule", "orders", "a\nb\x1b[2J", "--delay", "1h", *named)
+    for look in (("list", "orders"), ("get", "--topic", "orders", "--key", "k\n\u202e")):
+        code, out, _ = ctl("timers", *look)
+        assert code == 0
+        assert not {"\x1b", "\u202e", "\r"} & {*out}
+        assert (r"a\nb\x1b[2J" in out, r"k\n\u202e" in out) == (True, True)
+    [timer] = json.loads(ctl("timers", "list", "orders", "-o", "json")[1])["timers"]
+    assert timer["payload"] == "a\nb\x1b[2J"  # programs get it as it is
+
+
 def test_transfer_names_its_target_and_a_refusal_exits_1(ctl: Ctl, threaded: Threaded) -> None:
     assert ctl("transfer", "n2")[0] == 0
     assert ctl("transfer")[:2] == (0, "transferred to another node\n")
@@ -319,7 +356,16 @@ def test_dead_letters_are_redriven_all_or_some(ctl: Ctl) -> None:
         "30 redriven\n"
     )
     out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
-    assert json.loads(out) == {"redriven": 220, "exact": True}
+    assert json.loads(out) == {"redriven": 220, "exact": True, "homeless": 0}
+
+
+def test_redrive_goes_on_past_letters_that_cannot_go_home_and_says_how_many(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    threaded.cluster.homeless = 300  # in front: one whole request, and some of the next
+    code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
+    assert code == 0
+    assert out == "250 redriven; 300 stay: the topics they came from are not there\n"
 
 
 def test_redrive_that_fails_on_the_way_says_how_many_went_back(
@@ -392,7 +438,7 @@ def test_timers_are_cancelled_and_rescheduled_by_id_key_and_filter(ctl: Ctl) -> 
         "4 rescheduled"
         in ctl(
             *("timers", "reschedule", "--topic", "orders", "--to", str(NOW_MS + 8 * 3_600_000)),
-            *("--delay", "30d"),
+            *("--delay", "30d", "--yes"),
         )[1]
     )
     those = ("timers", "cancel", "--topic", "orders", "--key-prefix", "k")
@@ -407,14 +453,16 @@ def test_timers_are_cancelled_and_rescheduled_by_id_key_and_filter(ctl: Ctl) -> 
 
 @pytest.mark.parametrize(
     ("action", "done"),
-    [(["cancel", "--yes"], "cancelled"), (["reschedule", "--delay", "1d"], "rescheduled")],
+    [(["cancel"], "cancelled"), (["reschedule", "--delay", "1d"], "rescheduled")],
 )
 def test_whole_topic_is_changed_only_when_that_is_said(
     ctl: Ctl, threaded: Threaded, action: list[str], done: str
 ) -> None:
     for at in range(5):
         ctl("schedule", "orders", f"p{at}", "--delay", "1h")
-    change = ("timers", *action, "--topic", "orders")
+    code, _, err = ctl("timers", *action, "--topic", "orders", "--all")
+    assert (code, "needs --yes" in err) == (1, True)
+    change = ("timers", *action, "--yes", "--topic", "orders")
     for more in ([], ["--all", "--key-prefix", "k"], ["--all", "--key", "k"]):
         code, _, err = ctl(*change, *more)
         assert (code, "--all" in err) == (1, True)

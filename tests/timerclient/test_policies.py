@@ -87,11 +87,11 @@ async def test_fields_travel_as_they_are_named_and_only_those(
     [
         ({"age_ms": 1}, "policy", "must be one of delayed_delivery, tick_ms"),
         ({"tick_ms": True}, "tick_ms", "must be a number"),
-        ({"tick_ms": 1.5}, "tick_ms", "must fit"),
-        ({"tick_ms": 1 << 64}, "tick_ms", "must fit"),
+        ({"tick_ms": 1.5}, "tick_ms", "must be a whole number"),
+        ({"tick_ms": 1 << 64}, "tick_ms", r"in 0 \.\. 9223372036854775807"),
         ({"delayed_delivery": 1}, "delayed_delivery", "true or false"),
-        ({"delay_levels_ms": 5}, "delay_levels_ms", "must fit"),
-        ({"delay_levels_ms": ["1s"]}, "delay_levels_ms", "must fit"),
+        ({"delay_levels_ms": 5}, "delay_levels_ms", "must be delays"),
+        ({"delay_levels_ms": ["1s"]}, "delay_levels_ms", "must be delays"),
     ],
 )
 def test_value_that_its_field_does_not_take_is_refused(
@@ -180,10 +180,52 @@ def test_set_unset_and_show(ctl: Ctl, threaded: Threaded) -> None:  # noqa: F811
     assert (code, json.loads(out)["scope"]) == (0, "ns")
     assert [*threaded.cluster.alters[1].unset] == ["delay_ms_max"]
     code, out, _ = ctl("policies", "show")
-    assert (code, out.splitlines()[0]) == (0, "cluster")
+    assert (code, out.splitlines()[0]) == (0, "the cluster")
+    assert ctl("policies", "show", "ns")[1].splitlines()[0] == "namespace ns"
+    assert ctl("policies", "show", "cluster/")[1].splitlines()[0] == "namespace cluster"
+    assert ctl("policies", "show", "ns/t")[1].splitlines()[0] == "topic ns/t"
     code, _, err = ctl("policies", "set", "ns", "tick_ms=1", "tick_ms=2")
     assert (code, "set it once" in err) == (1, True)
     assert ctl("policies", "set", "ns", "nothing=1")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        (["set", "ns", "ttl_ms=1h"], True),
+        (["set", "ns", "ttl_ms=0"], False),
+        (["unset", "ns", "ttl_ms"], True),  # a wider scope's may be shorter
+        (["set", "ns", "retention_ms=0"], True),
+        (["unset", "ns", "retention_ms"], True),
+        (["set", "ns", "catch_up=latest"], True),
+        (["set", "ns", "catch_up=all"], False),
+        (["set", "ns", "paused=on"], False),
+        (["set", "ns", "paused=off"], False),
+        (["set", "dropping", "paused=off"], True),
+        (["unset", "dropping", "paused"], True),
+        (["set", "dropping", "paused=off", "catch_up=all"], False),
+        (["set", "cluster", "paused=off"], True),  # `dropping` is inside
+        (["unset", "ns", "tick_ms"], False),
+    ],
+)
+def test_what_may_end_what_is_there_is_done_when_somebody_agrees(
+    ctl: Ctl,  # noqa: F811
+    threaded: Threaded,
+    words: list[str],
+    asks: bool,
+) -> None:
+    assert ctl("policies", "set", "dropping", "catch_up=drop", "--yes")[0] == 0
+    before = len(threaded.cluster.alters)
+    code, _, err = ctl("policies", *words)
+    assert (code, "needs --yes" in err) == ((1, True) if asks else (0, False))
+    assert len(threaded.cluster.alters) == before + (not asks)
+    assert ctl("policies", *words, "--yes")[0] == 0
+
+
+def test_empty_scope_is_not_the_cluster(ctl: Ctl, threaded: Threaded) -> None:  # noqa: F811
+    code, _, err = ctl("policies", "set", "", "tick_ms=5")
+    assert (code, "namespace = ''" in err) == (1, True)
+    assert not threaded.cluster.alters
 
 
 def test_schedule_takes_a_level(ctl: Ctl, threaded: Threaded) -> None:  # noqa: F811

@@ -89,16 +89,36 @@ def test_resume_that_drops_nothing_does_not_ask(ctl: Ctl, client: TimerClient) -
 
 def test_time_to_live_is_set_only_when_that_is_said_twice(ctl: Ctl, client: TimerClient) -> None:
     code, _, err = ctl("policies", "set", "pay", "ttl_ms=1h")
-    assert (code, "set the ttl_ms of pay needs --yes" in err) == (1, True)
+    assert (code, "set ttl_ms of namespace pay needs --yes" in err) == (1, True)
     assert not client.describe_policies(namespace="pay").own.HasField("ttl_ms")
     assert ctl("policies", "set", "pay", "ttl_ms=1h", "--yes")[0] == 0
     assert client.describe_policies(namespace="pay").own.ttl_ms == 3_600_000
     assert ctl("policies", "set", "pay", "ttl_ms=0")[0] == 0
-    for said in ("retention_ms=1h", "catch_up=drop"):
+    for said in ("retention_ms=1h", "retention_ms=0", "catch_up=drop"):
         assert ctl("policies", "set", "pay", said)[0] == 1
         assert ctl("policies", "set", "pay", said, "--yes")[0] == 0
-    assert ctl("policies", "set", "pay", "retention_ms=0", "catch_up=all")[0] == 0
-    assert ctl("policies", "unset", "pay", "ttl_ms")[0] == 0
+    assert ctl("policies", "set", "pay", "catch_up=all")[0] == 0
+    assert ctl("policies", "unset", "pay", "ttl_ms")[0] == 1, "the cluster's may be shorter"
+    assert ctl("policies", "unset", "pay", "ttl_ms", "--yes")[0] == 0
+
+
+def test_policy_that_lets_a_topic_go_on_asks_where_that_drops(
+    ctl: Ctl, client: TimerClient, cluster: FakeCluster
+) -> None:
+    client.alter_policies({"paused": True}, namespace="pay")
+    client.schedule("pay/a", b"held")
+    client.schedule("pay/b", b"held")
+    cluster.settle()
+    client.alter_policies({"catch_up": "latest"}, topic="pay/b")
+    for words in (("set", "pay", "paused=off"), ("unset", "pay", "paused")):
+        code, _, err = ctl("policies", *words)
+        assert (code, "paused of namespace pay needs --yes" in err) == (1, True)
+    assert ctl("policies", "set", "default/new", "paused=off")[0] == 0, "it holds nothing"
+    client.alter_policies({"catch_up": "all"}, topic="pay/b")
+    assert ctl("policies", "unset", "pay", "paused")[0] == 0
+    cluster.settle()
+    fired = {topic.name: topic.fired for topic in client.topics()}
+    assert fired == {"pay/a": 1, "pay/b": 1, "new": 0}
 
 
 class Terminal(io.StringIO):
