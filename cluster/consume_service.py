@@ -30,6 +30,8 @@ from timerclient.proto import timer_pb2_grpc as rpc
 
 OUTBOX_BYTES_MAX: Final = 8 << 20
 CREDIT_MAX: Final = 1_000_000
+CONSUMER_BYTES_MAX: Final = 255
+"""Of a consumer's name: errors tell it to others, in their trailers."""
 ACK_OFFSETS_MAX: Final = 65_536
 NACK_OFFSETS_MAX: Final = 16_384
 """In one nack or extension."""
@@ -115,6 +117,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         if first is None or first.WhichOneof("kind") != "open":
             raise InvalidRequest("kind", first and first.WhichOneof("kind"), "must begin with open")
         opening = first.open
+        if len(opening.consumer.encode()) > CONSUMER_BYTES_MAX:
+            limit = f"must have at most {CONSUMER_BYTES_MAX} bytes"
+            raise InvalidRequest("consumer", opening.consumer[:32] + "…", limit)
         self._desk.check_lease(opening.lease_ms)
         if opening.existing:
             leader, _, group = self._desk.find(opening.topic, opening.group)

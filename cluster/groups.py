@@ -230,20 +230,23 @@ class GroupDesk:
         leader, of, group = self.find(topic, deadletters.GROUP)
         if leader.full is not None:
             raise leader.full
-        redriven, why = 0, None
+        answer, why = pb.RedriveResponse(), None
         if group.unacked(of.queue.end):
-            redriven, why = await self._redrive(leader, group, messages or REDRIVE_MAX)
-        answer = pb.RedriveResponse(redriven=redriven, left=group.unacked(of.queue.end))
+            why = await self._redrive(leader, group, messages or REDRIVE_MAX, answer)
+        answer.left = group.unacked(of.queue.end)
         if why is not None:
-            if not redriven:
+            if not answer.redriven:
                 raise why
             answer.error.CopyFrom(status.to_wire(why))
         return answer
 
     async def _redrive(
-        self, leader: Leader, group: Group, messages: int
-    ) -> tuple[int, TimerError | None]:
-        """Return how many were sent back, and why others were not. They go by topic, op by op."""
+        self, leader: Leader, group: Group, messages: int, answer: pb.RedriveResponse
+    ) -> TimerError | None:
+        """Tell in `answer` how many were sent back; return why others, that could be, were not.
+
+        They go by topic, op by op.
+        """
         loop = asyncio.get_running_loop()
         reached: asyncio.Future[None] = loop.create_future()
         answered: asyncio.Future[None] = loop.create_future()
@@ -256,10 +259,13 @@ class GroupDesk:
             if reached.done():
                 return
             try:  # now, while all of it is at hand: soon it may have expired, or left memory
-                waiting = leader.groups.redrive(delivery, one)
+                moves = leader.groups.redrive(delivery, one)
+                at_home = sum(len(move.offsets) for move in moves)
+                answer.homeless = len(delivery.lease.offsets) - at_home
             except Exception as why:  # noqa: BLE001 - it ends this RPC, and is logged there
                 reached.set_exception(why)  # but not the step of the leader that this is in
                 return
+            waiting = len(moves)
             reached.set_result(None)
             if not waiting:
                 answered.set_result(None)
@@ -291,10 +297,11 @@ class GroupDesk:
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             self._host.kick()
         if reached.cancelled():
-            return 0, None
+            return None
         reached.result()
         await answered
-        return sum(int(each.new.sum()) for each in moved), failed[0] if failed else None
+        answer.redriven = sum(int(each.new.sum()) for each in moved)
+        return failed[0] if failed else None
 
 
 def check_start(start: int) -> None:

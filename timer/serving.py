@@ -621,10 +621,10 @@ class Serving:
             self._batch.ops.append(_Asked(move))
         return bool(len(offsets)) or leases.unfinished
 
-    def redrive(self, delivery: Delivery, done: Done) -> int:
+    def redrive(self, delivery: Delivery, done: Done) -> list[Move]:
         """Send delivered dead letters back where they came from; `done` gets each MoveApplied.
 
-        Returns how many ops that are: none if no message says where it came from.
+        Returns these ops: what says of no topic that is there it came from it is in none of them.
 
         Raises:
             TimerError: the leadership is over, or ends.
@@ -640,7 +640,7 @@ class Serving:
             lambda name: name in known and known[name] is not delivery.topic,
         )
         self._batch.ops += [_Asked(move, done) for move in moves]
-        return len(moves)
+        return moves
 
     def feed(self, topics: Iterable[TopicId]) -> None:
         """Topics' queues have grown."""

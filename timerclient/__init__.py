@@ -30,7 +30,7 @@ from timerclient.errors import (
     Unreachable,
 )
 from timerclient.messages import Acking, Batch, Message
-from timerclient.pending import Changed, Rescheduled, TimerCounts, TimerInfo, Where
+from timerclient.pending import Changed, Redriven, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.reasons import Reason
 from timerclient.results import (
     AckResult,
@@ -70,6 +70,7 @@ __all__ = [
     "Overloaded",
     "QuotaReached",
     "Reason",
+    "Redriven",
     "RescheduleResult",
     "Rescheduled",
     "ScheduleResult",

@@ -26,7 +26,7 @@ import grpc
 
 from timerclient import policies, rows
 from timerclient.errors import Closed, InvalidRequest, TimerError
-from timerclient.existing import Seconds, seconds
+from timerclient.existing import Seconds, timeout_s
 from timerclient.groups import STARTS
 from timerclient.messages import Batch, Message
 from timerclient.nodes import Dial, Node, Nodes, parse_addresses, tcp
@@ -41,10 +41,13 @@ from timerclient.topics import TopicCalls
 T = TypeVar("T")
 
 WINDOW = 1_000
+CHANGES = {
+    "add": pb.ChangeMembersRequest.ADD,
+    "replace": pb.ChangeMembersRequest.REPLACE,
+    "remove": pb.ChangeMembersRequest.REMOVE,
+}
 WINDOW_MAX = 1_000_000
 """Of one consumer; the leader grants no more."""
-LEASE_S_MAX = 43_200
-"""Twelve hours; the leader may allow less."""
 CLOSE_AFTER_ERROR_S = 2.0
 
 
@@ -107,14 +110,12 @@ def make_opening(
     """
     for field, text in (("topic", topic), ("group", group), ("name", name)):
         rows.utf8(field, text)
-    if start not in STARTS:
-        raise InvalidRequest.of("start", start, f"must be one of {', '.join(STARTS)}")
-    lease_s = 0.0 if lease is None else seconds(lease)
-    if lease_s > LEASE_S_MAX:
-        raise InvalidRequest.of("lease", lease, f"must be at most {LEASE_S_MAX} s")
-    lease_ms = 0 if lease is None else max(1, round(lease_s * 1000))
     return pb.OpenConsumer(
-        topic=topic, group=group, lease_ms=lease_ms, start=STARTS[start], consumer=name
+        topic=topic,
+        group=group,
+        lease_ms=0 if lease is None else rows.lease_ms(lease),
+        start=rows.choice("start", start, STARTS),
+        consumer=name,
     )
 
 
@@ -124,12 +125,16 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     Raises:
         InvalidRequest: a number is not positive, or the window is beyond WINDOW_MAX.
     """
-    for name, value in (("window", window), ("max_messages", max_messages)):
-        if value is not None and value < 1:
-            raise InvalidRequest.of(name, value, "must be positive")
-    if window > WINDOW_MAX:
-        raise InvalidRequest.of("window", window, f"must be at most {WINDOW_MAX}")
-    return Credit(window, max_messages)
+    if max_messages is not None:
+        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
+    return Credit(rows.whole("window", window, 1, WINDOW_MAX), max_messages)
+
+
+def take_rest(rest: list[Message], max_messages: int) -> list[Message]:
+    """Return up to `max_messages` of those that come next; `rest` is in reverse, and loses them."""
+    taken = rest[: -max_messages - 1 : -1]
+    del rest[len(rest) - len(taken) :]
+    return taken
 
 
 class AsyncTimerClient(TopicCalls):
@@ -153,7 +158,7 @@ class AsyncTimerClient(TopicCalls):
         self._addresses = parse_addresses(cluster)
         self._settings = settings
         self._dial = dial or tcp(credentials)
-        self._call_s = settings.call_s if timeout is None else seconds(timeout)
+        self._call_s = settings.call_s if timeout is None else timeout_s(timeout)
         self._nodes: Nodes | None = None
         self._producer: Producer | None = None
         self._consumers: list[AsyncConsumer] = []
@@ -359,9 +364,7 @@ class AsyncTimerClient(TopicCalls):
             OutcomeUnknown: it was proposed and may be made yet.
         """
         rows.utf8("name", name)
-        request = pb.ChangeMembersRequest(
-            change=pb.ChangeMembersRequest.Change.Value(change.upper()), name=name
-        )
+        request = pb.ChangeMembersRequest(change=rows.choice("change", change, CHANGES), name=name)
         return await self.nodes().call(
             lambda node: lambda: node.admin.ChangeMembers(request),
             within_s=self._call_s,
@@ -369,7 +372,7 @@ class AsyncTimerClient(TopicCalls):
         )
 
     async def describe_policies(
-        self, *, namespace: str = "", topic: str = ""
+        self, *, namespace: str | None = None, topic: str | None = None
     ) -> pb.DescribePoliciesResponse:
         """Return what the cluster, a namespace or a topic says of timers, and what holds for it.
 
@@ -386,8 +389,8 @@ class AsyncTimerClient(TopicCalls):
         said: Mapping[str, Any] = policies.NOTHING,
         *,
         unset: Iterable[str] = (),
-        namespace: str = "",
-        topic: str = "",
+        namespace: str | None = None,
+        topic: str | None = None,
     ) -> pb.DescribePoliciesResponse:
         """Set fields of what the cluster, a namespace or a topic says, and unset others, by name.
 
@@ -443,7 +446,7 @@ class AsyncTimerClient(TopicCalls):
 
     def within_s(self, timeout: Seconds | None) -> float:
         """Return the time that a call has, in seconds."""
-        return self._call_s if timeout is None else seconds(timeout)
+        return self._call_s if timeout is None else timeout_s(timeout)
 
     def nodes(self) -> Nodes:
         """Return the cluster's nodes, on the running event loop.
@@ -546,12 +549,12 @@ class AsyncConsumer:
 
         `timeout`: None waits for ever, 0 not at all.
         """
+        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
         if not self._rest:
-            batch = await self._next_batch(None if timeout is None else seconds(timeout, zero=True))
+            within_s = None if timeout is None else timeout_s(timeout, zero=True)
+            batch = await self._next_batch(within_s)
             self._rest = [] if batch is None else [*batch][::-1]
-        taken = self._rest[: -max_messages - 1 : -1]
-        del self._rest[len(self._rest) - len(taken) :]
-        return taken
+        return take_rest(self._rest, max_messages)
 
     async def _next_batch(self, within_s: float | None) -> Batch | None:
         """Return the next batch. None: none came in time, or the consumer was closed."""
@@ -575,7 +578,7 @@ class AsyncConsumer:
         Raises:
             OutcomeUnknown: some are not, in time. They are still sent again.
         """
-        within_s = self._call_s if timeout is None else seconds(timeout)
+        within_s = self._call_s if timeout is None else timeout_s(timeout)
         await self._open().flush(within_s)
 
     async def close(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
@@ -588,7 +591,7 @@ class AsyncConsumer:
         """
         self.closed = True
         if self._subscription is not None:
-            within_s = self._call_s if timeout is None else seconds(timeout)
+            within_s = self._call_s if timeout is None else timeout_s(timeout)
             rest, self._rest = self._rest, []
             await self._subscription.close(within_s, rest)
 

@@ -260,9 +260,9 @@ def _family(base: type[TimerError]) -> list[type[TimerError]]:
 
 
 BY_REASON: dict[Reason, type[TimerError]] = {
-    c.reason: c for c in _family(TimerError) if c.reason != Reason.REASON_UNSPECIFIED
+    c.reason: c for c in _family(TimerError) if "reason" in vars(c) and c is not TimerError
 }
-"""The class of each reason on the wire."""
+"""The class of each reason on the wire: the one that names it, not what is derived from that."""
 
 _MOVE = (Unavailable, LeadershipLost, ConnectionLost, StorageFailed, Fenced)
 _WAIT = (Overloaded, CommitTimeout)

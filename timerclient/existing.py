@@ -32,18 +32,19 @@ TimerLike = Timer | str | bytes
 """A timer, its id as text, or its raw id."""
 
 
-def seconds(value: Seconds, *, zero: bool = False) -> float:
-    """Return a duration in seconds; `zero`: it may be none at all.
+def timeout_s(timeout: Seconds, *, zero: bool = False) -> float:
+    """Return a timeout in seconds; `zero`: it may be none at all.
 
     Raises:
-        InvalidRequest: it is not positive.
+        InvalidRequest: it is not positive, or no duration.
     """
-    value_s = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    if not (value_s > 0 or (zero and value_s == 0)):
-        raise InvalidRequest.of(
-            "duration", value, "must be 0 or more" if zero else "must be positive"
-        )
-    return value_s
+    if not isinstance(timeout, int | float | timedelta):
+        raise InvalidRequest.of("timeout", timeout, "must be a timedelta or a number of seconds")
+    within_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not (within_s > 0 or (zero and within_s == 0)):
+        limit = "must be 0 or more" if zero else "must be positive"
+        raise InvalidRequest.of("timeout", timeout, limit)
+    return within_s
 
 
 def raw_ids(timers: Iterable[TimerLike]) -> bytes:
@@ -222,7 +223,8 @@ class Existing:
     ) -> Timer:
         """Return the timer that fires instead of a pending one, named by id, or by key and topic.
 
-        It has a new id, and the old one's key, payload and headers. When: as `schedule`.
+        It has a new id, and the old one's key, payload and headers. When: as `schedule`, but it has
+        to be said.
 
         Raises:
             NotPending: the timer fired, was cancelled, or is not known; nothing was changed.
@@ -394,9 +396,8 @@ class Existing:
 
         A page may be short, or empty, and not be the last.
         """
-        request = pb.ListTimersRequest(
-            filter=pending.where(topic, where), page_size=page_size, page_token=token
-        )
+        request = pb.ListTimersRequest(filter=pending.where(topic, where), page_token=token)
+        rows.put(request, "page_size", page_size)
         answer = await self._call(lambda node: node.timers.ListTimers(request), timeout)
         return [*pending.infos(topic, answer.timers)], answer.next_page_token
 

@@ -1,14 +1,14 @@
 """The part of the client that is about consumer groups: their life, and their dead letters."""
 
-from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
-from typing import Final, TypedDict, TypeVar, Unpack
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from timerclient import rows
 from timerclient.errors import InvalidRequest, NotFound, from_wire
 from timerclient.existing import Existing, Seconds, part_of
 from timerclient.nodes import Node
-from timerclient.pending import Changed
+from timerclient.pending import Redriven
 from timerclient.proto import timer_pb2 as pb
 
 T = TypeVar("T")
@@ -55,17 +55,9 @@ def encode_options(options: GroupOptions) -> pb.GroupSettings:
     settings = pb.GroupSettings()
     for name, value in options.items():
         if name in _TIMES:
-            if not isinstance(value, int | float | timedelta):
-                raise InvalidRequest.of(name, value, "must be a timedelta, or seconds")
-            ms = rows.moment({"delay": value}).values[0]
-            if ms > rows.UINT32_MAX:
-                raise InvalidRequest.of(name, value, f"must be at most {rows.UINT32_MAX / 1000} s")
-            setattr(settings, _TIMES[name], ms)
+            setattr(settings, _TIMES[name], rows.span_ms(name, value, rows.UINT32_MAX))
         elif name in _PLAIN:
-            try:
-                setattr(settings, name, value)
-            except (TypeError, ValueError):
-                raise InvalidRequest.of(name, value, "is of the wrong kind") from None
+            rows.put(settings, name, value)
         else:
             msg = f"unexpected keyword argument {name!r}"
             raise TypeError(msg)
@@ -89,12 +81,10 @@ class GroupCalls(Existing):
             AlreadyExists: it was there, and is not of the type that is asked for.
             InvalidRequest: an argument breaks a limit.
         """
-        if start not in STARTS:
-            raise InvalidRequest.of("start", start, f"must be one of {', '.join(STARTS)}")
         request = pb.CreateGroupRequest(
             topic=rows.utf8("topic", topic).decode(),
             group=rows.utf8("group", group).decode(),
-            start=STARTS[start],
+            start=rows.choice("start", start, STARTS),
             settings=encode_options(options),
         )
         return await self._admin(lambda node: lambda: node.admin.CreateGroup(request))
@@ -142,15 +132,11 @@ class GroupCalls(Existing):
             topic=rows.utf8("topic", topic).decode(), group=rows.utf8("group", group).decode()
         )
         if offset is not None:
-            if not 0 <= offset < 1 << 64:
-                raise InvalidRequest.of("offset", offset, "must be 0 or more, below 2 ** 64")
-            request.offset = offset
+            request.offset = rows.whole("offset", offset, 0, rows.UINT64_MAX)
         elif time is not None:
-            request.time_ms = rows.moment({"due": time}).values[0]
-        elif start in STARTS:
-            request.start = STARTS[start]
+            request.time_ms = rows.instant_ms("time", time)
         else:
-            raise InvalidRequest.of("start", start, f"must be one of {', '.join(STARTS)}")
+            request.start = rows.choice("start", start, STARTS)
         return await self._admin(lambda node: lambda: node.admin.SeekGroup(request))
 
     async def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
@@ -177,40 +163,45 @@ class GroupCalls(Existing):
             if not doubts:  # else an earlier sending did it, and its answer was lost
                 raise
 
-    async def redrive(self, topic: str, max_messages: int | None = None) -> Changed:
+    async def redrive(self, topic: str, max_messages: int | None = None) -> Redriven:
         """Send dead letters of `topic` back to the topics that they came from, each exactly once.
 
         Those that are there when it begins, or so many of them; return how many were sent. Others
-        may be leased by a consumer of the group `dead-letters`, or say of no topic they came from.
-        If it fails on the way, the error's `done` says how many were sent; to call it again sends
-        none twice.
+        may be leased by a consumer of the group `dead-letters`; `homeless` of what is returned
+        counts those whose topics are not there, as they were deleted for one: who makes these again
+        can redrive them. If it fails on the way, the error's `done` says how many were sent; to
+        call it again sends none twice.
 
         Raises:
             NotFound: there is no such topic, or it has no dead letters.
             OutcomeUnknown: an answer was lost: some of its letters may have been sent, too.
         """
-        if max_messages is not None and max_messages < 0:
-            raise InvalidRequest.of("max_messages", max_messages, "must be 0 or more")
+        if max_messages is not None:
+            rows.whole("max_messages", max_messages, 0, rows.UINT64_MAX)
         name = rows.utf8("topic", topic).decode()
         doubts: list[None] = []
-        sent, left = 0, max_messages
-        while left is None or left > 0:
-            size = REDRIVE_MAX if left is None else min(left, REDRIVE_MAX)
+        sent = homeless = 0
+        wanted = rows.UINT64_MAX if max_messages is None else max_messages
+        while wanted > sent:
+            size = min(wanted - sent, REDRIVE_MAX)
             request = pb.RedriveRequest(topic=name, max_messages=size)
             with part_of(sent, sent):
                 answer = await self._redrive(request, doubts)
             sent += answer.redriven
+            homeless += answer.homeless
             if answer.HasField("error"):
                 error = from_wire(answer.error)
                 doubts += [] if error.outcome_known else [None]
                 if not error.retryable:
                     with part_of(sent, sent):
                         raise error
-            known = answer.left if left is None else left - answer.redriven
-            left = min(known, answer.left)
-            if not answer.redriven:
+            # What came meanwhile is left, and so is what was looked at.
+            wanted = min(wanted, sent + max(0, answer.left - homeless))
+            if not (answer.redriven or answer.homeless):
                 break
-        return Changed.of(sent, exact=not doubts)
+        redriven = Redriven.of(sent, exact=not doubts)
+        redriven.homeless = homeless
+        return redriven
 
     async def _redrive(self, request: pb.RedriveRequest, doubts: list[None]) -> pb.RedriveResponse:
         return await self.nodes().call(
@@ -221,3 +212,53 @@ class GroupCalls(Existing):
 
     async def _admin(self, method: Callable[[Node], Callable[[], Awaitable[T]]]) -> T:
         return await self.nodes().call(method, within_s=self.within_s(None))
+
+
+class GroupFront:
+    """The same for threads."""
+
+    _seen: GroupCalls
+    _call: Callable[[Coroutine[Any, Any, Any]], Any]
+
+    def create_group(
+        self, topic: str, group: str, *, start: str = "earliest", **options: Unpack[GroupOptions]
+    ) -> pb.GroupStatus:
+        """See GroupCalls."""
+        made = self._seen.create_group(topic, group, start=start, **options)
+        found: pb.GroupStatus = self._call(made)
+        return found
+
+    def alter_group(
+        self, topic: str, group: str, **options: Unpack[GroupOptions]
+    ) -> pb.GroupStatus:
+        """See GroupCalls."""
+        found: pb.GroupStatus = self._call(self._seen.alter_group(topic, group, **options))
+        return found
+
+    def seek_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        offset: int | None = None,
+        time: datetime | None = None,
+        start: str | None = None,
+    ) -> pb.GroupStatus:
+        """See GroupCalls."""
+        sought = self._seen.seek_group(topic, group, offset=offset, time=time, start=start)
+        found: pb.GroupStatus = self._call(sought)
+        return found
+
+    def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
+        """See GroupCalls."""
+        found: pb.GroupStatus = self._call(self._seen.reset_group(topic, group))
+        return found
+
+    def delete_group(self, topic: str, group: str) -> None:
+        """See GroupCalls."""
+        self._call(self._seen.delete_group(topic, group))
+
+    def redrive(self, topic: str, max_messages: int | None = None) -> Redriven:
+        """See GroupCalls."""
+        redriven: Redriven = self._call(self._seen.redrive(topic, max_messages))
+        return redriven

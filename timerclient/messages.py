@@ -14,10 +14,9 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar, overload
 
 from timerclient import ids
-from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import AckResult, ExtendResult, NackResult
-from timerclient.rows import UINT32_MAX, decode_headers, moment
+from timerclient.rows import decode_headers, lease_ms, span_ms
 
 T = TypeVar("T")
 
@@ -65,19 +64,16 @@ def nack_after(delay: float | timedelta | None) -> Word:
     Raises:
         InvalidRequest: the delay is negative, or far too long.
     """
-    return Word("nack", NackResult, None if delay is None else moment({"delay": delay}).values[0])
+    return Word("nack", NackResult, None if delay is None else span_ms("delay", delay))
 
 
 def extend_by(lease: float | timedelta | None) -> Word:
     """Return an extension.
 
     Raises:
-        InvalidRequest: the lease is negative, or far too long.
+        InvalidRequest: the lease is not positive, or far too long.
     """
-    ms = None if lease is None else max(1, moment({"delay": lease}).values[0])
-    if ms is not None and ms > UINT32_MAX:
-        raise InvalidRequest.of("lease", lease, f"must be at most {UINT32_MAX / 1000} s")
-    return Word("extend", ExtendResult, ms)
+    return Word("extend", ExtendResult, None if lease is None else lease_ms(lease))
 
 
 Said = Acking[AckResult] | Acking[NackResult] | Acking[ExtendResult] | Acking[int]

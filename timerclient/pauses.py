@@ -1,11 +1,10 @@
 """The part of the client that pauses topics and lets them go on."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from timerclient import policies, rows
-from timerclient.errors import InvalidRequest
-from timerclient.groups import GroupCalls
+from timerclient.groups import GroupCalls, GroupFront
 from timerclient.proto import timer_pb2 as pb
 
 
@@ -40,12 +39,8 @@ class PauseCalls(GroupCalls):
         return await self._say(topic, said if catch_up is None else said | {"catch_up": catch_up})
 
     async def _say(self, topic: str, said: Mapping[str, Any]) -> pb.DescribePoliciesResponse:
-        rows.utf8("topic", topic)
-        if not topic:
-            raise InvalidRequest.of("topic", topic, "must be given")
-        request = pb.AlterPoliciesRequest(
-            scope=pb.PolicyScope(topic=topic), set=policies.policy(said), existing=True
-        )
+        scope = pb.PolicyScope(topic=rows.name("topic", topic))
+        request = pb.AlterPoliciesRequest(scope=scope, set=policies.policy(said), existing=True)
         return await self.nodes().call(
             lambda node: lambda: node.admin.AlterPolicies(request),
             within_s=self.within_s(None),
@@ -53,11 +48,10 @@ class PauseCalls(GroupCalls):
         )
 
 
-class PauseFront:
+class PauseFront(GroupFront):
     """The same for threads."""
 
     _seen: PauseCalls
-    _call: Callable[[Coroutine[Any, Any, Any]], Any]
 
     def pause_topic(self, topic: str) -> pb.DescribePoliciesResponse:
         """See PauseCalls."""

@@ -1,7 +1,7 @@
 """What an application sees of timers that exist, and how it names them.
 
     Where        the pending timers of a topic, by due time and key
-    Changed      how many of them were changed
+    Changed      how many of them were changed; Redriven: dead letters that were sent back
     TimerInfo    one timer, whole while it is pending
     TimerCounts  how many are pending, and how soon they are due
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from timerclient import ids, rows
 from timerclient.errors import InvalidRequest, NotPending
@@ -95,11 +95,18 @@ class Changed(int):
     """False: an answer was lost on the way, a failover's for one; these are at least so many."""
 
     @classmethod
-    def of(cls, count: int, *, exact: bool) -> "Changed":
+    def of(cls, count: int, *, exact: bool) -> Self:
         """Return a count."""
         changed = cls(count)
         changed.exact = exact
         return changed
+
+
+class Redriven(Changed):
+    """How many dead letters were sent back."""
+
+    homeless: int = 0
+    """How many were not: they say of no topic that is there that they came from it."""
 
 
 def where(topic: str, what: Where) -> pb.TimerFilter:
@@ -116,10 +123,13 @@ def where(topic: str, what: Where) -> pb.TimerFilter:
     rows.utf8("topic", topic)
     rows.utf8("key_prefix", what.get("key_prefix", ""))
     due_from, due_to = what.get("due_from"), what.get("due_to")
+    to_ms = 0 if due_to is None else rows.instant_ms("due_to", due_to)
+    if due_to is not None and not to_ms:  # which the contract has for: no end
+        raise InvalidRequest.of("due_to", due_to, "must be after 1970 began; None: no end")
     return pb.TimerFilter(
         topic=topic,
         due_from_ms=0 if due_from is None else rows.instant_ms("due_from", due_from),
-        due_to_ms=0 if due_to is None else rows.instant_ms("due_to", due_to),
+        due_to_ms=to_ms,
         key_prefix=what.get("key_prefix", ""),
     )
 
@@ -215,8 +225,11 @@ def times(when: Mapping[str, Any], n: int | None = None) -> dict[str, Sequence[i
     """Return a request's due_ms, delay_ms or delay_level; one value, or one for each of n.
 
     Raises:
-        InvalidRequest: neither one value nor n, or a value that names no time.
+        InvalidRequest: nothing is given (a new timer would fire at once); neither one value nor n,
+            or a value that names no time.
     """
+    if all(value is None for value in when.values()):
+        raise InvalidRequest.of("when", None, "give delay, delay_level, due or due_ms; 0: at once")
     way, values = rows.moment(when)
     if len(values) != 1 and len(values) != n:
         each = "" if n is None else f", or one for each of {n}"

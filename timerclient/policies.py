@@ -15,15 +15,17 @@ FLAGS: Final = ("delayed_delivery", "paused")
 TEXTS: Final = ("catch_up",)
 
 
-def scope(namespace: str, topic: str) -> pb.PolicyScope:
+def scope(namespace: str | None = None, topic: str | None = None) -> pb.PolicyScope:
     """Return a scope: a namespace's or a topic's; without either the cluster's.
 
     Raises:
-        InvalidRequest: a name is no text.
+        InvalidRequest: a name is no text, or empty: nobody means the cluster by that.
     """
-    rows.utf8("namespace", namespace)
-    rows.utf8("topic", topic)
-    return pb.PolicyScope(namespace=namespace, topic=topic)
+    for field, name in (("namespace", namespace), ("topic", topic)):
+        if name is not None and not rows.utf8(field, name):
+            limit = "must not be empty; the cluster is meant by neither namespace nor topic"
+            raise InvalidRequest.of(field, name, limit)
+    return pb.PolicyScope(namespace=namespace or "", topic=topic or "")
 
 
 def policy(said: Mapping[str, Any]) -> pb.Policy:
@@ -40,14 +42,19 @@ def policy(said: Mapping[str, Any]) -> pb.Policy:
             limit = "must be a text" if name in TEXTS else "must be a number"
             limit = "must be true or false" if name in FLAGS else limit
             raise InvalidRequest.of(name, value, limit)
-        try:
-            if name == LEVELS:
-                out.delay_levels_ms.CopyFrom(pb.DelayLevels(ms=value))
-            else:
-                setattr(out, name, value)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest.of(name, value, f"must fit its field: {error}") from None
+        if name == LEVELS:
+            out.delay_levels_ms.CopyFrom(_levels(value))
+        else:
+            rows.put(out, name, value)
     return out
+
+
+def _levels(value: Any) -> pb.DelayLevels:
+    try:
+        return pb.DelayLevels(ms=value)
+    except (TypeError, ValueError):
+        limit = f"must be delays in ms, each in 1 .. {rows.DUE_MS_MAX}"
+        raise InvalidRequest.of(LEVELS, value, limit) from None
 
 
 def said(message: pb.Policy) -> dict[str, Any]:

@@ -17,7 +17,10 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
@@ -25,6 +28,7 @@ from timerclient.proto import timer_pb2 as pb
 DUE_MS_MAX: Final = (1 << 48) - 1
 UINT32_MAX: Final = (1 << 32) - 1
 """As many milliseconds as some fields of the contract can hold."""
+UINT64_MAX: Final = (1 << 64) - 1
 LEVEL_MAX: Final = (1 << 31) - 1
 """As high as the contract can tell; every level beyond the last is the last."""
 REQUEST_ID_SIZE_MAX: Final = 64
@@ -33,6 +37,7 @@ REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
 """Bytes of one request's rows: a message is 64 MiB at most, its head is small."""
 
 Headers = Mapping[str, str]
+T = TypeVar("T")
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -126,16 +131,37 @@ def _all_in_range(values: Any) -> bool:
     )
 
 
-def _of_delay(value: Any) -> int:
+def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
+    """Return a timedelta, or a number of seconds, in milliseconds.
+
+    Raises:
+        InvalidRequest: it is neither, negative, or more than `most_ms`; names `field`.
+    """
     if isinstance(value, timedelta):
         ms = -(-value // _MS)
     elif isinstance(value, int | float) and math.isfinite(value):
         ms = round(value * 1000)
     else:
-        raise InvalidRequest.of("delay", value, "must be a timedelta or a number of seconds")
-    if not 0 <= ms <= DUE_MS_MAX:
-        raise InvalidRequest.of("delay", value, "must not be negative, nor beyond the year 10889")
+        raise InvalidRequest.of(field, value, "must be a timedelta or a number of seconds")
+    if not 0 <= ms <= most_ms:
+        raise InvalidRequest.of(field, value, f"must be 0 to {most_ms / 1000} s")
     return ms
+
+
+def lease_ms(lease: Any) -> int:
+    """Return how long a consumer wants to hold messages.
+
+    Raises:
+        InvalidRequest: it is no positive duration, or more than the contract can tell.
+    """
+    ms = span_ms("lease", lease, UINT32_MAX)
+    if not ms:  # to the leader that is the group's default
+        raise InvalidRequest.of("lease", lease, "must be a millisecond or more")
+    return ms
+
+
+def _of_delay(value: Any) -> int:
+    return span_ms("delay", value)
 
 
 def _of_due(value: Any) -> int:
@@ -148,21 +174,60 @@ def _of_due(value: Any) -> int:
 
 
 def _of_due_ms(value: Any) -> int:
-    return _whole("due_ms", value, DUE_MS_MAX)
+    return whole("due_ms", value, 0, DUE_MS_MAX)
 
 
 def _of_level(value: Any) -> int:
-    return _whole("delay_level", value, LEVEL_MAX)
+    return whole("delay_level", value, 0, LEVEL_MAX)
 
 
-def _whole(field: str, value: Any, most: int) -> int:
+def whole(field: str, value: Any, least: int, most: int) -> int:
+    """Return a whole number.
+
+    Raises:
+        InvalidRequest: it is none, or not in least .. most; names `field`.
+    """
     try:
         number = operator.index(value)
     except TypeError:
         raise InvalidRequest.of(field, value, "must be a whole number") from None
-    if not 0 <= number <= most:
-        raise InvalidRequest.of(field, value, f"must be in 0 .. {most}")
+    if not least <= number <= most:
+        raise InvalidRequest.of(field, value, f"must be in {least} .. {most}")
     return number
+
+
+def choice(field: str, value: Any, choices: Mapping[str, T]) -> T:
+    """Return what a name stands for.
+
+    Raises:
+        InvalidRequest: it is none of them; names `field`.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidRequest.of(field, value, f"must be one of {', '.join(choices)}")
+    return choices[value]
+
+
+def put(message: Message, field: str, value: Any) -> None:
+    """Set a field of a message of the contract.
+
+    Raises:
+        InvalidRequest: it holds no such value; names the field and what it holds.
+    """
+    try:
+        setattr(message, field, value)
+    except (TypeError, ValueError):
+        kind = message.DESCRIPTOR.fields_by_name[field].cpp_type
+        raise InvalidRequest.of(field, value, f"must be {_HOLDS[kind]}") from None
+
+
+_HOLDS: Final = {
+    FieldDescriptor.CPPTYPE_INT64: f"a whole number in 0 .. {(1 << 63) - 1}",
+    FieldDescriptor.CPPTYPE_UINT32: f"a whole number in 0 .. {UINT32_MAX}",
+    FieldDescriptor.CPPTYPE_UINT64: f"a whole number in 0 .. {UINT64_MAX}",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_STRING: "a text",
+}
+"""What fields of a kind hold that applications set; none of the contract's is negative."""
 
 
 _CONVERT: Final[dict[str, tuple[Way, Callable[[Any], int]]]] = {
@@ -187,6 +252,17 @@ def utf8(field: str, text: Any) -> bytes:
         raise InvalidRequest.of(field, text, "must have a form in UTF-8") from None
 
 
+def name(field: str, text: Any) -> str:
+    """Return the name of something.
+
+    Raises:
+        InvalidRequest: it is empty, or no text; names `field`.
+    """
+    if not utf8(field, text):
+        raise InvalidRequest.of(field, text, "must not be empty")
+    return str(text)
+
+
 def request_name(request_id: str) -> str:
     """Return a request id, checked.
 
@@ -209,10 +285,7 @@ def conflict_mode(name: str) -> pb.OnConflict.ValueType:
     Raises:
         InvalidRequest: it is none of reject, replace and keep.
     """
-    mode = MODES.get(name)
-    if mode is None:
-        raise InvalidRequest.of("on_conflict", name, f"must be one of {', '.join(MODES)}")
-    return mode
+    return choice("on_conflict", name, MODES)
 
 
 def instant_ms(field: str, value: datetime | int) -> int:

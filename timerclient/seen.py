@@ -1,16 +1,12 @@
 """The part of the client that is for looking: the story of a timer, one topic, producers."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from timerclient import rows
-from timerclient.errors import InvalidRequest
 from timerclient.existing import Seconds, TimerLike, raw_ids
 from timerclient.nodes import Node
 from timerclient.pauses import PauseCalls, PauseFront
 from timerclient.proto import timer_pb2 as pb
-
-PRODUCER_ID_MAX: Final = (1 << 64) - 1
 
 
 class Story(NamedTuple):
@@ -58,8 +54,7 @@ class SeenCalls(PauseCalls):
         Raises:
             NotFound: there is no such topic.
         """
-        rows.utf8("topic", topic)
-        request = pb.ListTopicsRequest(topic=topic, lateness=True)
+        request = pb.ListTopicsRequest(topic=rows.name("topic", topic), lateness=True)
         answer = await self._admin(lambda node: lambda: node.admin.ListTopics(request))
         return answer.topics[0]
 
@@ -80,10 +75,8 @@ class SeenCalls(PauseCalls):
         Raises:
             UnknownProducer: it was never issued, or has expired; the error says which.
         """
-        if not 1 <= producer_id <= PRODUCER_ID_MAX:
-            limit = f"must be in 1 .. {PRODUCER_ID_MAX}"
-            raise InvalidRequest.of("producer_id", producer_id, limit)
-        answer = await self._producers(pb.ListProducersRequest(producer_id=producer_id))
+        number = rows.whole("producer_id", producer_id, 1, rows.UINT64_MAX)
+        answer = await self._producers(pb.ListProducersRequest(producer_id=number))
         return answer.producers[0]
 
     async def _producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
@@ -94,7 +87,6 @@ class SeenFront(PauseFront):
     """The same for threads."""
 
     _seen: SeenCalls
-    _call: Callable[[Coroutine[Any, Any, Any]], Any]
 
     def tell_story(self, timer: TimerLike, *, timeout: Seconds | None = None) -> Story:
         """See SeenCalls."""

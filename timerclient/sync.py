@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -36,10 +35,10 @@ from timerclient.aio import (
     make_credit,
     make_opening,
     make_row,
+    take_rest,
 )
 from timerclient.errors import Closed, Overloaded, TimerError
-from timerclient.existing import Seconds, TimerLike, seconds
-from timerclient.groups import GroupOptions
+from timerclient.existing import Seconds, TimerLike, timeout_s
 from timerclient.messages import Batch, Message
 from timerclient.nodes import Dial
 from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, TimerInfo, Where
@@ -427,7 +426,8 @@ class TimerClient(TopicFront):
     ) -> Timer:
         """Return the timer that fires instead of a pending one, named by id, or by key and topic.
 
-        It has a new id, and the old one's key, payload and headers. When: as `schedule`.
+        It has a new id, and the old one's key, payload and headers. When: as `schedule`, but it has
+        to be said.
 
         Raises:
             NotPending: the timer fired, was cancelled, or is not known; nothing was changed.
@@ -565,44 +565,6 @@ class TimerClient(TopicFront):
         """Return the id of a topic that exists from now on."""
         return self._background.call(self._client.create_topic(topic))
 
-    def create_group(
-        self, topic: str, group: str, *, start: str = "earliest", **options: Unpack[GroupOptions]
-    ) -> pb.GroupStatus:
-        """Return a group that exists from now on; see AsyncTimerClient.create_group."""
-        made = self._client.create_group(topic, group, start=start, **options)
-        return self._background.call(made)
-
-    def alter_group(
-        self, topic: str, group: str, **options: Unpack[GroupOptions]
-    ) -> pb.GroupStatus:
-        """Change the settings that are given; see AsyncTimerClient.alter_group."""
-        return self._background.call(self._client.alter_group(topic, group, **options))
-
-    def seek_group(
-        self,
-        topic: str,
-        group: str,
-        *,
-        offset: int | None = None,
-        time: datetime | None = None,
-        start: str | None = None,
-    ) -> pb.GroupStatus:
-        """Let a group go on elsewhere in its topic; see AsyncTimerClient.seek_group."""
-        sought = self._client.seek_group(topic, group, offset=offset, time=time, start=start)
-        return self._background.call(sought)
-
-    def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
-        """Let a group begin anew with the earliest message; see AsyncTimerClient.reset_group."""
-        return self._background.call(self._client.reset_group(topic, group))
-
-    def delete_group(self, topic: str, group: str) -> None:
-        """Delete a group; see AsyncTimerClient.delete_group."""
-        self._background.call(self._client.delete_group(topic, group))
-
-    def redrive(self, topic: str, max_messages: int | None = None) -> Changed:
-        """Send dead letters back where they came from; see AsyncTimerClient.redrive."""
-        return self._background.call(self._client.redrive(topic, max_messages))
-
     def transfer(self, target: str = "") -> None:
         """Hand the leadership over to the node named `target`; empty: to any other."""
         self._background.call(self._client.transfer(target))
@@ -616,7 +578,7 @@ class TimerClient(TopicFront):
         return self._background.call(self._client.change_members(change, name))
 
     def describe_policies(
-        self, *, namespace: str = "", topic: str = ""
+        self, *, namespace: str | None = None, topic: str | None = None
     ) -> pb.DescribePoliciesResponse:
         """Return what the cluster, a namespace or a topic says of timers, and what holds for it.
 
@@ -631,8 +593,8 @@ class TimerClient(TopicFront):
         said: Mapping[str, Any] = policies.NOTHING,
         *,
         unset: Iterable[str] = (),
-        namespace: str = "",
-        topic: str = "",
+        namespace: str | None = None,
+        topic: str | None = None,
     ) -> pb.DescribePoliciesResponse:
         """Set fields of what the cluster, a namespace or a topic says, and unset others, by name.
 
@@ -737,12 +699,11 @@ class Consumer:
 
         `timeout`: None waits for ever, 0 not at all.
         """
+        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
         if not self._rest:
-            batch = self._next_batch(None if timeout is None else seconds(timeout, zero=True))
+            batch = self._next_batch(None if timeout is None else timeout_s(timeout, zero=True))
             self._rest = [] if batch is None else [*batch][::-1]
-        taken = self._rest[: -max_messages - 1 : -1]
-        del self._rest[len(self._rest) - len(taken) :]
-        return taken
+        return take_rest(self._rest, max_messages)
 
     def _next_batch(self, within_s: float | None) -> Batch | None:
         """Return the next batch. None: none came in time, or the consumer was closed."""
@@ -768,7 +729,7 @@ class Consumer:
         Raises:
             OutcomeUnknown: some are not, in time. They are still sent again.
         """
-        within_s = self._call_s if timeout is None else seconds(timeout)
+        within_s = self._call_s if timeout is None else timeout_s(timeout)
         self._background.call(self._subscription.flush(within_s))
 
     def close(self, timeout: Seconds | None = None) -> None:
@@ -780,7 +741,7 @@ class Consumer:
         if self.closed:
             return
         self.closed = True
-        within_s = self._call_s if timeout is None else seconds(timeout)
+        within_s = self._call_s if timeout is None else timeout_s(timeout)
         rest, self._rest = self._rest, []
         self._background.call(self._subscription.close(within_s, rest))
 

@@ -77,8 +77,8 @@ class TopicCalls(SeenCalls):
         Raises:
             NotFound: there is neither a topic in it nor a policy of it.
         """
+        scope = policies.scope(namespace)
         topics = await self._topics_in(namespace)
-        scope = pb.PolicyScope(namespace=rows.utf8("namespace", namespace).decode())
         own = policies.said((await self._said_of(scope)).own)
         if not (topics or own):
             raise NotFound(f"no such namespace: {namespace!r}")

@@ -24,7 +24,8 @@ from timer.outcomes import HORIZON_MS
 from timer.units import DUE_MS_MAX
 from timerclient import AsyncTimerClient, Settings, TimerClient
 from timerclient.errors import InvalidRequest
-from timerclient.existing import Seconds, seconds
+from timerclient.existing import Seconds
+from timerclient.rows import span_ms
 from timerclient.sync import Background
 from timerfake.loopback import Channel
 from timerfake.memory import Clock
@@ -95,10 +96,7 @@ class AsyncFakeCluster:
         Raises:
             InvalidRequest: time goes neither back nor beyond what a timer's id can hold.
         """
-        by_ms = round(seconds(by, zero=True) * 1000)
-        if self.now_ms + by_ms > DUE_MS_MAX:
-            limit = f"must be at most {(DUE_MS_MAX - self.now_ms) / 1000} s"
-            raise InvalidRequest.of("by", by, limit)
+        by_ms = span_ms("by", by, DUE_MS_MAX - self.now_ms)
         self._running()
         async with self._advancing:
             end_ms = self._clock.mono_ms() + by_ms

@@ -245,7 +245,7 @@ def test_retry_of_what_was_applied_is_answered_as_it_was_whatever_became_policy(
         (lambda c, ns: c.alter_policies(namespace=ns), "set, unset", "at least one"),
         (lambda c, ns: c.alter_policies(unset=["ttl"]), "unset", "must be one of delayed_delivery"),
         (lambda c, ns: c.alter_policies({"ttl": 1}), "policy", "must be one of delayed_delivery"),
-        (lambda c, ns: c.alter_policies({"tick_ms": "1s"}), "tick_ms", "must fit"),
+        (lambda c, ns: c.alter_policies({"tick_ms": "1s"}), "tick_ms", "whole number"),
         (lambda c, ns: c.alter_policies({"tick_ms": 1}, namespace="a/b"), "namespace", "must be 1"),
         (lambda c, ns: c.describe_policies(namespace=ns, topic=ns), "namespace, topic", "at most"),
         (lambda c, ns: c.schedule(f"{ns}/", b""), "topic", "not ending in /"),

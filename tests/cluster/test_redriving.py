@@ -15,7 +15,7 @@ from tests.timer.machines import START_MS, catch_up, part_of
 from timer import deadletters
 from timer.columns import Binary, encode_headers
 from timer.errors import LeadershipLost, TimerError, TopicDeleted
-from timer.payloads import Op
+from timer.payloads import Move, Op
 from timerclient.proto import timer_pb2 as pb
 
 LETTERS = 5
@@ -88,10 +88,10 @@ async def test_redrive_of_which_some_fails_says_how_many_went_back_and_why_no_mo
     host = Handing()
     real = host.leader.groups.redrive
 
-    def half(delivery: Any, done: Callable[[object], None]) -> int:
+    def half(delivery: Any, done: Callable[[object], None]) -> list[Move]:
         moves = real(delivery, done)
         done(LeadershipLost("the leader was deposed"))  # an op for another topic
-        return moves + 1
+        return [*moves, replace(moves[0], offsets=moves[0].offsets[:0])]
 
     host.leader.groups.redrive = half  # type: ignore[method-assign]
     desk = GroupDesk(host, host, host, 100)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.conformance.worlds import World
+from tests.conformance.worlds import CLOCK, World
 from timerclient import (
     CancelResult,
     InvalidRequest,
@@ -77,6 +77,24 @@ def test_cancel_by_key_finds_pending_timers_only(world: World, topic: str) -> No
     assert (cancelled, gone) == (CancelResult.CANCELLED, CancelResult.NOT_FOUND)
     client.schedule(topic, b"", key="a", delay=HOUR)
     assert client.count_timers(topic).pending == 1
+
+
+def test_what_is_not_there_is_told_as_that_and_not_as_a_timer_that_is_over(
+    world: World, topic: str
+) -> None:
+    client = world.client
+    asked: list[Callable[[], object]] = [
+        lambda: client.count_timers(topic),
+        lambda: client.cancel(key="k", topic=topic),
+        lambda: client.reschedule(key="k", topic=topic, delay=1),
+        lambda: client.alter_group(CLOCK, "nobody", max_attempts=1),
+        lambda: client.redrive(topic),
+        lambda: client.get_timer("0" * 24),
+    ]
+    for ask in asked:
+        with pytest.raises(NotFound) as refused:
+            ask()
+        assert type(refused.value) is NotFound
 
 
 def test_cancel_by_filter_hits_what_it_names_and_nothing_else(world: World, topic: str) -> None:

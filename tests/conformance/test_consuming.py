@@ -264,6 +264,25 @@ def test_redriven_dead_letters_come_once_where_they_came_from(world: World, topi
         client.redrive(topic)
 
 
+def test_dead_letters_whose_topic_is_gone_stay_and_hold_up_no_others(
+    world: World, topic: str
+) -> None:
+    client, dead, gone = world.client, f"{topic}.dead", f"{topic}.gone"
+    for name, letters in ((gone, 300), (topic, 2)):  # more than one request looks at, in front
+        client.create_group(name, "g", max_attempts=1, dead_letter_topic=dead)
+        client.schedule_batch(name, [b"x"] * letters)
+        before = world.unacked(dead, "dead-letters")
+        with client.consumer(name, "g") as consumer:
+            for message in world.receive(consumer, letters):
+                _ = message.nack()
+            consumer.flush()
+            world.until(lambda: world.unacked(dead, "dead-letters") - max(0, before) == letters)  # noqa: B023
+    client.delete_topic(gone)
+    redriven = client.redrive(dead)
+    assert (redriven, redriven.homeless) == (2, 300)
+    assert (world.unacked(topic, "g"), world.unacked(dead, "dead-letters")) == (2, 300)
+
+
 def test_dead_letter_that_dies_again_keeps_what_was_said_of_its_first_death(
     world: World, topic: str
 ) -> None:

@@ -228,7 +228,7 @@ def test_one_bad_call_among_those_made_together_fails_alone(world: World, topic:
     client.cancel_where(name)
 
 
-REFUSED: list[tuple[Callable[[World, str], Any], str, str]] = [
+REFUSED: list[tuple[Callable[[Any, str], Any], str, str]] = [  # Any: of wrong kinds, too
     (lambda w, t: w.client.schedule("", b""), "topic", "must be"),
     (lambda w, t: w.client.schedule("no spaces", b""), "topic", "must be"),
     (lambda w, t: w.client.schedule("x" * 256, b""), "topic", "255"),
@@ -245,12 +245,42 @@ REFUSED: list[tuple[Callable[[World, str], Any], str, str]] = [
     (lambda w, t: w.client.create_group(t, "g", backoff_min=2, backoff_max=1), "backoff", "most"),
     (lambda w, t: w.client.alter_policies({"tick_ms": 0}, namespace="n"), "tick_ms", "3600000"),
     (lambda w, t: w.client.cancel("nonsense"), "timer", ""),
+    (lambda w, t: w.client.schedule(f"default/default/{t}", b""), "topic", "twice"),
+    (lambda w, t: w.client.schedule(t, b"", on_conflict=["keep"]), "on_conflict", "reject"),
+    (lambda w, t: w.client.schedule(t, b"", timeout=0), "timeout", "positive"),
+    (lambda w, t: w.client.schedule(t, b"", timeout="1"), "timeout", "seconds"),
+    (lambda w, t: w.client.reschedule("0" * 24), "when", "delay_level"),
+    (lambda w, t: w.client.reschedule(key="k", topic=t, delay=None), "when", "at once"),
+    (lambda w, t: w.client.reschedule_where(t, {}), "when", "at once"),
+    (lambda w, t: w.client.cancel_where(t, due_to=0), "due_to", "1970"),
+    (lambda w, t: w.client.cancel_where(t, due_from=9, due_to=8), "due_to_ms", "due_from_ms = 9"),
+    (lambda w, t: next(w.client.list_timers(t, page_size=-1)), "page_size", "0 .. 4294967295"),
+    (lambda w, t: next(w.client.list_timers(t, page_size=1001)), "page_size", "1000"),
+    (lambda w, t: w.client.create_group(t, "g", lease=-1), "lease", "0 to 4294967.295"),
+    (lambda w, t: w.client.create_group(t, "g", max_attempts=-1), "max_attempts", "4294967295"),
+    (lambda w, t: w.client.create_group(t, "g", type=1), "type", "text"),
+    (lambda w, t: w.client.create_group(t, "g", start=["latest"]), "start", "earliest"),
+    (lambda w, t: w.client.seek_group(t, "g", offset="1"), "offset", "whole"),
+    (lambda w, t: w.client.seek_group(t, "g", time=datetime(2030, 1, 1)), "time", "naive"),  # noqa: DTZ001
+    (lambda w, t: w.client.consumer(t, "g", lease=-1), "lease", "0 to 4294967.295"),
+    (lambda w, t: w.client.consumer(t, "g", window=1.5), "window", "whole"),
+    (lambda w, t: w.client.consumer(t, "g", window=0), "window", "1 .. 1000000"),
+    (lambda w, t: w.client.consumer(t, "g", name="n" * 256), "consumer", "255"),
+    (lambda w, t: w.client.describe_topic(""), "topic", "empty"),
+    (lambda w, t: w.client.describe_namespace(""), "namespace", "empty"),
+    (lambda w, t: w.client.alter_policies({"ttl_ms": 0}, topic=""), "topic", "empty"),
+    (lambda w, t: w.client.alter_policies({"ttl_ms": 0}, namespace=""), "namespace", "empty"),
+    (lambda w, t: w.client.alter_policies({"ttl_ms": 1 << 63}), "ttl_ms", str((1 << 63) - 1)),
+    (lambda w, t: w.client.alter_policies({"ttl_ms": "1h"}), "ttl_ms", "whole number"),
+    (lambda w, t: w.client.alter_policies({"delay_levels_ms": 5}), "delay_levels_ms", "delays"),
+    (lambda w, t: w.client.change_members("promote", "n1"), "change", "replace"),
 ]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_refusal_names_field_and_limit(world: World, topic: str, number: int) -> None:
     ask, field, limit = REFUSED[number]
+    world.client.create_topic(topic)
     with pytest.raises(InvalidRequest) as refused:
         ask(world, topic)
     assert field in refused.value.field, refused.value.field

@@ -233,7 +233,7 @@ def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
     letters = dead.groups[deadletters.GROUP]
 
     def send_back(delivery: Delivery) -> None:
-        asked.append(play.leader.groups.redrive(delivery, moved.append))
+        asked.append(len(play.leader.groups.redrive(delivery, moved.append)))
 
     consumer = Consumer("redrive", LEASE_MS, send_back)
     play.leader.groups.join(letters, consumer)

@@ -138,6 +138,19 @@ async def test_receive_without_a_message_gives_none_in_time(client: AsyncTimerCl
         assert await consumer.receive(timeout=0.02) == []
 
 
+async def test_receive_of_none_or_less_is_refused_and_takes_nothing(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(3))
+    async with client.consumer("orders", "g") as consumer:
+        [first] = await consumer.receive()
+        for wrong in (0, -1):
+            with pytest.raises(errors.InvalidRequest, match="max_messages"):
+                await consumer.receive(wrong)
+        rest = await consumer.receive(5)
+        assert [first.queue_offset, *(message.queue_offset for message in rest)] == [0, 1, 2]
+
+
 async def test_redelivery_says_so(cluster: Cluster, client: AsyncTimerClient) -> None:
     cluster.seed("orders", numbers(1))
     async with client.consumer("orders", "g") as consumer:
@@ -447,7 +460,8 @@ async def test_consumer_without_a_cluster_is_unreachable_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"window": 0}, {"max_messages": 0}, {"start": "middle"}, {"lease": 0}]
+    "wrong",
+    [{"window": 0}, {"window": 1.5}, {"max_messages": 0}, {"start": "middle"}, {"lease": 0}],
 )
 async def test_wrong_options_are_refused(client: AsyncTimerClient, wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidRequest):

@@ -96,7 +96,7 @@ async def test_cancel_and_reschedule_by_key(client: AsyncTimerClient) -> None:
         await client.reschedule(new, due_ms=5)
     assert ended.value.result is RescheduleResult.ALREADY_CANCELLED
     with pytest.raises(NotFound):
-        await client.reschedule(key="k", topic="t")
+        await client.reschedule(key="k", topic="t", delay=1)
     for wrong in ({}, {"key": "k"}, {"timer": new, "key": "k", "topic": "t"}):
         with pytest.raises(InvalidRequest):
             await client.cancel(**wrong)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS, Cluster
 from tests.timerclient.test_scheduling import QUICK, once, payloads
 from timerclient import AsyncTimerClient, NewTimer, cli, errors
+from timerclient.proto import timer_pb2 as pb
 
 
 @pytest.fixture
@@ -106,3 +108,9 @@ def test_timerctl_shows_stories_and_producers(
     text = run(capsys, threaded.cluster, "schedule", "orders", "x", "--request-id", "r")
     again = run(capsys, threaded.cluster, "schedule", "orders", "x", "--request-id", "r")
     assert again.strip() == f"{text.strip()}  repeated"
+
+
+def test_every_event_of_a_story_is_explained() -> None:
+    text = (Path(__file__).parents[2] / "docs/looking.md").read_text()
+    missing = [name for name in pb.StoryEvent.What.keys() if name not in text]  # noqa: SIM118
+    assert missing == ["WHAT_UNSPECIFIED"]

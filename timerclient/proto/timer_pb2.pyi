@@ -2514,9 +2514,12 @@ class RedriveResponse(_message.Message):
     REDRIVEN_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    HOMELESS_FIELD_NUMBER: _builtins.int
     redriven: _builtins.int
     left: _builtins.int
     """dead letters that are there yet"""
+    homeless: _builtins.int
+    """looked at, and left: they say of no topic that is there they came from it"""
     @_builtins.property
     def error(self) -> Global___Error:
         """set: why others could not be; those that are counted were, all the same"""
@@ -2527,10 +2530,11 @@ class RedriveResponse(_message.Message):
         redriven: _builtins.int = ...,
         left: _builtins.int = ...,
         error: Global___Error | None = ...,
+        homeless: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "left", b"left", "redriven", b"redriven"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "homeless", b"homeless", "left", b"left", "redriven", b"redriven"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
