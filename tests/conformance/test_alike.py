@@ -1,14 +1,17 @@
 """The same calls, drawn from a seed, are answered alike by the fake and by the processes."""
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 
+from tests.cluster.running import error_of
 from tests.conformance.worlds import FakeWorld, World
 from timerclient import TimerClient, TimerError
-from timerclient.errors import InvalidRequest
+from timerclient.errors import InvalidRequest, from_wire
 from timerfake import FakeCluster
 
 CALLS = 150
@@ -121,17 +124,22 @@ class Player:
         ]  # fmt: skip
         for topic in self.topics:
             self.client.create_topic(topic)
-        return [self.answer(rng.choice(calls), random.Random(rng.random())) for _ in range(CALLS)]
+        return [answer(rng.choice(calls), random.Random(rng.random())) for _ in range(CALLS)]
 
-    def answer(self, call: Callable[[random.Random], Any], rng: random.Random) -> Any:
-        try:
-            return call.__name__, call(rng)
-        except TimerError as error:
-            told = type(error).__name__, error.reason, error.retryable, error.outcome_known
-            if not isinstance(error, InvalidRequest):
-                return call.__name__, told
-            # An absolute time in a limit is another each time.
-            return call.__name__, told, error.field, error.limit.partition(" at most 2")[0]
+
+def answer(call: Callable[[random.Random], Any], rng: random.Random) -> Any:
+    """Return what a call gives, or the error that it is refused with, by the call's name."""
+    try:
+        return call.__name__, call(rng)
+    except (grpc.RpcError, grpc.aio.AioRpcError) as failed:
+        error = from_wire(error_of(failed))
+    except TimerError as raised:
+        error = raised
+    told = type(error).__name__, error.reason, error.retryable, error.outcome_known
+    if not isinstance(error, InvalidRequest):
+        return call.__name__, told
+    # An absolute time in a limit is another each time.
+    return call.__name__, told, error.field, re.sub(r"\d{13,}", "…", error.limit)
 
 
 @pytest.mark.slow
