@@ -201,9 +201,10 @@ class AsyncTimerClient(TopicCalls):
         row = make_row(topic, payload, key, headers, on_conflict, when)
         if request_id is not None:
             body, _ = encode_rows([row], row.on_conflict)
-            return (await self._schedule_named(body, request_id, timeout)).timer()
+            return (await self._schedule_named(body, request_id, timeout)).timer(key or "")
         future: asyncio.Future[Timer] = asyncio.get_running_loop().create_future()
-        call = Call(future, 1, Outcome.timer, self.within_s(timeout))
+        make = partial(Outcome.timer, key=key) if key else Outcome.timer
+        call = Call(future, 1, make, self.within_s(timeout))
         self.producer().submit_row(row, call)
         return await self._answered(future, call)
 

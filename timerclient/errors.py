@@ -104,9 +104,10 @@ class AlreadyExists(TimerError):
     """Id of the pending timer that has the key."""
 
     @classmethod
-    def of_timer(cls, existing: str) -> "AlreadyExists":
+    def of_timer(cls, existing: str, key: str = "") -> "AlreadyExists":
         """Return the refusal of a timer whose key is taken."""
-        error = cls(f"a pending timer of the topic has the key: {existing}")
+        named = f"key = {key!r}: " if key else ""
+        error = cls(f"{named}a pending timer of the topic has the key: {existing}")
         error.existing = existing
         return error
 

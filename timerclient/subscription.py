@@ -124,7 +124,8 @@ def _settle(
     lost = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
     unknown = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_NOT_DELIVERED]
     if lost:
-        error = LeaseLost(f"{len(lost)} of {len(offsets)} messages are not this consumer's by now")
+        text = f"{len(lost)} of {len(offsets)} messages are not this consumer's by now"
+        error = LeaseLost(f"queue_offset = {lost[0]}{' …' if len(lost) > 1 else ''}: {text}")
         error.offsets = tuple(lost)
         acking.set_exception(error)
     elif unknown:

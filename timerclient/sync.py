@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -252,7 +253,8 @@ class TimerClient(TopicFront):
         """
         row = make_row(topic, payload, key, headers, on_conflict, when)
         future: Future[Timer] = Future()
-        call = Call(future, 1, Outcome.timer, self._client.within_s(timeout))
+        make = partial(Outcome.timer, key=key) if key else Outcome.timer
+        call = Call(future, 1, make, self._client.within_s(timeout))
         return self._submit(future, call, row.size, lambda p: p.submit_row(row, call))
 
     def schedule_batch(  # noqa: PLR0913 -- options, by keyword

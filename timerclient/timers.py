@@ -37,15 +37,15 @@ class Outcome(NamedTuple):
             b"".join(others[at] for at in places) if others else b"",
         )
 
-    def timer(self) -> "Timer":
-        """Return the one timer of it.
+    def timer(self, key: str = "") -> "Timer":
+        """Return the one timer of it; `key`: of which the error tells, if it is known.
 
         Raises:
             AlreadyExists: a pending timer has its key.
         """
         result = ScheduleResult(self.results[0]) if self.results else ScheduleResult.SCHEDULED
         if result is ScheduleResult.REJECTED:
-            raise AlreadyExists.of_timer(ids.to_text(self.others))
+            raise AlreadyExists.of_timer(ids.to_text(self.others), key)
         replaced = self.others if result is ScheduleResult.REPLACED else None
         return Timer(self.raw, duplicate=self.duplicate, result=result, replaced=replaced)
 

@@ -114,6 +114,7 @@ def test_lease_that_ends_gives_the_message_to_another(world: World, topic: str) 
             with pytest.raises(LeaseLost) as lost:
                 late.ack().result(WAIT_S)
             assert lost.value.offsets == (late.queue_offset,)
+            assert f"queue_offset = {late.queue_offset}:" in str(lost.value)
             assert again.ack().result(WAIT_S) is AckResult.ACKED
 
 

@@ -151,6 +151,9 @@ def test_key_that_is_taken_is_refused_and_names_who_has_it(world: World, topic: 
     with pytest.raises(AlreadyExists) as refused:
         world.client.schedule(topic, b"2", delay=HOUR, key="k")
     assert refused.value.existing == first.id
+    assert "key = 'k'" in str(refused.value)
+    with pytest.raises(AlreadyExists, match="key = 'k'"):
+        world.client.schedule(topic, b"2", delay=HOUR, key="k", request_id=topic[-64:])
     assert world.client.schedule(f"{topic}-other", b"3", delay=HOUR, key="k").id != first.id
 
 
