@@ -64,9 +64,8 @@ def test_thousand_with_one_delay_come_in_the_order_they_were_scheduled(
 def test_immediate_messages_among_delayed_ones_come_first_and_in_order(
     world: World, topic: str
 ) -> None:
-    for n in range(5):
-        world.client.schedule(topic, b"later %d" % n, delay=3 * world.moment)
-        world.client.schedule(topic, b"now %d" % n)
+    payloads = [b"%s %d" % (when, n) for n in range(5) for when in (b"later", b"now")]
+    world.client.schedule_batch(topic, payloads, delay=[3 * world.moment, 0] * 5)
     with world.client.consumer(topic, "g") as consumer:
         world.pass_time(4)
         came = [message.payload for message in world.take(consumer, 10)]
