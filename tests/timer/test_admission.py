@@ -284,13 +284,18 @@ def test_no_policy_goes_beyond_the_nodes_settings() -> None:
         play.take("s", play.topic_id, 1_001)
 
 
-def test_namespaces_with_policies_and_changes_in_flight_are_bounded() -> None:
+def test_namespaces_with_policies_are_bounded() -> None:
     play = Ruled()
     policies = Policies({Scope(f"n{at}"): Policy(tick_ms=5) for at in range(NAMESPACES_MAX)})
     play.machine.policies = policies
     play.lead()
     with pytest.raises(InvalidRequest, match=f"at most {NAMESPACES_MAX} namespaces"):
         play.say("one more", Scope("ns"), tick_ms=5)
+    play.say("one of them", Scope("n1"), tick_ms=6)
+
+
+def test_changes_in_flight_are_bounded() -> None:
+    play = Ruled()
     for at in range(CHANGES_MAX):
         play.say(str(at), Scope("n1"), tick_ms=5 + at)
     with pytest.raises(Overloaded):
