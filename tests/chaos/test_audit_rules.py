@@ -46,7 +46,7 @@ class Lived:
 
     def __init__(self, root: Path) -> None:
         self.run = Run(root)
-        self.quotas = {"pending_max": 3, "pending_bytes_max": 24}
+        self.quotas = {"pending_max": 3, "pending_bytes_max": 24, "ready_max": 1}
         """Of the second life, as it begins."""
         self.policies = 1
         self.scopes = ["t"]
@@ -132,53 +132,28 @@ def _dropped_timer_comes(lived: Lived) -> None:
     lived.given = {4: 0, 3: 1, 6: 2}  # in the place of 5
 
 
-def _quota_is_less(lived: Lived) -> None:
-    lived.quotas["pending_max"] = 2
+def _quotas_are_less(lived: Lived) -> None:
+    lived.quotas |= {"pending_max": 2, "pending_bytes_max": 23}
+    lived.quotas |= {"ready_max": 0, "ready_bytes_max": 0}
 
 
 def _deletion_counts_more(lived: Lived) -> None:
     lived.told_pending = 2
 
 
-def _policy_is_not_in_the_log(lived: Lived) -> None:
+def _policies_are_not_in_the_log(lived: Lived) -> None:
     lived.policies = 2
+    lived.scopes = ["t", "default/", "/"]
 
 
 LIES = {
     _ack_counts_in_the_other_life: {"ack_lost": 1},
     _dropped_timer_comes: {"phantom": 1, "lost": 1},
-    _quota_is_less: {"quota_exceeded": 1},
+    _quotas_are_less: {"quota_exceeded": 4},
     _deletion_counts_more: {"delete_untrue": 1},
-    _policy_is_not_in_the_log: {"policy_lost": 1},
+    _policies_are_not_in_the_log: {"policy_lost": 3},
 }
 """What the audit says of each: of another one's nothing, so one audit is enough for all."""
-
-
-@pytest.mark.parametrize(
-    ("quota", "most", "there"),
-    [("pending_bytes_max", 23, 24), ("ready_max", 0, 0), ("ready_bytes_max", 0, 0)],
-)
-def test_what_a_quota_certainly_forbade_is_found(
-    spark: SparkSession, tmp_path: Path, quota: str, most: int, there: int
-) -> None:
-    def lie(lived: Lived) -> None:
-        lived.quotas = {"pending_max": 3, "ready_max": 1, quota: most}
-
-    [found] = audited(spark, tmp_path, lie).summary["rule_offenders"]
-    assert found["verdict"] == "quota_exceeded"
-    assert (found["quota"], found["most"], found["there"]) == (quota, most, there)
-
-
-def _policy_of_a_scope_is_lost(lived: Lived) -> None:
-    lived.scopes = ["t", "default/", "/"]
-
-
-def test_policy_of_a_namespace_or_of_the_cluster_that_is_lost_is_found(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    found = audited(spark, tmp_path, _policy_of_a_scope_is_lost).summary
-    assert found["violations"] == {"policy_lost": 2}
-    assert [each["topic"] for each in found["rule_offenders"]] == ["/", "default/"]
 
 
 def test_lies_about_topics_of_one_name_quotas_deletions_and_policies_are_found(
@@ -192,7 +167,19 @@ def test_lies_about_topics_of_one_name_quotas_deletions_and_policies_are_found(
     expected = [said for violations in LIES.values() for said in violations.items()]
     assert len(dict(expected)) == len(expected)
     assert found["violations"] == dict(expected)
-    quota, deletion, policy = found["rule_offenders"]
-    assert (quota["quota"], quota["there"], quota["most"]) == ("pending_max", 3, 2)
+    broken = found["rule_offenders"]
+    quotas = [each for each in broken if each["verdict"] == "quota_exceeded"]
+    assert [(each["quota"], each["there"], each["most"]) for each in quotas] == [
+        ("pending_bytes_max", 24, 23),
+        ("pending_max", 3, 2),
+        ("ready_bytes_max", 0, 0),
+        ("ready_max", 0, 0),
+    ]
+    [deletion] = [each for each in broken if each["verdict"] == "delete_untrue"]
     assert (deletion["told"], deletion["dropped"]) == (2, 1)
-    assert (policy["told"], policy["logged"]) == (2, 1)
+    policies = [each for each in broken if each["verdict"] == "policy_lost"]
+    assert [(each["topic"], each["told"], each["logged"]) for each in policies] == [
+        ("/", 2, 0),
+        ("default/", 2, 0),
+        ("t", 2, 1),
+    ]
