@@ -13,7 +13,7 @@ from pyspark.sql.functions import lit
 from pyspark.testing import assertDataFrameEqual
 
 from chaos import history
-from chaos.audit import changes, clients, command, job, verdict
+from chaos.audit import changes, command, job, verdict
 from chaos.audit.report import describe
 from chaos.history import Run
 from chaos.replay.nodelog import Piece, between, segments
@@ -267,34 +267,16 @@ def told_by(spark: SparkSession, cases: Sequence[Case]) -> dict[str, DataFrame]:
     }
 
 
-def judged(spark: SparkSession, cases: Sequence[Case]) -> list[Found]:
-    """Judge all cases at once; return what was found of each."""
-    lines, log, acks, over = told_by(spark, cases).values()
-    groups = spark.createDataFrame(
-        [], "topic STRING, `group` STRING, start_offset BIGINT, over BOOLEAN"
-    )
-    groups, all_given = clients.consumed(lines, groups), clients.deliveries(lines)
-    log = log.join(verdict.expiry(over, all_given, groups), ["topic", "queue_offset"], "left")
-    told_over = clients.told_expired(lines)
-    unkept = verdict.unkept_acks(clients.confirmed_acks(lines), acks, told_over, over)
-    given = verdict.judged_deliveries(all_given, unkept, acks)
-    asks = clients.asked(lines)
-    all_told = changes.changes(lines, asks, log)
-    table = verdict.verdicts(asks, log, given, all_told, groups, until_ms=UNTIL_MS)
+@pytest.fixture(scope="module")
+def all_found(judged: tuple[dict[str, Case], DataFrame]) -> dict[str, tuple[Case, Found]]:
+    """All that is planted, judged together, by the name of its case."""
+    cases, table = judged
     found: list[Found] = [[] for _ in cases]
     for mark, each, seq in table.select("mark", "verdict", "seq").collect():
         number, own_mark = divmod(mark if mark is not None else seq, APART)
         own_seq = seq and seq % APART
         found[number].append((None if mark is None else own_mark, each, own_seq))
-    return found
-
-
-@pytest.fixture(scope="module")
-def all_found(spark: SparkSession) -> dict[str, tuple[Case, Found]]:
-    """All that is planted here, judged together."""
-    cases = {each.__name__: each() for each in (violations, of_changes, honest_changes, honest)}
-    return dict(zip(cases, zip(cases.values(), judged(spark, [*cases.values()]), strict=True),
-                    strict=True))  # fmt: skip
+    return dict(zip(cases, zip(cases.values(), found, strict=True), strict=True))
 
 
 def violations() -> Case:

@@ -70,14 +70,19 @@ def verdicts(
     return run, job._judged(run, lines, told, story, until_ms=UNTIL_MS, parts=parts)
 
 
+CASES = (violations, of_changes, honest_changes, honest, given_by_others)
+
+
 def test_what_is_sifted_has_the_verdicts_of_the_rules_alone(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    judged: tuple[dict[str, Case], DataFrame],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sieve, "RUN_BITS", 2)
     monkeypatch.setattr(sieve, "ROWS_PER_TASK", 100)
-    cases = [each() for each in (violations, of_changes, honest_changes, honest, given_by_others)]
-    _, alone = verdicts(spark, tmp_path / "rules", cases, 0)
-    run, table = verdicts(spark, tmp_path / "sieve", cases, 3)
+    cases, alone = judged
+    run, table = verdicts(spark, tmp_path, [*cases.values()], 3)
     assertDataFrameEqual(table, alone)
     # In every part something is plain, and of the other timers everything is left to the rules.
     plain_rows = [*map(pq.read_table, sorted((run.audit / "verdicts.parquet").glob("plain-*")))]

@@ -1,0 +1,22 @@
+"""What the audit's tests share: all that is planted is judged by the rules once."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.chaos.test_audit import Case
+
+
+@pytest.fixture(scope="session")
+def judged(
+    spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
+) -> "tuple[dict[str, Case], DataFrame]":
+    """All cases by name, each in a topic of its own, and the verdicts of their timers."""
+    from tests.chaos.test_audit_sieve import CASES, verdicts
+
+    cases = {each.__name__: each() for each in CASES}
+    _, table = verdicts(spark, tmp_path_factory.mktemp("rules"), [*cases.values()], 0)
+    return cases, table
