@@ -65,11 +65,14 @@ check: setup  ## formatting, lint, types, layers, generated stubs
 	  diff -q "$(GENERATED)/$$f" "$$f" || { echo "$$f is not current: make proto" >&2; exit 1; }; \
 	done; echo "generated stubs are current"
 
-# The worlds take what the tests leave of the processors, and the rest when they are done.
-test: check  ## check, 100 simulated worlds, every test; without Java the Spark tests are skipped, loudly
+# The worlds take what the checks and the tests leave of the processors, and the rest when these are
+# done. They are as long as those in which every planted bug is found; `make sim` plays longer ones.
+test: setup  ## check, 100 simulated worlds, every test; without Java the Spark tests are skipped, loudly
 	@mkdir -p build
-	nice -n 19 $(BIN)/python -m chaos.sim --seeds $(WORLDS) --start $(START) >build/sim.txt 2>&1 & \
-	  worlds=$$!; failed=0; \
+	timeout 1h nice -n 19 $(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 40 --start $(START) \
+	  >build/sim.txt 2>&1 & \
+	  worlds=$$!; failed=0; trap "kill $$worlds 2>/dev/null || true" EXIT; \
+	  $(MAKE) --no-print-directory check; \
 	  $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
 	  wait $$worlds || failed=$$?; \
 	  cat build/sim.txt; exit $$failed

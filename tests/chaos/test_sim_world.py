@@ -17,7 +17,7 @@ from chaos.sim.world import World
 from timer.units import Epoch
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))  # `make test` plays many beside
 def test_promises_hold(seed: int) -> None:
     world = World(seed)
     world.run(60)
