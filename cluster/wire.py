@@ -387,6 +387,7 @@ def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
     lease = delivery.lease
     out = pb.Deliveries(epoch=epoch, lease_id=lease.lease_id, lease_ms=lease.consumer.lease_ms)
     out.handed_out_ms = delivery.at_ms
+    out.group_id = lease.group_id
     out.queue_offsets.extend(lease.offsets.tolist())
     out.attempts.extend(delivery.attempts.tolist())
     ids: list[bytes] = []

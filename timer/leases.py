@@ -37,7 +37,7 @@ from timer.groups import Group
 from timer.marks import Marks
 from timer.payloads import GroupOp, Op
 from timer.queues import Queue
-from timer.units import Epoch, LeaseId, MonoMs, QueueOffset, UnixMs
+from timer.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, UnixMs
 
 ACKING: Final = np.uint64((1 << 64) - 1)
 ENDING: Final = np.uint64((1 << 64) - 2)
@@ -99,6 +99,8 @@ class Lease:
     deadline_ms: MonoMs
     left: int
     """How many of them are still held."""
+    group_id: GroupId = GroupId(0)
+    """The life of the group that it is of."""
 
 
 @dataclass(slots=True)
@@ -238,7 +240,8 @@ class Leases:
 
     def _lease(self, consumer: Consumer, offsets: U64, now_ms: MonoMs) -> Lease:
         deadline_ms = MonoMs(now_ms + consumer.lease_ms)
-        lease = Lease(LeaseId(next(self.lease_ids)), consumer, offsets, deadline_ms, len(offsets))
+        number, left = LeaseId(next(self.lease_ids)), len(offsets)
+        lease = Lease(number, consumer, offsets, deadline_ms, left, self.group.group_id)
         self._held[lease.lease_id] = lease
         self._marks.set(offsets, np.uint64(lease.lease_id))
         self._watch(lease)

@@ -146,6 +146,11 @@ class Message:
         """When the leader leased it to this consumer, Unix milliseconds on the cluster's clock."""
         return self._batch.handed_out_ms
 
+    @property
+    def group_id(self) -> int:
+        """Of the group, in the life in which it was handed out: a seek begins another one."""
+        return self._batch.group_id
+
     def ack(self) -> Acking[AckResult]:
         """Say that its work is done; return at once with the future of the answer.
 
@@ -214,6 +219,7 @@ class Batch(Sequence[Message]):
         "due_ms",
         "epoch",
         "fired_at_ms",
+        "group_id",
         "handed_out_ms",
         "lease_id",
         "lease_ms",
@@ -232,6 +238,8 @@ class Batch(Sequence[Message]):
         """How long the messages are leased, from when the leader sent them."""
         self.handed_out_ms = columns.handed_out_ms
         """When that was, Unix milliseconds on the cluster's clock."""
+        self.group_id = columns.group_id
+        """Of the group, in the life in which it was handed out: a seek begins another one."""
         self.queue_offsets: list[int] = list(columns.queue_offsets)
         self.due_ms: Sequence[int] = columns.due_ms
         self.fired_at_ms: Sequence[int] = columns.fired_at_ms

@@ -90,8 +90,10 @@ def test_sought_group_gets_what_the_topic_keeps_again_and_old_acks_are_refused(
         got = world.receive(consumer, 6)
         _ = [message.ack() for message in got[:4]]
         consumer.flush()
-        assert client.seek_group(topic, "g", offset=2).cursor == 2
+        sought = client.seek_group(topic, "g", offset=2)
+        assert sought.cursor == 2
         again = world.receive(consumer, 4)
+        assert {message.group_id for message in again} == {sought.group_id} != {got[0].group_id}
         assert [message.payload for message in again] == numbers(2, 6)
         assert min(message.attempt for message in again) == 2
         with pytest.raises(errors.LeaseLost):

@@ -1554,6 +1554,7 @@ class Deliveries(_message.Message):
     HEADERS_SIZES_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     HANDED_OUT_MS_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """older than an epoch seen before: drop it"""
     lease_id: _builtins.int
@@ -1565,6 +1566,8 @@ class Deliveries(_message.Message):
     headers: _builtins.bytes
     handed_out_ms: _builtins.int
     """when the leader leased them, on the cluster's clock"""
+    group_id: _builtins.int
+    """of the group, in this life: a seek gives it another one"""
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1605,10 +1608,11 @@ class Deliveries(_message.Message):
         headers_sizes: _abc.Iterable[_builtins.int] | None = ...,
         headers: _builtins.bytes = ...,
         handed_out_ms: _builtins.int = ...,
+        group_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "fired_at_ms", b"fired_at_ms", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
