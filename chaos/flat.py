@@ -28,7 +28,7 @@ ASKED: Final = pa.schema(
     ]
 )
 GIVEN_OF: Final = (
-    *("topic", "group", "epoch", "received_ms"),
+    *("topic", "group", "epoch", "received_ms", "group_id"),
     *("offsets", "ids", "marks", "attempts", "fired_at_ms"),
 )
 """What `given` takes of a line."""
@@ -37,7 +37,7 @@ GIVEN: Final = pa.schema(
         *((name, pa.string()) for name in ("topic", "group")),
         *((name, pa.int64()) for name in ("epoch", "received_ms", "queue_offset", "mark")),
         ("attempt", pa.int32()),
-        *((name, pa.int64()) for name in ("fired_at_ms", "due_ms", "seq")),
+        *((name, pa.int64()) for name in ("fired_at_ms", "due_ms", "seq", "group_id")),
     ]
 )
 NOBODY: Final = -1
@@ -116,7 +116,7 @@ def given(lines: pa.Table) -> pa.Table:
     """Return every delivery of a message (GIVEN), none merged, of lines `deliver` (GIVEN_OF)."""
     rows = _Lines(lines, "offsets")
     due_ms, seq = id_parts(rows.each("ids"))
-    columns = {name: rows.head(name) for name in ("topic", "group", "epoch", "received_ms")}
+    columns = {name: rows.head(name) for name in GIVEN_OF[:5]}
     lists = {"queue_offset": "offsets", "mark": "marks", "attempt": "attempts"}
     columns |= {name: rows.each(of) for name, of in lists.items()}
     columns |= {"fired_at_ms": rows.each("fired_at_ms"), "due_ms": due_ms, "seq": seq}

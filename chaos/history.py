@@ -14,7 +14,7 @@ client's clock, except due times, `fired_at_ms` and `handed_out_ms`, which are t
                                                                 changed | null
     open                                                        start_ms topic group
     deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
-                                                                lease_id handed_out_ms
+                                                                lease_id handed_out_ms group_id
     ack       offsets, results | null                           start_ms end_ms outcome topic
                                                                 group epoch lease_id
     nack      the same                                          and delay_ms
@@ -22,6 +22,12 @@ client's clock, except due times, `fired_at_ms` and `handed_out_ms`, which are t
     policy                                                      start_ms end_ms outcome topic said
     delete                                                      start_ms end_ms outcome topic
                                                                 topic_id pending
+    seek                                                        start_ms end_ms outcome topic
+                                                                group to_offset group_id
+    delete_group                                                start_ms end_ms outcome topic
+                                                                group
+    redrive                                                     start_ms end_ms outcome topic
+                                                                changed
 
 Every line also has `client`, and `detail` (the error's text) where something went wrong. `due_ms`
 of a schedule or reschedule is what was asked for, null for a delay: the cluster's clock resolves
@@ -84,7 +90,7 @@ SCHEMA: Final = (
     " attempts ARRAY<INT>, fired_at_ms ARRAY<BIGINT>, keys ARRAY<STRING>, on_conflict STRING,"
     " existing ARRAY<STRING>, new_ids ARRAY<STRING>, due_from_ms BIGINT, due_to_ms BIGINT,"
     " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT,"
-    " said STRING, topic_id BIGINT, pending BIGINT"
+    " said STRING, topic_id BIGINT, pending BIGINT, group_id BIGINT, to_offset BIGINT"
 )
 """Of all lines together, in Spark's words."""
 FAULTS_SCHEMA: Final = "event STRING, at_ms BIGINT, node STRING, role STRING, epoch BIGINT"
@@ -233,7 +239,7 @@ class History(_Lines):
         self._ended("cancel", span_ms, outcome, **lists, **more)
 
     def change(self, op: str, *, span_ms: tuple[int, int], outcome: Outcome, **fields: Any) -> None:
-        """Record one `cancel` or `reschedule`; `fields` as in the module's table."""
+        """Record one operation that changes something; `fields` as in the module's table."""
         self._ended(op, span_ms, outcome, **fields)
 
     def open(self, topic: str, group: str, *, start_ms: int) -> None:

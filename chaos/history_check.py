@@ -171,6 +171,7 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "received_ms": Field(MS),
         "epoch": Field(COUNT),
         "lease_id": _OPTIONAL,
+        "group_id": _OPTIONAL,
         "handed_out_ms": Field(MS, required=False),
         "offsets": Field(COUNT, many=True),
         "ids": Field(ID, many=True),
@@ -215,6 +216,14 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "topic_id": Field(COUNT, required=False, answer=True),
         "pending": Field(COUNT, required=False, answer=True),
     },
+    "seek": {
+        **_ENDED,
+        **_WHERE,
+        "to_offset": _OPTIONAL,
+        "group_id": Field(COUNT, answer=True),
+    },
+    "delete_group": {**_ENDED, **_WHERE},
+    "redrive": {**_ENDED, **_TOPIC, "changed": Field(COUNT, answer=True)},
 }
 """Operation -> its fields; all have `op` and `client` besides."""
 NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))

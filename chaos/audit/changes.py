@@ -236,8 +236,13 @@ def operations(lines: DataFrame) -> DataFrame:
     """Return how often clients were answered what: op, by, on_conflict, result, n.
 
     Of schedules those with keys. `result`: of answered ones per timer, else the outcome; of a
-    filter `changed`, with the number of timers.
+    filter, and of a redrive, `changed`, with the number of timers. Topics and groups are named.
     """
+    ruled = lines.where(F.col("op").isin("delete", "seek", "delete_group", "redrive")).select(
+        "op", F.lit("name").alias("by"), F.lit("").alias("on_conflict"),
+        F.when(F.col("changed").isNotNull(), "changed").otherwise(F.col("outcome")).alias("result"),
+        F.coalesce("changed", F.lit(1)).alias("n"),
+    )  # fmt: skip
     keyed, scheduled = F.col("keys").isNotNull(), F.col("op") == "schedule"
     filtered = F.col("ids").isNull() & ~keyed
     by = F.when(keyed, "key").when(filtered, "filter").otherwise("id")
@@ -254,4 +259,6 @@ def operations(lines: DataFrame) -> DataFrame:
     )
     answer = F.coalesce("answer", F.when(F.col("op") == "schedule", "SCHEDULED"))
     result = F.when(F.col("outcome") == "ok", answer).otherwise(F.col("outcome")).alias("result")
-    return rows.groupBy("op", "by", "on_conflict", result).agg(F.sum("n").alias("n"))
+    of = ("op", "by", "on_conflict")
+    both = rows.select(*of, result, "n").unionByName(ruled)
+    return both.groupBy(*of, "result").agg(F.sum("n").alias("n"))

@@ -15,6 +15,8 @@ from chaos.replay.story import LIFE
 
 SLOT: Final = ("topic", "group", "queue_offset")
 """What one message of one group is known by."""
+LETTERS: Final = "dead-letters"
+"""The group of dead letters that a redrive takes from."""
 _STRETCH_BITS: Final = 8
 _SAID: Final = ("ack", "nack", "extend")
 
@@ -91,9 +93,54 @@ def with_lives(lines: DataFrame, given: DataFrame, fates: DataFrame) -> tuple[Da
     )
 
 
+def with_group_lives(
+    lines: DataFrame, given: DataFrame, groups: DataFrame
+) -> tuple[DataFrame, DataFrame]:
+    """Return lines and deliveries with the groups of what consumers say as the replay names them.
+
+    A group that was sought, or deleted and made again, has several lives, and one name in a
+    history. Deliveries say of which life they are, `group_id`, and so does their lease of what is
+    said later of the messages. What tells none is left out; a group of which some delivery does
+    not tell is left out altogether. `groups`: the replay's.
+    """
+    named = F.broadcast(groups.where("sought").select(*_names()).distinct())
+    names = [name_of("topic").eqNullSafe(F.col("name")), F.col("group") == F.col("group_name")]
+    ours = names[0] & names[1]
+    if not named.head(1):
+        return lines, given
+    untold = lines.where("op = 'deliver' AND group_id IS NULL")
+    untold = F.broadcast(untold.join(named, ours, "left_semi").select("topic", "group").distinct())
+    lines, given = (each.join(untold, ["topic", "group"], "left_anti") for each in (lines, given))
+    lives = F.broadcast(groups.select("group_id", F.col("group").alias("life")))
+    said = lines.where(F.col("op").isin("deliver", *_SAID)).join(named, ours, "left_semi")
+    others = lines.where(F.col("op").isin("deliver", *_SAID)).join(named, ours, "left_anti")
+    lease = ("client", "topic", "group", "epoch", "lease_id")
+    handed = (
+        said.where("op = 'deliver' AND lease_id IS NOT NULL")
+        .groupBy(*lease)
+        .agg(F.min("group_id").alias("of"))
+    )
+    known = (
+        said.join(handed, [*lease])
+        .join(lives.withColumnRenamed("group_id", "of"), "of")
+        .withColumn("group", F.col("life"))
+    )
+    parts = (others, lines.where(~F.col("op").isin("deliver", *_SAID)), known)
+    first, second, third = (each.select(*lines.columns) for each in parts)
+    lived = given.join(named, ours, "left_semi").join(lives, "group_id")
+    lived = lived.withColumn("group", F.col("life")).select(*given.columns)
+    rest = given.join(named, ours, "left_anti")
+    return first.unionByName(second).unionByName(third), rest.unionByName(lived)
+
+
 def name_of(topic: str) -> Column:
-    """Return the name in a column of topics as the replay names them."""
+    """Return the name in a column of topics, or groups, as the replay names them."""
     return F.substring_index(topic, LIFE, 1)
+
+
+def _names() -> tuple[Column, Column]:
+    """Return name and group_name: what a history calls a topic and a group."""
+    return name_of("topic").alias("name"), name_of("group").alias("group_name")
 
 
 def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
@@ -122,19 +169,21 @@ def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
 def consumed(lines: DataFrame, groups: DataFrame) -> DataFrame:
     """Return the (topic, group, start_offset) that the run's consumers read to its end.
 
-    `groups`: the replay's. Not those whose topic was deleted; of what the log does not know the
-    offset is 0.
+    `groups`: the replay's. Of each the life that it has at the end, if it has one; of what the log
+    does not know the offset is 0. Whoever redrives dead letters reads them.
     """
-    read = lines.where("op IN ('open', 'deliver')").select("topic", "group").distinct()
-    there = groups.select(F.col("topic").alias("life"), "group", "start_offset", "over")
+    read = lines.where("op IN ('open', 'deliver')").select("topic", "group")
+    redriven = lines.where("op = 'redrive'").select("topic", F.lit(LETTERS).alias("group"))
+    there = groups.select("topic", "group", "start_offset", "over", *_names())
     return (
-        read.select(name_of("topic").alias("name"), "group")
+        read.union(redriven)
+        .select(*_names())
         .distinct()
-        .join(there.withColumn("name", name_of("life")), ["name", "group"], "left")
+        .join(there, ["name", "group_name"], "left")
         .where("NOT coalesce(over, false)")
         .select(
-            F.coalesce("life", "name").alias("topic"),
-            "group",
+            F.coalesce("topic", "name").alias("topic"),
+            F.coalesce("group", "group_name").alias("group"),
             F.coalesce("start_offset", F.lit(0)).alias("start_offset"),
         )
     )

@@ -74,9 +74,10 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     diverged = any(life["diverged"] for life in held)
     disputed = disputes.where("NOT stale") if diverged else None
     if story["deletions"].head(1):
-        lines, given = clients.with_lives(lines, given, story["fates"])
-    all_lines, all_given = lines, given
-    lines, given = (_without_sought(each, story["groups"]) for each in (lines, given))
+        fired = (story[name].select("seq", "topic") for name in ("fates", "carried"))
+        lines, given = clients.with_lives(lines, given, next(fired).union(next(fired)))
+    all_lines = lines
+    lines, given = clients.with_group_lives(lines, given, story["groups"])
     told = Witnesses(asks, story["fates"], given, disputed)
     found = _judged(run, lines, told, story, until_ms=end_ms, parts=parts)
     summary = _counts(found, disputes, held)
@@ -88,20 +89,8 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= {"holes": _holes(held), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
-    summary |= _redelivered(run, lines, all_given, found)
+    summary |= _redelivered(run, lines, given, found)
     return write(run, Report(summary))
-
-
-def _without_sought(lines: DataFrame, groups: DataFrame) -> DataFrame:
-    """Leave out what consumers say of groups that were sought or deleted.
-
-    A history names a group, not which of its lives: what was acked comes again by wish. What the
-    log says of such messages is judged as ever.
-    """
-    sought = groups.where("sought").select("topic", "group")
-    if sought.head(1):
-        lines = lines.join(F.broadcast(sought), ["topic", "group"], "left_anti")
-    return lines
 
 
 def read_histories(spark: SparkSession, run: Run) -> DataFrame:
@@ -248,6 +237,9 @@ def _judged(
     What is about few timers is written first: Spark then knows that it is small.
     """
     topics = lines.where("op = 'schedule'").select("topic").distinct()
+    looked = (
+        lines.where("op IN ('open', 'deliver', 'redrive')").select("topic").union(topics).distinct()
+    )
     starts = clients.consumed(lines, story["groups"])
     acks, expired = story["acks"], story["expired"]
     stretches = _kept(sieve.acked(acks), run, "acked") if parts else None
@@ -263,9 +255,13 @@ def _judged(
         named = changes.named(lines, keyed)
         begin = sieve.starts(topics, starts, story["groups"], story["deletions"])
         told = _sifted(run, told, doubted, named, begin, parts)
-    asked_of = clients.name_of("log.topic") == F.col("topics.topic")
-    log = nodes.disputed(told.fates, told.disputed).alias("log")
-    log = log.join(F.broadcast(topics).alias("topics"), asked_of, "left_semi")
+    log = _of_topics(told.fates, topics)
+    carried = story["carried"]
+    if carried.head(1):
+        log = log.unionByName(_of_topics(carried, looked), allowMissingColumns=True)
+        off = verdict.carried_off(carried, told.given, starts)
+        log = log.join(off, ["topic", "queue_offset"], "left")
+    log = nodes.disputed(log, told.disputed)
     if expired.head(1):
         over = verdict.expiry(expired, told.given, starts)
         log = log.join(over, ["topic", "queue_offset"], "left")
@@ -275,11 +271,13 @@ def _judged(
         )
         log = log.join(F.broadcast(gone), "end_index", "left")
     by_name = log.withColumn("topic", clients.name_of("topic"))
+    by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
     changed = changes.changes(lines, keyed, by_name)
+    over = story["groups"].where("over")
     found = verdict.verdicts(
         told.asks,
         log,
-        verdict.judged_deliveries(told.given, unkept, acks),
+        verdict.judged_deliveries(told.given, unkept, acks, over if over.head(1) else None),
         changes.Changes(
             _kept(changed.tried, run, "tried"),
             _kept(changed.moves, run, "moves"),
@@ -290,6 +288,12 @@ def _judged(
     )
     found.write.mode("append" if parts else "overwrite").parquet(str(into))
     return _read(found, into)
+
+
+def _of_topics(rows: DataFrame, topics: DataFrame) -> DataFrame:
+    """Return the rows of topics, whichever of several that have a name."""
+    asked_of = clients.name_of("rows.topic") == F.col("topics.topic")
+    return rows.alias("rows").join(F.broadcast(topics).alias("topics"), asked_of, "left_semi")
 
 
 def _sifted(
@@ -335,7 +339,8 @@ def _faults(run: Run) -> list[dict[str, Any]]:
 
 
 def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -> dict[str, Any]:
-    cells = found.groupBy("verdict", "end").agg(
+    carried = F.col("from_topic").isNotNull().alias("carried")
+    cells = found.groupBy("verdict", "end", carried).agg(
         F.count("*").alias("n"),
         F.sum("deliveries").alias("deliveries"),
         F.sum("groups").alias("messages"),
@@ -345,7 +350,8 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
     ends: dict[str, int] = {}
     for row in rows:
         counts[row["verdict"]] = counts.get(row["verdict"], 0) + row["n"]
-        ends[row["end"]] = ends.get(row["end"], 0) + row["n"]
+        if not row["carried"]:
+            ends[row["end"]] = ends.get(row["end"], 0) + row["n"]
     violations: dict[str, int] = {
         name: counts[name] for name in verdict.VIOLATIONS if name in counts
     }

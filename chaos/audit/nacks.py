@@ -15,7 +15,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.clients import SLOT, with_runs
+from chaos.audit.clients import SLOT, name_of, with_runs
 
 GRACE_MS: Final = 15_000
 """After its time a message has so long to come again: the longest lease of a workload, and some."""
@@ -37,10 +37,13 @@ def judged_nacks(
     )
     early = after.where("handed_out_ms < not_before_ms")
     again = after.select(*SLOT, "nack_index").distinct()
-    read = lines.where("op = 'open'").select("topic", "group").distinct()
+    read = lines.where("op = 'open'").select(
+        name_of("topic").alias("name"), name_of("group").alias("group_name")
+    )
+    ours = (name_of("topic") == F.col("name")) & (name_of("group") == F.col("group_name"))
     lost = (
         log_nacks.where(F.col("not_before_ms") + GRACE_MS <= until_ms)
-        .join(F.broadcast(read), ["topic", "group"], "left_semi")
+        .join(F.broadcast(read.distinct()), ours, "left_semi")
         .join(again, [*SLOT, "nack_index"], "left_anti")
     )
     lost = with_runs(lost, log_acks.select(*SLOT, "count"), "left_anti")

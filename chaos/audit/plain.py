@@ -55,6 +55,7 @@ VERDICTS: Final = pa.schema(
         *((name, pa.int64()) for name in ("other_seq", "old_due_ms", "scheduled_at_ms")),
         *((name, pa.int64()) for name in ("ended_at_ms", "end_epoch", "queue_offset")),
         *((name, pa.int64()) for name in ("deliveries", "groups", "received_ms")),
+        ("from_topic", pa.string()),
     ]
 )
 """Of the verdict table."""

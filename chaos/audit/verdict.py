@@ -5,7 +5,8 @@
                 refused (asked, certainly not taken), unknown_not_fired, unknown_fired_once,
                 replaced (its key was taken over), rescheduled (another id goes on in its place),
                 rejected, kept (no timer: a pending one has its key), expired (fired, and not acked
-                in time by some group, which nobody of it was given)
+                in time by some group, which nobody of it was given),
+                carried (a dead letter, or one that was redriven: given as the timer should be)
     violation   breaks
     diverged    P6  nodes disagree, or what was answered or given is not what the log says
     duplicate_fire  P2  one timer asked for, two in the log or two queue offsets
@@ -20,8 +21,15 @@
     unmarked_redelivery  P5  given twice to one group under the same attempt
     cancel_untrue, conflict_untrue, reschedule_untrue  P4  the answer to a cancel, of what became of
                 a key, or to a reschedule contradicts the log
-    lost        P1  answered OK, but not in the log, never fired, or neither given to every group
-                nor expired in it
+    lost        P1  answered OK, but not in the log, never fired, or neither given to every group,
+                nor expired in it, nor carried from it
+
+**A dead letter** is a message of its own, and so is what a redrive makes of it: nobody asked for
+it but the log, which ends the message that it was in one group by the same entry. What is true of a
+timer that fired is true of it.
+
+**A group that is sought** begins another life, and so does one that is deleted and made again: each
+owes what lies from its start on, and P5 holds within a life. A life that is over owes nothing.
 
 **A reschedule** ends one timer, by seq, and begins another: each has a verdict. The first must not
 be given any more; the second is due at the new time, and was asked for by the reschedule.
@@ -54,6 +62,7 @@ FINE: Final = (
     "rejected",
     "kept",
     "expired",
+    "carried",
     "pending",
     "held",
     "refused",
@@ -106,20 +115,28 @@ def unkept_acks(
     return acks.unionByName(alive).distinct()
 
 
-def judged_deliveries(given: DataFrame, unkept: DataFrame, log_acks: DataFrame) -> DataFrame:
+def judged_deliveries(
+    given: DataFrame, unkept: DataFrame, log_acks: DataFrame, over: DataFrame | None = None
+) -> DataFrame:
     """Return one row per timer that was given to somebody; what is wrong with it is counted.
 
     `given` as from `clients.deliveries`, `unkept` from `unkept_acks`, `log_acks`: the replay's.
+    `reached`: how many groups were given it that are not `over` (topic, group); None: none is.
     """
     again = (F.col("epoch") > F.col("ack_epoch")) | (F.col("attempt") > F.col("attempts"))
     same = ("topic_hash", "queue_offset", "due_ms", "mark", "fired_at_ms")
     acks = log_acks.select(*SLOT, "count", "ack_epoch", "attempts")
     before = F.lag("attempt").over(Window.partitionBy("seq", "group").orderBy("attempt"))
+    given = given.withColumn("over", no())
+    if over is not None:
+        gone = F.broadcast(over.select("topic", "group", (~no()).alias("gone")))
+        given = given.join(gone, ["topic", "group"], "left")
+        given = given.withColumn("over", F.coalesce("gone", no()))
     rows = (
         with_runs(given, acks, "left")
         .join(unkept.withColumn("unkept", ~no()), [*SLOT], "left")
         .select(
-            *("seq", "group", "attempt", "received_ms", *same[1:]),
+            *("seq", "group", "attempt", "received_ms", "over", *same[1:]),
             F.xxhash64("topic").alias("topic_hash"),
             *(
                 F.coalesce(flag.cast("bigint"), F.lit(0)).alias(name)
@@ -133,6 +150,7 @@ def judged_deliveries(given: DataFrame, unkept: DataFrame, log_acks: DataFrame) 
     return rows.groupBy("seq").agg(
         F.count("*").alias("deliveries"),
         F.count_if(F.col("before").isNull()).alias("groups"),
+        F.count_if(F.col("before").isNull() & ~F.col("over")).alias("reached"),
         F.count_if(F.col("before") == F.col("attempt")).alias("unmarked"),
         *(F.sum(name).alias(name) for name in ("again", "unkept")),
         F.min("received_ms").alias("received_ms"),
@@ -169,21 +187,39 @@ def expiry(expired: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
     )
 
 
+def carried_off(carried: DataFrame, given: DataFrame, read: DataFrame) -> DataFrame:
+    """Return from how many groups that were `read` a message was carried without being given.
+
+    topic, queue_offset, carried_groups. `carried`: the replay's, `given` as from
+    `clients.deliveries`.
+    """
+    from_slot = ("from_topic", "from_group", "from_offset")
+    gone = carried.select(
+        *(F.col(name).alias(to) for name, to in zip(from_slot, SLOT, strict=True))
+    )
+    return (
+        gone.join(F.broadcast(read.select("topic", "group")), ["topic", "group"], "left_semi")
+        .join(given.select(*SLOT).distinct(), [*SLOT], "left_anti")
+        .groupBy("topic", "queue_offset")
+        .agg(F.count("*").alias("carried_groups"))
+    )
+
+
 def verdicts(
     asks: DataFrame, log: DataFrame, given: DataFrame, changes: Changes, groups: DataFrame,
     *, until_ms: int,
 ) -> DataFrame:  # fmt: skip
     """Return one row per timer that any witness knows, with its verdict and the evidence.
 
-    `asks` as from `asked`, `log`: fates with `disagree`, `given` from `judged_deliveries`,
-    `groups`: (topic, group, start_offset) of the groups that were read to the end, `until_ms`: when
-    the clients looked last. Of what dropped with its topic, `log` has `gone`.
+    `asks` as from `asked`, `log`: fates, and what was carried, with `disagree`, `given` from
+    `judged_deliveries`, `groups`: (topic, group, start_offset) of the groups that were read to the
+    end, `until_ms`: when the clients looked last. Of what dropped with its topic, `log` has `gone`.
     """
-    if "late" not in log.columns:
-        none = {"expired_groups": F.lit(0), "late": no(), "over_ms": F.lit(None).cast("bigint")}
-        log = log.withColumns(none)
-    if "gone" not in log.columns:
-        log = log.withColumn("gone", no())
+    nobody = {
+        "expired_groups": F.lit(0), "late": no(), "over_ms": F.lit(None).cast("bigint"),
+        "gone": no(), "carried_groups": F.lit(0), "from_topic": F.lit(None).cast("string"),
+    }  # fmt: skip
+    log = log.withColumns({n: none for n, none in nobody.items() if n not in log.columns})
     starts = groups.groupBy("topic").agg(F.collect_list("start_offset").alias("starts"))
     known = (
         _asked_in_log(asks, log.withColumnRenamed("topic", "log_topic"), changes)
@@ -210,13 +246,14 @@ def verdicts(
         .when(end.isin(*_WAITING) & (outcome == "unknown"), "unknown_not_fired")
         .when(end.isin(*_WAITING), end)
         .when(outcome == "unknown", "unknown_fired_once")
+        .when(F.col("from_topic").isNotNull(), "carried")
         .otherwise("ok")
     )
     evidence = (
         *("id", "mark", "seq", "topic", "due_ms", "asked_due_ms", "outcome", "copies", "end"),
         *("key", "told", "other_seq", "old_due_ms"),
         *("scheduled_at_ms", "ended_at_ms", "end_epoch", "queue_offset"),
-        *("deliveries", "groups", "received_ms"),
+        *("deliveries", "groups", "received_ms", "from_topic"),
     )
     return known.select(chain.alias("verdict"), *evidence)
 
@@ -224,8 +261,13 @@ def verdicts(
 def _asked_in_log(asks: DataFrame, log: DataFrame, changes: Changes) -> DataFrame:
     """Return what was asked for beside what the log has of it: by mark, or by a reschedule's seq.
 
-    A timer that a reschedule made was asked for by it: with that outcome, for that due time.
+    A timer that a reschedule made was asked for by it: with that outcome, for that due time. For
+    what was carried nobody asks but the log.
     """
+    carried = log.where("from_topic IS NOT NULL").withColumns(
+        {"outcome": F.lit("ok"), "copies": F.lit(1).cast("bigint")}
+    )
+    log = log.where("from_topic IS NULL")
     copies = F.count("*").over(Window.partitionBy("mark"))
     asked = asks.withColumnRenamed("topic", "asked_topic")
     first = (
@@ -254,7 +296,8 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: Changes) -> DataFram
         )
         .drop("tried_outcome", "moved_outcome", "moved_due_ms")
     )
-    return first.unionByName(moved, allowMissingColumns=True)
+    both = first.unionByName(moved, allowMissingColumns=True)
+    return both.unionByName(carried, allowMissingColumns=True)
 
 
 def _violations(until_ms: int) -> dict[str, Column]:
@@ -290,7 +333,10 @@ def _violations(until_ms: int) -> dict[str, Column]:
     tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
     cancelled = (F.coalesce(tried, F.lit(0)) > 0) | F.coalesce("asked_cancel", no())
     fired = c("end") == "fired"
-    reached = F.coalesce("groups", F.lit(0)) + F.coalesce("expired_groups", F.lit(0))
+    reached = reduce(
+        lambda a, b: a + b,
+        (F.coalesce(n, F.lit(0)) for n in ("reached", "expired_groups", "carried_groups")),
+    )
     conditions = _of_changes() | {
         "diverged": _any(c("disagree"), otherwise_answered, ~several & _any(*otherwise_given)),
         "duplicate_fire": _any(c("copies") > 1, several),

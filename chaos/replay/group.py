@@ -57,16 +57,33 @@ class Group:
     ended_count: int = 0
     """Leases that ended unacked."""
     expired_count: int = 0
+    kept: int = 0
+    """The first offset that its topic kept as it began."""
     over: bool = False
     """It was sought, and lives on under another id, or it was deleted."""
-    sought: bool = False
-    """One of this name and topic was sought or deleted before: clients can't say which."""
+    deleted: bool = False
+    """That, or its topic was."""
+    again: bool = False
+    """One of this name and topic was sought or deleted before."""
     _marks: list[int] = field(default_factory=list)
     """One per later epoch that found messages handed out: those below count once more."""
     base: int = 0
     """The offset that element 0 of the arrays belongs to."""
     _acked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     _ended: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
+
+    def sought(self, group_id: int, start: int, kept: int, queue_end: int) -> "Group":
+        """Be over; return the life that begins elsewhere in the queue, under another id.
+
+        What may have been handed out counts as delivered once there.
+        """
+        self.over = True
+        reserved = max(self.reserved, start)
+        anew = Group(group_id, self.topic, self.name, start, reserved, start, base=start, kept=kept)
+        anew.again = True
+        mark = min(self.reserved, queue_end)
+        anew._marks = [mark] if mark > start else []
+        return anew
 
     def ack(self, offsets: U64, item: Entry) -> npt.NDArray[np.void]:
         """Count the acks of offsets that were reserved and are not acked yet; return them (ACK)."""

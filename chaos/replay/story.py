@@ -20,7 +20,8 @@ Where it and the machine disagree, one of them is wrong, and the audit says `div
               count an attempt more for them, and so does EPOCH for all that may have been handed
               out. MOVE takes as many seqs as it has offsets; those that are not acked yet are
               acked, and fire at once in another topic. That was not asked for by a client, so it
-              has no row of its own in the tables. EXPIRE and EXPIRE_BELOW end what is not acked
+              is no fate: it is *carried*. EXPIRE and EXPIRE_BELOW end what is not acked. SEEK ends
+              one life of a group and begins another, under the next id; DELETE ends one
     POLICY    a retention keeps what all groups have acked, up to a CHECKPOINT (kept.py)
     TOPIC     makes one, or deletes one: what is pending of it is dropped, its groups are over. A
               part with a row of it, later, changes nothing, nor does an op; a MOVE takes its seqs.
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from chaos.history import MARK_NONE, MARK_SIZE
 from chaos.replay.group import Group
@@ -96,6 +98,9 @@ class Book(Protocol):
 
     def fates(self, rows: Rows, **columns: I64 | int) -> None:
         """Take timers that reached their end: `end`, `end_index`, `ended_at_ms`, `queue_offset`."""
+
+    def carried(self, group: Group, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
+        """Take messages that a MOVE took from these offsets of a group: see tables.py."""
 
     def acks(self, group: Group, acks: Any) -> None:
         """Take acks that counted, of dtype group.ACK."""
@@ -199,7 +204,8 @@ class Story:
         self._free(held["due_ms"], held["seq"])
         self._dropped(held)
         for group in self.groups.values():
-            group.over |= group.topic == said.topic
+            if group.topic == said.topic and not group.over:
+                group.over = group.deleted = True
 
     def _policy(self, item: Entry) -> None:
         _check_policy(item)
@@ -217,6 +223,10 @@ class Story:
         name = self.topics[topic]
         again = any(self.topics[number] == name for number in self.deleted if number < topic)
         return f"{name}{LIFE}{topic}" if again else name
+
+    def life_of(self, group: Group) -> str:
+        """Return a group's name, with its number if it began as an earlier one had ended."""
+        return f"{group.name}{LIFE}{group.group_id}" if group.again else group.name
 
     def _there(self) -> list[int]:
         return [topic for topic in self.topics if topic not in self.deleted]
@@ -497,7 +507,7 @@ class Story:
             return
         assert op.op in (Op.DELETE, Op.EXPIRE), op
         if op.op is Op.DELETE:
-            group.over = True
+            group.over = group.deleted = True
         else:
             self._book.expired(group, group.expire(op.offsets, item, self._ttl_ms(op.topic)))
         self._trim(group.topic)
@@ -515,12 +525,12 @@ class Story:
     def _ttl_ms(self, topic: int) -> int:
         return self.said_of(topic, "ttl_ms") or 0
 
-    def _ack(self, item: Entry, op: GroupOp, group: Group) -> int:
-        """Take an ack; return how many offsets it was new for."""
+    def _ack(self, item: Entry, op: GroupOp, group: Group) -> npt.NDArray[np.bool_]:
+        """Take an ack; return which offsets, all different, it was new for (n, bool)."""
         acks = group.ack(op.offsets, item)
         self._book.acks(group, acks)
         self._trim(group.topic)
-        return len(acks)
+        return np.isin(op.offsets.astype(np.int64), acks["queue_offset"])
 
     def _trim(self, topic: int) -> None:
         """What every group has acked is gone: a later group does not start before it."""
@@ -534,11 +544,8 @@ class Story:
         """A group goes on elsewhere, as another one of the same name."""
         kept = self.kept[group.topic]
         start = min(max(int(op.offsets[0]), kept.begin), kept.end)
-        group.over = True
         number = len(self.groups) + 1
-        anew = Group(number, group.topic, group.name, start, max(group.reserved, start), start)
-        anew.base, anew.sought = start, True
-        self.groups[number] = anew
+        self.groups[number] = group.sought(number, start, kept.begin, kept.end)
         self._trim(group.topic)
 
     def _move(self, item: Entry, op: Move, group: Group) -> None:
@@ -548,13 +555,25 @@ class Story:
         to = self._topic_of(op.to)
         if op.to_group:
             self._create_group(CreateGroup(to, op.to_group, Start.EARLIEST, MOVED_GROUP))
-        moved = 0 if group.over else self._ack(item, op, group)
-        self.seqs += len(op.offsets)
+        new = self._numbered(item, len(op.offsets))
+        if group.over:
+            return
+        taken = self._ack(item, op, group)
+        moved = int(np.count_nonzero(taken))
         self.timers += moved
         self.fired += moved
         self.moved += moved
         if moved:
-            self.kept[to].fire(moved, item.time_ms)
+            raw = memoryview(op.rows)
+            rows = decode_schedule(raw).rows
+            for name in ("due_ms", "payload_size"):
+                new[name] = rows[name]
+            new["topic"], new["mark"] = to, marks_of(raw, rows)
+            start = self.kept[to].fire(moved, item.time_ms)
+            self._book.carried(
+                group, new[taken], op.offsets[taken].astype(np.int64), redriven=not op.to_group,
+                queue_offset=np.arange(start, start + moved),
+            )  # fmt: skip
             self.quotas.touched.add(to)
 
     def _topic_of(self, name: str) -> TopicId:
@@ -580,8 +599,9 @@ class Story:
         start = kept.begin if earliest else kept.end
         number = len(self.groups) + 1
         self.groups[number] = Group(
-            number, create.topic, create.name, start, start, start, base=start, sought=bool(known)
-        )
+            number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,
+            again=bool(known),
+        )  # fmt: skip
 
 
 def _check_policy(item: Entry) -> None:

@@ -4,6 +4,8 @@ fates        one row per row of the log that was asked for: seq mark topic due_m
              schedule_index scheduled_at_ms end_index end_epoch ended_at_ms queue_offset, other_seq
              (the timer that it replaced, moved, or left alone) and old_due_ms (of the one that it
              moved: a RESCHEDULE made it); what is not known, or is not so, is null; payload_size
+carried      one row per message that a MOVE made of another one, as of fates, and what that was:
+             from_topic from_group from_offset; redriven, or else a dead letter
 acks         one row per run of messages of a group that one entry acked after as many attempts:
              topic group queue_offset (of the first) attempts ack_index ack_epoch acked_at_ms count
 nacks        one row per nack that counted: topic group queue_offset attempts (of the delivery that
@@ -11,14 +13,18 @@ nacks        one row per nack that counted: topic group queue_offset attempts (o
 expired      one row per message that was not acked in time by a group: topic group queue_offset
              attempts (the highest that was given out before)
              expire_index expire_epoch expired_at_ms ttl_ms (by the policies of that entry; 0: none)
-groups       topic group start_offset acked lease_ends sought, and over: its topic was deleted
+groups       one row per life of a group: topic group group_id start_offset kept_offset (the first
+             that the topic kept then) acked lease_ends; sought: one of several lives, or one that
+             is over while its topic is there; over: it or its topic was deleted, or it was
+             sought; deleted: the former
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 deletions    one row per topic that was deleted: topic topic_id delete_index
 quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,
              ready (where it is one of what is ready: quotas.py)
 policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
 
-`topic` is what story.life says: a topic that has the name of a deleted one is another one.
+`topic` is what story.life says: a topic that has the name of a deleted one is another one. So is a
+group that was sought, or has the name of a deleted one: `group` is what story.life_of says.
 """
 
 import itertools
@@ -54,6 +60,15 @@ FATES: Final = pa.schema(
         ("other_seq", pa.int64()),
         ("old_due_ms", pa.int64()),
         ("payload_size", pa.int64()),
+    ]
+)
+CARRIED: Final = pa.schema(
+    [
+        *FATES,
+        ("from_topic", pa.string()),
+        ("from_group", pa.string()),
+        ("from_offset", pa.int64()),
+        ("redriven", pa.bool_()),
     ]
 )
 ACKS: Final = pa.schema(
@@ -94,11 +109,14 @@ GROUPS: Final = pa.schema(
     [
         ("topic", pa.string()),
         ("group", pa.string()),
+        ("group_id", pa.int64()),
         ("start_offset", pa.int64()),
+        ("kept_offset", pa.int64()),
         ("acked", pa.int64()),
         ("lease_ends", pa.int64()),
         ("sought", pa.bool_()),
         ("over", pa.bool_()),
+        ("deleted", pa.bool_()),
     ]
 )
 CHECKPOINTS: Final = pa.schema(
@@ -123,6 +141,7 @@ QUOTAS: Final = pa.schema(
 POLICIES: Final = pa.schema([("topic", pa.string()), ("policy_index", pa.int64())])
 STORY: Final = {
     "fates": FATES,
+    "carried": CARRIED,
     "acks": ACKS,
     "nacks": NACKS,
     "expired": EXPIRED,
@@ -189,6 +208,13 @@ class ParquetBook:
         if self._tables["fates"].add(len(rows), rows, *full):
             self._write_fates()
 
+    def carried(self, group: Group, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
+        """Take messages that a MOVE took along."""
+        names = ("queue_offset", "redriven")
+        full = [np.broadcast_to(np.asarray(columns[n]), len(rows)) for n in names]
+        if self._tables["carried"].add(len(rows), group.group_id, rows, offsets, *full):
+            self._write_carried()
+
     def acks(self, group: Group, acks: Any) -> None:
         """Take acks that counted."""
         if self._tables["acks"].add(len(acks), group.group_id, acks):
@@ -213,26 +239,57 @@ class ParquetBook:
         waiting = self._tables["fates"].drain()
         if not waiting:
             return
-        rows, end, end_index, ended_at_ms, offsets = map(np.concatenate, zip(*waiting, strict=True))
+        self._tables["fates"].write(self._columns(*map(np.concatenate, zip(*waiting, strict=True))))
+
+    def _columns(
+        self, rows: Rows, end: I64, end_index: I64, ended_at_ms: I64, offsets: I64
+    ) -> list[pa.Array]:
+        """Return the columns of FATES."""
+        assert self.story is not None
         starts = np.array(self.story.epoch_starts or [(0, 0)], np.int64)
         end_epoch = starts[np.searchsorted(starts[:, 0], end_index, "right") - 1, 1]
         top = max([*self.story.topics, int(rows["topic"].max())])
         topics = pa.array([self._topic(topic) for topic in range(top + 1)], pa.string())
         ended, fired = pa.array((end != PENDING) & (end != HELD)), pa.array(end == FIRED)
-        self._tables["fates"].write(
+        return [
+            *(
+                pa.array(np.ascontiguousarray(rows[name]))
+                for name in ("seq", "mark", "due_ms", "index", "time_ms")
+            ),
+            topics.take(pa.array(rows["topic"].astype(np.int64))),
+            _ENDS.take(pa.array(end)),
+            pc.if_else(ended, pa.array(end_index), None),
+            pc.if_else(ended, pa.array(end_epoch), None),
+            pc.if_else(ended, pa.array(ended_at_ms), None),
+            pc.if_else(fired, pa.array(offsets), None),
+            *(_positive(rows[name]) for name in ("other", "old_due_ms")),
+            pa.array(rows["payload_size"].astype(np.int64)),
+        ]
+
+    def _write_carried(self) -> None:
+        assert self.story is not None
+        waiting = [*self._tables["carried"].drain()]
+        if not waiting:
+            return
+        groups, *rest = zip(*waiting, strict=True)
+        rows, from_offset, offsets, redriven = map(np.concatenate, rest)
+        sizes = [len(each) for each in rest[0]]
+        known = self.story.groups
+        places = [(self._topic(known[n].topic), self.story.life_of(known[n])) for n in groups]
+        topics, names = (
+            pa.array([place[at] for place in places], pa.string()).take(
+                pa.array(np.repeat(np.arange(len(places)), sizes))
+            )
+            for at in range(2)
+        )
+        index, at_ms = rows["index"], rows["time_ms"]
+        ends = np.full(len(rows), FIRED)
+        self._tables["carried"].write(
             [
-                *(
-                    pa.array(np.ascontiguousarray(rows[name]))
-                    for name in ("seq", "mark", "due_ms", "index", "time_ms")
+                *self._columns(
+                    rows, ends, np.ascontiguousarray(index), np.ascontiguousarray(at_ms), offsets
                 ),
-                topics.take(pa.array(rows["topic"].astype(np.int64))),
-                _ENDS.take(pa.array(end)),
-                pc.if_else(ended, pa.array(end_index), None),
-                pc.if_else(ended, pa.array(end_epoch), None),
-                pc.if_else(ended, pa.array(ended_at_ms), None),
-                pc.if_else(fired, pa.array(offsets), None),
-                *(_positive(rows[name]) for name in ("other", "old_due_ms")),
-                pa.array(rows["payload_size"].astype(np.int64)),
+                *(topics, names, pa.array(from_offset), pa.array(redriven)),
             ]
         )
 
@@ -246,7 +303,7 @@ class ParquetBook:
         numbers = np.repeat([number for number, _ in waiting], [len(each) for _, each in waiting])
         known = self.story.groups
         topics = [None, *(self._topic(known[n].topic) for n in sorted(known))]
-        names = [None, *(known[n].name for n in sorted(known))]
+        names = [None, *(self.story.life_of(known[n]) for n in sorted(known))]
         counts = []
         if table == "acks":
             starts = _run_starts(numbers, acks)
@@ -269,6 +326,7 @@ class ParquetBook:
         """Write what waits, then the groups and topics."""
         if self.story is not None:
             self._write_fates()
+            self._write_carried()
             self._write_slots("acks")
             self._write_slots("nacks")
             self._write_slots("expired")
@@ -314,14 +372,14 @@ def _positive(column: I64) -> pa.Array:
 
 def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows of what is known at the end: groups, deletions, quotas, policies."""
-    lives = {(group.topic, group.name): group for group in story.groups.values()}  # their last
     groups = [
         (
-            story.life(group.topic), group.name, group.start, group.acked_count,
-            group.ended_count, group.sought or (group.over and group.topic not in story.deleted),
-            group.topic in story.deleted,
+            story.life(group.topic), story.life_of(group), group.group_id, group.start, group.kept,
+            group.acked_count, group.ended_count,
+            group.again or (group.over and group.topic not in story.deleted),
+            group.over, group.deleted,
         )
-        for group in lives.values()
+        for group in story.groups.values()
     ]  # fmt: skip
     return {
         "groups": groups,

@@ -8,11 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual
 
 from chaos import history
 from chaos.audit import job, plain, sieve
 from chaos.history import Run
+from chaos.replay.tables import CARRIED
 from tests.chaos.test_audit import (
     UNTIL_MS,
     Case,
@@ -59,6 +61,7 @@ def verdicts(
         "acks": tables["acks"],
         "expired": tables["expired"],
         "groups": spark.createDataFrame([], groups),
+        "carried": spark.createDataFrame([], from_arrow_schema(CARRIED)),
         "deletions": spark.createDataFrame([], "topic STRING, delete_index BIGINT"),
     }
     asks, given = job._asked_and_given(lines, run, parts)

@@ -12,7 +12,7 @@ from timer import timer_id
 
 KINDS = {
     **dict.fromkeys(("topic", "group", "outcome", "on_conflict"), pa.string()),
-    **dict.fromkeys(("epoch", "received_ms"), pa.int64()),
+    **dict.fromkeys(("epoch", "received_ms", "group_id"), pa.int64()),
     **dict.fromkeys(("ids", "keys", "results", "existing"), pa.list_(pa.string())),
     **dict.fromkeys(("marks", "due_ms", "offsets", "fired_at_ms"), pa.list_(pa.int64())),
     "attempts": pa.list_(pa.int32()),
@@ -78,7 +78,7 @@ def test_only_what_made_a_timer_has_its_id(result: str | None) -> None:
 
 
 def test_deliveries_are_rows_and_a_list_that_is_too_short_ends_in_nulls() -> None:
-    head = {"topic": "t", "group": "g", "epoch": 3, "received_ms": 99}
+    head = {"topic": "t", "group": "g", "epoch": 3, "received_ms": 99, "group_id": 4}
     line = {"offsets": [5, 6], "ids": [id_of(10, 1), id_of(20, 2)], "marks": [7, 8]}
     line |= {"attempts": [1, 2], "fired_at_ms": [11]}
     found = flat.given(lines([head | line, head | {"offsets": [4]}], flat.GIVEN_OF)).to_pylist()

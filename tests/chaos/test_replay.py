@@ -20,6 +20,7 @@ from chaos.replay.story import (
     FIRED,
     HELD,
     KEPT,
+    LIFE,
     MOVED_BYTES_MAX,
     NONE,
     PENDING,
@@ -54,6 +55,7 @@ class Notes:
         self.acked: dict[int, list[tuple[int, ...]]] = {}
         self.nacked: dict[int, list[tuple[int, ...]]] = {}
         self.over: dict[int, list[tuple[int, ...]]] = {}
+        self.carries: list[tuple[int, ...]] = []
         self.checkpoints: list[dict[str, int]] = []
 
     def fates(self, rows: np.ndarray[Any, Any], **columns: Any) -> None:
@@ -64,6 +66,15 @@ class Notes:
         for name in ("end", "ended_at_ms", "queue_offset"):
             table[name] = columns[name]
         self.rows.append(table)
+
+    def carried(
+        self, group: Group, rows: np.ndarray[Any, Any], offsets: Any, **columns: Any
+    ) -> None:
+        """Take messages that a MOVE took along."""
+        to = columns["queue_offset"].tolist()
+        seqs, marks = rows["seq"].tolist(), rows["mark"].tolist()
+        for at, offset in enumerate(offsets.tolist()):
+            self.carries.append((group.group_id, offset, seqs[at], marks[at], to[at]))
 
     def acks(self, group: Group, acks: np.ndarray[Any, Any]) -> None:
         """Take acks."""
@@ -315,19 +326,20 @@ def test_nack_counts_an_attempt_once_and_knows_which_delivery_it_gave_back(
     assert story.groups[group].ended_count == 4
 
 
-def test_moved_messages_are_acked_and_take_seqs_but_no_rows(log: Log, tmp_path: Path) -> None:
+def test_moved_messages_are_acked_and_take_seqs_but_are_no_fates(log: Log, tmp_path: Path) -> None:
     log.schedule(T, [(100, 0), (100, 1)])
     log.fire(100)
     group = log.group(T, "g")
     log.reserve(T, group, 2)
     log.ack(T, group, [0])
-    log.move(T, group, [0, 1], "dead", "dead-letters")
+    log.move(T, group, [0, 1], "dead", "dead-letters", marks=[0, 1])
     log.schedule(T, [(900, 2)])
     log.entry(entry.Kind.CHECKPOINT, b"")
     story, notes = read(log, tmp_path)
     assert [row[0] for row in notes.acked[group]] == [0, 1]
     seqs = [int(seq) for rows in notes.rows for seq in rows["seq"]]
     assert sorted(seqs) == [1, 2, 5], "two seqs for two offsets, one of them unused"
+    assert notes.carries == [(group, 1, 4, 1, 0)]
     [dead] = [number for number, name in story.topics.items() if name == "dead"]
     assert (story.groups[2].name, story.kept[dead].end) == ("dead-letters", 1)
     assert (notes.checkpoints[-1]["scheduled"], notes.checkpoints[-1]["fired"]) == (3, 2)
@@ -667,8 +679,8 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
     }  # fmt: skip
     (row,) = pq.read_table(tmp_path / "out/groups").to_pylist()
     assert row == {
-        "topic": "t", "group": "g", "start_offset": 0, "acked": 1, "lease_ends": 1, "sought": False,
-        "over": False,
+        "topic": "t", "group": "g", "group_id": 1, "start_offset": 0, "kept_offset": 0, "acked": 1,
+        "lease_ends": 1, "sought": False, "over": False, "deleted": False,
     }  # fmt: skip
     (point,) = pq.read_table(tmp_path / "out/checkpoints").to_pylist()
     assert point == {"index": 11, "time_ms": 130, "scheduled": 3, "fired": 1}
@@ -729,9 +741,44 @@ def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None
     pieces = [Piece(segments(tmp_path / "log"), LogIndex(1), EVERYTHING)]
     tables.replay(pieces, tmp_path / "out", tmp_path / "spill")
     rows = pq.read_table(tmp_path / "out/groups").to_pylist()
-    found = {row["group"]: (row["start_offset"], row["acked"], row["sought"]) for row in rows}
-    assert found == {"kept": (0, 0, False), "gone": (0, 0, True), "g": (1, 1, True)}
+    columns = ("start_offset", "acked", "sought", "over", "deleted")
+    assert {row["group"]: tuple(row[name] for name in columns) for row in rows} == {
+        "kept": (0, 0, False, False, False),
+        "gone": (0, 0, True, True, True),
+        "g": (0, 2, True, True, False),
+        f"g{LIFE}4": (1, 1, True, False, False),
+        f"gone{LIFE}5": (0, 0, True, False, False),
+    }
+    assert {row["group_id"]: row["kept_offset"] for row in rows} == dict.fromkeys(range(1, 6), 0)
     acks = pq.read_table(tmp_path / "out/acks").to_pylist()
-    runs = [(ack["group"], ack["queue_offset"], ack["count"]) for ack in acks]
-    assert runs == [("g", 0, 2), ("g", 1, 1)]
+    runs = [(ack["group"], ack["queue_offset"], ack["count"], ack["attempts"]) for ack in acks]
+    # What was handed out before a seek counts as delivered once.
+    assert runs == [("g", 0, 2, 1), (f"g{LIFE}4", 1, 1, 2)]
     assert kept == 2
+    assert not pq.read_table(tmp_path / "out/carried").num_rows, "its group was gone"
+
+
+def test_dead_letter_and_its_redrive_are_told_with_what_they_were(log: Log, tmp_path: Path) -> None:
+    log.schedule(T, [(100, 7), (100, 8), (100, 9)])
+    log.fire(100)
+    group = log.group(T, "g")
+    log.reserve(T, group, 3)
+    log.ack(T, group, [0])
+    log.move(T, group, [1, 2], "t.g.dead", "dead-letters", marks=[8, 9])
+    dead, letters = TopicId(2), GroupId(2)
+    log.reserve(dead, letters, 2)
+    log.epoch(2)
+    log.move(dead, letters, [1], "t", "", marks=[9], at_ms=130)
+    write_log(tmp_path / "log", log.frames)
+    pieces = [Piece(segments(tmp_path / "log"), LogIndex(1), EVERYTHING)]
+    figures = tables.replay(pieces, tmp_path / "out", tmp_path / "spill")
+    rows = pq.read_table(tmp_path / "out/carried").to_pylist()
+    columns = ("seq", "mark", "topic", "queue_offset", "end_epoch", "ended_at_ms")
+    source = ("from_topic", "from_group", "from_offset", "redriven")
+    assert [tuple(row[name] for name in (*columns, *source)) for row in rows] == [
+        (4, 8, "t.g.dead", 0, 1, 100, "t", "g", 1, False),
+        (5, 9, "t.g.dead", 1, 1, 100, "t", "g", 2, False),
+        (6, 9, "t", 3, 2, 130, "t.g.dead", "dead-letters", 1, True),
+    ]
+    assert {row["end"] for row in rows} == {"fired"}
+    assert figures["fired"] == 3, "of what was asked for"

@@ -134,9 +134,10 @@ class Log:
         self.op(Nack(Op.NACK, topic, group, *columns))
 
     def move(
-        self, topic: TopicId, group: GroupId, offsets: Sequence[int], to: str, to_group: str
-    ) -> None:
-        """Messages that fire at once, as dead letters do."""
+        self, topic: TopicId, group: GroupId, offsets: Sequence[int], to: str, to_group: str,
+        *, marks: Sequence[int] = (), at_ms: int | None = None,
+    ) -> None:  # fmt: skip
+        """Messages that fire at once, as dead letters do; `marks`, if any, are theirs."""
         ones = np.ones(len(offsets), np.int64)
         part = Part(
             producer_id=ProducerId(0),
@@ -144,11 +145,13 @@ class Log:
             due_ms=ones,
             requested_ms=ones,
             topic=np.zeros(len(offsets), np.uint32),
-            payload=Binary.of([b"moved"] * len(offsets)),
+            payload=Binary.of(
+                [mark.to_bytes(8, "little") for mark in marks] or [b"moved"] * len(offsets)
+            ),
         )
         rows = b"".join(encode_schedule([part]))
         column = np.array(offsets, np.uint64)
-        self.op(Move(Op.MOVE, topic, group, column, to, to_group, rows))
+        self.op(Move(Op.MOVE, topic, group, column, to, to_group, rows), at_ms)
 
     def op(self, op: GroupOp, at_ms: int | None = None) -> None:
         self.entry(Kind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)
