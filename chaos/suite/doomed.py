@@ -24,6 +24,7 @@ def main() -> None:
             received_ms=time.time_ns() // 1_000_000,
             epoch=batch.epoch,
             lease_id=batch.lease_id,
+            group_id=batch.group_id,
             offsets=[*batch.queue_offsets],
             ids=batch.ids,
             marks=[*map(mark_of, batch.payloads)],

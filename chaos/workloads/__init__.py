@@ -7,8 +7,6 @@
 Each workload has a topic and groups of its own (topic = its name, or NAME/NAME) and writes
 histories (chaos/history.py) of its own, as things happen. All of one run share one counter of
 marks, and what the cluster says, which one of them changes.
-
-Not here: redrives, seeks, and groups that are deleted.
 """
 
 import itertools

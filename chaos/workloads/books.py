@@ -123,6 +123,12 @@ class Books:
                 marks.clear()
                 reach.close()
 
+    def settled(self, group: str) -> None:
+        """Note that a group has nothing left: what did not come to it was passed over."""
+        with self._lock:
+            self._open.get(group, set()).clear()
+            self._reach.get(group, Reach()).close()
+
     def begin_anew(self, first_mark: int) -> None:
         """Note that the topic was deleted; timers of the next one have this mark or later ones."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""A client that changes timers that exist, by id, key and filter, and what holds for their topic.
+"""A client that changes timers that exist, by id, key and filter, their topic and its groups.
 
 It writes down what it was told, and expects nothing of any one timer: a change whose answer was
 lost may have hit it or not, and so may somebody else's. What fired has no gap in its queue's
@@ -7,6 +7,7 @@ offsets, and the audit has the rest.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from chaos.history import History, Outcome, Run
@@ -113,6 +114,41 @@ class Changer:
             return {"topic_id": gone.topic_id, "pending": gone.pending} if gone else {}
 
         return self._change("delete", delete, topic=self._topic) is not None
+
+    # ---- groups and dead letters
+
+    def seek(
+        self, group: str, *, offset: int | None = None, time_ms: int | None = None,
+        start: str | None = None,
+    ) -> bool:  # fmt: skip
+        """Let a group go on elsewhere; return whether it certainly was done."""
+        time = None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC)
+
+        def seek() -> dict[str, Any]:
+            told = self._client.seek_group(
+                self._topic, group, offset=offset, time=time, start=start
+            )
+            return {"group_id": told.group_id}
+
+        to = 0 if start == "earliest" else offset
+        where: dict[str, Any] = {} if to is None else {"to_offset": to}
+        return self._change("seek", seek, topic=self._topic, group=group, **where) is not None
+
+    def delete_group(self, group: str) -> bool:
+        """Delete a group; return whether it certainly was done."""
+
+        def delete() -> dict[str, Any]:
+            self._client.delete_group(self._topic, group)
+            return {}
+
+        return self._change("delete_group", delete, topic=self._topic, group=group) is not None
+
+    def redrive(self, letters: str, most: int | None) -> None:
+        """Send dead letters back. Some may be sent when others fail: then nothing is certain."""
+        self._change(
+            "redrive", lambda: {"changed": int(self._client.redrive(letters, most))},
+            certain=False, topic=letters,
+        )  # fmt: skip
 
     def _ruled(self, said: Mapping[str, Any], call: Callable[[], object], name: str = "") -> bool:
         def rule() -> dict[str, Any]:

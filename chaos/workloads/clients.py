@@ -64,6 +64,8 @@ class Reader:
     """See Source, as of the next one."""
     type: str = ""
     max_attempts: int = 0
+    redriven: bool = False
+    """Nobody consumes its dead letters."""
     habit: Callable[["Clients"], Habit] = lambda _: prompt
 
 
@@ -76,8 +78,9 @@ class Kind:
     produce: Callable[["Clients"], "Rest | None"]
     """Asks for timers until `beats` ends."""
     readers: Sequence[Reader] = (Reader(),)
-    expires: bool = False
-    """What it asks for may expire."""
+    settle: "Callable[[Clients], bool] | None" = None
+    """Looks, after the last timer was asked for, whether all is over; asked until it is. It may
+    raise a TimerError."""
     apart: bool = False
     """Its topic has a namespace of its own, of the same name."""
 
@@ -185,6 +188,11 @@ class Clients:
         return sorted({reader.group for reader in self._kind.readers})
 
     @property
+    def last_came(self) -> bool:
+        """Whether every group has acked the last timer."""
+        return not self.books.waits_for(self._last)
+
+    @property
     def stopping(self) -> bool:
         """Whether nothing new may be asked for."""
         return self._stopping.is_set()
@@ -209,9 +217,10 @@ class Clients:
             topic=self.topic, group=reader.group, lease=reader.lease, nacks=reader.nacks,
             type=reader.type, max_attempts=reader.max_attempts,
         )  # fmt: skip
-        if reader.max_attempts and reader.group not in self._morgues:
-            books, group = self.books, reader.group
-            self._morgues[group] = Morgue(self.client, books, self.topic, group)
+        buried = reader.max_attempts and not reader.redriven
+        if buried and reader.group not in self._morgues:
+            name = f"{self.name}-{reader.group}-dead"
+            self._morgues[reader.group] = Morgue(self._run, name, self.client, self.books, source)
         consumer = self._consumers[name] = Consumer(
             self._run, f"{self.name}-{name}", self.client, self.books, source, reader.habit(self)
         )
@@ -252,10 +261,11 @@ class Clients:
                 self._until(rest)
             self._pause_until(self.producer.last_due_ms / 1000 + SETTLE_S)
             self._until(self._ask_for_last)
+            settle = self._kind.settle
+            if settle is not None:
+                self._until(lambda: settle(self))
             if not self._closing.is_set():
                 self._ended.set()
-            if self._kind.expires:
-                self._until(self._count_expired)
 
     def _until(self, step: Rest) -> None:
         """Do it until it is done, or the workload is being closed."""
@@ -268,15 +278,6 @@ class Clients:
     def _ask_for_last(self) -> bool:
         [self._last] = self.marks(1)
         return bool(self.producer.single(self._last, 0.0))
-
-    def _count_expired(self) -> bool:
-        """When the last timer has come, what is missing must be among what expired."""
-        if self.books.waits_for(self._last):
-            return False
-        for group in self.client.describe_topic(self.topic).groups:
-            if not group.unacked:
-                self.books.expired(group.name, group.expired)
-        return not self.books.missing and self.books.gapless
 
     def _pause_until(self, at_s: float) -> None:
         self._closing.wait(max(0.0, at_s - time.time()))

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -143,6 +143,7 @@ class Consumer:
             received_ms=now_ms(),
             epoch=batch.epoch,
             lease_id=batch.lease_id,
+            group_id=batch.group_id,
             handed_out_ms=batch.handed_out_ms,
             offsets=[*batch.queue_offsets],
             ids=batch.ids,
@@ -233,43 +234,39 @@ class Consumer:
         self._books.acked(self._group, [marks[o] for o, a in answers.items() if a.is_over])
 
 
-class Morgue:
-    """Takes the dead letters of one group: that such a message came there is as good as its ack.
+class _Burials(Books):
+    """Books in which the ack of a dead letter is that of the message that it was."""
 
-    It keeps no history: of a dead letter the audit knows that it is done with in its group.
-    """
+    def __init__(self, books: Books, group: str) -> None:
+        super().__init__([])
+        self._of, self._group = books, group
 
-    def __init__(self, client: TimerClient, books: Books, topic: str, group: str) -> None:
-        self._client, self._books, self._group = client, books, group
-        self._topic = f"{topic}.{group}.dead"
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=self._topic, daemon=True)
-        self._thread.start()
+    def acked(self, group: str, marks: Iterable[int]) -> None:
+        """Note letters whose ack was confirmed, or may have been."""
+        del group
+        self._of.acked(self._group, marks)
 
-    def close(self) -> None:
-        """End it."""
-        self._closing.set()
-        self._thread.join(END_TIMEOUT_S)
-        with self._books.noting_failure():
-            assert not self._thread.is_alive(), f"{self._topic}: its reader did not end"
+    @contextlib.contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """See Books: where somebody looks for it."""
+        with self._of.noting_failure():
+            yield
 
-    def _run(self) -> None:
-        with self._books.noting_failure():
-            while not self._closing.is_set():
-                with contextlib.suppress(TimerError):  # no leader for long, or it was refused
-                    self._look()
-                self._closing.wait(REOPEN_S)
 
-    def _look(self) -> None:
-        with self._client.consumer(self._topic, group=LETTERS) as letters:
-            while not self._closing.is_set():
-                self._bury(letters.receive(100, timeout=REOPEN_S))
+class Morgue(Consumer):
+    """Takes the dead letters of one group: that such a message came there is as good as its ack."""
 
-    def _bury(self, letters: list[Message]) -> None:
-        for letter, acking in [(each, each.ack()) for each in letters]:
-            assert letter.headers["dead-letter-group"] == self._group, letter.headers
-            acking.result(END_TIMEOUT_S)
-            self._books.acked(self._group, [mark_of(letter.payload)])
+    def __init__(
+        self, run: Run, name: str, client: TimerClient, books: Books, source: Source
+    ) -> None:
+        self._dead = source.group
+        letters = Source(topic=f"{source.topic}.{source.group}.dead", group=LETTERS)
+        super().__init__(run, name, client, _Burials(books, source.group), letters)
+
+    def _received(self, batch: Batch) -> list[int]:
+        for letter in batch:
+            assert letter.headers["dead-letter-group"] == self._dead, letter.headers
+        return super()._received(batch)
 
 
 class _Answer(NamedTuple):

@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from chaos.workloads import rules
+from chaos.workloads import lives, rules
 from chaos.workloads.clients import CLOSE_S, Clients, Kind, Reader
 from chaos.workloads.consumer import Habit
 from chaos.workloads.producer import now_ms
@@ -426,6 +426,27 @@ KINDS: Final[Mapping[str, Kind]] = {
             Reader(),
         ),
     ),
+    "redriven": Kind(
+        line="messages die and are redriven, some again and again, until all of them are acked",
+        produce=lives.redriven,
+        readers=(
+            Reader(group=lives.STRICT, nacks=0.3, max_attempts=2, redriven=True),
+            Reader(group=lives.STRICT, lease=SLOW_LEASE, habit=slow, max_attempts=2, redriven=True),
+            Reader(),
+        ),
+        settle=lives.all_home,
+    ),
+    "sought": Kind(
+        line="groups sought back, ahead and to a time, reset, deleted and made anew",
+        produce=lives.sought,
+        readers=(
+            Reader(group=lives.SOUGHT, nacks=0.05),
+            Reader(group=lives.SOUGHT, lease=SLOW_LEASE, habit=slow),
+            Reader(group=lives.ANEW),
+            Reader(),
+        ),
+        settle=lives.all_acked,
+    ),
     "dying": Kind(
         line="consumers that drop their connection holding leases, and come back",
         produce=evenly_short,
@@ -450,7 +471,7 @@ KINDS: Final[Mapping[str, Kind]] = {
             Reader(nacks=0.1),
             Reader(group="slow", lease=SLOW_LEASE, habit=slow),
         ),
-        expires=True,
+        settle=rules.all_expired,
     ),
     "limited": Kind(
         line="quotas of what is pending and ready, limits of delays and ticks, which all change",

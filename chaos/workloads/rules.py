@@ -142,6 +142,17 @@ def fleeting(clients: Clients) -> Rest:
     return lambda: changer.rule({}, among=among)
 
 
+def all_expired(clients: Clients) -> bool:
+    """When the last timer has come, what is missing must be among what expired."""
+    if not clients.last_came:
+        return False
+    books = clients.books
+    for group in clients.client.describe_topic(clients.topic).groups:
+        if not group.unacked:
+            books.expired(group.name, group.expired)
+    return not books.missing and books.gapless
+
+
 def limited(clients: Clients) -> Rest:
     """Quotas of little more than what is there, delays that are too short or too long, ticks."""
     chance, changer = clients.chance, clients.changer

@@ -120,6 +120,17 @@ def test_what_went_with_its_topic_is_not_waited_for_and_what_is_of_the_next_one_
     assert not books.gapless
 
 
+def test_what_a_settled_group_never_got_is_not_waited_for() -> None:
+    books = Books(["a", "b"])
+    books.asking([1, 2, 3])
+    for group in ("a", "b"):
+        books.given(group, [0, 2], [1, 3])
+    books.settled("a")
+    assert (books.missing, books.gapless) == (3, False)  # in b
+    books.settled("b")
+    assert (books.missing, books.gapless) == (0, True)
+
+
 # ---- agenda
 
 
@@ -321,6 +332,30 @@ def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
     ]  # fmt: skip
     assert found[1]["new_ids"] == [Timer(raw).id, None]
     assert (found[3]["due_from_ms"], found[3]["due_to_ms"], found[3]["changed"]) == (4, 5, 7)
+    assert [*check(run.histories / "c.jsonl")] == []
+
+
+def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: Run) -> None:
+    lost = errors.LeadershipLost("x")
+    sought = SimpleNamespace(group_id=9)
+    client: Any = Answers(sought, sought, sought, errors.NotFound("x"), None, lost, 7, lost)
+    changer = Changer(run, "c", client, topic="t")
+    assert changer.seek("g", offset=5)
+    assert changer.seek("g", start="earliest")
+    assert changer.seek("g", time_ms=1_000)
+    assert not changer.seek("g", start="latest")
+    assert [changer.delete_group("g"), changer.delete_group("g")] == [True, False]
+    changer.redrive("t.g.dead", None)
+    changer.redrive("t.g.dead", 3)  # some may be sent
+    changer.close()
+    found = [*read(run.histories / "c.jsonl")]
+    assert [(each["op"], each["outcome"]) for each in found] == [
+        *[("seek", "ok")] * 3, ("seek", "fail"), ("delete_group", "ok"),
+        ("delete_group", "unknown"), ("redrive", "ok"), ("redrive", "unknown"),
+    ]  # fmt: skip
+    assert [each.get("to_offset") for each in found[:4]] == [5, 0, None, None]
+    assert [each.get("group_id") for each in found[:4]] == [9, 9, 9, None]
+    assert (found[6]["topic"], found[6]["changed"]) == ("t.g.dead", 7)
     assert [*check(run.histories / "c.jsonl")] == []
 
 

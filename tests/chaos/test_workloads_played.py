@@ -96,6 +96,12 @@ def flat(found: list[Line], field: str) -> list[Any]:
     return [*chain.from_iterable(line.get(field) or () for line in found)]
 
 
+def _marks_by_id(found: list[Line]) -> list[int]:
+    """Return the mark of every id that was given, once."""
+    ids = zip(flat(found, "ids"), flat(found, "marks"), strict=True)
+    return [*dict(ids).values()]
+
+
 WAYS: Final = {
     ("cancel", "ids"), ("cancel", "filter"),
     ("reschedule", "ids"), ("reschedule", "keys"), ("reschedule", "filter"),
@@ -180,6 +186,14 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
     ),
     "a topic went with its timers, and was made again": lambda did: (
         len({line["topic_id"] for line in did.of("doomed-", "delete") if line.get("pending")}) > 1
+    ),
+    "letters were redriven, and came again as messages of their own": lambda did: (
+        sum(line.get("changed") or 0 for line in did.of("redriven-", "redrive")) > 1
+        and max(Counter(_marks_by_id(did.of("redriven-workers", "deliver"))).values()) > 1
+    ),
+    "a group was sought, and one was deleted and made again": lambda did: (
+        len({life for line in did.of("sought-sought", "deliver") if (life := line["group_id"])}) > 2
+        and len({line["group_id"] for line in did.of("sought-anew", "deliver")}) > 1
     ),
     "bursts were under way at once": lambda did: did.at_once("overload"),
 }

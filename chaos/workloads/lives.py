@@ -1,0 +1,153 @@
+"""Kinds of workload whose messages come back, or whose groups begin anew.
+
+    redriven  messages die, and their letters are redriven: each is acked once in the end
+    sought    groups are sought back and ahead, reset, deleted and made anew
+
+When everything was asked for, both look at the cluster itself for what is left: no letter lies
+anywhere, no group has anything that is not acked. What has to have come until then is for the audit
+to judge, which knows the log: here nobody could say which messages a seek has passed over.
+"""
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from threading import Lock
+from typing import Any, Final
+
+from chaos.workloads.clients import Clients, Rest
+from chaos.workloads.producer import now_ms
+from timerclient.errors import TimerError
+
+BEAT_S: Final = 0.25
+SHORT_MS: Final = 3_000
+STRICT: Final = "strict"
+"""The group whose messages die."""
+REDRIVE_BEATS: Final = 5
+"""From one redrive to the next, and from one seek to the next."""
+REDRIVEN: Final = (None, None, 1, 20)
+"""So many letters at most; None: all."""
+SOUGHT: Final = "sought"
+ANEW: Final = "anew"
+"""The group that is deleted and made again."""
+ANEW_BEATS: Final = 14
+RULE_BEATS: Final = 24
+"""From one change of what is kept to the next."""
+KEPT_MS: Final = 60_000
+BACK_MAX: Final = 200
+"""Messages that a seek goes back."""
+
+
+def redriven(clients: Clients) -> None:
+    """Letters are redriven as more die: all of them, or some."""
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        _ask(clients, count)
+        if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
+            most = clients.chance.choice(REDRIVEN)
+            clients.cancels.after(0.0, partial(clients.changer.redrive, letters_of(clients), most))
+
+
+def letters_of(clients: Clients) -> str:
+    """Return the topic of its dead letters."""
+    return f"{clients.topic}.{STRICT}.dead"
+
+
+def all_home(clients: Clients) -> bool:
+    """Redrive what there is; return whether nothing of it, and of what fires, is left to ack."""
+    clients.changer.redrive(letters_of(clients), None)
+    if not clients.last_came:
+        return False
+    topics = {topic.name: topic for topic in clients.client.topics()}
+    # In this order: what dies meanwhile is seen in one of them.
+    names = (clients.topic, letters_of(clients))
+    there = [group for name in names if name in topics for group in topics[name].groups]
+    return not any(group.unacked for group in there)
+
+
+def sought(clients: Clients) -> Rest:
+    """Seeks of one group, by offset, time and end; another one is deleted and made again."""
+    chance, changer, one_by_one = clients.chance, clients.changer, Lock()
+    among = ("retention_ms",)
+    for number, count in enumerate(clients.beats(BEAT_S)):
+        if number % RULE_BEATS == 0:
+            changer.rule({"retention_ms": KEPT_MS}, among=among)
+        elif number % RULE_BEATS == RULE_BEATS * 3 // 4:
+            changer.rule({"retention_ms": chance.choice((0, 1_000))}, among=among)
+        _ask(clients, count)
+        dice = random.Random(chance.random())  # it is used on another thread
+        if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
+            clients.cancels.after(0.0, partial(_alone, one_by_one, partial(_seek, clients, dice)))
+        if number % ANEW_BEATS == ANEW_BEATS - 1:
+            start = dice.choice(("earliest", "latest"))
+            work = partial(_make_anew, clients, start)
+            clients.cancels.after(0.0, partial(_alone, one_by_one, work))
+
+    def rest() -> bool:
+        """Let both groups have much to come again."""
+        if not changer.rule({"retention_ms": KEPT_MS}, among=among):
+            return False
+        return _back(clients, BACK_MAX) and _make_anew(clients, "earliest")
+
+    return rest
+
+
+def _alone(lock: Lock, work: Callable[[], object]) -> None:
+    """Do it while nobody else does: the answer to a seek is that to the last one."""
+    with lock, suppress(TimerError):
+        work()
+
+
+def _seek(clients: Clients, dice: random.Random) -> None:
+    """Seek to some place: most lie behind."""
+    way = dice.choice(("back", "back", "ahead", "time", "reset", "latest"))
+    if way == "back":
+        _back(clients, dice.randint(1, BACK_MAX))
+        return
+    place: dict[str, Any] = {"start": "earliest" if way == "reset" else way}
+    if way == "time":
+        place = {"time_ms": now_ms() - dice.randint(0, 4_000)}
+    elif way == "ahead":
+        cursor, unacked = _place(clients)
+        place = {"offset": cursor + dice.randint(0, unacked)}
+    clients.changer.seek(SOUGHT, **place)
+
+
+def _back(clients: Clients, count: int) -> bool:
+    """Seek so far back; return whether it certainly was done."""
+    return clients.changer.seek(SOUGHT, offset=max(0, _place(clients)[0] - count))
+
+
+def _place(clients: Clients) -> tuple[int, int]:
+    """Return the cursor of the group that is sought, and how much is not acked."""
+    groups = {group.name: group for group in clients.client.describe_topic(clients.topic).groups}
+    return groups[SOUGHT].cursor, groups[SOUGHT].unacked
+
+
+def _make_anew(clients: Clients, start: str) -> bool:
+    """Delete a group and make it again; its consumers may do that first. Return if both were done.
+
+    It is there when its deletion is asked for: so "there is none" can't be the answer but to
+    somebody who asks twice.
+    """
+    clients.client.create_group(clients.topic, ANEW)
+    done = clients.changer.delete_group(ANEW)
+    clients.client.create_group(clients.topic, ANEW, start=start)
+    return done
+
+
+def all_acked(clients: Clients) -> bool:
+    """Return whether no group has anything left: what has not come was passed over."""
+    if not clients.last_came:
+        return False
+    groups = clients.client.describe_topic(clients.topic).groups
+    if any(group.unacked for group in groups):
+        return False
+    for group in groups:
+        clients.books.settled(group.name)
+    return True
+
+
+def _ask(clients: Clients, count: int) -> None:
+    now = now_ms()
+    due_ms = [clients.within(now + clients.chance.uniform(0, SHORT_MS)) for _ in range(count)]
+    clients.producer.batch(clients.marks(count), due_ms)
