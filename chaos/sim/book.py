@@ -14,6 +14,7 @@ from chaos.sim.callers import RequestBook
 from chaos.sim.dropbook import DropBook
 from chaos.sim.expirybook import ExpiryBook
 from chaos.sim.keybook import KeyBook, TimerName, Told
+from chaos.sim.letterbook import LetterBook
 from chaos.sim.orderbook import OrderBook
 from chaos.sim.pausebook import PauseBook
 from chaos.sim.policybook import PolicyBook
@@ -97,6 +98,8 @@ class Book:
     first_lives: dict[str, str] = field(default_factory=dict)
     """Life after a seek -> the life that the group began with."""
     seeks: int = 0
+    ups: int = 0
+    """Acks of all up to a message."""
     deliveries: int = 0
     redeliveries: int = 0
     answers: int = 0
@@ -117,6 +120,9 @@ class Book:
     quotas: QuotaBook = field(init=False)
     expiry: ExpiryBook = field(init=False)
     drops: DropBook = field(default_factory=DropBook)
+    letters: LetterBook = field(default_factory=LetterBook)
+    passed: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(topic, life) -> somebody asked to ack all up to this, whoever was given it."""
     committed: LogIndex = LogIndex(0)
     """What comes after it was not looked at."""
     read_time_ms: int = 0
@@ -166,6 +172,7 @@ class Book:
                     self._sought(machine, result)
                 elif isinstance(result, MoveApplied):
                     self._moved(machine, result)
+            self.letters.checked = max(self.letters.checked, machine.applied_index)
         if isinstance(applied, Checkpoint):
             self.keys.unique(node, machine)
         counts, held = machine.counts, machine.store.pending
@@ -192,11 +199,17 @@ class Book:
 
     def _moved(self, machine: Machine, moved: MoveApplied) -> None:
         """A message becomes a dead letter once, and not after its ack was confirmed."""
-        op = moved.op
+        op, first = moved.op, machine.applied_index > self.letters.checked
         group = machine.topics[op.topic].group_by_id.get(op.group)
-        topic, life = self.lives[op.group]
         if group is not None and not group.is_acked(op.offsets).all():
-            raise Broken("dead", f"{topic}: {op.offsets} moved, and still there")
+            raise Broken("dead", f"{group.name}: {op.offsets} moved, and still there")
+        if not op.to_group:
+            if first:
+                self.letters.redriven(machine, moved, self.order.fired_names)
+            return
+        topic, life = self.lives[op.group]
+        if first:
+            self.letters.buried(moved, topic)
         self.buried |= _names_in(op) if moved.new.any() else set()
         for offset in op.offsets[moved.new].tolist():
             index = self.dead.setdefault((op.topic, op.group, offset), machine.applied_index)
@@ -297,10 +310,12 @@ class Book:
         name, fired_at = row.name, row.fired_at_ms
         if row.payload not in self.payloads:
             raise Broken("phantom", f"nobody has scheduled {row}")
-        known = self.payloads[row.payload]
-        if known is not None and known != name and row.payload not in self.repeatable:
-            raise Broken("twice", f"{row} is {known} as well")
-        self.payloads[row.payload] = name
+        home = self.letters.home.get(name)
+        if home is not None:
+            if home != row.payload:
+                raise Broken("redrive", f"{row} is {home!r}, redriven")
+        else:
+            self._check_name(row)
         if self.fired.setdefault(name, (topic, offset)) != (topic, offset):
             raise Broken("twice", f"{name} fired at {self.fired[name]} and {(topic, offset)}")
         if fired_at < name.due_ms:
@@ -309,6 +324,24 @@ class Book:
             raise Broken("cancel", f"{name} was cancelled, then delivered")
         if name in self.keys.ended:
             raise Broken("key", f"{name} ended for {self.keys.ended[name]}, then was delivered")
+
+    def _check_name(self, row: Row) -> None:
+        """P2: what somebody has scheduled is one timer."""
+        name, known = row.name, self.payloads[row.payload]
+        if known is not None and known != name and row.payload not in self.repeatable:
+            raise Broken("twice", f"{row} is {known} as well")
+        self.payloads[row.payload] = name
+
+    def passes(self, key: tuple[str, str], offset: int) -> None:
+        """Somebody asks to ack all up to an offset of (topic, life), given to anybody or not."""
+        self.passed[key] = max(self.passed.get(key, 0), offset)
+        self.order.passing = True
+
+    def acked_up_to(self, key: tuple[str, str], offset: int) -> None:
+        """It was told that they are."""
+        mine = {each for each in self.delivered if each[:2] == key and each[2] <= offset}
+        self.acked |= mine
+        self.ups += bool(mine)
 
     # ---- the end
 
@@ -359,7 +392,8 @@ class Book:
                 for offset in range(self.starts[key], topic.queue.end):
                     where = topic.topic_id, group.group_id, offset
                     dead = where in self.dead or self.expiry.is_over(*where)
-                    if not dead and (*key, offset) not in self.delivered:
+                    passed = offset <= self.passed.get(key, -1)
+                    if not (dead or passed) and (*key, offset) not in self.delivered:
                         raise Broken("lost", f"{key} never got {offset} of {topic.queue.end}")
                 mine = np.array(
                     [offset for (t, g, offset) in self.acked if (t, g) == key], np.uint64

@@ -36,6 +36,9 @@ TYPES: Final = 0.3
 DELETIONS: Final = 0.3
 """In how many topics are deleted."""
 
+REDRIVES: Final = 0.3
+"""In how many dead letters are redriven."""
+
 
 def aside(rng: random.Random, name: str) -> random.Random:
     """Return another source of chance, which follows from `rng` and leaves it as it is."""
@@ -95,12 +98,16 @@ class Options:
     """Somebody changes how long messages live and are kept."""
     deletions: bool = False
     """Somebody deletes topics, while timers are pending and consumers consume."""
+    redrives: bool = False
+    """Somebody sends dead letters back (chaos/sim/letterbook.py). With `types` groups are altered,
+    too, and where one consumer is served some acks are of all up to a message."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
         """Return one kind of world."""
         shares = {"policies": POLICIES, "requests": REQUESTS, "types": TYPES}
         shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
+        shares["redrives"] = REDRIVES
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))

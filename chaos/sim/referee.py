@@ -55,6 +55,7 @@ CHECKERS: Final = {
     "seek": "a group that is sought goes on where it was asked to, as far as the topic keeps that",
     "dropped": "P4, P7: what is pending of a topic goes with it, and never fires or ends otherwise",
     "dead": "P5, P7: a message becomes a dead letter once, and not when it was acked",
+    "redrive": "P2: a dead letter is redriven once, as it was, to the topic that it came from",
     "unmarked": "P5: what is delivered again says so",
     "handout": "P5: nobody hands out under an epoch when a later one is served already",
     "digest": "P6: replicas that applied the same log hold the same state",

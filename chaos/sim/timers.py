@@ -14,6 +14,7 @@ import numpy as np
 
 from chaos.sim.book import Row, life_of
 from chaos.sim.callers import Call
+from chaos.sim.keeping import KeeperCalls
 from chaos.sim.keybook import TimerName, Told
 from chaos.sim.node import WALL_START_MS
 from chaos.sim.options import NEVER, Options
@@ -69,7 +70,7 @@ ROOM: Final = 100_000
 ROOM_LOOK_US: Final = 200_000
 
 
-class TimerApp:
+class TimerApp(KeeperCalls):
     """State plane of one simulated process."""
 
     def __init__(self, node: "SimNode", town: Town) -> None:
@@ -585,6 +586,27 @@ class TimerApp:
             reply(refused)
         self._kick()
 
+    def ack_up_to(
+        self,
+        consumer: SimConsumer,
+        stream: int,
+        held: tuple[int, int],
+        offset: int,
+        reply: "Callable[[object], None]",
+    ) -> None:
+        """Ack all up to a message; `held`: epoch and lease. The answer is a list of a verdict."""
+        joined = self._joined.get((consumer, stream))
+        leader = self.engine.leader
+        if joined is None or leader is None:
+            return
+        group, ids = joined[0], (Epoch(held[0]), LeaseId(held[1]))
+        self._town.book.order.ack_asked(group.group_id, range(group.cursor, offset + 1))
+        with suppress(TimerError):
+            leader.groups.ack_up_to(
+                group, *ids, QueueOffset(offset), lambda result: reply(_listed(result))
+            )
+        self._kick()
+
     def nack(
         self,
         consumer: SimConsumer,
@@ -634,41 +656,6 @@ class TimerApp:
             with suppress(TimerError):
                 leader.groups.extend(joined[0], *ids, column, LEASE_MS, self._now())
             self._kick()
-
-    def seek_group(self, topic: str, name: str, by: str, where: float) -> None:
-        """Let a group go on elsewhere; nobody waits. `where`: how far on in what is kept."""
-        leader, group = self._group(topic, name)
-        if leader is None or group is None:
-            return
-        queue, now_ms = self.engine.machine.topics[group.topic].queue, self._now().clock_ms
-        offset = queue.begin + round(where * (queue.end - queue.begin))
-        with suppress(TimerError):
-            if by == "offset":
-                leader.groups.seek(group, QueueOffset(offset), lambda _: None)
-            else:
-                time_ms = UnixMs(now_ms - int(where * 10_000))
-                leader.groups.seek_time(group, time_ms, lambda _: None)
-        self._kick()
-
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic; nobody waits for the answer."""
-        leader, topic = self.engine.leader, self.engine.machine.topic_by_name.get(name)
-        if leader is not None and topic is not None:
-            with suppress(TimerError):
-                leader.delete_topic(topic.topic_id, self._now(), lambda _: None)
-            self._kick()
-
-    def delete_group(self, topic: str, name: str) -> None:
-        """Delete a group; nobody waits for the answer."""
-        leader, group = self._group(topic, name)
-        if leader is not None and group is not None:
-            with suppress(TimerError):
-                leader.groups.delete(group, lambda _: None)
-            self._kick()
-
-    def _group(self, topic: str, name: str) -> tuple[Leader | None, Group | None]:
-        of = self.engine.machine.topic_by_name.get(topic)
-        return self.engine.leader, of.groups.get(name) if of is not None else None
 
 
 def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:

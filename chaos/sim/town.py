@@ -8,7 +8,8 @@
     SimPauser     there: pauses topics and resumes them (chaos/sim/pauser.py)
     SimCaller     in some worlds: names its requests (chaos/sim/callers.py)
     SimWarden     in some worlds: sets quotas (chaos/sim/quotabook.py)
-    SimKeeper     in some worlds: seeks groups and deletes them
+    SimKeeper     in some worlds: seeks groups, deletes them, and perhaps alters them
+    SimRedriver   in some worlds: redrives dead letters (chaos/sim/letterbook.py)
     SimRemover    in some worlds: deletes topics, which others make again
 
 Clients reach nodes through a lossy line of their own and know nothing but answers.
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chaos.sim.book import Book, Row
 from chaos.sim.callers import SimCaller
 from chaos.sim.keybook import TimerName, Told
+from chaos.sim.letterbook import SimRedriver
 from chaos.sim.options import aside
 from chaos.sim.pauser import SimPauser
 from chaos.sim.quotabook import SimWarden
@@ -32,7 +34,7 @@ from timer.columns import OnConflict
 from timer.errors import InvalidRequest, QuotaReached, TimerError
 from timer.leader import Delivery
 from timer.leases import ACCEPT
-from timer.payloads import TYPES, GroupSettings
+from timer.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
 from timer.policies import Policy
 
 if TYPE_CHECKING:
@@ -56,7 +58,16 @@ AGES: Final[dict[str, tuple[Any, ...]]] = {
     "ttl_ms": (0, 300, 1_000, 3_000, 20_000),
     "retention_ms": (0, 500, 4_000, 60_000),
 }
+ALTERED: Final[dict[str, tuple[int, ...]]] = {
+    "lease_ms": (500, 2_000),
+    "max_attempts": (0, 1, 3),
+    "backoff_ms_min": (0, 50),
+    "max_in_flight": (0, 3),
+}
+"""What of a group's settings changes."""
 KEEPING: Final = 0.1
+UP_TO: Final = 0.3
+"""So many of the acks of groups that may have them so are of all up to a message."""
 REMOVING: Final = 0.03
 OPERATING: Final = 0.2
 """So often, of the moments at which a client acts."""
@@ -394,6 +405,10 @@ class SimConsumer:
         app = self._app
         if app is None:
             return
+        alone = self._town.settings(self.topic, self.group).type in (EXCLUSIVE, FAILOVER)
+        if self._town.redriver is not None and alone and self._unseen.random() < UP_TO:
+            self._ack_up_to(app, epoch, lease_id, life, offsets[-1])
+            return
 
         def answered(result: object) -> None:
             if isinstance(result, TimerError):
@@ -408,6 +423,21 @@ class SimConsumer:
 
         reply = self._town.reply(answered)
         self._town.line.ask(app, app.ack, self, self._stream, epoch, lease_id, offsets, reply)
+
+    def _ack_up_to(
+        self, app: "TimerApp", epoch: int, lease_id: int, life: str, offset: int
+    ) -> None:
+        book, key = self._town.book, (self.topic, life)
+
+        def answered(result: object) -> None:
+            if result == [ACCEPT]:
+                book.acked_up_to(key, offset)
+
+        book.passes(key, offset)
+        reply = self._town.reply(answered)
+        self._town.line.ask(
+            app, app.ack_up_to, self, self._stream, (epoch, lease_id), offset, reply
+        )
 
 
 class SimOperator:
@@ -433,7 +463,7 @@ class SimOperator:
 
 
 class SimKeeper:
-    """Seeks groups, and deletes them: their consumers make them anew."""
+    """Seeks groups, and deletes them: their consumers make them anew. Perhaps alters them."""
 
     def __init__(self, town: "Town", rng: random.Random) -> None:
         self._town = town
@@ -447,6 +477,9 @@ class SimKeeper:
         ask, group = self._town.line.ask, (rng.choice(self._town.topics), rng.choice(GROUPS))
         if rng.random() < 0.2:
             ask(app, app.delete_group, *group)
+        elif self._town.redriver is not None and rng.random() < 0.2:
+            name = rng.choice(sorted(ALTERED))
+            ask(app, app.alter_group, *group, {name: rng.choice(ALTERED[name])})
         else:
             ask(app, app.seek_group, *group, rng.choice(("offset", "time")), rng.random())
 
@@ -496,6 +529,9 @@ class Town:
         self.remover: SimRemover | None = None
         if world.options.deletions:
             self.remover = SimRemover(self, aside(rng, "remover"))
+        self.redriver: SimRedriver | None = None
+        if world.options.redrives:
+            self.redriver = SimRedriver(self, aside(rng, "redriver"))
         self._settings_seed = aside(rng, "settings").random()
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
@@ -562,6 +598,8 @@ class Town:
             self.warden.act()
         if self.remover is not None:
             self.remover.act()
+        if self.redriver is not None:
+            self.redriver.act()
 
     def settle(self) -> None:
         """The world is healed: finish what is open, wait for what is pending, check the book.

@@ -12,6 +12,7 @@ from chaos.sim.pause_mutations import PAUSE_MUTATIONS
 from chaos.sim.planted import ANY_WORLD, Mutation, calm, hunt
 from chaos.sim.policy_mutations import POLICY_MUTATIONS
 from chaos.sim.quota_mutations import QUOTA_MUTATIONS
+from chaos.sim.redrive_mutations import REDRIVE_MUTATIONS
 from chaos.sim.referee import Broken
 from chaos.sim.request_mutations import REQUEST_MUTATIONS
 from chaos.sim.snapshot_mutations import SNAPSHOT_MUTATIONS
@@ -56,6 +57,7 @@ ALL = [
     *QUOTA_MUTATIONS,
     *EXPIRY_MUTATIONS,
     *DROP_MUTATIONS,
+    *REDRIVE_MUTATIONS,
 ]
 
 every_mutation = pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)
