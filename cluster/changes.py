@@ -77,8 +77,7 @@ class Changes:
         match wire_timers.check_one_target(request):
             case "timer_ids":
                 ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-                results = await within(self._cancel_ids(leader, ids, genuine), context)
-                return _cancelled(results)
+                return _cancelled(await within(self._cancel(leader, ids, genuine), context))
             case "keys":
                 topics = leader.machine.topic_by_name
                 keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
@@ -93,21 +92,23 @@ class Changes:
                 count, token = await self._by_filter(request, context, self._cancel_page)
                 return pb.CancelResponse(cancelled=count, next_page_token=token)
 
-    async def _cancel_ids(
-        self, leader: Leader, ids: Ids, genuine: npt.NDArray[np.bool_]
-    ) -> _Results:
+    async def _cancel(self, leader: Leader, ids: Ids, genuine: npt.NDArray[np.bool_]) -> _Results:
+        if genuine.all():
+            return await self._cancel_ids(leader, ids)
         results = np.full(len(ids), NOT_FOUND, np.uint8)
         if genuine.any():
-            due_ms, seq = ids.due_ms[genuine], ids.seq[genuine]
-            answer = await self._host.ask(lambda done: leader.cancel(due_ms, seq, done))
-            assert isinstance(answer, np.ndarray)
-            results[genuine] = answer
+            known = Ids(ids.due_ms[genuine], ids.seq[genuine])
+            results[genuine] = await self._cancel_ids(leader, known)
         return results
 
+    async def _cancel_ids(self, leader: Leader, ids: Ids) -> _Results:
+        """Cancel timers whose ids are genuine."""
+        answer = await self._host.ask(lambda done: leader.cancel(ids.due_ms, ids.seq, done))
+        assert isinstance(answer, np.ndarray)
+        return answer
+
     async def _cancel_page(self, ids: Ids) -> tuple[int, bool]:
-        results = await self._cancel_ids(
-            self._host.require_leader(), ids, np.ones(len(ids), np.bool_)
-        )
+        results = await self._cancel_ids(self._host.require_leader(), ids)
         return int(np.count_nonzero(results == CANCELLED)), True
 
     # ---- rescheduling
@@ -245,9 +246,9 @@ class Changes:
 
 
 def _cancelled(results: _Results) -> pb.CancelResponse:
+    known = results.tolist()
     return pb.CancelResponse(
-        results=[_CANCEL_RESULTS[result] for result in results.tolist()],
-        cancelled=int(np.count_nonzero(results == CANCELLED)),
+        results=[_CANCEL_RESULTS[result] for result in known], cancelled=known.count(CANCELLED)
     )
 
 

@@ -63,6 +63,8 @@ def in_run(
     if run.keys is None:
         return np.empty(0, np.intp), np.empty(0, ROW)
     number, entries = run.keys.find(hashes)
+    if not len(number):  # so it is with most runs
+        return number, np.empty(0, ROW)
     ends = np.cumsum(keys.sizes, dtype=np.int64)
     same = np.ones(len(number), np.bool_)
     for at in range(len(number)):

@@ -441,7 +441,7 @@ class Machine:
         if not len(rows):
             return []
         topic = rows["topic"]
-        if (topic == topic[0]).all():
+        if len(rows) == 1 or (topic == topic[0]).all():
             return [(self.changing(int(topic[0])), rows)]
         order = np.argsort(topic, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(topic[order])) + 1)

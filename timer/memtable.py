@@ -143,6 +143,8 @@ class Memtable:
         """Return the places of the wanted timers (n,), -1 where none that lives is here."""
         if not self.count:
             return np.full(len(seq), -1, np.intp)
+        if len(seq) == 1:
+            return np.array([self.find_one(due_ms.item(), seq.item())])
         place = self._seq[: self.count].searchsorted(seq)
         place[place == self.count] = 0
         found = (self._seq.take(place) == seq) & self.alive.take(place)
@@ -152,6 +154,18 @@ class Memtable:
         if self._held_count and (held := due_ms >= ASIDE).any():
             places[held] = self._held.find(due_ms[held], seq[held], self.alive)
         return places
+
+    def find_one(self, due_ms: int, seq: int) -> int:
+        """Return the place of one timer, -1 if none that lives is here."""
+        if due_ms >= ASIDE:
+            if not self._held_count:
+                return -1
+            column = np.array([due_ms]), np.array([seq], np.uint64)
+            return self._held.find(*column, self.alive).item()
+        place = int(self._seq[: self.count].searchsorted(np.uint64(seq)))
+        if place == self.count or self._seq.item(place) != seq or not self.alive.item(place):
+            return -1
+        return place if self.rows["due_ms"].item(place) == due_ms else -1
 
     def kill(self, places: npt.NDArray[np.intp]) -> None:
         """Cancel the rows at these places, all of which live."""
@@ -200,7 +214,8 @@ class Memtable:
             )
             self._graves = due, number, of
         due[start:stop], number[start:stop], of[start:stop] = due_ms, seq, topic
-        self.graves.add(due_ms.astype(np.int64), seq.astype(np.int64), int(due_ms.min()))
+        due, number = due[start:stop], number[start:stop]
+        self.graves.add(due, number.view(np.int64), int(due.min()))
         self.grave_count = stop
 
     def buried(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
@@ -208,6 +223,10 @@ class Memtable:
         if not self.grave_count:
             return np.zeros(len(seq), np.bool_)
         return self.graves.contains(due_ms, seq.astype(np.int64))
+
+    def buries(self, due_ms: int, seq: int) -> bool:
+        """Return whether one timer has a tombstone here."""
+        return self.grave_count > 0 and self.graves.has(due_ms, seq)
 
     def peeks(self, after: Position, until_ms: int, count: int) -> Iterator[Peek]:
         """Yield the live rows and the tombstones after `after` that are due, by what holds them.
@@ -276,11 +295,6 @@ class Memtable:
         due, seq = self.rows["due_ms"][: self.count], self._seq[: self.count]
         alive = self.alive[: self.count].copy()
         return Left(due, seq, alive, self.buried_so_far(), self._position)
-
-    def row_at(self, due_ms: I64, seq: U64) -> RowArray:
-        """Return the live row of one timer, as an array of one or none."""
-        place = self.find(due_ms, seq)
-        return self.rows.take(place[place >= 0])
 
     def _index(self) -> Index:
         """Return the index that takes what comes."""

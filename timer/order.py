@@ -36,6 +36,8 @@ START: Final = Position(0, SEQ_MAX)
 
 def after(due: I64, seq: U64, position: Position) -> npt.NDArray[np.bool_]:
     """Return which pairs lie after `position` (n, bool)."""
+    if len(due) == 1:
+        return np.array([(due.item(), seq.item()) > position])
     same = (due == position.due_ms) & (seq > np.uint64(position.seq))
     return np.asarray(same | (due > position.due_ms))
 
@@ -76,10 +78,24 @@ def find(due: I64, key: I64 | U64, want_due: I64, want_key: I64 | U64) -> npt.ND
     """Return where the wanted pairs lie in the sorted ones (n,), -1 where they don't."""
     if not len(due):
         return np.full(len(want_due), -1, np.intp)
+    if len(want_due) == 1:
+        return np.array([find_one(due, key, want_due.item(), want_key.item())])
     place = lower_bound(due, key, want_due, want_key)
     same = key.take(place, mode="clip") == want_key
     same &= due.take(place, mode="clip") == want_due
     return np.where(same, place, -1)
+
+
+def find_one(due: I64, key: I64 | U64, want_due: int, want_key: int) -> int:
+    """Return where one pair lies in the sorted ones, -1 where it doesn't."""
+    place = int(due.searchsorted(want_due))
+    if place == len(due) or due.item(place) != want_due:
+        return -1
+    if key.item(place) != want_key:  # of several that are due then it is not the first
+        place = place_of(due, key, want_due, want_key)
+        if place == len(due) or due.item(place) != want_due or key.item(place) != want_key:
+            return -1
+    return place
 
 
 def stable_order(values: I64) -> npt.NDArray[np.intp]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.columns import I64, U64
-from timer.timer_id import mix
+from timer.timer_id import mix, mix_one
 from timer.units import UnixMs
 
 HORIZON_MS: Final = 600_000
@@ -41,7 +41,9 @@ class Cancels:
     def add(self, due_ms: I64, seq: U64) -> None:
         """Remember that these timers were cancelled."""
         for minute, at in _by_minute(due_ms):
-            self.restore(minute, np.sort(seq[at]))
+            mine = seq[at]
+            mine.sort()
+            self.restore(minute, mine)
 
     def restore(self, minute: int, seq: U64) -> None:
         """Put sorted seqs into one bucket."""
@@ -101,14 +103,16 @@ def _by_minute(due_ms: I64) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     """Yield (minute, places of the rows due in it)."""
     if not len(due_ms):
         return
-    minute = due_ms // BUCKET_MS
-    if len(minute) == 1:
-        yield int(minute[0]), np.zeros(1, np.intp)
+    if len(due_ms) == 1:
+        yield due_ms.item() // BUCKET_MS, np.zeros(1, np.intp)
         return
+    minute = due_ms // BUCKET_MS
     order = np.argsort(minute, kind="stable")
     for at in np.split(order, np.flatnonzero(np.diff(minute[order])) + 1):
         yield int(minute[at[0]]), at
 
 
 def _sum(seq: U64) -> int:
+    if len(seq) == 1:
+        return mix_one(seq.item())
     return int(np.add.reduce(mix(seq), dtype=np.uint64))

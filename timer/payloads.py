@@ -133,7 +133,7 @@ class Reschedule:
 def encode_cancel(targets: Targets) -> list[bytes]:
     """Return the payload of a CANCEL entry."""
     if isinstance(targets, Ids):
-        columns = [targets.due_ms.astype("<i8"), targets.seq.astype("<u8")]
+        columns = [targets.due_ms.astype("<i8", copy=False), targets.seq.astype("<u8", copy=False)]
         return [_TARGETS.pack(len(targets), 0), *(column.tobytes() for column in columns)]
     sizes, blob = targets.key.sizes.astype("<u4"), bytes(targets.key.blob)
     head = _TARGETS.pack(len(targets), 1) + targets.topic.astype("<u4").tobytes()
@@ -150,6 +150,18 @@ def decode_cancel(payload: memoryview) -> Targets:
     if end != len(payload):
         raise ValueError(f"CANCEL of {len(payload)} bytes: its targets end at byte {end}")
     return targets
+
+
+def count_targets(payload: memoryview) -> tuple[int, bool]:
+    """Return how many timers a CANCEL or RESCHEDULE names, and whether by keys; not more checked.
+
+    Raises:
+        ValueError: the payload is malformed.
+    """
+    if len(payload) < _TARGETS.size:
+        raise ValueError(f"targets in {len(payload)} bytes")
+    n, by = _TARGETS.unpack_from(payload)
+    return n, by != 0
 
 
 def encode_reschedule(order: Reschedule) -> list[bytes]:

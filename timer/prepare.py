@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer import lookup, payloads
-from timer.columns import I64, ROW, U32, U64, Binary, RowArray, decode_schedule, gather
+from timer.columns import I64, ROW, U32, U64, Binary, RowArray, decode_schedule, gather, keyed_max
 from timer.entry import Entry, Kind
 from timer.held import HeldAhead
 from timer.keys import hash_keys
@@ -32,6 +32,24 @@ MOVED_MIN: Final = 4
 Name = tuple[int, bytes]
 At = Callable[[I64, U64], I64]
 """Tells at which dues timers lie: see Store."""
+
+
+def is_surely_little(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool:
+    """Return whether what entries ask of so many runs is little, as their heads tell: by far most.
+
+    `keys`: some run has a timer with a key.
+    """
+    ids = moved = 0
+    for entry in entries:
+        if entry.kind in (Kind.CANCEL, Kind.RESCHEDULE):
+            count, by_key = payloads.count_targets(entry.payload)
+            if by_key:
+                return False
+            ids += count
+            moved += count * (entry.kind is Kind.RESCHEDULE)
+        elif entry.kind is Kind.SCHEDULE and keys and keyed_max(entry.payload):
+            return False
+    return moved <= MOVED_MIN and ids * runs <= ASKED_MIN
 
 
 class Asked:

@@ -35,7 +35,7 @@ from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.gone import Gone
 from timer.key_file import KeyFile
-from timer.order import Position, find, lower_bound, place_of, rank
+from timer.order import Position, find, find_one, lower_bound, place_of, rank
 
 VERSION: Final = 2
 SUFFIX: Final = ".arrow"
@@ -415,13 +415,17 @@ class Cursor:
 
 
 HEADS_MAX: Final = 4
+ANSWERS_MAX: Final = 64
+"""Answers to one that are kept: what is looked up as it is appended is applied soon."""
 
 
 class Finder:
-    """Finds single timers in runs. It keeps the last few heads that it read."""
+    """Finds single timers in runs. It keeps the last few heads that it read, and answers to one."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[int, int], Head] = {}
+        self._answers: dict[tuple[int, int, int], RowArray] = {}
+        """(number of the run, due, seq) -> the row, or none: what a run holds never changes."""
 
     def find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
         """Return which of n timers have a row in `run` (n, bool), and those rows (see Head.rows).
@@ -445,13 +449,21 @@ class Finder:
 
     def find_one(self, run: Run, due_ms: int, seq: int) -> RowArray:
         """Return the row of one timer in `run` (see Head.rows), or none. A tombstone is a row."""
+        asked = run.meta.number, due_ms, seq
+        row = self._answers.get(asked)
+        if row is None:
+            if len(self._answers) == ANSWERS_MAX:
+                del self._answers[next(iter(self._answers))]
+            row = self._answers[asked] = self._row_of(run, due_ms, seq)
+        return row.copy()
+
+    def _row_of(self, run: Run, due_ms: int, seq: int) -> RowArray:
         batch = run.batch_of(due_ms, seq)
         if batch == len(run):
             return np.empty(0, ROW)
         head = self.head(run, batch)
-        place = place_of(head.due_ms, head.seq, due_ms, seq)
-        here = place < len(head.seq) and head.seq[place] == seq and head.due_ms[place] == due_ms
-        return head.rows(slice(place, place + 1 if here else place))
+        place = find_one(head.due_ms, head.seq, due_ms, seq)
+        return np.empty(0, ROW) if place < 0 else head.rows(slice(place, place + 1))
 
     def head(self, run: Run, batch: int) -> Head:
         """Return the head of a batch, perhaps from memory."""

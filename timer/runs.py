@@ -220,9 +220,9 @@ class Runs:
         Raises:
             CorruptFile: a head doesn't verify.
         """
-        if len(seq) == 1 and self._lookup is None:
-            row = self._find_one(int(due_ms[0]), int(seq[0]))
-            return np.full(1, len(row) == 1), row
+        if len(seq) == 1:
+            row = self.find_one(due_ms.item(), seq.item())
+            return np.array([len(row) > 0]), row
         rows = np.zeros(len(seq), ROW)
         timer = np.zeros(len(seq), np.bool_)
         cancelled = np.zeros(len(seq), np.bool_)
@@ -239,13 +239,21 @@ class Runs:
         found = timer & ~cancelled & ~self.gone.of(rows["topic"])
         return found, rows[found]
 
-    def _find_one(self, due_ms: int, seq: int) -> RowArray:
-        """Return the row of one timer that is in a run and in none cancelled: one, or none."""
+    def find_one(self, due_ms: int, seq: int) -> RowArray:
+        """Return the row of one timer that is in a run and in none cancelled: one, or none.
+
+        Raises:
+            CorruptFile: a head doesn't verify.
+        """
         none = timer = np.empty(0, ROW)
-        for run in self.runs:
-            if not run.meta.may_hold(due_ms, seq) or (len(timer) and not run.meta.tombstones):
+        for window in self._windows:
+            run, meta = window.run, window.run.meta
+            if not meta.may_hold(due_ms, seq) or (len(timer) and not meta.tombstones):
                 continue
-            row = self.finder.find_one(run, due_ms, seq)
+            if self._lookup is None:
+                row = self.finder.find_one(run, due_ms, seq)
+            else:
+                _, row = self._find(run, np.array([due_ms]), np.array([seq], np.uint64))
             if not len(row):
                 continue
             if is_tombstone(row)[0]:
@@ -280,6 +288,8 @@ class Runs:
                 continue
             known = None if prepared is None else prepared.candidates(run, topic, keys)
             number, rows = known or in_run(run, hashes, topic, keys)
+            if not len(number):
+                continue
             left = after(rows["due_ms"], rows["seq"], position)
             which.append(number[left])
             parts.append(rows[left])

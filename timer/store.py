@@ -59,7 +59,7 @@ from timer.order import (
     tombstones,
 )
 from timer.payloads import Ids, Targets
-from timer.prepare import Asked, Prepared
+from timer.prepare import Asked, Prepared, is_surely_little
 from timer.run import RunMeta
 from timer.run_writer import TOMBSTONE_SIZE, Pace, row_sizes, unpaced
 from timer.runs import NO_LIMIT, Runs
@@ -236,9 +236,11 @@ class Store:
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
+        due_ms = self._at(due_ms, seq)
+        if len(seq) == 1:
+            return self._cancel_one(due_ms.item(), seq.item())
         hit = np.zeros(len(seq), np.bool_)
         removed: list[RowArray] = []
-        due_ms = self._at(due_ms, seq)
         asked = self._candidates(due_ms, seq)
         for memtable in self._memtables():
             places = memtable.find(due_ms[asked], seq[asked])
@@ -262,6 +264,48 @@ class Store:
         self._held -= int(np.count_nonzero(hit & (due_ms >= ASIDE)))
         return hit, plain(concat(removed))
 
+    def _cancel_one(self, due_ms: int, seq: int) -> tuple[npt.NDArray[np.bool_], RowArray]:
+        """Cancel one timer, which is due as it lies; see `cancel`."""
+        row, memtable, place = self._find_one(due_ms, seq)
+        if len(row):
+            if memtable is not None:
+                memtable.kill(np.array([place]))
+            if memtable is not self._memtable:
+                self._bury(row)
+            self._pending -= 1
+            self._held -= due_ms >= ASIDE
+        return np.array([len(row) > 0]), plain(row)
+
+    def _find_one(self, due_ms: int, seq: int) -> tuple[RowArray, Memtable | None, int]:
+        """Return the row of one timer, or none; and in which memtable it lies, and where.
+
+        Its due as it lies. Nothing here is for many: each call of numpy takes a microsecond or two,
+        and in a step that follows a wait, several times as long.
+        """
+        if (due_ms, seq) > self._position:
+            memtables = self._memtables()
+            for memtable in memtables:
+                if memtable.buries(due_ms, seq):
+                    return NO_ROWS, None, -1
+            for memtable in memtables:
+                place = memtable.find_one(due_ms, seq)
+                if place >= 0:
+                    return memtable.rows[place : place + 1].copy(), memtable, place
+            return self._runs.find_one(due_ms, seq), None, -1
+        return NO_ROWS, None, -1
+
+    def look_ahead(self, due_ms: I64, seq: U64) -> None:
+        """Look up a few timers that an entry on its way to the disks will ask for.
+
+        Then it finds them faster: what the runs hold of them is known. The same would be read
+        then, only when somebody waits.
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        for due, number in zip(self._at(due_ms, seq).tolist(), seq.tolist(), strict=True):
+            self._find_one(due, number)
+
     def begin_lookup(
         self, entries: Sequence[Entry], sweep: Portion | None = None
     ) -> Prepared | None:
@@ -272,8 +316,11 @@ class Store:
         runs = self._runs.runs
         if not runs:
             return None
-        asked = Asked(entries, self._at, keys=any(run.meta.keys_size for run in runs))
+        keys = any(run.meta.keys_size for run in runs)
         held = None if sweep is None else self._begin_held(sweep)
+        if held is None and is_surely_little(entries, len(runs), keys=keys):
+            return None
+        asked = Asked(entries, self._at, keys=keys)
         if held is None and asked.is_little(runs):
             return None
         return Prepared(runs, asked, held)
@@ -334,16 +381,9 @@ class Store:
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
-        number = np.array([seq], np.uint64)
-        due = self._at(np.array([due_ms], np.int64), number)
-        if not len(self._candidates(due, number)):
-            return None
-        for memtable in self._memtables():
-            row = memtable.row_at(due, number)
-            if len(row):
-                return plain(row)
-        found, rows = self._runs.find(due, number)
-        return plain(rows) if found.any() else None
+        [due] = self._at(np.array([due_ms], np.int64), np.array([seq], np.uint64)).tolist()
+        row, _, _ = self._find_one(due, seq)
+        return plain(row) if len(row) else None
 
     def find_keys(self, topic: U32, keys: Binary, hashes: U64 | None = None) -> RowArray:
         """Return the pending row that has each key in its topic (n,); seq = 0 where none has.
@@ -660,11 +700,7 @@ class Store:
 
     def _candidates(self, due_ms: I64, seq: U64) -> npt.NDArray[np.intp]:
         """Return which targets may be pending, each one once: after F and without a tombstone."""
-        if len(seq) == 1:
-            later = (int(due_ms[0]), int(seq[0])) > self._position
-            asked = np.zeros(int(later), np.intp)
-        else:
-            asked = np.flatnonzero(after(due_ms, seq, self._position))
+        asked = np.flatnonzero(after(due_ms, seq, self._position))
         if len(asked) > 1:
             # A stable sort: of equal targets the first stays.
             order = np.lexsort((seq[asked], due_ms[asked]))
@@ -675,8 +711,7 @@ class Store:
 
     def _bury(self, rows: RowArray) -> None:
         """Keep tombstones for timers that do not lie in the memtable."""
-        topic = rows["topic"].astype(np.uint32)
-        self._memtable.bury(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64), topic)
+        self._memtable.bury(rows["due_ms"], rows["seq"], rows["topic"])
 
     def _cancelled(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which of the rows, as they lie, have a tombstone in a memtable (n, bool)."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.columns import I64
-from timer.order import find, rank, sort_pairs
+from timer.order import find, find_one, rank, sort_pairs
 
 FAN: Final = 8
 FRESH_MAX: Final = 8_192
@@ -170,6 +170,8 @@ class Tiers:
 
     def contains(self, due: I64, ref: I64) -> npt.NDArray[np.bool_]:
         """Return which of the pairs are here (n, bool)."""
+        if len(due) == 1:
+            return np.array([self.has(due.item(), ref.item())])
         found = np.zeros(len(due), np.bool_)
         if self._fresh:
             if len(due) > FEW:
@@ -181,13 +183,23 @@ class Tiers:
                 found |= find(*tier.rest(), due, ref) >= 0
         return found
 
+    def has(self, due: int, ref: int) -> bool:
+        """Return whether one pair is here."""
+        if self._fresh and self._is_fresh(due, ref):
+            return True
+        tiers = [tier for tier in (self._ready, *self._tiers) if tier.head < len(tier.due)]
+        return any(find_one(*tier.rest(), due, ref) >= 0 for tier in tiers)
+
     def _among_fresh(self, due: I64, ref: I64) -> npt.NDArray[np.bool_]:
+        pairs = zip(due.tolist(), ref.tolist(), strict=True)
+        return np.array([self._is_fresh(d, r) for d, r in pairs], np.bool_)
+
+    def _is_fresh(self, due: int, ref: int) -> bool:
         if len(self._fresh) > 1:
             dues, refs = zip(*self._fresh, strict=True)
             self._fresh = [(np.concatenate(dues), np.concatenate(refs))]
         [(fresh_due, fresh_ref)] = self._fresh
-        pairs = zip(due.tolist(), ref.tolist(), strict=True)
-        return np.array([((fresh_ref == r) & (fresh_due == d)).any() for d, r in pairs], np.bool_)
+        return bool((fresh_due[fresh_ref == ref] == due).any())
 
     def pairs(self) -> tuple[I64, I64]:
         """Return every pair, sorted."""

@@ -171,4 +171,5 @@ class Topic:
 
 def payload_bytes(rows: RowArray) -> int:
     """Return how many bytes the payloads of rows have."""
-    return int(rows["payload_size"].sum(dtype=np.int64))
+    sizes = rows["payload_size"]
+    return sizes.item() if len(sizes) == 1 else int(sizes.sum(dtype=np.int64))
