@@ -184,6 +184,11 @@ def raw(rows: RowArray) -> npt.NDArray[np.void]:
     return rows.view(RAW) if rows.flags.c_contiguous else np.ascontiguousarray(rows).view(RAW)
 
 
+def rows_at(rows: RowArray, places: npt.NDArray[np.intp]) -> RowArray:
+    """Return the rows at these places, each copied as one piece."""
+    return raw(rows).take(places).view(rows.dtype)
+
+
 def tombstones(due: I64, seq: U64, topic: U32 | int = 0) -> RowArray:
     """Return the rows that say: the timers at these (due, seq), of these topics, were cancelled."""
     rows = np.zeros(len(due), ROW)

@@ -81,6 +81,8 @@ class RunAside:
 def _counted(stripe: int, rows: RowArray) -> npt.NDArray[np.void]:
     """Return the rows of one stripe per topic; a tombstone is of its target's."""
     dead = is_tombstone(rows)
+    if (rows["topic"] == rows["topic"][0]).all() and not dead[0]:
+        return np.array([(stripe, rows["topic"][0], len(rows), 0)], TOPIC_ROWS)
     topic = np.where(dead, rows["requested_ms"], rows["topic"])
     names, which = np.unique(topic, return_inverse=True)
     counts = np.zeros(len(names), TOPIC_ROWS)

@@ -10,6 +10,7 @@ runs outside the interpreter's lock, and after each step it calls `pace`, which 
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 from timer import key_file
 from timer.aside import ASIDE, apart
 from timer.columns import Buffers, RowArray
+from timer.crc import joined
 from timer.disk import AppendFile, Disk
 from timer.order import Position, concat
 from timer.run import (
@@ -35,6 +37,9 @@ from timer.run import (
 from timer.run_aside import RunAside
 
 STEP_SIZE: Final = 1 << 20
+GATHER_SIZE: Final = 4 << 20
+"""Rows of several batches, of up to so many bytes, are gathered together: what they point into is
+looked at once for all of them."""
 
 Pace = Callable[[int], None]
 """Called after each step with the bytes that it wrote and synced."""
@@ -81,13 +86,28 @@ def gathered(rows: RowArray, bufs: Buffers, name: str) -> pa.BinaryArray:
     views = np.zeros(n, _VIEW)
     views["size"] = size
     far = np.flatnonzero(size > INLINE_SIZE)
-    numbers, views["buffer"][far] = np.unique(rows["buf"][far], return_inverse=True)
+    numbers, views["buffer"][far] = _numbered(rows["buf"][far])
     views["start"][far] = rows[f"{name}_start"][far]
     near = np.flatnonzero((size > 0) & (size <= INLINE_SIZE))
     views["text"][near] = _slices(rows[near], bufs, name)
-    buffers = [pa.py_buffer(bufs[number]) for number in numbers.tolist()]
+    buffers = [pa.py_buffer(bufs[number]) for number in numbers]
     found = pa.Array.from_buffers(pa.binary_view(), n, [None, pa.py_buffer(views), *buffers])
     return found.cast(pa.binary())
+
+
+def _numbered(values: npt.NDArray[np.uint32]) -> tuple[list[int], npt.NDArray[np.intp]]:
+    """Return the different values, ascending, and the place of each value among them (n,)."""
+    if not len(values):
+        return [], np.empty(0, np.intp)
+    low, high = int(values.min()), int(values.max())
+    if high - low >= 8 * len(values):
+        names, which = np.unique(values, return_inverse=True)
+        return names.tolist(), which
+    # Buffers that came one after the other: without sorting.
+    there = np.zeros(high - low + 1, np.intp)
+    there[values - low] = 1
+    place = np.cumsum(there) - 1
+    return (np.flatnonzero(there) + low).tolist(), place[values - low]
 
 
 class RunWriter:
@@ -130,7 +150,7 @@ class RunWriter:
         assert self._file is not None
         self._arrow.close()
         footer = self._sink.taken()
-        self._write(footer)
+        footer_crc32 = self._write(footer)
         self._file.sync()
         keys_size, keys_crc32 = self._aside.write_keys(
             self._disk, self._directory / f"{self._number:010d}{key_file.SUFFIX}", self._pace
@@ -143,7 +163,7 @@ class RunWriter:
             number=self._number,
             size=self._file.size,
             crc32=self._crc32,
-            footer_crc32=_crc32(footer),
+            footer_crc32=footer_crc32,
             rows=int(batches["rows"].sum()),
             tombstones=self._tombstones,
             first=Position(int(first["first_due"]), int(first["first_seq"])),
@@ -165,28 +185,33 @@ class RunWriter:
     def _write_pending(self, *, everything: bool) -> None:
         """Write full batches of what is pending, and the last, smaller one too if `everything`."""
         rows = concat(self._pending)
-        sizes = np.cumsum(row_sizes(rows))
-        start = 0
-        while start < len(rows):
-            before = int(sizes[start - 1]) if start else 0
-            stop = int(sizes.searchsorted(before + BATCH_SIZE_MAX, "right"))
-            stop = min(max(stop, start + 1), start + BATCH_ROWS_MAX, len(rows))
-            if stop == len(rows) and not everything:
-                break
-            self._write_batch(rows[start:stop])
-            start = stop
+        sizes = np.concatenate([[0], np.cumsum(row_sizes(rows))])
+        ends = _batch_ends(sizes, everything=everything)
+        upto, done = sizes[ends], 0
+        while done + 1 < len(ends):
+            fits = int(upto.searchsorted(upto[done] + GATHER_SIZE, "right")) - 1
+            stop = max(fits, done + 1)  # a batch may be larger
+            self._write_batches(rows[ends[done] : ends[stop]], ends[done : stop + 1] - ends[done])
+            done = stop
+        start = int(ends[-1])
         rows = rows[start:]
         self._pending = [rows] if len(rows) else []
         self._pending_rows = len(rows)
-        self._pending_size = int(sizes[-1]) - (int(sizes[start - 1]) if start else 0)
+        self._pending_size = int(sizes[-1] - sizes[start])
         wanted = np.unique(rows["buf"][~is_tombstone(rows)]).tolist()
         self._bufs = {number: self._bufs[number] for number in wanted}
 
-    def _write_batch(self, rows: RowArray) -> None:
+    def _write_batches(self, rows: RowArray, ends: npt.NDArray[np.int64]) -> None:
+        """Write rows that are gathered together as batches, with these ends, the first one's 0."""
+        binaries = [gathered(rows, self._bufs, name) for name in _BINARIES]
+        for start, stop in pairwise(ends.tolist()):
+            mine = [_part(binary, start, stop) for binary in binaries]
+            self._write_batch(rows[start:stop], mine)
+
+    def _write_batch(self, rows: RowArray, binaries: list[pa.BinaryArray]) -> None:
         file = self._open()
         n = len(rows)
         columns = [np.ascontiguousarray(rows[name]) for name in _SCHEMA.names[:4]]
-        binaries = [gathered(rows, self._bufs, name) for name in _BINARIES]
         numbers = [_numbers(c, f.type) for c, f in zip(columns, _SCHEMA, strict=False)]
         batch = pa.record_batch([*numbers, *binaries], schema=_SCHEMA)
         assert self._arrow is not None
@@ -205,8 +230,8 @@ class RunWriter:
         entry["key_at"] = key_at = headers_at - blob_sizes[1] - offsets_size
         entry["payload_at"] = payload_at = key_at - blob_sizes[0]
         entry["due_at"] = due_at = payload_at - head_size(n)
-        whole = _without(data, extra)
-        entry["crc32"] = _crc32(whole)
+        self._write(_within(data, 0, extra))
+        whole = _within(data, extra, extra + size)
         entry["head_crc32"] = _crc32(_within(whole, due_at, payload_at))
         for name, place in (("first", 0), ("last", -1)):
             entry[f"{name}_due"] = columns[0][place]
@@ -219,7 +244,7 @@ class RunWriter:
         if len(timers):
             least, greatest = self._seqs
             self._seqs = min(least, int(timers.min())), max(greatest, int(timers.max()))
-        self._write(data)
+        entry["crc32"] = self._write(whole)
 
     def _open(self) -> AppendFile:
         if self._file is None:
@@ -229,20 +254,25 @@ class RunWriter:
             self._arrow = pa.ipc.new_file(self._sink, _SCHEMA)
         return self._file
 
-    def _write(self, data: list[memoryview]) -> None:
-        """Append to the file; sync each time that a step's worth of bytes was written."""
+    def _write(self, data: list[memoryview]) -> int:
+        """Append to the file; sync each time that a step's worth of bytes was written.
+
+        Return the CRC-32 of the data.
+        """
         file = self._file
         assert file is not None
-        for chunk in data:
-            for start in range(0, len(chunk), STEP_SIZE):
-                part = chunk[start : start + STEP_SIZE]
-                self._crc32 = zlib.crc32(part, self._crc32)
-                file.write([part])
-                self._unsynced += len(part)
-                if self._unsynced >= STEP_SIZE:
-                    file.sync()
-                    self._pace(self._unsynced)
-                    self._unsynced = 0
+        position, size, crc32 = 0, sum(map(len, data)), _crc32(data)
+        self._crc32 = joined(self._crc32, crc32, size)
+        while position < size:
+            step = min(STEP_SIZE - self._unsynced, size - position)
+            file.write(_within(data, position, position + step))
+            position += step
+            self._unsynced += step
+            if self._unsynced >= STEP_SIZE:
+                file.sync()
+                self._pace(self._unsynced)
+                self._unsynced = 0
+        return crc32
 
 
 def write_parts(
@@ -335,9 +365,20 @@ def _numbers(column: npt.NDArray[Any], of: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(of, len(column), [None, pa.py_buffer(column)])
 
 
-def _binary(offsets: npt.NDArray[np.int32], data: bytes | memoryview) -> pa.BinaryArray:
+def _binary(offsets: npt.NDArray[np.int32], data: bytes | pa.Buffer) -> pa.BinaryArray:
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _part(binary: pa.BinaryArray, start: int, stop: int) -> pa.BinaryArray:
+    """Return some of the strings as a column of its own, without copying them.
+
+    Of a slice of Arrow's more would be written than is its own, up to a multiple of 64 bytes.
+    """
+    _, offsets, data = binary.buffers()
+    ends = np.frombuffer(offsets, np.int32)[start : stop + 1]
+    low, high = int(ends[0]), int(ends[-1])
+    return _binary(ends - low, data.slice(low, high - low) if high > low else b"")
 
 
 def _slices(rows: RowArray, bufs: Buffers, name: str) -> list[bytes]:
@@ -352,8 +393,20 @@ def _size(binary: pa.BinaryArray) -> int:
     return int(offsets[-1]) - int(offsets[0])
 
 
-def _without(chunks: list[memoryview], size: int) -> list[memoryview]:
-    return _within(chunks, size, sum(map(len, chunks)))
+def _batch_ends(sizes: npt.NDArray[np.int64], *, everything: bool) -> npt.NDArray[np.int64]:
+    """Return 0 and the ends of n rows' full batches, and of the last, smaller one if `everything`.
+
+    `sizes`: of the rows up to each place (n + 1,).
+    """
+    ends = [0]
+    while (start := ends[-1]) < len(sizes) - 1:
+        stop = int(sizes.searchsorted(sizes[start] + BATCH_SIZE_MAX, "right")) - 1
+        stop = min(max(stop, start + 1), start + BATCH_ROWS_MAX)
+        full = stop == start + BATCH_ROWS_MAX <= len(sizes) - 1
+        if stop >= len(sizes) - 1 and not (everything or full):
+            break
+        ends.append(min(stop, len(sizes) - 1))
+    return np.array(ends, np.int64)
 
 
 def _within(chunks: list[memoryview], start: int, stop: int) -> list[memoryview]:

@@ -55,6 +55,7 @@ from timer.order import (
     concat,
     fire_order,
     raw,
+    rows_at,
     stable_order,
     tombstones,
 )
@@ -633,7 +634,7 @@ class Store:
         """
         rows, live = frozen.memtable.rows, frozen.left.live
         pieces = [live[start : start + FLUSH_CHUNK] for start in range(0, len(live), FLUSH_CHUNK)]
-        size = sum(int(row_sizes(rows[piece]).sum()) for piece in pieces)
+        size = sum(int(row_sizes(rows_at(rows, piece)).sum()) for piece in pieces)
         size += TOMBSTONE_SIZE * len(frozen.left.graves[0])
         chunks = _sorted_rows(frozen)
         metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
@@ -786,6 +787,9 @@ def _sorted_rows(frozen: Frozen) -> Iterator[tuple[RowArray, Buffers]]:
         order = stable_order(due_ms)
     for start in range(0, len(order), FLUSH_CHUNK):
         places = order[start : start + FLUSH_CHUNK]
+        if not len(grave_due):
+            yield rows_at(rows, live.take(places)), frozen.memtable.bufs
+            continue
         grave = places[places >= len(live)] - len(live)
         chunk = np.empty(len(places), rows.dtype)
         alive = places < len(live)

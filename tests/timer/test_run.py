@@ -321,6 +321,42 @@ def test_payloads_of_any_size_are_gathered_from_where_they_lie() -> None:
     assert gathered(rows, bufs, "key").to_pylist() == [b""] * len(rows)
 
 
+@pytest.mark.parametrize("size", [1, 700, 5_000])
+def test_file_is_the_same_however_many_batches_are_gathered_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(run_writer, "BATCH_ROWS_MAX", 7)
+    monkeypatch.setattr(run_writer, "BATCH_SIZE_MAX", 600)
+    chance = random.Random(size)
+    texts = [
+        tuple(bytes([at % 250]) * chance.choice([0, 3, 30, 90]) for _ in NAMES) for at in range(300)
+    ]
+    rows, bufs = rows_with(texts)  # type: ignore[arg-type]
+    cuts = [0, 5, 40, 41, 150, 300]
+    chunks = [(rows[start:stop], bufs) for start, stop in pairwise(cuts)]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    monkeypatch.setattr(run_writer, "GATHER_SIZE", 1)
+    alone = write(tmp_path / "a", *chunks)
+    monkeypatch.setattr(run_writer, "GATHER_SIZE", size)
+    together = write(tmp_path / "b", *chunks)
+    assert together == alone
+    assert len(np.frombuffer(alone.batches, BATCH)) > 300 / 7
+    assert read_all(Run(RealDisk(), tmp_path / "b", together))[1] == texts
+
+
+@pytest.mark.parametrize("spread", [1, 3, 50, 1 << 31])
+def test_buffers_are_numbered_in_order(spread: int) -> None:
+    chance = np.random.default_rng(spread)
+    for n in (1, 2, 30, 400):
+        values = chance.integers(0, spread, n).astype(np.uint32)
+        names, which = run_writer._numbered(values)
+        assert names == sorted({*values.tolist()})
+        assert [names[place] for place in which] == values.tolist()
+    names, which = run_writer._numbered(np.empty(0, np.uint32))
+    assert (names, len(which)) == ([], 0)
+
+
 def test_flush_copies_no_payloads_but_those_of_a_batch(tmp_path: Path) -> None:
     texts = [(bytes(1_000), b"", b"")] * (4 * BATCH_ROWS_MAX)
     rows, bufs = rows_with(texts)
