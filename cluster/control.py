@@ -158,15 +158,13 @@ def encode_command(command: Command, *, nonce: int) -> bytes:
 
 
 def pages(state: ControlState, checkpoint: SharedCheckpoint) -> list[CheckpointPage]:
-    """Return the commands that publish `checkpoint`: only offsets that `state` lacks, at least
-    one page, each small enough for one command.
+    """Return the commands that publish `checkpoint`: only offsets that `state` lacks, and topics
+    that are gone; at least one page, each small enough for one command.
     """
     known = state.checkpoint.queue_offsets if state.checkpoint else {}
-    changed = [
-        (topic, offset)
-        for topic, offset in checkpoint.queue_offsets.items()
-        if known.get(topic) != offset
-    ]
+    there = checkpoint.queue_offsets
+    changed = [(topic, offset) for topic, offset in there.items() if known.get(topic) != offset]
+    changed += [(topic, None) for topic in known.keys() - there.keys()]
     return [
         CheckpointPage(checkpoint=replace(checkpoint, queue_offsets=dict(part)))
         for part in _parts(changed)
@@ -232,8 +230,9 @@ def _apply_page(state: ControlState, page: SharedCheckpoint) -> ControlState | N
         return None
     offsets = dict(last.queue_offsets) if last else {}
     offsets.update(page.queue_offsets)
-    kept = {topic: offset for topic, offset in offsets.items() if offset is not None}
-    return replace(state, checkpoint=replace(page, queue_offsets=MappingProxyType(kept)))
+    for topic in [topic for topic, offset in page.queue_offsets.items() if offset is None]:
+        del offsets[topic]
+    return replace(state, checkpoint=replace(page, queue_offsets=MappingProxyType(offsets)))
 
 
 def _parts(

@@ -72,9 +72,14 @@ class Sweeper:
         self._gc.set_threshold(young, middle, NEVER)
         self._look_at_all()
 
-    def sweep(self) -> None:
-        """Collect what is not aside, if enough has been made since the last time."""
+    def sweep(self, *, busy: bool = False) -> None:
+        """Collect what is not aside, if enough has been made since the last time.
+
+        Nothing while the process is busy with much that soon goes.
+        """
         self._sweeps += 1
+        if busy:
+            return
         if self._sweeps * SWEEP_S >= ALL_EVERY_S:
             self._look_at_all()
         if self._gc.get_count()[2] < YOUNG_ROUNDS:
@@ -92,11 +97,10 @@ class Sweeper:
                 self._look_at_all()
 
     async def run(self, busy: Callable[[], bool]) -> None:
-        """Sweep until cancelled, but not while much is there that soon goes."""
+        """Sweep until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            if not busy():
-                self.sweep()
+            self.sweep(busy=busy())
 
     def _look_at_all(self) -> None:
         self._gc.unfreeze()

@@ -373,6 +373,7 @@ class Host:
                 wait_ms = min(wait_ms, LEASE_LOOK_MS)
         else:
             wait_ms = WAKE_MS_MAX
+        self.totals.keep_up()
         self._maybe_flush(now)
         self._maybe_read_ahead(now)
         self._maybe_fetch()
@@ -392,10 +393,14 @@ class Host:
             return  # the drain ends with one
         share = self._flush_share
         due = now.mono_ms - self._flushed_at_ms >= share * self._flush_interval_ms
-        if due or self.engine.wants_flush(
-            memtable_bytes=int(share * self._memtable_bytes_flush),
-            log_bytes=int(share * self._log_bytes_flush),
-            log_entries=int(share * self._log_entries_flush),
+        if (
+            due
+            or self.engine.cutting
+            or self.engine.wants_flush(
+                memtable_bytes=int(share * self._memtable_bytes_flush),
+                log_bytes=int(share * self._log_bytes_flush),
+                log_entries=int(share * self._log_entries_flush),
+            )
         ):
             if not self.engine.prepare_flush(TOPICS_AT_ONCE):
                 self.kick()  # and some more

@@ -65,7 +65,7 @@ from timer.entry import Entry
 from timer.errors import ConfigError, PromiseLost, TimerError
 from timer.leader import Delivery
 from timer.payloads import GroupOp, Nack, Op
-from timer.units import Epoch, LogIndex, MonoMs, Nonce, QueueOffset, ReplicaId, UnixMs
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -430,7 +430,7 @@ class Node:
                 epoch=checkpoint.epoch,
                 index=checkpoint.index,
                 last_read_time_ms=checkpoint.last_read_time_ms,
-                queue_offsets={t: QueueOffset(o) for t, o in checkpoint.queue_offsets.items()},
+                queue_offsets=checkpoint.queue_offsets,
                 digest=checkpoint.digest,
                 published_at_ms=self.host.now().clock_ms,
             )

@@ -4,8 +4,13 @@ Nodes ask each other for their status every second: with ten thousand topics to 
 the event loop for 25 ms.
 """
 
+from typing import Final
+
 from timer.machine import Machine
 from timer.units import TopicId
+
+MANY: Final = 1_024
+"""Topics: one or two milliseconds."""
 
 
 class Totals:
@@ -29,6 +34,11 @@ class Totals:
         """Messages whose time to live was over before they were acked, in topics that are there."""
         self._look()
         return self._expired
+
+    def keep_up(self) -> None:
+        """Look again if many have changed, though nobody asks."""
+        if len(self._changed) >= MANY:
+            self._look()
 
     def _look(self) -> None:
         while self._changed:

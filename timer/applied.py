@@ -1,5 +1,6 @@
 """What the machine answers whoever proposed an entry: one result per kind of entry."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -14,7 +15,7 @@ from timer.payloads import AlterGroup, CreateGroup, DeleteTopic, GroupOp, Ids, M
 from timer.policies import Policies
 from timer.producers import Answer
 from timer.topic import Topic
-from timer.units import Epoch, LogIndex, ProducerId, Seq, TopicId, UnixMs
+from timer.units import Epoch, LogIndex, ProducerId, QueueOffset, Seq, TopicId, UnixMs
 
 CANCELLED: Final = 1
 ALREADY_CANCELLED: Final = 2
@@ -35,7 +36,7 @@ class Checkpoint:
     index: LogIndex
     time_ms: UnixMs
     last_read_time_ms: UnixMs
-    queue_offsets: dict[str, int]
+    queue_offsets: Mapping[str, QueueOffset]
     """Topic -> offset after its last fired message."""
     digest: str
 

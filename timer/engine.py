@@ -409,25 +409,25 @@ class Engine:
         disk, directory, retired = self._disk, self._directory, store.retired
         return Flush(index, state, store.freeze(), fresh, disk, directory, store, retired)
 
-    @staticmethod
-    def settle_flush(flush: Flush, topics_max: int) -> bool:
-        """The manifest is durable: let some queues use the spill file; return whether all do.
+    def settle_flush(self, flush: Flush, topics_max: int) -> bool:
+        """The manifest is durable: let some queues use its spill file; return whether all do.
 
         As before a flush, nobody has to ask.
         """
         for spill in flush.fresh[:topics_max]:
             spill.install()
         del flush.fresh[:topics_max]
-        return not flush.fresh
+        for topic_id in flush.moved_of[:topics_max]:
+            if (topic := self.machine.topics.get(topic_id)) is not None:
+                topic.queue.moved(flush.moved)
+        del flush.moved_of[:topics_max]
+        return not (flush.fresh or flush.moved_of)
 
     def end_flush(self, flush: Flush) -> None:
         """The manifest is durable: use the new run, forget what it replaces."""
         self.machine.store.install(flush.frozen, flush.windows)
         self.machine.store.forget(flush.retired)
-        self.settle_flush(flush, len(flush.fresh))
-        for topic_id in flush.moved_of:
-            if (topic := self.machine.topics.get(topic_id)) is not None:
-                topic.queue.moved(flush.moved)
+        self.settle_flush(flush, len(flush.fresh) + len(flush.moved_of))
         self.machine.pages.evict(PAGES_SIZE_MAX)
         self.manifest_index = flush.index
         self._manifest_size = flush.manifest_size

@@ -138,7 +138,7 @@ class Machine:
         self._parts = TopicParts(self.changes.reader())
         self._retention = Retention(self.changes.reader())
         self._moved = self.changes.reader()
-        self._queue_ends: dict[str, int] = {}
+        self._queue_ends: dict[str, QueueOffset] = {}
         """By topic, as of the last checkpoint; `_moved` may have others now."""
         self.checkpoint: Checkpoint | None = None
         """The last one recorded."""
@@ -671,7 +671,7 @@ class Machine:
         for topic_id in self._retention.let_go(self.topics, now_ms):
             self.changes.note(topic_id)
         for topic_id in self._moved & self.topics.keys():
-            self._queue_ends[self.topics[topic_id].name] = int(self.topics[topic_id].queue.end)
+            self._queue_ends[self.topics[topic_id].name] = self.topics[topic_id].queue.end
         self._moved.clear()
         assert self.counts.pending == self.store.pending, (self.counts, self.store.pending)
         assert self.pauses.held == self.store.held, (self.pauses.held, self.store.held)

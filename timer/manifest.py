@@ -70,8 +70,8 @@ State = dict[str, Any]
 class TopicsAhead:
     """The states of topics, taken a few at a time; who changes before the cut is taken again.
 
-    So a cut costs what has changed since, not what there is. Between `take` and `finish` nothing
-    may be spilled or moved: that is no change of a topic.
+    So a cut takes what has changed since, and only looks the others up. Between `take` and
+    `finish` nothing may be spilled or moved: that is no change of a topic.
     """
 
     def __init__(self, changed: set[TopicId]) -> None:

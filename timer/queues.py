@@ -65,6 +65,8 @@ class Queue:
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
         tail = int(np.add.reduce(hashes, dtype=np.uint64))
         self.chain = (self.chain * int(_POWERS[n]) + tail) & _MASK
+        if self.begin == self.end:
+            self.marks.clear()  # of what is all gone
         self.shorten(fired_at_ms)
         if not self.marks or self.marks[-1][0] <= fired_at_ms:
             self.marks.append((self._mark_end(fired_at_ms), self.end))

@@ -2,16 +2,21 @@
 
     topic changed --> when it lets go next, as it is now --> at a checkpoint after that it does
 
+Stretches of time end at the same instants for many topics: each checkpoint lets some of them go.
 A replica that starts anew works it out from the topics: it is no state of its own, and letting go
 at the same checkpoints is what makes replicas alike.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from sortedcontainers import SortedList
 
 from timer.topic import Topic
 from timer.units import TopicId, UnixMs
+
+TOPICS_MAX: Final = 256
+"""That let go at one checkpoint: a few milliseconds."""
 
 
 class Retention:
@@ -28,8 +33,9 @@ class Retention:
             topic_id = self._changed.pop()
             topic = topics.get(topic_id)
             self._plan(topic_id, None if topic is None else topic.forgets_at_ms)
-        while self._order and self._order[0][0] <= now_ms:
-            topic_id = self._order[0][1]
+        for at_ms, topic_id in self._order[:TOPICS_MAX]:
+            if at_ms > now_ms:
+                break
             self._plan(topic_id, None)  # until it changes, and it does now
             topics[topic_id].forget(now_ms)
             yield topic_id

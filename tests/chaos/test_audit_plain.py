@@ -81,6 +81,7 @@ def test_honest_timers_are_plain_with_all_that_the_verdict_table_says() -> None:
     assert [row["mark"] for row in rows] == [*MARKS]
     said = ask(1) | fate(1)
     said |= {"verdict": "ok", "copies": 1, "deliveries": 2, "groups": 2, "received_ms": 1007}
+    said |= {"from_topic": None}
     assert rows[0] == {name: said[name] for name in plain.VERDICTS.names}
 
 

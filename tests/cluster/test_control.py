@@ -120,6 +120,17 @@ def test_pages_are_small_and_hold_only_what_changed() -> None:
     assert page.checkpoint.queue_offsets == {"new": 4}
 
 
+def test_topic_that_is_gone_leaves_the_shared_checkpoint() -> None:
+    state = after(*pages(ControlState(), checkpoint(1, 1, a=1, b=2, c=3)))
+    published = checkpoint(1, 2, b=2, c=4)
+    (page,) = pages(state, published)
+    assert page.checkpoint.queue_offsets == {"a": None, "c": 4}
+    again = after(page, state=state)
+    assert again.checkpoint == published
+    assert again == after(page, state=again)
+    assert pages(again, checkpoint(1, 3, b=2, c=4))[0].checkpoint.queue_offsets == {}
+
+
 def test_checkpoint_without_changed_offsets_is_one_page() -> None:
     (page,) = pages(ControlState(), checkpoint(1, 1))
     assert page.checkpoint.queue_offsets == {}

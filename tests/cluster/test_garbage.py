@@ -113,11 +113,21 @@ async def test_nothing_is_swept_while_much_is_there_that_soon_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(garbage, "SWEEP_S", 0)
-    sweeper, answers, swept = Sweeper(FakeCollector()), [True, True, False], list[int]()
-    monkeypatch.setattr(sweeper, "sweep", lambda: swept.append(len(answers)))
+    collector, answers = FakeCollector(), [True, True, False]
+    sweeper = Sweeper(collector)
+    collector.make(7)
     with pytest.raises(IndexError):
         await sweeper.run(lambda: answers.pop(0))
-    assert swept == [0]
+    assert collector.looked_at == [7]
+
+
+def test_node_is_busy_while_its_state_is_captured_and_while_it_is_written() -> None:
+    node: Any = SimpleNamespace()
+    told = []
+    for cutting, flushing in ((False, False), (True, False), (False, True)):
+        node._engine = SimpleNamespace(cutting=cutting, flushing=flushing)
+        told.append(Node.flushing.fget(node))  # type: ignore[attr-defined]
+    assert told == [False, True, True]
 
 
 def test_little_that_is_new_is_left_alone() -> None:

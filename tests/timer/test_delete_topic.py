@@ -253,7 +253,7 @@ def test_checkpoint_has_the_queue_offsets_of_the_topics_that_are_there() -> None
         for entry in [*log.entries[machine.applied_index :], log.checkpoint()]:
             machine.apply(entry)
         assert machine.checkpoint is not None
-        return machine.checkpoint.queue_offsets
+        return dict(machine.checkpoint.queue_offsets)
 
     for name in "abc":
         log.topic(name)

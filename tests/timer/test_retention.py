@@ -13,6 +13,7 @@ from timer.machine import Machine
 from timer.payloads import Op, Start
 from timer.policies import CLUSTER, Scope
 from timer.queues import MARK_MS
+from timer.retention import TOPICS_MAX
 from timer.topic import MARKS, RETENTION_MS
 from timer.units import LogIndex, TopicId, UnixMs
 
@@ -139,6 +140,39 @@ def test_topic_that_waits_for_an_ack_is_not_looked_at_until_it_changes() -> None
     assert [*let_go(world.machine.topics, UnixMs(world.log.now_ms + HOUR_MS))] == []
     world.ack(group, 1)
     assert [*let_go(world.machine.topics, UnixMs(world.log.now_ms))] == [1]
+
+
+def test_topic_whose_messages_all_went_once_lets_go_of_later_ones_in_their_time() -> None:
+    world = World()
+    world.say(retention_ms=HOUR_MS)
+    world.fire(2)
+    world.checkpoint(HOUR_MS + HOUR_MS // MARKS)
+    assert world.topic.queue.begin == 2
+    world.log.now_ms += HOUR_MS
+    world.fire()
+    for _ in range(3):
+        world.checkpoint(1_000)
+        let_go = world.machine._retention.let_go
+        assert [*let_go(world.machine.topics, UnixMs(world.log.now_ms))] == []
+    world.checkpoint(HOUR_MS)
+    assert world.topic.queue.begin == 3
+
+
+def test_checkpoint_lets_so_many_topics_go_and_the_next_one_others() -> None:
+    log, machine = Log(), machine_on(SimDisk(), leads=False)
+    count = TOPICS_MAX + 10
+    for number in range(count):
+        log.topic(f"t{number}")
+    log.schedule(part_of([(topic, START_MS, b"m") for topic in range(1, count + 1)]))
+    log.fire(log.now_ms)
+    kept = []
+    for after_ms in (0, 2 * RETENTION_MS, 1, 1):
+        log.now_ms += after_ms
+        log.checkpoint()
+        for entry in log.entries[machine.applied_index :]:
+            machine.apply(entry)
+        kept.append(sum(t.queue.end - t.queue.begin for t in machine.topics.values()))
+    assert kept == [count, 10, 0, 0]
 
 
 def test_new_group_begins_with_what_is_retained_and_a_sought_one_goes_back_to_it() -> None:
