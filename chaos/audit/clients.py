@@ -106,8 +106,6 @@ def with_group_lives(
     named = F.broadcast(groups.where("sought").select(*_names()).distinct())
     names = [name_of("topic").eqNullSafe(F.col("name")), F.col("group") == F.col("group_name")]
     ours = names[0] & names[1]
-    if not named.head(1):
-        return lines, given
     untold = lines.where("op = 'deliver' AND group_id IS NULL")
     untold = F.broadcast(untold.join(named, ours, "left_semi").select("topic", "group").distinct())
     lines, given = (each.join(untold, ["topic", "group"], "left_anti") for each in (lines, given))

@@ -219,8 +219,8 @@ class Clients:
         )  # fmt: skip
         buried = reader.max_attempts and not reader.redriven
         if buried and reader.group not in self._morgues:
-            name = f"{self.name}-{reader.group}-dead"
-            self._morgues[reader.group] = Morgue(self._run, name, self.client, self.books, source)
+            dead = f"{self.name}-{reader.group}-dead"
+            self._morgues[reader.group] = Morgue(self._run, dead, self.client, self.books, source)
         consumer = self._consumers[name] = Consumer(
             self._run, f"{self.name}-{name}", self.client, self.books, source, reader.habit(self)
         )
