@@ -60,9 +60,9 @@ class Group:
     kept: int = 0
     """The first offset that its topic kept as it began."""
     over: bool = False
-    """It was sought, and lives on under another id, or it was deleted."""
+    """It was sought, and lives on under another id, or it was deleted, or its topic was."""
     deleted: bool = False
-    """That, or its topic was."""
+    """It was, by itself: not with its topic."""
     again: bool = False
     """One of this name and topic was sought or deleted before."""
     _marks: list[int] = field(default_factory=list)

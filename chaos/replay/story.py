@@ -204,8 +204,8 @@ class Story:
         self._free(held["due_ms"], held["seq"])
         self._dropped(held)
         for group in self.groups.values():
-            if group.topic == said.topic and not group.over:
-                group.over = group.deleted = True
+            if group.topic == said.topic:
+                group.over = True
 
     def _policy(self, item: Entry) -> None:
         _check_policy(item)

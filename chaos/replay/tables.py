@@ -16,7 +16,7 @@ expired      one row per message that was not acked in time by a group: topic gr
 groups       one row per life of a group: topic group group_id start_offset kept_offset (the first
              that the topic kept then) acked lease_ends; sought: one of several lives, or one that
              is over while its topic is there; over: it or its topic was deleted, or it was
-             sought; deleted: the former
+             sought; deleted: it was, by itself
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 deletions    one row per topic that was deleted: topic topic_id delete_index
 quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,

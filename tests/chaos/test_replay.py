@@ -36,7 +36,7 @@ from timer.disk import RealDisk
 from timer.entry import Entry, Kind
 from timer.errors import CorruptFile
 from timer.machine import RESCHEDULE_BYTES_MAX, Machine
-from timer.payloads import GroupOp, Op, Start, Targets
+from timer.payloads import GroupOp, Op, Start, Targets, encode_delete_topic
 from timer.policies import CATCH_UPS, CLUSTER, Policy, Scope, encode_policy
 from timer.store import Store
 from timer.timer_id import mix
@@ -722,7 +722,7 @@ def test_what_was_ready_since_the_epoch_began_is_told_where_a_quota_of_it_holds(
 def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None:
     log = Log()
     log.epoch(1)
-    topic = log.topic("t")
+    topic, other = log.topic("t"), log.topic("other")
     group, kept, gone = (log.group(topic, name) for name in ("g", "kept", "gone"))
     log.schedule(topic, [(100, 7), (100, 8), (100, 9)])
     log.fire(100, 10)
@@ -737,6 +737,8 @@ def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None
     log.move(topic, gone, [1], "dead", "")
     log.group(topic, "gone")
     log.ended(topic, GroupId(5), [0])
+    log.group(other, "with its topic")
+    log.entry(Kind.TOPIC, encode_delete_topic(other))
     write_log(tmp_path / "log", log.frames)
     pieces = [Piece(segments(tmp_path / "log"), LogIndex(1), EVERYTHING)]
     tables.replay(pieces, tmp_path / "out", tmp_path / "spill")
@@ -748,8 +750,9 @@ def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None
         "g": (0, 2, True, True, False),
         f"g{LIFE}4": (1, 1, True, False, False),
         f"gone{LIFE}5": (0, 0, True, False, False),
+        "with its topic": (0, 0, False, True, False),
     }
-    assert {row["group_id"]: row["kept_offset"] for row in rows} == dict.fromkeys(range(1, 6), 0)
+    assert {row["group_id"]: row["kept_offset"] for row in rows} == dict.fromkeys(range(1, 7), 0)
     acks = pq.read_table(tmp_path / "out/acks").to_pylist()
     runs = [(ack["group"], ack["queue_offset"], ack["count"], ack["attempts"]) for ack in acks]
     # What was handed out before a seek counts as delivered once.
