@@ -135,7 +135,7 @@ class GroupCommands(Commands):
         least = "" if count.exact else "at least "
         text = f"{least}{count} redriven"
         if count.homeless:
-            text += f"; {count.homeless} stay: the topics they came from are not there"
+            text += f"; {count.homeless} stay: they name no topic that is there"
         document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
         self._put(args, document, text)
         return OK

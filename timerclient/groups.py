@@ -168,9 +168,10 @@ class GroupCalls(Existing):
 
         Those that are there when it begins, or so many of them; return how many were sent. Others
         may be leased by a consumer of the group `dead-letters`; `homeless` of what is returned
-        counts those whose topics are not there, as they were deleted for one: who makes these again
-        can redrive them. If it fails on the way, the error's `done` says how many were sent; to
-        call it again sends none twice.
+        counts those that stay, as they name no topic that is there: it was deleted, or it is
+        `topic` itself, or none is named. Who makes a deleted topic again can redrive its letters.
+        If it fails on the way, the error's `done` says how many were sent; to call it again sends
+        none twice.
 
         Raises:
             NotFound: there is no such topic, or it has no dead letters.
@@ -180,8 +181,10 @@ class GroupCalls(Existing):
             rows.whole("max_messages", max_messages, 0, rows.UINT64_MAX)
         name = rows.utf8("topic", topic).decode()
         doubts: list[None] = []
-        sent = homeless = 0
-        wanted = rows.UINT64_MAX if max_messages is None else max_messages
+        sent = homeless = fruitless = 0
+        left = wanted = rows.UINT64_MAX
+        if max_messages is not None:
+            wanted = max_messages
         while wanted > sent:
             size = min(wanted - sent, REDRIVE_MAX)
             request = pb.RedriveRequest(topic=name, max_messages=size)
@@ -195,12 +198,17 @@ class GroupCalls(Existing):
                 if not error.retryable:
                     with part_of(sent, sent):
                         raise error
-            # What came meanwhile is left, and so is what was looked at.
-            wanted = min(wanted, sent + max(0, answer.left - homeless))
-            if not (answer.redriven or answer.homeless):
+            left = min(left, answer.left)  # what came meanwhile is behind it
+            wanted = min(wanted, sent + left)
+            # What was looked at is leased for a while, so that the next request gets others. A
+            # failover ends all leases, and these letters come first again: then they are counted
+            # twice. Nothing that can go is behind them if they were all met twice in a row.
+            fruitless = 0 if answer.redriven else fruitless + answer.homeless
+            nothing = not answer.redriven and (not answer.homeless or fruitless >= 2 * left)
+            if nothing or answer.homeless >= answer.left:  # one request meets each but once
                 break
         redriven = Redriven.of(sent, exact=not doubts)
-        redriven.homeless = homeless
+        redriven.homeless = min(homeless, left)
         return redriven
 
     async def _redrive(self, request: pb.RedriveRequest, doubts: list[None]) -> pb.RedriveResponse:

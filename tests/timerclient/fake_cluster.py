@@ -90,6 +90,10 @@ class Cluster:
     homeless: int = 0
     """Dead letters, before those, whose topics are not there."""
     seen_homeless: int = 0
+    """Of these, leased since they were looked at: redrives pass them over."""
+    redrives: int = 0
+    forget_homeless: set[int] = field(default_factory=set)
+    """After so many redrives all leases end, as after a failover."""
     redrive_errors: list[pb.Error | None] = field(default_factory=list)
     """What the next redrives say besides their counts."""
     settings: list[pb.GroupSettings] = field(default_factory=list)
@@ -491,6 +495,9 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         cluster = self.cluster
         homeless = min(cluster.homeless - cluster.seen_homeless, request.max_messages)
         cluster.seen_homeless += homeless
+        cluster.redrives += 1
+        if cluster.redrives in cluster.forget_homeless:
+            cluster.seen_homeless = 0
         moved = min(cluster.dead_letters, request.max_messages - homeless, 100)
         cluster.dead_letters -= moved
         why = cluster.redrive_errors.pop(0) if cluster.redrive_errors else None

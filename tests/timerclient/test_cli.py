@@ -365,7 +365,30 @@ def test_redrive_goes_on_past_letters_that_cannot_go_home_and_says_how_many(
     threaded.cluster.homeless = 300  # in front: one whole request, and some of the next
     code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
     assert code == 0
-    assert out == "250 redriven; 300 stay: the topics they came from are not there\n"
+    assert out == "250 redriven; 300 stay: they name no topic that is there\n"
+
+
+@pytest.mark.parametrize(
+    ("homeless", "others"), [(300, 1_000), (300, 5), (300, 0), (20, 90), (0, 250)]
+)
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_redrive_leaves_nothing_behind_if_a_failover_brings_letters_to_the_front_again(
+    ctl: Ctl, threaded: Threaded, homeless: int, others: int, after: int
+) -> None:
+    cluster = threaded.cluster
+    cluster.homeless, cluster.dead_letters, cluster.forget_homeless = homeless, others, {after}
+    out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
+    assert json.loads(out) == {"redriven": others, "exact": True, "homeless": homeless}
+
+
+def test_redrive_ends_though_it_meets_the_same_letters_again_and_again(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    cluster = threaded.cluster
+    cluster.homeless, cluster.forget_homeless = 300, {*range(1, 100)}
+    out = ctl("deadletters", "redrive", "orders.billing.dead")[1]
+    assert out.startswith("0 redriven; ")
+    assert cluster.redrives == 5  # two times 300 and 250, of 256 each
 
 
 def test_redrive_that_fails_on_the_way_says_how_many_went_back(
