@@ -37,7 +37,7 @@ from timer.columns import decode_headers, decode_schedule
 from timer.entry import Entry, Kind
 from timer.groups import Group
 from timer.machine import Machine
-from timer.payloads import GroupOp, Move, Nack, decode_fire, decode_group
+from timer.payloads import GroupOp, Move, Nack, Op, decode_fire, decode_group
 from timer.serving import Delivery
 from timer.topic import Topic
 from timer.units import Epoch, GroupId, LogIndex
@@ -121,8 +121,10 @@ class Book:
     expiry: ExpiryBook = field(init=False)
     drops: DropBook = field(default_factory=DropBook)
     letters: LetterBook = field(default_factory=LetterBook)
-    passed: dict[tuple[str, str], int] = field(default_factory=dict)
+    asked_up_to: dict[tuple[str, str], int] = field(default_factory=dict)
     """(topic, life) -> somebody asked to ack all up to this, whoever was given it."""
+    passed: set[tuple[int, int, int]] = field(default_factory=set)
+    """(topic id, group id, offset) that the log acks as somebody asked: perhaps nobody got it."""
     committed: LogIndex = LogIndex(0)
     """What comes after it was not looked at."""
     read_time_ms: int = 0
@@ -159,11 +161,21 @@ class Book:
                         self.nacks[op.topic, op.group, offset] = int(at_ms)
                 if isinstance(op, GroupOp):
                     self.order.committed(op)
+                    self._passes(op)
+
+    def _passes(self, op: GroupOp) -> None:
+        """What a group has acked unseen is what was asked for and is in the log: no less."""
+        key = self.lives.get(op.group)
+        if op.op is not Op.ACK or key not in self.asked_up_to:
+            return
+        offsets = op.offsets[op.offsets <= self.asked_up_to[key]].tolist()
+        self.passed.update((op.topic, op.group, offset) for offset in offsets)
 
     def applied(self, node: object, machine: Machine, applied: Applied) -> None:
         """P7, on a replica that has just applied an entry; and where a new group begins."""
         self.order.fired(machine)
-        self.order.passing |= isinstance(applied, DeleteTopicApplied)
+        if isinstance(applied, DeleteTopicApplied):
+            self.order.passing.add(applied.op.topic)
         if isinstance(applied, GroupApplied):
             for result in applied.results:
                 if isinstance(result, Group):
@@ -332,10 +344,9 @@ class Book:
             raise Broken("twice", f"{row} is {known} as well")
         self.payloads[row.payload] = name
 
-    def passes(self, key: tuple[str, str], offset: int) -> None:
+    def asks_up_to(self, key: tuple[str, str], offset: int) -> None:
         """Somebody asks to ack all up to an offset of (topic, life), given to anybody or not."""
-        self.passed[key] = max(self.passed.get(key, 0), offset)
-        self.order.passing = True
+        self.asked_up_to[key] = max(self.asked_up_to.get(key, 0), offset)
 
     def acked_up_to(self, key: tuple[str, str], offset: int) -> None:
         """It was told that they are."""
@@ -360,8 +371,10 @@ class Book:
             if block.page is not None
             for row in block.page.rows
         }
-        unseen = self.order.passing or self.expiry.expired
-        fired |= self.buried | (self.order.fired_names if unseen else set())
+        unseen = self.order.unseen(self.passed)
+        if self.expiry.expired:
+            unseen = self.order.fired_names
+        fired |= self.buried | unseen
         self.pauses.at_end()
         self.keys.at_end({*self.timers})
         for name, asked in self.timers.items():
@@ -373,8 +386,9 @@ class Book:
             if name not in fired | self.pauses.dropped and not ended:
                 raise Broken("lost", f"{name} of {asked.topic} never fired")
         self._groups_at_end(machine)
-        # Else some were perhaps never seen.
-        if not (self.buried or unseen or self.pauses.dropped):
+        # Else some were perhaps never seen, or were of a topic that is gone.
+        dropped = self.pauses.dropped or self.drops.queue_ends
+        if not (self.buried or unseen - self.fired.keys() or dropped):
             for rows in self.whole:
                 if len({self.payloads[row] is None for row in rows}) > 1:
                     raise Broken("torn", f"of {rows} some became timers, and some did not")
@@ -392,8 +406,8 @@ class Book:
                 for offset in range(self.starts[key], topic.queue.end):
                     where = topic.topic_id, group.group_id, offset
                     dead = where in self.dead or self.expiry.is_over(*where)
-                    passed = offset <= self.passed.get(key, -1)
-                    if not (dead or passed) and (*key, offset) not in self.delivered:
+                    over = dead or where in self.passed
+                    if not over and (*key, offset) not in self.delivered:
                         raise Broken("lost", f"{key} never got {offset} of {topic.queue.end}")
                 mine = np.array(
                     [offset for (t, g, offset) in self.acked if (t, g) == key], np.uint64

@@ -25,9 +25,13 @@ class OrderBook:
     """Group id -> offsets that are acked, moved or expired, or that somebody has asked to ack."""
     flights: dict[int, tuple[int, dict[int, object]]] = field(default_factory=dict)
     """Group id -> an epoch, and of each offset that its leader handed out, who has it."""
+    names: dict[int, list[TimerName]] = field(default_factory=dict)
+    """Topic id -> the timer of each offset."""
     fired_names: set[TimerName] = field(default_factory=set)
-    passing: bool = False
-    """Some group was sought or deleted: what has fired may never have been delivered."""
+    """All of these."""
+    passing: set[int] = field(default_factory=set)
+    """Topics that were deleted, or a group of theirs was, or was sought: what has fired there may
+    never have been delivered."""
     checked: int = 0
     """Messages handed out behind another one of their key."""
 
@@ -35,6 +39,7 @@ class OrderBook:
         """Note the keys of what has fired since: its pages are there, as it was just applied."""
         for topic_id, topic in machine.topics.items():
             keys = self.keys.setdefault(topic_id, [])
+            names = self.names.setdefault(topic_id, [])
             if topic.queue.end <= len(keys):
                 continue
             for block in topic.queue.blocks:
@@ -45,7 +50,13 @@ class OrderBook:
                     start, size = int(row["key_start"]), int(row["key_size"])
                     key = bytes(block.page.bufs[int(row["buf"])][start : start + size])
                     keys.append(key or b"/%d" % len(keys))
-                    self.fired_names.add(TimerName(int(row["due_ms"]), int(row["seq"])))
+                    names.append(TimerName(int(row["due_ms"]), int(row["seq"])))
+                    self.fired_names.add(names[-1])
+
+    def unseen(self, passed: Iterable[tuple[int, int, int]]) -> set[TimerName]:
+        """Return timers that fired and perhaps came to nobody. `passed`: see Book.passed."""
+        several = {self.names[topic][offset] for topic, _, offset in passed}
+        return several.union(*(self.names.get(topic, ()) for topic in self.passing))
 
     def ack_asked(self, group_id: int, offsets: Iterable[int]) -> None:
         """Somebody says that these are done; the leader may believe it before it is committed."""
@@ -54,7 +65,8 @@ class OrderBook:
     def committed(self, op: GroupOp) -> None:
         """Note what an op of the log did: what came back is with nobody."""
         offsets = op.offsets.tolist()
-        self.passing |= op.op in (Op.SEEK, Op.DELETE)
+        if op.op in (Op.SEEK, Op.DELETE):
+            self.passing.add(op.topic)
         if op.op in (Op.ACK, Op.MOVE, Op.EXPIRE):
             self.ack_asked(op.group, offsets)
         elif op.op in (Op.NACK, Op.ENDED, Op.RECALL):

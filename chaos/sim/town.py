@@ -433,7 +433,7 @@ class SimConsumer:
             if result == [ACCEPT]:
                 book.acked_up_to(key, offset)
 
-        book.passes(key, offset)
+        book.asks_up_to(key, offset)
         reply = self._town.reply(answered)
         self._town.line.ask(
             app, app.ack_up_to, self, self._stream, (epoch, lease_id), offset, reply

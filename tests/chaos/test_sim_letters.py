@@ -6,15 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chaos.sim.book import Book
 from chaos.sim.keybook import TimerName
 from chaos.sim.letterbook import LetterBook
+from chaos.sim.orderbook import OrderBook
 from chaos.sim.planted import calm
 from chaos.sim.referee import Broken
 from chaos.sim.timers import TimerWorld
 from timer.applied import MoveApplied
 from timer.columns import Binary, Part, encode_schedule
-from timer.payloads import Move, Op
-from timer.units import GroupId, ProducerId, Seq, TopicId
+from timer.entry import Entry, Kind
+from timer.payloads import GroupOp, Move, Op, encode_group
+from timer.units import Epoch, GroupId, LogIndex, ProducerId, QueueOffset, Seq, TopicId, UnixMs
 
 
 def test_letters_are_redriven_while_messages_die() -> None:
@@ -31,6 +34,57 @@ def test_messages_are_acked_by_the_last_of_them_where_groups_are_sought_and_alte
     book = world.town.book
     assert book.ups
     assert book.seeks
+
+
+LIFE = "t", "g#1"
+
+
+def asked_up_to(offset: int, acked: list[int]) -> Book:
+    """Return the book of a group that has three messages and was given the last one of them.
+
+    Somebody asks to ack all up to `offset`; the log has an ack of `acked`.
+    """
+    book = Book()
+    book.lives[GroupId(1)] = LIFE
+    book.starts[LIFE] = QueueOffset(0)
+    book.delivered.add((*LIFE, 2))
+    book.asks_up_to(LIFE, offset)
+    op = GroupOp(Op.ACK, TopicId(1), GroupId(1), np.array(acked, np.uint64))
+    payload = memoryview(b"".join(encode_group([op] if acked else [])))
+    book.on_commit(Entry(Kind.GROUP, Epoch(1), LogIndex(1), UnixMs(5), payload), None)
+    return book
+
+
+def all_came(book: Book) -> None:
+    group = SimpleNamespace(name="g", group_id=1, is_acked=lambda offsets: offsets >= 0)
+    queue = SimpleNamespace(end=3)
+    topic = SimpleNamespace(name="t", topic_id=1, queue=queue, groups={"g": group})
+    machine: Any = SimpleNamespace(topics={1: topic})
+    book._groups_at_end(machine)
+
+
+def test_messages_below_an_ack_of_all_up_to_one_need_not_come_once_the_log_has_it() -> None:
+    all_came(asked_up_to(2, [0, 1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("offset", "acked", "lost"),
+    [(2, [], 0), (2, [0], 1), (0, [0, 1, 2], 1)],
+    ids=["refused, or never there", "in part", "not of that one"],
+)
+def test_message_that_nobody_got_is_lost_below_an_ack_that_was_refused(
+    offset: int, acked: list[int], lost: int
+) -> None:
+    with pytest.raises(Broken, match=f"lost: .* never got {lost} of 3"):
+        all_came(asked_up_to(offset, acked))
+
+
+def test_what_fired_may_be_unseen_only_where_something_was_passed_over() -> None:
+    a, b, c, d = (TimerName(5, seq) for seq in range(1, 5))
+    order = OrderBook(names={1: [a, b], 2: [c], 3: [d]})
+    assert order.unseen(()) == set()
+    order.committed(GroupOp(Op.SEEK, TopicId(2), GroupId(7), np.array([0], np.uint64)))
+    assert order.unseen([(1, 9, 1)]) == {b, c}
 
 
 DEAD, HOME = TopicId(2), TopicId(1)
