@@ -18,11 +18,11 @@ Server time is what passes in its own part: from the handler's begin to its end,
 metrics say, less what an entry took from append to commit. Both are means, the latter one of all
 entries that were committed meanwhile: the cancels', and those of FIRE and CHECKPOINT, which may
 have waited longer or shorter. It does not see what the leader does while it waits: the sync, two
-followers' streams, the look at the runs for what is cancelled; nor what gRPC does around the
-handler. The CPU does: that of the leader's process, all threads, less what it uses without cancels
-(heartbeats, checkpoints, clock), measured just before. Both are taken at rest: else the merges of
-what was filled in would count as well. Alone a cancel pays for a whole round; of many callers
-several share one, and what it waits for includes the others, so there is no server time of these.
+followers' streams; nor what gRPC does around the handler. The CPU does: that of the leader's
+process, all threads, less what it uses without cancels (heartbeats, checkpoints, clock), measured
+just before. Both are taken at rest: else the merges of what was filled in would count as well.
+Alone a cancel pays for a whole round; of many callers several share one, and what it waits for
+includes the others, so there is no server time of these.
 """
 
 import asyncio

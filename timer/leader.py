@@ -67,8 +67,6 @@ split, and the service takes no larger one."""
 REQUEST_BYTES_MAX: Final = PAYLOAD_SIZE_MAX - 4096
 KEYED_ROWS_MAX: Final = 1024
 """Timers with keys in one SCHEDULE entry, or request: each may have to be looked for in runs."""
-LOOKED_AHEAD_MAX: Final = 4
-"""Cancels by id in one entry that are looked up as it is appended: about a millisecond at most."""
 KEYS_MAX: Final = 256
 """Keys in one CANCEL or RESCHEDULE entry."""
 RESCHEDULE_ROWS_MAX: Final = 32
@@ -628,16 +626,7 @@ class Leader:
         if len(batch) > 1:
             due = np.concatenate([due_ms for due_ms, _, _ in batch])
             seq = np.concatenate([seq for _, seq, _ in batch])
-        if self._propose(Kind.CANCEL, payloads.encode_cancel(Ids(due, seq)), now, answer):
-            self._look_ahead(due, seq)
-
-    def _look_ahead(self, due_ms: I64, seq: U64) -> None:
-        """Look up what was just appended, if it is little, while the disks are at it.
-
-        Whoever awaits a cancel then does not wait for the runs too.
-        """
-        if len(seq) <= LOOKED_AHEAD_MAX:
-            self.machine.store.look_ahead(due_ms, seq)
+        self._propose(Kind.CANCEL, payloads.encode_cancel(Ids(due, seq)), now, answer)
 
     # ---- firing
 

@@ -415,17 +415,13 @@ class Cursor:
 
 
 HEADS_MAX: Final = 4
-ANSWERS_MAX: Final = 64
-"""Answers to one that are kept: what is looked up as it is appended is applied soon."""
 
 
 class Finder:
-    """Finds single timers in runs. It keeps the last few heads that it read, and answers to one."""
+    """Finds single timers in runs. It keeps the last few heads that it read."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[int, int], Head] = {}
-        self._answers: dict[tuple[int, int, int], RowArray] = {}
-        """(number of the run, due, seq) -> the row, or none: what a run holds never changes."""
 
     def find(self, run: Run, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
         """Return which of n timers have a row in `run` (n, bool), and those rows (see Head.rows).
@@ -449,15 +445,6 @@ class Finder:
 
     def find_one(self, run: Run, due_ms: int, seq: int) -> RowArray:
         """Return the row of one timer in `run` (see Head.rows), or none. A tombstone is a row."""
-        asked = run.meta.number, due_ms, seq
-        row = self._answers.get(asked)
-        if row is None:
-            if len(self._answers) == ANSWERS_MAX:
-                del self._answers[next(iter(self._answers))]
-            row = self._answers[asked] = self._row_of(run, due_ms, seq)
-        return row.copy()
-
-    def _row_of(self, run: Run, due_ms: int, seq: int) -> RowArray:
         batch = run.batch_of(due_ms, seq)
         if batch == len(run):
             return np.empty(0, ROW)

@@ -295,18 +295,6 @@ class Store:
             return self._runs.find_one(due_ms, seq), None, -1
         return NO_ROWS, None, -1
 
-    def look_ahead(self, due_ms: I64, seq: U64) -> None:
-        """Look up a few timers that an entry on its way to the disks will ask for.
-
-        Then it finds them faster: what the runs hold of them is known. The same would be read
-        then, only when somebody waits.
-
-        Raises:
-            CorruptFile: a run must be read, and doesn't verify.
-        """
-        for due, number in zip(self._at(due_ms, seq).tolist(), seq.tolist(), strict=True):
-            self._find_one(due, number)
-
     def begin_lookup(
         self, entries: Sequence[Entry], sweep: Portion | None = None
     ) -> Prepared | None:

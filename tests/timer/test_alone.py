@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.timer.stores import NOW, batch, timers_of
-from timer import outcomes, run
+from timer import outcomes
 from timer.columns import Binary, OnConflict, Part, encode_schedule
 from timer.digest import row_sum
 from timer.disk import RealDisk
@@ -17,7 +17,6 @@ from timer.order import Position, after, find
 from timer.outcomes import Cancels
 from timer.payloads import Ids, Keys, Reschedule, encode_cancel, encode_reschedule
 from timer.prepare import MOVED_MIN, Asked, is_surely_little
-from timer.run import Head, Run
 from timer.store import Store
 from timer.tiers import Tiers
 from timer.timer_id import mix, mix_one
@@ -133,7 +132,6 @@ def test_cancels_one_by_one_are_those_of_all_at_once(tmp_path: Path) -> None:
     due, seq = np.array([d for d, _ in asked]), np.array([s for _, s in asked], np.uint64)
     hit, rows = together.cancel(due, seq)
     found = [apart.find(UnixMs(d), s) is not None for d, s in known]
-    apart.look_ahead(due, seq)
     alone = [apart.cancel(due[at : at + 1], seq[at : at + 1]) for at in range(len(asked))]
     assert [bool(one[0]) for one, _ in alone] == hit.tolist()
     assert sum(found) == sum(hit.tolist()) > 50
@@ -143,30 +141,6 @@ def test_cancels_one_by_one_are_those_of_all_at_once(tmp_path: Path) -> None:
     assert (together.pending, together.held) == (apart.pending, apart.held)
     fired = [store.fire(UnixMs(NOW + 99), 1 << 20, 1 << 30) for store in (together, apart)]
     assert timers_of(fired[0].rows, fired[0].bufs) == timers_of(fired[1].rows, fired[1].bufs)
-
-
-def test_what_was_looked_up_ahead_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (store, known), (twin, _) = a_store(tmp_path / "a"), a_store(tmp_path / "b")
-    there = [pair for pair in known if pair[1] < 180 and twin.find(UnixMs(pair[0]), pair[1])][:8]
-    due, seq = np.array([d for d, _ in there]), np.array([s for _, s in there], np.uint64)
-    heads: list[int] = []
-    read = Run.head
-
-    def head(run: Run, batch: int) -> Head:
-        heads.append(batch)
-        return read(run, batch)
-
-    monkeypatch.setattr(Run, "head", head)
-    monkeypatch.setattr(run, "HEADS_MAX", 0)
-    store.look_ahead(due, seq)
-    assert len(heads) >= 8
-    heads.clear()
-    for at in range(8):
-        assert store.cancel(due[at : at + 1], seq[at : at + 1])[0].all()
-    assert heads == []
-    assert not store.cancel(due[:1], seq[:1])[0].any()
 
 
 def test_what_is_surely_little_is_little() -> None:
