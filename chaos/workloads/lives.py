@@ -107,20 +107,24 @@ def _seek(clients: Clients, dice: random.Random) -> None:
     if way == "time":
         place = {"time_ms": now_ms() - dice.randint(0, 4_000)}
     elif way == "ahead":
-        cursor, unacked = _place(clients)
+        _, cursor, unacked = _place(clients)
         place = {"offset": cursor + dice.randint(0, unacked)}
     clients.changer.seek(SOUGHT, **place)
 
 
 def _back(clients: Clients, count: int) -> bool:
-    """Seek so far back; return whether it certainly was done."""
-    return clients.changer.seek(SOUGHT, offset=max(0, _place(clients)[0] - count))
+    """Seek so far back, if so much is kept; return whether it certainly was done."""
+    kept, cursor, _ = _place(clients)
+    return clients.changer.seek(SOUGHT, offset=max(kept, cursor - count))
 
 
-def _place(clients: Clients) -> tuple[int, int]:
-    """Return the cursor of the group that is sought, and how much is not acked."""
-    groups = {group.name: group for group in clients.client.describe_topic(clients.topic).groups}
-    return groups[SOUGHT].cursor, groups[SOUGHT].unacked
+def _place(clients: Clients) -> tuple[int, int, int]:
+    """Return the first offset that is kept, and of the group that is sought its cursor and how much
+    is not acked.
+    """
+    topic = clients.client.describe_topic(clients.topic)
+    groups = {group.name: group for group in topic.groups}
+    return topic.queue_begin, groups[SOUGHT].cursor, groups[SOUGHT].unacked
 
 
 def _make_anew(clients: Clients, start: str) -> bool:
