@@ -13,6 +13,7 @@ from chaos.sim.referee import Broken
 from timer.machine import Machine
 from timer.payloads import KEY_SHARED, SHARED, GroupOp, Op
 from timer.serving import Delivery
+from timer.topic import Topic
 
 
 @dataclass(slots=True)
@@ -53,9 +54,17 @@ class OrderBook:
                     names.append(TimerName(int(row["due_ms"]), int(row["seq"])))
                     self.fired_names.add(names[-1])
 
-    def unseen(self, passed: Iterable[tuple[int, int, int]]) -> set[TimerName]:
-        """Return timers that fired and perhaps came to nobody. `passed`: see Book.passed."""
+    def unseen(
+        self, passed: Iterable[tuple[int, int, int]], topics: Iterable[Topic]
+    ) -> set[TimerName]:
+        """Return timers that fired and perhaps came to nobody. `passed`: see Book.passed.
+
+        What retention lets go of in a topic that nobody reads is among them.
+        """
         several = {self.names[topic][offset] for topic, _, offset in passed}
+        for topic in topics:
+            if not topic.groups:
+                several |= {*self.names.get(topic.topic_id, ())[: topic.queue.begin]}
         return several.union(*(self.names.get(topic, ()) for topic in self.passing))
 
     def ack_asked(self, group_id: int, offsets: Iterable[int]) -> None:

@@ -17,6 +17,8 @@ from timer.applied import MoveApplied
 from timer.columns import Binary, Part, encode_schedule
 from timer.entry import Entry, Kind
 from timer.payloads import GroupOp, Move, Op, encode_group
+from timer.queues import Queue
+from timer.topic import Topic
 from timer.units import Epoch, GroupId, LogIndex, ProducerId, QueueOffset, Seq, TopicId, UnixMs
 
 
@@ -82,9 +84,14 @@ def test_message_that_nobody_got_is_lost_below_an_ack_that_was_refused(
 def test_what_fired_may_be_unseen_only_where_something_was_passed_over() -> None:
     a, b, c, d = (TimerName(5, seq) for seq in range(1, 5))
     order = OrderBook(names={1: [a, b], 2: [c], 3: [d]})
-    assert order.unseen(()) == set()
+    assert order.unseen((), ()) == set()
     order.committed(GroupOp(Op.SEEK, TopicId(2), GroupId(7), np.array([0], np.uint64)))
-    assert order.unseen([(1, 9, 1)]) == {b, c}
+    assert order.unseen([(1, 9, 1)], ()) == {b, c}
+    topic = Topic(TopicId(3), "t", Queue(begin=QueueOffset(1), end=QueueOffset(1)))
+    assert order.unseen((), [topic]) == {c, d}, "nobody reads it, and it has let go"
+    nobody: Any = None
+    topic.groups["g"] = nobody
+    assert order.unseen((), [topic]) == {c}
 
 
 DEAD, HOME = TopicId(2), TopicId(1)
