@@ -1,4 +1,4 @@
-"""Sums over all topics, of which only those that changed are looked at again.
+"""What all topics have together, of which only those that changed are looked at again.
 
 Nodes ask each other for their status every second: with ten thousand topics to add up that held
 the event loop for 25 ms.
@@ -6,8 +6,8 @@ the event loop for 25 ms.
 
 from typing import Final
 
+from timer.changes import TopicSum
 from timer.machine import Machine
-from timer.units import TopicId
 
 MANY: Final = 1_024
 """Topics: one or two milliseconds."""
@@ -18,36 +18,24 @@ class Totals:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._changed = machine.changes.reader()
-        self._changed.update(machine.topics)
-        self._parts: dict[TopicId, tuple[int, int]] = {}
-        self._ready = self._expired = 0
+        readers = [machine.changes.reader() for _ in range(2)]
+        for changed in readers:
+            changed.update(machine.topics)
+        self._ready = TopicSum(readers[0], lambda topic: topic.ready)
+        self._expired = TopicSum(readers[1], lambda topic: topic.expired)
 
     @property
     def ready(self) -> int:
         """Messages that some group has yet to ack."""
-        self._look()
-        return self._ready
+        return self._ready.of(self._machine.topics)
 
     @property
     def expired(self) -> int:
         """Messages whose time to live was over before they were acked, in topics that are there."""
-        self._look()
-        return self._expired
+        return self._expired.of(self._machine.topics)
 
     def keep_up(self) -> None:
-        """Look again if many have changed, though nobody asks."""
-        if len(self._changed) >= MANY:
-            self._look()
-
-    def _look(self) -> None:
-        while self._changed:
-            topic_id = self._changed.pop()
-            ready, expired = self._parts.pop(topic_id, (0, 0))
-            self._ready -= ready
-            self._expired -= expired
-            topic = self._machine.topics.get(topic_id)
-            if topic is not None:
-                self._parts[topic_id] = part = topic.ready, topic.expired
-                self._ready += part[0]
-                self._expired += part[1]
+        """Look again if many have changed, though nobody asks: the sets would only grow."""
+        for total in (self._ready, self._expired):
+            if len(total.changed) >= MANY:
+                total.of(self._machine.topics)

@@ -112,7 +112,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("spark") and (why := why_no_spark()):
+        if item.get_closest_marker("spark") is None:
+            continue
+        for warning in ("Deprecation", "Resource", "Future"):  # of pyspark's own making
+            item.add_marker(pytest.mark.filterwarnings(f"ignore::{warning}Warning"))
+        if why := why_no_spark():
             item.add_marker(pytest.mark.skip(reason=why))
     ranks = {unit: rank for rank, unit in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(unit_of(item.location[0]), len(ranks)))

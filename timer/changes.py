@@ -6,6 +6,9 @@ Ten thousand topics are a few hundredths of a second of work, in which the event
 else: so a digest, a manifest, what retention lets go of keep what they know of a topic.
 """
 
+from collections.abc import Callable, Mapping
+
+from timer.topic import Topic
 from timer.units import TopicId
 
 
@@ -27,3 +30,24 @@ class Changes:
         """This topic changes, is made, or goes."""
         for changed in self._readers:
             changed.add(topic)
+
+
+class TopicSum:
+    """The sum of a number of each topic; topics that did not change are not asked again."""
+
+    def __init__(self, changed: set[TopicId], number: Callable[[Topic], int]) -> None:
+        """`changed`: a reader's; of what is there already it has to name each topic."""
+        self.changed = changed
+        self._number = number
+        self._parts: dict[TopicId, int] = {}
+        self._sum = 0
+
+    def of(self, topics: Mapping[TopicId, Topic]) -> int:
+        """Return the sum over the topics that there are."""
+        for topic_id in self.changed:
+            self._sum -= self._parts.pop(topic_id, 0)
+            if (topic := topics.get(topic_id)) is not None:  # else it is gone
+                self._parts[topic_id] = part = self._number(topic)
+                self._sum += part
+        self.changed.clear()
+        return self._sum

@@ -9,7 +9,6 @@ ten thousand topics for one of them.
 
 import hashlib
 import struct
-from collections.abc import Mapping
 from dataclasses import astuple
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgpack
 import numpy as np
 
+from timer.changes import TopicSum
 from timer.columns import RowArray
 from timer.payloads import GroupSettings
 from timer.timer_id import mix, mix_one
@@ -43,25 +43,6 @@ class _Hash:
         return self._hash.hexdigest()
 
 
-class TopicParts:
-    """The hashes of all topics. `changed`: those that are not what they were."""
-
-    def __init__(self, changed: set[TopicId]) -> None:
-        self._parts: dict[TopicId, int] = {}
-        self._sum = 0
-        self._changed = changed
-
-    def sum(self, topics: Mapping[TopicId, Topic]) -> int:
-        """Return the sum of the hashes of all topics, modulo 2 ** 64."""
-        for topic_id in self._changed:
-            self._sum -= self._parts.pop(topic_id, 0)
-            if (topic := topics.get(topic_id)) is not None:  # else it is gone
-                self._parts[topic_id] = part = _topic_hash(topic)
-                self._sum += part
-        self._changed.clear()
-        return self._sum & MASK
-
-
 def _topic_hash(topic: Topic) -> int:
     queue, counts, release = topic.queue, topic.counts, topic.release
     words: list[object] = [
@@ -85,13 +66,18 @@ def _words_of(settings: GroupSettings) -> bytes:
     return repr(astuple(settings)).encode()
 
 
-def digest_of(machine: "Machine", topics: TopicParts) -> str:
-    """Return the digest, 16 hex digits; `topics`: the machine's, or fresh ones for all anew."""
+def topic_sum(changed: set[TopicId]) -> TopicSum:
+    """Return the sum of the topics' hashes, which the digest contains modulo 2 ** 64."""
+    return TopicSum(changed, _topic_hash)
+
+
+def digest_of(machine: "Machine", hashes: TopicSum) -> str:
+    """Return the digest, 16 hex digits; `hashes`: the machine's, or a fresh one for all anew."""
     digest, counts = _Hash(), machine.counts
     digest.put(machine.applied_index, machine.last_read_time_ms, machine.next_seq)
     digest.put(machine.next_topic_id, machine.next_group_id, machine.topic_deleted_in)
     digest.put(counts.scheduled, counts.fired, counts.cancelled, counts.dropped)
-    digest.put(len(machine.topics), topics.sum(machine.topics))
+    digest.put(len(machine.topics), hashes.of(machine.topics))
     digest.put_bytes(machine.policies.packed)
     digest.put(machine.cancels.sum, len(machine.fire_marks), *machine.voters)
     digest.put(*(late.sum for late in machine.late.values()))

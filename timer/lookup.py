@@ -14,7 +14,7 @@ from timer.columns import I64, ROW, TOMBSTONE, U32, U64, Binary, Buffers, RowArr
 from timer.errors import CorruptFile
 from timer.key_file import Entries
 from timer.keys import hash_keys
-from timer.order import find
+from timer.order import find_one
 from timer.run import Finder, Run, may_hold
 
 _BYTES = ("payload", "key", "headers")
@@ -109,7 +109,7 @@ def read_rows(
         inside = left & may_hold(run.meta, due_ms, seq) & (batches < len(run))
         for at in np.flatnonzero(inside).tolist():
             head = finder.head(run, int(batches[at]))
-            [place] = find(head.due_ms, head.seq, due_ms[at : at + 1], seq[at : at + 1]).tolist()
+            place = find_one(head.due_ms, head.seq, due_ms.item(at), seq.item(at))
             if place >= 0 and head.topic[place] != TOMBSTONE:
                 rows, data = run.rows(head, place, place + 1)
                 to.put(places[at], rows[0], {0: data})

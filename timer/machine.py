@@ -58,7 +58,7 @@ from timer.columns import (
     gather,
 )
 from timer.conflicts import NEW_MAX, decide
-from timer.digest import MASK, TopicParts, digest_of, row_sum
+from timer.digest import MASK, digest_of, row_sum, topic_sum
 from timer.entry import Entry, Kind
 from timer.errors import TimerError, TopicDeleted, UnknownVersion
 from timer.groups import Group
@@ -135,7 +135,7 @@ class Machine:
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
         self.changes = Changes()
-        self._parts = TopicParts(self.changes.reader())
+        self._hashes = topic_sum(self.changes.reader())
         self._retention = Retention(self.changes.reader())
         self._moved = self.changes.reader()
         self._queue_ends: dict[str, QueueOffset] = {}
@@ -687,8 +687,8 @@ class Machine:
 
     def digest(self) -> str:
         """Return a hash of the state, 16 hex digits: see timer/digest.py."""
-        return digest_of(self, self._parts)
+        return digest_of(self, self._hashes)
 
     def digest_anew(self) -> str:
         """Return the same, with no part taken for granted: for checkers."""
-        return digest_of(self, TopicParts(set(self.topics)))
+        return digest_of(self, topic_sum(set(self.topics)))

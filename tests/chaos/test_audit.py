@@ -22,12 +22,7 @@ from timer import entry, timer_id
 from timer.entry import Kind
 from timer.units import LogIndex
 
-pytestmark = [
-    pytest.mark.spark,
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.spark
 
 DUE_MS = 1_000_000
 UNTIL_MS = 2_000_000

@@ -9,12 +9,7 @@ from chaos.audit import clients
 from tests.chaos.world import SALT
 from timer import timer_id
 
-pytestmark = [
-    pytest.mark.spark,
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.spark
 
 
 def test_id_parts_are_those_that_timer_id_encodes(spark: SparkSession) -> None:

@@ -18,13 +18,7 @@ from timer.payloads import GroupOp, Op
 from timer.policies import Policy, Scope, encode_policy
 from timer.units import GroupId, TopicId
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.timeout(600),
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 OK = Outcome.OK
 LEASE = {"epoch": 1}

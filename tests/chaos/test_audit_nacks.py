@@ -9,13 +9,7 @@ from chaos import history
 from chaos.audit.nacks import GRACE_MS, judged_nacks, nacked
 from chaos.history_check import check_line
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.timeout(300),
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 NACKED_MS = 1_000_000
 UNTIL_MS = 2_000_000

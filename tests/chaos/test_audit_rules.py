@@ -19,13 +19,7 @@ from timer.payloads import GroupOp, Op
 from timer.policies import Policy, Scope, encode_policy
 from timer.units import TopicId
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.timeout(600),
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 OK = Outcome.OK
 DUE_MS = {1: 100, 2: 100, 3: 900, 4: 300, 5: 300, 6: 300}

@@ -26,12 +26,7 @@ from tests.chaos.test_audit import (
     violations,
 )
 
-pytestmark = [
-    pytest.mark.spark,
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.spark
 
 DISPUTED = 77
 

@@ -10,12 +10,7 @@ from pyspark.testing import assertDataFrameEqual
 from chaos.audit import figures, nodes
 from chaos.audit.faults import Fault, Phase, windows
 
-pytestmark = [
-    pytest.mark.spark,
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.spark
 
 
 def test_percentiles_are_exact(spark: SparkSession) -> None:

@@ -21,12 +21,6 @@ from tests.cluster.running import Running
 from timer import timer_id
 from timerclient import TimerClient
 
-spark_test = [
-    pytest.mark.spark,
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
 NOW = 1_700_000_000_000
 SETTINGS = Settings(overdue_ms=5000, shards=2, trigger="100 milliseconds")
 WAIT_S = 180.0
@@ -122,7 +116,7 @@ def _marked(*marks: pytest.MarkDecorator) -> Callable[[Any], Any]:
     return mark
 
 
-@_marked(*spark_test)
+@_marked(pytest.mark.spark)
 def test_planted_events_are_raised_once_over_restarts(desk: Desk) -> None:
     honest = [scheduled(seq, NOW + 100 * seq) for seq in range(1, 50)]
     # Of one topic, in both shards: what is paused is not lost, what fires all the same is told.
@@ -180,7 +174,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
-@_marked(*spark_test, pytest.mark.slow)
+@_marked(pytest.mark.spark, pytest.mark.slow)
 def test_running_cluster_is_fine_until_something_is_planted(desk: Desk, running: Running) -> None:
     # What is slow is not lost; and each look costs a second of processor time.
     desk.settings = replace(SETTINGS, overdue_ms=30_000, trigger="2 seconds")

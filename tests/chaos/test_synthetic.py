@@ -24,13 +24,7 @@ from chaos.synthetic.world import (
 from tests.chaos.world import id_of
 from tests.conftest import INTERPRETED
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.timeout(1800),
-    # Of pyspark's own making.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 def test_ids_are_those_of_timer_id() -> None:

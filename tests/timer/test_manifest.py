@@ -18,7 +18,7 @@ from tests.timer.machines import (
     queue_of,
     state_of,
 )
-from timer import digest, manifest
+from timer import manifest
 from timer.engine import Engine
 from timer.errors import CorruptFile, DiskFailed, TimerError, UnknownVersion
 from timer.manifest import NAME, SPILL_DIRECTORY
@@ -140,7 +140,8 @@ def test_prepared_cut_and_a_checkpoint_cost_what_has_changed_and_not_what_is_the
         log.schedule(part_of([(topic, START_MS + 300, b"y") for topic in (7, 60)]))
         log.topic("new")
         log.delete_topic(9)
-        with mock.patch.object(digest, "_topic_hash", wraps=digest._topic_hash) as hashed:
+        hashes = engine.machine._hashes
+        with mock.patch.object(hashes, "_number", wraps=hashes._number) as hashed:
             log.checkpoint()
             catch_up(engine, log)
             begun = engine.begin_flush()

@@ -365,9 +365,9 @@ async def test_a_crowd_that_hears_nothing_asks_once_whether_another_node_leads(
 ) -> None:
     nodes = Nodes(cluster.address.split(","), replace(QUICK, stall_s=40), tcp(None))
     leader = await nodes.leader()
-    probes = cluster.probes
     assert not any(await asyncio.gather(*(nodes.moved(leader) for _ in range(200))))
-    assert cluster.probes <= probes + len(cluster.nodes)
+    # One round found the leader, and what it had no need of may be heard late; one is the crowd's.
+    assert cluster.probes <= 2 * len(cluster.nodes)
     await nodes.close()
 
 
