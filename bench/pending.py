@@ -15,9 +15,8 @@ A cancel that is awaited alone, in the leader:
             <---- its own part --->|<--------- waited for ------------>|<-- own part ->
 
 Server time is what passes in its own part: from the handler's begin to its end, as the leader's
-metrics say, less what an entry took from append to commit. Both are means, the latter one of all
-entries that were committed meanwhile: the cancels', and those of FIRE and CHECKPOINT, which may
-have waited longer or shorter. It does not see what the leader does while it waits: the sync, two
+metrics say, less what its entry took from append to commit. Both are means over the cancels, of
+one entry each. It does not see what the leader does while it waits: the sync, two
 followers' streams; nor what gRPC does around the handler. The CPU does: that of the leader's
 process, all threads, less what it uses without cancels (heartbeats, checkpoints, clock), measured
 just before. Both are taken at rest: else the merges of what was filled in would count as well.
@@ -186,19 +185,19 @@ class _Spent(NamedTuple):
 
 
 def _spent(leader: Node) -> tuple[_Spent, _Spent]:
-    """Return what cancels took from request to answer, and all entries from append to commit."""
+    """Return what cancels took from request to answer, and their entries from append to commit."""
     with urllib.request.urlopen(f"http://{leader.http}/metrics", timeout=10) as answer:
         page = answer.read().decode()
 
     def read(name: str) -> float:
-        found = re.search(rf"^timer_{name} (\S+)$", page, re.MULTILINE)
+        found = re.search(rf"^timer_{re.escape(name)} (\S+)$", page, re.MULTILINE)
         if found is None:
             raise BenchError(f"{leader.name} has no metric timer_{name}")
         return float(found[1])
 
     cancels, commits = (
-        _Spent(read(f"{name}_seconds_sum"), read(f"{name}_seconds_count"))
-        for name in ("cancel", "commit")
+        _Spent(read(f"{name}_seconds_sum{label}"), read(f"{name}_seconds_count{label}"))
+        for name, label in (("cancel", ""), ("commit", '{kind="cancel"}'))
     )
     return cancels, commits
 

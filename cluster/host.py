@@ -159,9 +159,9 @@ class Host:
         self._flushed_at_ms = mono_ms()
         self._tasks: set[asyncio.Task[None]] = set()
         self.leader_address: Callable[[], str | None] = lambda: None
-        self._uncommitted: deque[tuple[LogIndex, float]] = deque()
+        self._uncommitted: deque[tuple[LogIndex, Kind, float]] = deque()
         """Entries that this leader has appended, and when."""
-        self.on_committed: Callable[[float], None] = lambda seconds: None
+        self.on_committed: Callable[[Kind, float], None] = lambda kind, seconds: None
         """Hears how long each of them took, from append to commit."""
         self.on_leading: Callable[[], None] = lambda: None
         """Called when leadership begins or ends."""
@@ -252,7 +252,8 @@ class Host:
     def on_commit(self, commit_index: LogIndex) -> None:
         """Entries up to here may be applied."""
         while self._uncommitted and self._uncommitted[0][0] <= commit_index:
-            self.on_committed(time.perf_counter() - self._uncommitted.popleft()[1])
+            _, kind, appended_s = self._uncommitted.popleft()
+            self.on_committed(kind, time.perf_counter() - appended_s)
         self.engine.committed(commit_index)
         if self.engine.leader is not None or self._promoting is not None:
             self._fold()
@@ -343,7 +344,7 @@ class Host:
 
     def _append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         index = self.log.propose(kind, payload, time_ms)
-        self._uncommitted.append((index, time.perf_counter()))
+        self._uncommitted.append((index, kind, time.perf_counter()))
         return index
 
     # ---- stepping

@@ -275,7 +275,7 @@ class Node:
         for service in services:
             service.on_error = self._count_error
         services.timers.on_cancel = self.telemetry.cancel_seconds.observe
-        self.host.on_committed = self.telemetry.commit_seconds.observe
+        self.host.on_committed = self.telemetry.observe_commit
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(
             (

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -29,6 +29,8 @@ from prometheus_client.metrics_core import (
     StateSetMetricFamily,
 )
 from prometheus_client.registry import Collector
+
+from timer.entry import Kind
 
 ROLES: Final = ("leader", "follower", "candidate", "learner", "stopping")
 _PAGE_SIZE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -290,9 +292,14 @@ class Telemetry:
             _LATENESS_S,
             scale=0.001,
         )
-        self.commit_seconds = self._histogram(
-            "commit_seconds", "From append to commit, per entry", _LATENCY_S
+        commits = Histogram(
+            "timer_commit_seconds",
+            "From append to commit, per entry, by its kind",
+            ["kind"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
         )
+        self._commit_seconds = {kind: commits.labels(kind.name.lower()) for kind in Kind}
         self.cancel_seconds = self._histogram(
             "cancel_seconds", "Cancel, from the request to the answer, in this process", _LATENCY_S
         )
@@ -317,6 +324,10 @@ class Telemetry:
     def observe_handed_out(self, late_ms: npt.NDArray[np.int64]) -> None:
         """Count a batch of first deliveries, (n, int64): handed_out_ms minus effective due_ms."""
         self._handed_out_late.observe_column(late_ms)
+
+    def observe_commit(self, kind: Kind, seconds: float) -> None:
+        """Count an entry that this leader appended and a majority has."""
+        self._commit_seconds[kind].observe(seconds)
 
     def error(self, method: str, reason: str) -> None:
         """Count an RPC that failed; `method` is one of ours, never what a caller sent."""

@@ -70,6 +70,7 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
         "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", str(scratch)),
         "spark.log.level": "ERROR",
         "spark.python.authenticate.socketTimeout": "120s",  # a worker starts late on a busy machine
+        "spark.sql.constraintPropagation.enabled": str(not quick).lower(),  # a tenth of planning
         "spark.sql.autoBroadcastJoinThreshold": "10m" if quick else "64m",
         "spark.sql.adaptive.enabled": str(not quick).lower(),  # plans anew after every exchange
         "spark.sql.shuffle.partitions": "2" if quick else "128",

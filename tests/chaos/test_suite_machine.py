@@ -122,14 +122,19 @@ def test_what_a_crashed_harness_left_is_removed_and_no_more(net: Network) -> Non
         assert network.remove_stale() == []
         assert tag in run("ip", "netns")
         space = next(line.split()[0] for line in run("ip", "netns").splitlines() if tag in line)
-        inside = ["nsenter", f"--net=/run/netns/{space}", "sleep", "600"]
-        with subprocess.Popen(inside) as node:
-            other.kill()
-            other.wait()
-            assert {*network.remove_stale()} == {
-                space.rpartition("-")[0] + part for part in ("-n1", "-router")
-            }
-            assert node.wait(60) == -9
+        words = ["nsenter", f"--net=/run/netns/{space}", "sh", "-c", "echo inside; exec sleep 600"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as node:
+            try:
+                assert node.stdout is not None
+                assert node.stdout.readline() == b"inside\n"
+                other.kill()
+                other.wait()
+                assert {*network.remove_stale()} == {
+                    space.rpartition("-")[0] + part for part in ("-n1", "-router")
+                }
+                assert node.wait(60) == -9
+            finally:
+                node.kill()
     assert tag not in run("ip", "netns")
     assert net.host("n1").inside[1].partition("/run/netns/")[2] in run("ip", "netns")
 

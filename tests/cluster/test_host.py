@@ -106,21 +106,22 @@ async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_i
 async def test_what_a_leader_appends_is_timed_until_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, errors, told = Log(), list[BaseException](), list[float]()
+    log, errors, told = Log(), list[BaseException](), list[tuple[Kind, float]]()
     log.begin_epoch()
     log.topic("a")
     log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
     follower = Follower(log)
     host = host_on(tmp_path, follower, errors)
-    host.on_committed = told.append
+    host.on_committed = lambda kind, seconds: told.append((kind, seconds))
     for index in (2, 3):
         monkeypatch.setattr(follower, "propose", lambda *_, at=index: LogIndex(at))
         host._append(Kind.TOPIC, [], UnixMs(START_MS))
     host.on_commit(LogIndex(1))
     assert told == []
     host.on_commit(LogIndex(2))
-    assert len(told) == 1
-    assert told[0] > 0
+    [(kind, seconds)] = told
+    assert kind is Kind.TOPIC
+    assert seconds > 0
     host.on_stepdown(Epoch(1))
     host.on_commit(LogIndex(3))
     assert len(told) == 1, "whoever leads now may have put something else there"

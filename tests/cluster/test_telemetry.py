@@ -12,6 +12,7 @@ from prometheus_client import Histogram, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from cluster.telemetry import ROLES, BatchHistogram, Levels, Telemetry, rss_bytes
+from timer.entry import Kind
 
 BOUNDS = (0.01, 0.043, 0.1)  # 0.043 / 0.001 is a little below 43
 
@@ -75,6 +76,18 @@ def test_lateness_is_fed_in_milliseconds_and_shown_in_seconds() -> None:
     assert page['timer_lateness_seconds_bucket{le="0.03"}'] == 2
     assert page['timer_lateness_seconds_bucket{le="+Inf"}'] == 3
     assert page["timer_lateness_seconds_sum"] == pytest.approx(0.43)
+
+
+def test_waits_for_a_majority_are_told_apart_by_the_kind_of_entry() -> None:
+    telemetry = telemetry_of(Levels())
+    before = page_of(telemetry.registry)
+    telemetry.observe_commit(Kind.CANCEL, 0.003)
+    page = page_of(telemetry.registry)
+    changed = {name: page[name] - before[name] for name in page if "commit_seconds" in name}
+    assert changed['timer_commit_seconds_sum{kind="cancel"}'] == pytest.approx(0.003)
+    assert changed['timer_commit_seconds_bucket{kind="cancel",le="0.002"}'] == 0
+    assert changed['timer_commit_seconds_bucket{kind="cancel",le="0.005"}'] == 1
+    assert not any(new for name, new in changed.items() if 'kind="cancel"' not in name)
 
 
 def test_levels_are_read_once_per_scrape_and_not_before() -> None:
