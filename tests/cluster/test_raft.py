@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from pysyncobj.monotonic import monotonic
 
 from cluster import raft
 from cluster.raft import STALL_MS_MAX, Exit, Raft, checked_conf
@@ -165,6 +166,21 @@ def follower(tmp_path: Path) -> Iterator[tuple[raft._Core, list[Exit]]]:
     core = raft._Core("a", frozenset({"b", "c"}), files, Machine(), fail, Silence())
     yield core, failures
     core.close()
+
+
+def test_tick_thread_rests_until_something_is_due(follower: tuple[raft._Core, list[Exit]]) -> None:
+    core, _ = follower
+
+    def rests_s(left_s: float) -> float:
+        core._SyncObj__raftElectionDeadline = monotonic() + left_s
+        return core.rest_s()
+
+    assert rests_s(0.05) == pytest.approx(0.05, abs=0.03)
+    assert rests_s(-1.0) == raft.REST_S_MIN, "it can't be elected by nobody, and must not spin"
+    assert rests_s(10.0) == raft.REST_S_MAX
+    core._isLeader = lambda: True
+    core._SyncObj__newAppendEntriesTime = monotonic() + 0.05
+    assert core.rest_s() == pytest.approx(0.05, abs=0.03)
 
 
 def append(term: int, previous: tuple[int, int], *entries: tuple[bytes, int, int]) -> RaftMessage:
