@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from tests.timerclient.fake_cluster import Cluster
+from timerclient import subscription
 from timerclient.sync import _on_loop_error
+
+
+@pytest.fixture(autouse=True)
+def closing_waits_for_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a closed consumer gave back is there, however slow the machine is."""
+    monkeypatch.setattr(subscription, "LEAVE_S", 60.0)
 
 
 @pytest.fixture

@@ -376,6 +376,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
                 if answer is not None:
                     yield answer
                     continue
+                if session.over:
+                    return
                 async with cluster.wake:
                     if not session.ready() and self.leads:
                         await cluster.wake.wait()
@@ -577,6 +579,8 @@ class Session:
         self.epoch = epoch
         self.answers: deque[pb.ConsumeResponse] = deque()
         self.broken = False
+        self.over = False
+        """Nothing more is asked; what there is to answer is answered."""
 
     async def read(self, requests: Any) -> None:
         async for request in requests:
@@ -591,6 +595,8 @@ class Session:
             else:
                 self._ack(getattr(request, kind))
             await self.cluster.notify()
+        self.over = True
+        await self.cluster.notify()
 
     def _ack(self, ack: Settlement) -> None:
         if isinstance(ack, pb.NackRequest) and ack.unseen:
@@ -636,7 +642,7 @@ class Session:
         group = self.group
         more = any(o not in group.acked for o in group.back)
         more |= group.next < len(self.cluster.queue(self.topic))
-        return bool(self.answers) or self.broken or (self.credit > 0 and more)
+        return bool(self.answers) or self.broken or self.over or (self.credit > 0 and more)
 
     def next(self) -> pb.ConsumeResponse | None:
         if self.answers:

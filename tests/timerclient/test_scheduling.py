@@ -167,8 +167,8 @@ async def test_no_leader_until_the_time_is_up_is_unreachable_and_known(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     cluster.leader = None
-    with pytest.raises(errors.Unreachable, match=r"within 1 s.*does not lead") as caught:
-        await client.schedule("orders", b"p", timeout=1)
+    with pytest.raises(errors.Unreachable, match=r"within 4 s.*does not lead") as caught:
+        await client.schedule("orders", b"p", timeout=4)
     assert caught.value.outcome_known
     await cluster.fail_over(0)
     await client.schedule("orders", b"q")
@@ -222,9 +222,9 @@ async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     await client.schedule("orders", b"first")  # what follows takes no time for the way there
-    cluster.on_schedule = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=3_000)
+    cluster.on_schedule = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=4_000)
     with pytest.raises(errors.Overloaded) as caught:
-        await client.schedule("orders", b"p", timeout=1)
+        await client.schedule("orders", b"p", timeout=3)
     assert caught.value.outcome_known
     cluster.on_schedule = once()
     await client.schedule("orders", b"q")
@@ -257,7 +257,7 @@ async def test_silence_until_the_time_is_up_is_an_unknown_outcome(
     await client.schedule("orders", b"first")
     cluster.hold = asyncio.Event()
     with pytest.raises(errors.OutcomeUnknown) as caught:
-        await client.schedule("orders", b"p", timeout=1)
+        await client.schedule("orders", b"p", timeout=3)
     assert not caught.value.outcome_known
     assert payloads(cluster) == [b"first", b"p"]
     cluster.hold.set()
@@ -363,7 +363,7 @@ async def test_cancel_follows_the_leader_and_leaves_a_silent_one(
 async def test_a_crowd_that_hears_nothing_asks_once_whether_another_node_leads(
     cluster: Cluster,
 ) -> None:
-    nodes = Nodes(cluster.address.split(","), replace(QUICK, stall_s=40), tcp(None))
+    nodes = Nodes(cluster.address.split(","), replace(QUICK, stall_s=40, probe_s=60), tcp(None))
     leader = await nodes.leader()
     assert not any(await asyncio.gather(*(nodes.moved(leader) for _ in range(200))))
     # One round found the leader, and what it had no need of may be heard late; one is the crowd's.
@@ -374,7 +374,7 @@ async def test_a_crowd_that_hears_nothing_asks_once_whether_another_node_leads(
 async def test_that_no_other_node_led_a_while_ago_is_not_believed_for_long(
     cluster: Cluster,
 ) -> None:
-    nodes = Nodes(cluster.address.split(","), QUICK, tcp(None))
+    nodes = Nodes(cluster.address.split(","), replace(QUICK, probe_s=60), tcp(None))
     leader = await nodes.leader()
     assert not await nodes.moved(leader)
     await cluster.fail_over(1)
@@ -384,19 +384,19 @@ async def test_that_no_other_node_led_a_while_ago_is_not_believed_for_long(
     await nodes.close()
 
 
-async def test_administration_asks_whoever_answers(
-    cluster: Cluster, client: AsyncTimerClient
-) -> None:
+async def test_administration_asks_whoever_answers(cluster: Cluster) -> None:
     await cluster.nodes[0].stop()
     await cluster.fail_over(1)
-    assert (await client.status()).leader == "n2"
-    assert [node.node for node in (await client.checkpoint()).nodes] == ["n1", "n2", "n3"]
-    assert [topic.name for topic in await client.topics()] == ["orders", "quiet"]
-    assert await client.create_topic("x") == 17
-    await client.transfer("n3")
-    assert cluster.transfers == ["n3"]
-    with pytest.raises(errors.NotFound, match="nobody"):
-        await client.transfer("nobody")
+    settings = replace(QUICK, stall_s=10)  # so long each may take: this machine may be busy
+    async with AsyncTimerClient(cluster.address, timeout=60, settings=settings) as client:
+        assert (await client.status()).leader == "n2"
+        assert [node.node for node in (await client.checkpoint()).nodes] == ["n1", "n2", "n3"]
+        assert [topic.name for topic in await client.topics()] == ["orders", "quiet"]
+        assert await client.create_topic("x") == 17
+        await client.transfer("n3")
+        assert cluster.transfers == ["n3"]
+        with pytest.raises(errors.NotFound, match="nobody"):
+            await client.transfer("nobody")
 
 
 async def test_close_waits_for_what_was_submitted(cluster: Cluster) -> None:

@@ -72,7 +72,7 @@ def test_timeout_is_an_unknown_outcome(threaded: Threaded) -> None:
         client.schedule("orders", b"first")  # what follows takes no time for the way there
         threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
         with pytest.raises(errors.OutcomeUnknown):
-            client.schedule("orders", b"p", timeout=1)
+            client.schedule("orders", b"p", timeout=3)
         threaded.cluster.on_schedule = lambda _: None
 
 
@@ -117,7 +117,7 @@ def test_error_in_the_block_is_not_replaced_by_the_closing(threaded: Threaded) -
 
     def work() -> None:
         with (
-            TimerClient(threaded.cluster.address, timeout=2, settings=QUICK) as client,
+            TimerClient(threaded.cluster.address, timeout=60, settings=QUICK) as client,
             client.consumer("orders", "g") as consumer,
         ):
             _ = next(consumer).ack()
