@@ -21,7 +21,7 @@ from tests.cluster import template
 from timer import manifest
 from timer.disk import RealDisk
 from timerclient import TimerClient
-from timerclient.errors import TRAILER
+from timerclient.errors import TRAILER, OutcomeUnknown
 from timerclient.messages import Message
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -101,6 +101,27 @@ class Running(Forking):
     def followers(self) -> list[str]:
         leader = self.wait_for_leader()
         return [name for name in self.nodes if name != leader]
+
+    def change_leader(self, client: TimerClient, target: str = "") -> None:
+        """Return when `target` leads, or another node than before.
+
+        A transfer whose outcome is unknown, as a node had no time, is asked for again.
+        """
+        before = self.wait_for_leader()
+
+        def changed() -> bool:
+            leader = self.wait_for_leader()
+            return leader == target if target else leader != before
+
+        def asked() -> bool:
+            try:
+                client.transfer(target)
+            except OutcomeUnknown:
+                return changed()
+            return True
+
+        until(asked)
+        until(changed)
 
     # ---- asking
 
@@ -264,6 +285,24 @@ def take(consumer: Consumer, count: int, timeout_s: float = WAIT_S) -> list[Mess
         taken += found
     consumer.flush()
     return taken
+
+
+def redriven(client: TimerClient, topic: str, count: int) -> int:
+    """Send so many dead letters back, in as many calls as it takes; return how many others stay.
+
+    A call that a node has no time for ends early, and its letters are the next one's.
+    """
+    sent = homeless = 0
+
+    def all_sent() -> bool:
+        nonlocal sent, homeless
+        answer = client.redrive(topic)
+        sent, homeless = sent + answer, homeless + answer.homeless
+        return sent >= count
+
+    until(all_sent)
+    assert sent == count
+    return homeless
 
 
 def nothing_comes(consumer: Consumer, after: Callable[[], object]) -> None:

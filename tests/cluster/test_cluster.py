@@ -646,7 +646,7 @@ def test_transfers_move_the_leadership_and_a_wrong_target_does_not(
         client.transfer("n9")
     with client.consumer(topic, group="g") as consumer:
         for target in itertools.islice(itertools.cycle(sorted(cluster.nodes)), 4):
-            client.transfer(target)
+            cluster.change_leader(client, target)
             until(partial(leads, target))
             client.schedule(topic, target.encode())
             assert [m.payload for m in take(consumer, 1)] == [target.encode()]

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cluster.running import WAIT_S, Running, code_of, error_of, receive, until
+from tests.cluster.running import WAIT_S, Running, code_of, error_of, receive, redriven, until
 from timerclient import ExtendResult, NackResult, TimerClient, errors
 from timerclient.proto import timer_pb2 as pb
 
@@ -26,9 +26,7 @@ def test_nacked_message_comes_back_after_its_delay_over_a_failover(
         later, held = receive(consumer, 2)
         assert later.nack(delay=4).result(WAIT_S) == NackResult.NACKED
         assert held.extend(lease=60).result(WAIT_S) == ExtendResult.EXTENDED
-        before = cluster.up()
-        client.transfer()
-        until(lambda: cluster.up() != before)
+        cluster.change_leader(client)
         again = {message.payload: message for message in receive(consumer, 2)}
         assert set(again) == {b"later", b"held"}
         assert again[b"later"].attempt > 2, "the nack counts, and the failover"
@@ -59,7 +57,7 @@ def test_dead_letters_say_what_they_were_and_are_redriven_once(
     assert letters[b"bad 0"]["mine"] == "1"
     assert letters[b"bad 0"]["dead-letter-reason"] == "nacked"
     assert letters[b"bad 0"]["dead-letter-attempts"] == "2"
-    assert client.redrive(dead) == 601
+    redriven(client, dead, 601)
     assert client.redrive(dead) == 0
     with client.consumer(topic, "g", max_messages=601) as consumer:
         back = [(message.payload, message.headers) for message in consumer]

@@ -17,13 +17,14 @@ from tests.cluster.running import (
     code_of,
     columns,
     error_of,
+    in_time,
     now_ms,
     schedule,
     take,
     until,
 )
 from tests.cluster.test_changes import flushed
-from timerclient import InvalidRequest, NotFound, TimerClient, TimerState, cli, policies
+from timerclient import InvalidRequest, NotFound, Timer, TimerClient, TimerState, cli, policies
 from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
@@ -169,13 +170,20 @@ def test_default_namespace_needs_no_name(client: TimerClient, ns: str) -> None:
 def test_delayed_delivery_off_delivers_new_ones_and_pending_ones_keep_their_time(
     cluster: Running, client: TimerClient, ns: str
 ) -> None:
-    topic = f"{ns}/t"
-    old = client.schedule(topic, b"old", delay=HOUR)
-    soon = client.schedule(topic, b"soon", delay=4.0)
-    flushed(cluster)
-    client.alter_policies({"delayed_delivery": False}, namespace=ns)
-    with client.consumer(topic, group="g") as consumer:
+
+    def prepared(due_ms: int) -> tuple[str, Timer, Timer]:
+        """Return a topic with a new timer and two of before: one for later, one due then."""
+        topic = f"{ns}/t-{due_ms}"
+        client.alter_policies({"delayed_delivery": True}, namespace=ns)
+        old = client.schedule(topic, b"old", delay=HOUR)
+        soon = client.schedule(topic, b"soon", due_ms=due_ms)
+        flushed(cluster)
+        client.alter_policies({"delayed_delivery": False}, namespace=ns)
         client.schedule(topic, b"new", delay=HOUR)
+        return topic, old, soon
+
+    topic, old, soon = in_time(prepared, 4_000)
+    with client.consumer(topic, group="g") as consumer:
         messages = take(consumer, 2)
         assert [message.payload for message in messages] == [b"new", b"soon"]
         assert messages[1].fired_at_ms >= soon.due_ms

@@ -111,7 +111,7 @@ def test_refused_schedule_says_what_is_free_and_what_is_kept(nearly: Nearly) -> 
 
             assert client.cancel(pending[0].id) is CancelResult.CANCELLED
             assert len(take(consumer, 10)) == 10
-            client.transfer()
+            cluster.change_leader(client)
             until(lambda: sum(nearly.refusing()) == 1)
             assert client.cancel(pending[1].id) is CancelResult.CANCELLED
             cluster.digests_agree()

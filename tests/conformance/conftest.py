@@ -4,9 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.running import Running
+from tests.cluster.running import WAIT_S, Running
 from tests.conformance.worlds import FakeWorld, RealWorld, World
+from timerclient import subscription
 from timerfake import FakeCluster
+
+
+@pytest.fixture(autouse=True)
+def closing_waits_for_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a closed consumer gave back is there, however slow the machine is."""
+    monkeypatch.setattr(subscription, "LEAVE_S", WAIT_S)
 
 
 @pytest.fixture(scope="package")

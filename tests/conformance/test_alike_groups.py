@@ -1,7 +1,7 @@
 """What groups do, drawn from a seed, is the same with the fake and with the processes."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -22,7 +22,9 @@ TYPES = ("shared", "key_shared", "exclusive", "failover")
 class Player:
     """Consumes two topics by plain calls: what is delivered does not hang on who is faster."""
 
-    def __init__(self, world: World, topic: str) -> None:
+    def __init__(self, world: World, topic: str, comes: Iterable[bool] = ()) -> None:
+        """`comes`: whether something is there for each Receive, if that is known."""
+        self.comes, self.came = iter(comes), list[bool]()
         self.world, self.client = world, world.client
         self.topics = [f"{topic}/a", f"{topic}/b"]
         self.dead = f"{topic}/dead"
@@ -59,8 +61,12 @@ class Player:
         topic, group = rng.choice(self.topics), rng.choice(GROUPS)
         request = pb.ReceiveRequest(topic=topic, group=group, max_messages=rng.randint(1, 4))
         request.lease_ms = LEASE_MS
+        # What is there comes, however long that takes; without a wait, only what is there soon.
+        request.wait_ms = 20_000 if next(self.comes, False) else 0
+        self.came.append(False)
         got = self.world.unary("Receive", request)
         self.got.append((topic, group, got))
+        self.came[-1] = bool(got.queue_offsets)
         return [*got.queue_offsets], [*got.attempts], got.payloads
 
     def settle(self, rng: random.Random) -> Any:
@@ -149,12 +155,13 @@ class Player:
 def test_groups_and_what_is_drawn_of_them_do_the_same(
     real_world: World, topic: str, seed: int
 ) -> None:
-    there, epoch = [], -1
+    here, there, epoch = list[Any](), list[Any](), -1
     while epoch != real_world.client.status().epoch:  # a new leader ends all leases: play it anew
         epoch = real_world.client.status().epoch
         topic += "x"
-        there = Player(real_world, topic).play(seed)
-    with FakeCluster() as fake, fake.client() as client:
-        here = Player(FakeWorld(fake, client), topic).play(seed)
+        with FakeCluster() as fake, fake.client() as client:
+            player = Player(FakeWorld(fake, client), topic)
+            here = player.play(seed)
+        there = Player(real_world, topic, player.came).play(seed)
     for number, (ours, theirs) in enumerate(zip(here, there, strict=True)):
         assert ours == theirs, number

@@ -117,7 +117,7 @@ def test_clock_of_one_node_that_jumps_makes_nothing_early_or_late(
             )
             nodes.move_clock(jumper, offset_ms)
             if jumper == followers[0]:
-                client.transfer(jumper)
+                nodes.change_leader(client, jumper)
             [message] = receive(consumer, 1)
             came_ms = time.time_ns() // 1_000_000
             assert message.id == timers[0].id

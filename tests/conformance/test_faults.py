@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.running import CALL_S, WAIT_S, Running, in_time, until
 from tests.conformance.worlds import World
 from timer.wheel import NEAR_BITS
-from timerclient import AckResult, NackResult, TimerClient
+from timerclient import AckResult, NackResult, TimerClient, Timers
 from timerclient.sync import Consumer
 
 HOLES = 10_001
@@ -128,17 +128,18 @@ def test_leader_killed_in_the_middle_of_a_delay(
 ) -> None:
     """The next leader fires what is due, once, and what was due meanwhile at once, in order."""
     client, payloads = real_world.client, [b"%d" % n for n in range(100)]
-    timers = in_time(
-        lambda begin_ms: client.schedule_batch(
-            topic, payloads, due_ms=[begin_ms + 20 * n for n in range(100)]
-        )
-    )
-    with client.consumer(topic, "g") as consumer:
+
+    def scheduled(begin_ms: int) -> tuple[str, Timers]:
+        name, dues = f"{topic}-{begin_ms}", [begin_ms + 20 * n for n in range(100)]
+        return name, client.schedule_batch(name, payloads, due_ms=dues)
+
+    name, timers = in_time(scheduled)
+    with client.consumer(name, "g") as consumer:
         real_world.take(consumer, 1)
         cluster.kill(cluster.wait_for_leader())
         came = each_once(real_world, consumer, 99)
         cluster.up()
-        real_world.nothing_waits(consumer, topic)
+        real_world.nothing_waits(consumer, name)
     assert {*came} == {*payloads[1:]}
     fired = [came[payload] for payload in payloads[1:]]
     assert fired == sorted(fired)
@@ -153,20 +154,21 @@ def test_all_nodes_stopped_for_longer_than_the_wheels_window(
     payloads = [b"%d" % n for n in range(250)]
     step_ms = WINDOW_MS // 250 + 10
     with cluster.client() as client:
-        timers = in_time(
-            lambda begin_ms: client.schedule_batch(
-                topic, payloads, due_ms=[begin_ms + step_ms * (249 - n) for n in range(250)]
-            )
-        )
+
+        def scheduled(begin_ms: int) -> tuple[str, Timers]:
+            name, dues = f"{topic}-{begin_ms}", [begin_ms + step_ms * (249 - n) for n in range(250)]
+            return name, client.schedule_batch(name, payloads, due_ms=dues)
+
+        name, timers = in_time(scheduled)
         cluster.kill_together(*cluster.nodes)
     left_s = max(timers.due_ms) / 1000 - time.time()
     until(lambda: time.time_ns() // 1_000_000 > max(timers.due_ms), timeout_s=left_s + WAIT_S)
     cluster.up()
     with TimerClient(cluster.endpoints, timeout=CALL_S) as client:
-        with client.consumer(topic, "g") as consumer:
+        with client.consumer(name, "g") as consumer:
             came = [m.payload for m in real_world.take(consumer, 250)]
-            real_world.nothing_waits(consumer, topic)
-        assert client.count_timers(topic).pending == 0
+            real_world.nothing_waits(consumer, name)
+        assert client.count_timers(name).pending == 0
     assert came == payloads[::-1]
     cluster.digests_agree()
     cluster.counts_add_up()

@@ -55,7 +55,7 @@ def test_count_says_how_soon(world: World, topic: str) -> None:
 
 def test_timer_is_told_whole_while_pending_and_by_its_end_after(world: World, topic: str) -> None:
     client = world.client
-    timer = client.schedule(topic, b"p", key="k", headers={"h": "1"}, delay=world.moment)
+    timer = client.schedule(topic, b"p", key="k", headers={"h": "1"}, delay=HOUR)
     moved = client.schedule(topic, b"q", delay=HOUR)
     info = client.get_timer(timer)
     assert (info.state, info.topic, info.payload) == (TimerState.PENDING, topic, b"p")
@@ -63,6 +63,7 @@ def test_timer_is_told_whole_while_pending_and_by_its_end_after(world: World, to
     assert info.requested_ms is not None
     assert info.requested_ms <= info.due_ms == timer.due_ms
     assert client.get_timer(key="k", topic=topic) == info
+    timer = client.reschedule(timer, delay=world.moment)
     with client.consumer(topic, "g") as consumer:
         world.pass_time(2)
         world.take(consumer, 1)

@@ -11,6 +11,7 @@ from tests.conformance.worlds import World
 from timerclient import AlreadyExists, InvalidRequest, ScheduleResult, TimerState
 
 HOUR = 3600.0
+HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 TICK_MS = 10
 
@@ -37,11 +38,16 @@ def test_nothing_comes_before_it_is_due_and_as_much_as_is_asked_for(
 def test_due_on_a_tick_is_kept_and_between_ticks_is_raised_to_the_next(
     world: World, topic: str
 ) -> None:
-    tick_ms = (world.clock_ms() + world.moment_ms) // TICK_MS * TICK_MS
+    client = world.client
+    tick_ms = (world.clock_ms() + HOUR_MS) // TICK_MS * TICK_MS
     wanted = [tick_ms, tick_ms + 1, tick_ms + TICK_MS]
-    timers = world.client.schedule_batch(topic, [b""] * 3, due_ms=wanted)
+    timers = client.schedule_batch(topic, [b""] * 3, due_ms=wanted)
     assert timers.due_ms == [tick_ms, tick_ms + TICK_MS, tick_ms + TICK_MS]
-    with world.client.consumer(topic, "g") as consumer:
+    client.cancel_where(topic)
+    soon_ms = world.clock_ms() + world.moment_ms
+    wanted = [soon_ms, soon_ms + 1, soon_ms + TICK_MS]
+    timers = client.schedule_batch(topic, [b""] * 3, due_ms=wanted)
+    with client.consumer(topic, "g") as consumer:
         world.pass_time(2)
         for message, due_ms in zip(world.take(consumer, 3), timers.due_ms, strict=True):
             assert message.fired_at_ms >= due_ms
@@ -50,13 +56,19 @@ def test_due_on_a_tick_is_kept_and_between_ticks_is_raised_to_the_next(
 def test_thousand_with_one_delay_come_in_the_order_they_were_scheduled(
     world: World, topic: str
 ) -> None:
-    client, due_ms = world.client, world.clock_ms() + 4 * world.moment_ms
-    pending = [client.submit(topic, b"%d" % n, due_ms=due_ms) for n in range(100)]
-    for first in range(100, 1_000, 300):
-        names = [b"%d" % n for n in range(first, first + 300)]
-        client.schedule_batch(topic, names, due_ms=due_ms)
-    assert {future.result().due_ms for future in pending} == {-(-due_ms // TICK_MS) * TICK_MS}
-    with client.consumer(topic, "g") as consumer:
+    client = world.client
+
+    def scheduled(due_ms: int) -> tuple[str, int, set[int]]:
+        name = f"{topic}-{due_ms}"
+        pending = [client.submit(name, b"%d" % n, due_ms=due_ms) for n in range(100)]
+        for first in range(100, 1_000, 300):
+            names = [b"%d" % n for n in range(first, first + 300)]
+            client.schedule_batch(name, names, due_ms=due_ms)
+        return name, due_ms, {future.result().due_ms for future in pending}
+
+    name, due_ms, told = world.in_time(scheduled, 4)
+    assert told == {-(-due_ms // TICK_MS) * TICK_MS}
+    with client.consumer(name, "g") as consumer:
         world.pass_time(5)
         assert [m.payload for m in world.take(consumer, 1_000)] == [b"%d" % n for n in range(1_000)]
 

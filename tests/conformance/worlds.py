@@ -46,6 +46,19 @@ class World:
         """Return when so many moments more are over on the cluster's clock."""
         raise NotImplementedError
 
+    def in_time(self, work: Callable[[int], T], moments: float) -> T:
+        """Return what `work` gives for a time so many moments ahead, more if it is done too late.
+
+        For what has to be there before the first of it is due.
+        """
+        while moments < 1_000:
+            due_ms = self.clock_ms() + round(moments * self.moment_ms)
+            done = work(due_ms)
+            if self.clock_ms() < due_ms:
+                return done
+            moments *= 4
+        raise AssertionError(f"not done within {moments / 4} moments: {work}")
+
     def change_leader(self) -> None:
         """Return when another leadership serves."""
         raise NotImplementedError
@@ -131,9 +144,7 @@ class RealWorld(World):
         until(lambda: self.clock_ms() >= end_ms)
 
     def change_leader(self) -> None:
-        before = self._cluster.wait_for_leader()
-        self.client.transfer()
-        until(lambda: self._cluster.wait_for_leader() != before)
+        self._cluster.change_leader(self.client)
 
     def unary(self, method: str, request: Any) -> Any:
         return getattr(self._cluster.consuming(), method)(request, timeout=RPC_S)
