@@ -17,7 +17,7 @@ import pytest
 
 from chaos.history import Run, read
 from chaos.replay.nodelog import Piece, between
-from chaos.suite import crowd, damage, processes, scenarios
+from chaos.suite import crowd, damage, links, processes, scenarios
 from chaos.suite.clocks import ClockDrift, ClockJump
 from chaos.suite.crowd import Flood, KillConsumer
 from chaos.suite.damage import Fill, Flip, Truncate, Wipe
@@ -113,12 +113,12 @@ def metric(stage: Stage, name: str, metric: str) -> float:
 
 
 def test_kill_ends_the_leader_and_another_leads(stage: Stage, chance: random.Random) -> None:
-    leader, before = stage.leader(), epoch(stage)
+    before = epoch(stage)
     undo = Kill("leader").strike(stage, chance)
+    leader = recorded(stage, "kill")["node"]
     assert not stage.cluster.is_running(leader)
     assert stage.leader() != leader
     assert epoch(stage) > before
-    assert recorded(stage, "kill")["node"] == leader
     assert recorded(stage, "kill")["role"] == "leader"
     undo()
     schedules(stage)
@@ -134,8 +134,9 @@ def test_kill_many_ends_a_majority_or_all(stage: Stage, chance: random.Random) -
 
 
 def test_paused_leader_loses_its_leadership(stage: Stage, chance: random.Random) -> None:
-    leader, before = stage.leader(), epoch(stage)
+    before = epoch(stage)
     undo = Pause("leader").strike(stage, chance)
+    leader = recorded(stage, "pause")["node"]
     stat = Path(f"/proc/{pids(stage)[leader]}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
     assert stage.leader(above_epoch=before) != leader
@@ -162,12 +163,16 @@ def test_transfers_move_the_leadership(stage: Stage, chance: random.Random) -> N
     "nemesis", [Isolate("leader", clients=True), Isolate("leader", clients=False), OneWay("leader")]
 )
 def test_leader_that_nobody_hears_is_replaced(
-    stage: Stage, chance: random.Random, nemesis: Isolate | OneWay
+    stage: Stage,
+    chance: random.Random,
+    nemesis: Isolate | OneWay,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needs(stage, type(nemesis))
-    leader, before = stage.leader(), epoch(stage)
+    before, leader = epoch(stage), stage.leader()
+    monkeypatch.setattr(links, "chosen", lambda *_: leader)
     undo = nemesis.strike(stage, chance)
-    assert stage.leader(above_epoch=before) != leader
+    until(lambda: stage.leader(above_epoch=before) != leader)
     hidden = isinstance(nemesis, Isolate) and nemesis.clients
     until(lambda: seen(stage, leader, hidden=hidden))
     undo()
@@ -261,10 +266,14 @@ def test_killed_consumers_messages_come_again(
         consumer = client.consumer("mortal", "g", window=1)
         client.schedule_batch("mortal", [bytes(8)] * 50, delay=timedelta(0))
         assert consumer.receive(1, timeout=WAIT_S)  # the rest is for others
-        KillConsumer(life_s=0.1).strike(stage, chance)()
-        doomed = [*stage.run.histories.glob("doomed-*.jsonl")][-1]
-        held = {o for line in read(doomed) for o in line["offsets"]}
-        assert held
+
+        def killed() -> set[int]:
+            """Return what died consumers held; one may find no group that is consumed just then."""
+            KillConsumer(life_s=0.1).strike(stage, chance)()
+            doomed = stage.run.histories.glob("doomed-*.jsonl")
+            return {o for file in doomed for line in read(file) for o in line["offsets"]}
+
+        held = until(killed)
         seen: dict[int, int] = {}
         while not held <= seen.keys():
             for message in consumer.receive(50, timeout=WAIT_S):
