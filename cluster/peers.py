@@ -10,7 +10,12 @@ from timer.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
-TIMEOUT_S: Final = 1.5
+PART_S: Final = 1.0
+"""How long another node's part is waited for. Less than a client waits for a node that it asks
+(`stall_s` of timerclient/settings.py, 1.5 s), with time for the way there and back: else one silent
+node, and no node answers."""
+DIGEST_S: Final = 1.5
+"""How long another node's digest is waited for. No client waits; who is late has no say."""
 
 Peers: TypeAlias = "Mapping[str, tuple[str, Stub]]"
 """The other nodes: name -> (address, stub)."""
@@ -27,7 +32,7 @@ async def ask_all(peers: Peers, ask: Callable[[str, str, Stub], Awaitable[_Part]
 async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:
     """Return a node's status; an unreachable one's says why."""
     try:
-        answer = await stub.GetStatus(pb.GetStatusRequest(local=True), timeout=TIMEOUT_S)
+        answer = await stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
     except grpc.aio.AioRpcError as error:
         why = f"{error.code().name}: {error.details()}"
         return pb.NodeStatus(name=name, address=address, role="unreachable", error=why)
@@ -38,7 +43,7 @@ async def checkpoint_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoin
     """Return a node's checkpoint; an unreachable one's says why."""
     del address
     try:
-        answer = await stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=TIMEOUT_S)
+        answer = await stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=PART_S)
     except grpc.aio.AioRpcError as error:
         why = f"{error.code().name}: {error.details()}"
         return pb.NodeCheckpoint(node=name, role="unreachable", error=why)
@@ -55,7 +60,7 @@ async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], boo
         del address
         request = pb.GetCheckpointRequest(local=True, at_index=index)
         try:
-            return (await stub.GetCheckpoint(request, timeout=TIMEOUT_S)).nodes[0]
+            return (await stub.GetCheckpoint(request, timeout=DIGEST_S)).nodes[0]
         except grpc.aio.AioRpcError:
             return pb.NodeCheckpoint(node=name)
 

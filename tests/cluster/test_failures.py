@@ -23,8 +23,8 @@ from tests.cluster.running import (
     take,
     until,
 )
-from timerclient import CancelResult, OutcomeUnknown, TimerError, Timers
-from timerclient.errors import NotFound
+from timerclient import CancelResult, OutcomeUnknown, TimerClient, TimerError, Timers
+from timerclient.errors import NotFound, Unreachable
 from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
@@ -221,6 +221,30 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
 
 
 # ---- limits of what a node holds
+
+
+def test_silent_node_is_shown_as_such_and_hides_nobody_else(cluster: Running) -> None:
+    def silent_ones(client: TimerClient) -> list[set[str]]:
+        """Return who does not answer, as status, members and checkpoints have it; or nothing."""
+        try:
+            status, members, all_at = client.status(), client.members(), client.checkpoint()
+        except Unreachable:
+            return []
+        return [
+            {node.name for node in status.nodes if node.role == "unreachable"},
+            {node.name for node in members.members if node.role == "unreachable"},
+            {node.node for node in all_at.nodes if node.role == "unreachable"},
+        ]
+
+    for name in cluster.nodes:  # connections that stand are not closed by who falls silent
+        cluster.admin(name).GetStatus(pb.GetStatusRequest(), timeout=RPC_S)
+    silent, _ = cluster.followers()
+    cluster.kill(silent, signal.SIGSTOP)
+    try:
+        with cluster.client() as client:
+            until(lambda: silent_ones(client) == [{silent}] * 3)
+    finally:
+        cluster.kill(silent, signal.SIGCONT)
 
 
 def test_an_unknown_topic_is_refused_where_topics_are_not_created_on_use(

@@ -1,8 +1,13 @@
-"""P6: who goes on when replicas hold different states at one index."""
+"""Who is waited for how long; P6: who goes on when replicas hold different states at one index."""
 
 import pytest
 
-from cluster.peers import judge
+from cluster.peers import PART_S, judge
+from timerclient import Settings
+
+
+def test_silent_node_is_given_up_before_a_client_gives_up_the_node_that_it_asks() -> None:
+    assert Settings().stall_s - 0.5 >= PART_S
 
 
 @pytest.mark.parametrize(
