@@ -1,5 +1,6 @@
 """Request ids, stories, lag and producers against three real processes, over failovers."""
 
+import contextlib
 import itertools
 import re
 import threading
@@ -177,10 +178,29 @@ def test_lag_grows_while_nothing_moves_and_is_gone_when_all_is_acked(
 def test_idle_producer_expires_is_told_so_and_its_client_goes_on(
     cluster: Running, client: TimerClient, topic: str
 ) -> None:
-    with cluster.client() as mine:
+    issued = cluster.timers().RegisterProducer(pb.RegisterProducerRequest(token=b"before"))
+    scheduled = 0
+
+    def used(mine: TimerClient, after: int) -> int | None:
+        """Return the producer by which a client schedules one more. None: it has expired since."""
+        nonlocal scheduled
         mine.schedule(topic, b"1", delay=600)
-        newest = max(each.producer_id for each in client.producers())
-        status = client.describe_producer(newest)
+        scheduled += 1
+        newest = max((each.producer_id for each in client.producers()), default=0)
+        return newest if newest > after else None
+
+    def begun() -> tuple[TimerClient, pb.ProducerStatus] | None:
+        """Return a client that has scheduled once, and its producer; or nothing, as above."""
+        mine = clients.enter_context(cluster.client())
+        producer_id = used(mine, issued.producer_id)
+        try:
+            return (mine, client.describe_producer(producer_id)) if producer_id else None
+        except errors.UnknownProducer:
+            return None
+
+    with contextlib.ExitStack() as clients:
+        mine, status = until(begun)
+        newest = status.producer_id
         assert (status.last_sequence, status.answers) == (1, 1)
         assert status.expires_at_ms == status.used_at_ms + 2_000
 
@@ -198,9 +218,8 @@ def test_idle_producer_expires_is_told_so_and_its_client_goes_on(
         assert error_of(caught.value).reason == pb.UNKNOWN_PRODUCER
         assert "expired" in error_of(caught.value).message
         assert error_of(caught.value).outcome_known
-        mine.schedule(topic, b"2", delay=600)
-        assert max(each.producer_id for each in client.producers()) > newest
-    assert client.count_timers(topic).pending == 2
+        assert until(lambda: used(mine, newest)) > newest
+    assert client.count_timers(topic).pending == scheduled
     with pytest.raises(errors.UnknownProducer, match="never issued"):
         client.describe_producer(10**6)
 
