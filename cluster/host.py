@@ -160,9 +160,9 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
         self.leader_address: Callable[[], str | None] = lambda: None
         self._uncommitted: deque[tuple[LogIndex, Kind, float]] = deque()
-        """Entries that this leader has appended, and when."""
+        """Entries that this leader has appended, of which kind, and when."""
         self.on_committed: Callable[[Kind, float], None] = lambda kind, seconds: None
-        """Hears how long each of them took, from append to commit."""
+        """Hears of which kind each of them was, and how long it took from append to commit."""
         self.on_leading: Callable[[], None] = lambda: None
         """Called when leadership begins or ends."""
 

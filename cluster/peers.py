@@ -13,7 +13,8 @@ from timerclient.proto import timer_pb2_grpc as rpc
 PART_S: Final = 1.0
 """How long another node's part is waited for. Less than a client waits for a node that it asks
 (`stall_s` of timerclient/settings.py, 1.5 s), with time for the way there and back: else one silent
-node, and no node answers."""
+node, and no node answers. A leader that asks for the others' room, or before it heals, waits so
+long, too, and asks again."""
 DIGEST_S: Final = 1.5
 """How long another node's digest is waited for. No client waits; who is late has no say."""
 

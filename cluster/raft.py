@@ -14,8 +14,9 @@ some of its corners can't be trusted. What this module puts between:
 
     event loop                          tick thread (ours: `doTick` in a loop)
     ----------                          --------------------------------------
-    submit, hand_over  --- queue --->   pysyncobj ---> machine.apply, machine.load
-    link: deliver, up, down --- pipe -->                 |
+    submit  ------------- queue --->    pysyncobj ---> machine.apply, machine.load
+    link: deliver, up, down;  - pipe ->                  |
+    hand_over, stop                                      |
     on_change  <------- call_soon_threadsafe ------------+--- frames ---> link
 
 The word *term* stays in here. (Outside: epoch.)
@@ -257,7 +258,7 @@ class Raft:
                 peer, self._hand_over_to = self._hand_over_to, None
                 if peer is not None:
                     core.transferLeadership(Node(peer))
-                core.doTick(core.rest_s())
+                core.doTick()
                 self._ticks += 1
                 view = core.view()
                 if view != self.view:
@@ -269,7 +270,9 @@ class Raft:
 
 
 class _Core(SyncObj):  # type: ignore[misc]
-    """pysyncobj with its sharp edges covered. Used on the tick thread, `submit` and `post` apart.
+    """pysyncobj with its sharp edges covered.
+
+    Used on the tick thread, but for `submit`, `post` and `wake`.
 
     Names that begin with `_SyncObj__` are pysyncobj's private ones.
     """
@@ -296,6 +299,9 @@ class _Core(SyncObj):  # type: ignore[misc]
                 nodeClass=Node,
                 transportClass=lambda *args: _Transport(*args, core=self, link=link),
             )
+        poll = self._poller.poll
+        # A tick moves the deadlines, and polls as it ends: it can't be told before how long.
+        self._poller.poll = lambda _: poll(self.rest_s())
 
     @property
     def withholds(self) -> bool:
@@ -319,10 +325,16 @@ class _Core(SyncObj):  # type: ignore[misc]
 
         Raft is idle nearly always, and each tick costs the processor 0.15 ms.
         """
+        if not self.otherNodes and self.raftCommitIndex < self._SyncObj__getCurrentLogIndex():
+            return 0.0  # nobody's answer comes: the next tick commits
+        left_s = self._due_in_s()
+        return REST_S_MIN if left_s <= 0 else min(left_s, REST_S_MAX)
+
+    def _due_in_s(self) -> float:
         leads = self._isLeader()
         due = self._SyncObj__newAppendEntriesTime if leads else self._SyncObj__raftElectionDeadline
-        left_s = due - monotonic() + 0.001  # pysyncobj acts after it, not at it
-        return REST_S_MIN if left_s <= 0 else min(left_s, REST_S_MAX)
+        left_s: float = due - monotonic() + 0.001  # pysyncobj acts after it, not at it
+        return left_s
 
     def submit(self, command: bytes, ended: Callable[[object, int], None]) -> None:
         """Queue a command. From any thread."""
@@ -482,6 +494,7 @@ class _Transport(Transport):  # type: ignore[misc]
         self._up: set[str] = set()
         self._inbox: collections.deque[tuple[str, RaftMessage | bool]] = collections.deque()
         self._wake_read, self._wake_write = os.pipe()
+        self._closing = threading.Lock()
         self._closed = False
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -494,8 +507,8 @@ class _Transport(Transport):  # type: ignore[misc]
 
     def wake(self) -> None:
         """Let the tick thread come round at once."""
-        if not self._closed:
-            with contextlib.suppress(BlockingIOError):  # full of wake-ups: awake it is
+        with self._closing, contextlib.suppress(BlockingIOError):  # full of wake-ups: awake it is
+            if not self._closed:
                 os.write(self._wake_write, b"\0")
 
     def _drain(self, _fd: int, _events: int) -> None:
@@ -538,9 +551,10 @@ class _Transport(Transport):  # type: ignore[misc]
 
     def destroy(self) -> None:
         """The pipe is closed."""
-        self._closed = True
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._closing:
+            self._closed = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
 
 _construction = threading.Lock()

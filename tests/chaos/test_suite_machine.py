@@ -12,6 +12,7 @@ import pytest
 from chaos.suite import disks, network
 from chaos.suite.disks import Disk
 from chaos.suite.network import CLIENTS, Network, run, start_of
+from tests.cluster.running import until
 
 ECHO = """
 import socket
@@ -135,11 +136,12 @@ def test_what_a_crashed_harness_left_is_removed_and_no_more(net: Network) -> Non
                 other.kill()
                 other.wait()
                 ours = space.rpartition("-")[0]
-                assert removed() == {f"{ours}-n1", f"{ours}-router"}
+                # Whoever else cleans up at this moment may be the one who removes them.
+                assert removed() <= {f"{ours}-n1", f"{ours}-router"}
                 assert node.wait(60) == -9
             finally:
                 node.kill()
-    assert tag not in run("ip", "netns")
+    until(lambda: tag not in run("ip", "netns"))
     assert net.host("n1").inside[1].partition("/run/netns/")[2] in run("ip", "netns")
 
 

@@ -18,6 +18,7 @@ import pytest
 from chaos.history import Run, read
 from chaos.replay.nodelog import Piece, between
 from chaos.suite import crowd, damage, links, processes, scenarios
+from chaos.suite import nemesis as nemeses
 from chaos.suite.clocks import ClockDrift, ClockJump
 from chaos.suite.crowd import Flood, KillConsumer
 from chaos.suite.damage import Fill, Flip, Truncate, Wipe
@@ -169,9 +170,17 @@ def test_leader_that_nobody_hears_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needs(stage, type(nemesis))
-    before, leader = epoch(stage), stage.leader()
-    monkeypatch.setattr(links, "chosen", lambda *_: leader)
+    before, struck = epoch(stage), list[str]()
+    choose = nemeses.chosen
+
+    def chosen(stage: Stage, who: str, chance: random.Random) -> str:
+        assert who == "leader"
+        struck.append(choose(stage, who, chance))
+        return struck[-1]
+
+    monkeypatch.setattr(links, "chosen", chosen)
     undo = nemesis.strike(stage, chance)
+    [leader] = struck
     until(lambda: stage.leader(above_epoch=before) != leader)
     hidden = isinstance(nemesis, Isolate) and nemesis.clients
     until(lambda: seen(stage, leader, hidden=hidden))

@@ -351,9 +351,13 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path) -> None:
             cluster = LocalCluster(folder)
             assert commands.clean(tmp_path) == 0  # somebody is at it: left alone
             assert all(map(cluster.is_running, cluster.nodes))
-        finally:
+        except BaseException:
             harness.kill()
             harness.wait()
+            commands.clean(tmp_path)  # its nodes outlive it
+            raise
+        harness.kill()
+        harness.wait()
     assert all(map(cluster.is_running, cluster.nodes))
     with pytest.raises(LaunchError, match="n1, n2, n3 still run"):
         fresh(folder)

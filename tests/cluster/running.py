@@ -103,25 +103,24 @@ class Running(Forking):
         return [name for name in self.nodes if name != leader]
 
     def change_leader(self, client: TimerClient, target: str = "") -> None:
-        """Return when `target` leads, or another node than before.
+        """Return when there is another leadership, `target`'s if one is named.
 
         A transfer whose outcome is unknown, as a node had no time, is asked for again.
         """
-        before = self.wait_for_leader()
-
-        def changed() -> bool:
-            leader = self.wait_for_leader()
-            return leader == target if target else leader != before
+        epoch = client.status().epoch
 
         def asked() -> bool:
             try:
                 client.transfer(target)
             except OutcomeUnknown:
-                return changed()
+                return client.status().epoch > epoch  # made all the same
             return True
 
         until(asked)
-        until(changed)
+        if target:
+            until(lambda: self.wait_for_leader() == target)
+        else:
+            self.wait_for_leader(above_epoch=epoch)
 
     # ---- asking
 

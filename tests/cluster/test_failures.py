@@ -220,9 +220,6 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
     cluster.digests_agree()
 
 
-# ---- limits of what a node holds
-
-
 def test_silent_node_is_shown_as_such_and_hides_nobody_else(cluster: Running) -> None:
     def silent_ones(client: TimerClient) -> list[set[str]]:
         """Return who does not answer, as status, members and checkpoints have it; or nothing."""
@@ -230,6 +227,12 @@ def test_silent_node_is_shown_as_such_and_hides_nobody_else(cluster: Running) ->
             status, members, all_at = client.status(), client.members(), client.checkpoint()
         except Unreachable:
             return []
+        for told in (
+            {node.name for node in status.nodes},
+            {node.name for node in members.members},
+            {node.node for node in all_at.nodes},
+        ):
+            assert told == {*cluster.nodes}
         return [
             {node.name for node in status.nodes if node.role == "unreachable"},
             {node.name for node in members.members if node.role == "unreachable"},
@@ -245,6 +248,9 @@ def test_silent_node_is_shown_as_such_and_hides_nobody_else(cluster: Running) ->
             until(lambda: silent_ones(client) == [{silent}] * 3)
     finally:
         cluster.kill(silent, signal.SIGCONT)
+
+
+# ---- limits of what a node holds
 
 
 def test_an_unknown_topic_is_refused_where_topics_are_not_created_on_use(

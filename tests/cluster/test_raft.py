@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from pysyncobj.monotonic import monotonic
 
 from cluster import raft
 from cluster.raft import STALL_MS_MAX, Exit, Raft, checked_conf
@@ -168,19 +167,44 @@ def follower(tmp_path: Path) -> Iterator[tuple[raft._Core, list[Exit]]]:
     core.close()
 
 
-def test_tick_thread_rests_until_something_is_due(follower: tuple[raft._Core, list[Exit]]) -> None:
+def test_tick_thread_rests_until_something_is_due(
+    follower: tuple[raft._Core, list[Exit]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     core, _ = follower
+    monkeypatch.setattr(raft, "monotonic", lambda: 100.0)
 
-    def rests_s(left_s: float) -> float:
-        core._SyncObj__raftElectionDeadline = monotonic() + left_s
+    def rests_s(due_s: float) -> float:
+        core._SyncObj__raftElectionDeadline = due_s
         return core.rest_s()
 
-    assert rests_s(0.05) == pytest.approx(0.05, abs=0.03)
-    assert rests_s(-1.0) == raft.REST_S_MIN, "it can't be elected by nobody, and must not spin"
-    assert rests_s(10.0) == raft.REST_S_MAX
+    assert rests_s(100.05) == pytest.approx(0.051)
+    assert rests_s(99.0) == raft.REST_S_MIN, "it can't be elected by nobody, and must not spin"
+    assert rests_s(110.0) == raft.REST_S_MAX
     core._isLeader = lambda: True
-    core._SyncObj__newAppendEntriesTime = monotonic() + 0.05
-    assert core.rest_s() == pytest.approx(0.05, abs=0.03)
+    core._SyncObj__newAppendEntriesTime = 100.05
+    assert core.rest_s() == pytest.approx(0.051)
+
+
+def test_idle_leader_ticks_as_often_as_it_appends(tmp_path: Path) -> None:
+    with running(tmp_path) as (node, _, _):
+        ticks, began_s = node._ticks, time.monotonic()
+        until(lambda: time.monotonic() > began_s + 2)
+        each_s = (time.monotonic() - began_s) / (node._ticks - ticks)
+    assert each_s > 0.07, "it appends every 0.1 s; a machine that is slow only ticks less often"
+
+
+def test_resting_tick_thread_is_woken_by_a_command_and_by_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path) as (node, machine, _):
+        monkeypatch.setattr(raft, "REST_S_MAX", 10 * DEADLINE_S)
+        monkeypatch.setattr(raft._Core, "_due_in_s", lambda _: 10 * DEADLINE_S)
+        for command in (b"one", b"two"):
+            node.submit(command, no_failure)
+            until(lambda command=command: command in machine.applied)  # type: ignore[misc]
+        ticks = node._ticks
+        node.hand_over("nobody")
+        until(lambda: node._ticks > ticks)
 
 
 def append(term: int, previous: tuple[int, int], *entries: tuple[bytes, int, int]) -> RaftMessage:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.running import WAIT_S, redriven
+from tests.cluster.running import WAIT_S
 from tests.conformance.worlds import World, refusal
 from timerclient import AckResult, ExtendResult, LeaseLost, NackResult, NotFound
 from timerclient.proto import timer_pb2 as pb
@@ -255,7 +255,7 @@ def test_redriven_dead_letters_come_once_where_they_came_from(world: World, topi
         consumer.flush()
         world.until(lambda: world.unacked(dead, "dead-letters") == 30)
         assert world.until(lambda: client.redrive(dead, 10)) == 10
-        redriven(client, dead, 20)
+        world.redriven(dead, 20)
         assert client.redrive(dead) == 0
         back = world.take(consumer, 30)
         world.nothing_waits(consumer, topic)
@@ -279,7 +279,7 @@ def test_dead_letters_whose_topic_is_gone_stay_and_hold_up_no_others(
             consumer.flush()
             world.until(lambda: world.unacked(dead, "dead-letters") - max(0, before) == letters)  # noqa: B023
     client.delete_topic(gone)
-    assert redriven(client, dead, 2) == 300
+    assert world.redriven(dead, 2) == 300
     assert (world.unacked(topic, "g"), world.unacked(dead, "dead-letters")) == (2, 300)
 
 
@@ -304,10 +304,10 @@ def test_dead_letter_that_dies_again_keeps_what_was_said_of_its_first_death(
     assert {name: second[f"prior-{name}"] for name in first if name != "mine"} == {
         name: value for name, value in first.items() if name != "mine"
     }
-    redriven(client, f"{dead}.h.dead", 1)
+    world.redriven(f"{dead}.h.dead", 1)
     with client.consumer(dead, "back") as consumer:
         assert [m.headers for m in world.receive(consumer, 2)] == [first, first]
-    redriven(client, dead, 2)  # the one that never died twice, and the one that is back
+    world.redriven(dead, 2)  # the one that never died twice, and the one that is back
     with client.consumer(topic, "g") as consumer:
         assert [m.headers for m in world.take(consumer, 2)] == [{"mine": "1"}] * 2
 

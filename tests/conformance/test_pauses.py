@@ -109,13 +109,17 @@ def test_catch_up_with_the_latest_drops_the_others(world: World, topic: str) -> 
 
 
 def test_catch_up_by_dropping_lets_only_later_ones_fire(world: World, topic: str) -> None:
-    paused(world, topic)
-    [timer] = overdue(world, topic, b"1")
-    two = world.client.schedule(topic, b"2", delay=HOUR)
-    world.client.resume_topic(topic, catch_up="drop")
-    world.client.reschedule(two, delay=world.moment)
-    with world.client.consumer(topic, "g") as consumer:
-        world.pass_time(2)
+    def resumed(due_ms: int) -> tuple[str, Timer, int]:
+        name = f"{topic}-{due_ms}"
+        paused(world, name)
+        [timer] = overdue(world, name, b"1")
+        world.client.schedule(name, b"2", due_ms=due_ms)
+        world.client.resume_topic(name, catch_up="drop")
+        return name, timer, due_ms
+
+    name, timer, due_ms = world.in_time(resumed, 4)
+    with world.client.consumer(name, "g") as consumer:
+        world.pass_time((due_ms - world.clock_ms()) / world.moment_ms + 1)
         assert world.take(consumer, 1)[0].payload == b"2"
     assert world.client.get_timer(timer).state is TimerState.DROPPED
     story = world.client.tell_story(timer)
