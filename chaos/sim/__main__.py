@@ -5,8 +5,8 @@ with producers and consumers; by default they alternate, timers on odd seeds. Wh
 seed makes is drawn from it, as far as --nodes, --faults and --mischief don't say.
 
 Same seed, same options, same commit, same run: the trace that is printed for a single seed is a
-hash of all that happened. Exit status: 0 all promises held; 2 one was broken; 3 an assertion of
-the code failed.
+hash of all that happened. Exit status: 0 all promises held; 2 one was broken; 3 the code
+itself failed, by an assertion or any other exception.
 """
 
 import argparse

@@ -161,7 +161,8 @@ class SimNode:
         unsure = PromiseFile.load(self.disk, PROMISE_PATH).unsure
         self.lied |= installed is not None and unsure  # until a leader has matched it
         if self.disk.exists(DAMAGED_PATH):
-            raise CorruptFile(DAMAGED_PATH, 0, self.disk.read(DAMAGED_PATH).decode())
+            noted = self.disk.read(DAMAGED_PATH).decode(errors="replace")  # it may be damaged, too
+            raise CorruptFile(DAMAGED_PATH, 0, noted)
         self.outgoing = Outgoing(self.disk, STATE_PATH, OUTGOING_PATH)
         self.app = self._make_app(self)
         floor = self.app.applied_index
@@ -207,7 +208,7 @@ class SimNode:
         damage.check_refusal(self, error)
         self.world.timeline.note(f"node {self.replica}", error)
         curable = isinstance(error, CorruptFile) and any(
-            str(path) in str(error) for path in CURABLE
+            str(path) in str(error) for path in (*CURABLE, DAMAGED_PATH)
         )
         if not curable:
             self.refused = error

@@ -10,7 +10,7 @@ import pytest
 from chaos.sim import __main__ as command
 from chaos.sim.options import FAULTS, FAULTS_MIN, Options
 from chaos.sim.planted import PLAIN
-from chaos.sim.play import APPS, EXIT_PROMISE, Task, play
+from chaos.sim.play import APPS, EXIT_FAILED, EXIT_PROMISE, Task, play
 from chaos.sim.referee import CHECKERS, Broken
 from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
@@ -72,6 +72,19 @@ def test_broken_promise_is_told_with_seed_story_and_how_to_play_it_again(
     again = "--app timers --seconds 9 --nodes 3 --faults kill,flip --mischief none"
     assert f"python -m chaos.sim --seed 77 {again}" in said
     assert f'make sim SEED=77 ARGS="{again}"' in said
+
+
+def test_any_exception_of_the_code_is_told_with_its_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(world: World, seconds: int) -> None:
+        raise KeyError(world.options.nodes, seconds)
+
+    monkeypatch.setattr(World, "run", run)
+    assert command.main(["--seed", "78", "--seconds", "9"]) == EXIT_FAILED
+    said = capsys.readouterr().out
+    assert "KeyError: " in said
+    assert "python -m chaos.sim --seed 78" in said
 
 
 def test_aimed_world_has_what_was_asked_for_and_draws_the_rest() -> None:
