@@ -496,4 +496,4 @@ def _installed(path: Path) -> Path:
 
 
 def _is_curable(path: Path) -> bool:
-    return any(each in path.parents for each in CURABLE)
+    return path == DAMAGED_PATH or any(each in path.parents for each in CURABLE)

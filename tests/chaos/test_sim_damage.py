@@ -11,7 +11,7 @@ from chaos.sim import damage
 from chaos.sim.app import MANIFEST_PATH
 from chaos.sim.node import SimNode
 from chaos.sim.options import DAMAGE_FAULTS, FAULTS, Options
-from chaos.sim.paths import LOG_PATH, PROMISE_PATH, STATE_PATH
+from chaos.sim.paths import DAMAGED_PATH, LOG_PATH, PROMISE_PATH, STATE_PATH
 from chaos.sim.planted import calm
 from chaos.sim.play import Task, play
 from chaos.sim.referee import Broken
@@ -86,6 +86,21 @@ def test_flipped_bit_in_the_state_is_healed_and_no_timer_is_lost(name: str) -> N
     assert str(STATE_PATH / name.removesuffix("*")) in str(node.healed[0])
     assert healed(world, node)
     assert world.town.book.deliveries > 20
+
+
+def test_note_of_damage_that_is_damaged_itself_is_healed_by() -> None:
+    world = World(3, options=calm(3))
+
+    def do(node: SimNode) -> None:
+        flip_and_restart(LOG_PATH / "0000000000000001.log", 100)(node)
+        node.stop()
+        node.disk.write_atomic(DAMAGED_PATH, b"\xf2 is no text")
+        node.damage.append(DAMAGED_PATH)
+        node.start()  # before anything was fetched
+
+    node = strike(world, do, leader=False)
+    assert "\ufffd" in str(node.healed[-1])
+    assert healed(world, node)
 
 
 def test_lost_promise_is_nothing_that_others_have_and_its_replica_stays_down() -> None:
