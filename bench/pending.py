@@ -16,10 +16,10 @@ A cancel that is awaited alone, in the leader:
 
 Server time is what passes in its own part: from the handler's begin to its end, as the leader's
 metrics say, less what its entry took from append to commit. Both are means over the cancels, of
-one entry each. It does not see what the leader does while it waits: the sync, two
-followers' streams; nor what gRPC does around the handler. The CPU does: that of the leader's
-process, all threads, less what it uses without cancels (heartbeats, checkpoints, clock), measured
-just before. Both are taken at rest: else the merges of what was filled in would count as well.
+one entry each. It does not see what the leader does while it waits: the sync, two followers'
+streams; nor what gRPC does around the handler. The CPU does: that of the leader's process, all
+threads, less what it uses without cancels (heartbeats, checkpoints, clock), measured just before.
+Both are taken at rest: else the merges of what was filled in would count as well.
 Alone a cancel pays for a whole round; of many callers several share one, and what it waits for
 includes the others, so there is no server time of these.
 """

@@ -65,6 +65,6 @@ KEPT: Final = (
         Task(733000736, "ledger", 40),
         "3d78ddc",
         "a bit flipped in the note that a damaged node had left, which then was no text any more",
-        "tests/chaos/test_sim_damage.py::test_note_of_damage_that_is_damaged_itself_is_healed_by",
+        "tests/chaos/test_sim_damage.py::test_replica_heals_though_its_note_of_the_damage_is_damaged",
     ),
 )

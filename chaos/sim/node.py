@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from chaos.sim.world import World
 
 ROOT: Final = Path("/")
-CURABLE: Final = (STATE_PATH, LOG_PATH)
-"""What others have, too."""
+CURABLE: Final = (STATE_PATH, LOG_PATH, DAMAGED_PATH)
+"""What others have, too; and the word of an earlier process that it is damaged."""
 WALL_START_MS: Final = 1_800_000_000_000
 READ_US: Final = 300
 RESTART_MS: Final = 500
@@ -208,7 +208,7 @@ class SimNode:
         damage.check_refusal(self, error)
         self.world.timeline.note(f"node {self.replica}", error)
         curable = isinstance(error, CorruptFile) and any(
-            str(path) in str(error) for path in (*CURABLE, DAMAGED_PATH)
+            str(path) in str(error) for path in CURABLE
         )
         if not curable:
             self.refused = error
@@ -496,4 +496,4 @@ def _installed(path: Path) -> Path:
 
 
 def _is_curable(path: Path) -> bool:
-    return path == DAMAGED_PATH or any(each in path.parents for each in CURABLE)
+    return any(path.is_relative_to(each) for each in CURABLE)

@@ -88,7 +88,7 @@ def test_flipped_bit_in_the_state_is_healed_and_no_timer_is_lost(name: str) -> N
     assert world.town.book.deliveries > 20
 
 
-def test_note_of_damage_that_is_damaged_itself_is_healed_by() -> None:
+def test_replica_heals_though_its_note_of_the_damage_is_damaged() -> None:
     world = World(3, options=calm(3))
 
     def do(node: SimNode) -> None:

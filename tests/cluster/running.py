@@ -107,13 +107,13 @@ class Running(Forking):
 
         A transfer whose outcome is unknown, as a node had no time, is asked for again.
         """
-        epoch = client.status().epoch
+        epoch = self._epoch()
 
         def asked() -> bool:
             try:
                 client.transfer(target)
             except OutcomeUnknown:
-                return client.status().epoch > epoch  # made all the same
+                return self._epoch() > epoch  # made all the same
             return True
 
         until(asked)
@@ -121,6 +121,11 @@ class Running(Forking):
             until(lambda: self.wait_for_leader() == target)
         else:
             self.wait_for_leader(above_epoch=epoch)
+
+    def _epoch(self) -> int:
+        """Return the leader's epoch, by its own word: others may know less."""
+        state = until(lambda: self.state(self.wait_for_leader()))
+        return int(state.epoch)
 
     # ---- asking
 

@@ -173,6 +173,9 @@ def test_lag_grows_while_nothing_moves_and_is_gone_when_all_is_acked(
     client.schedule(topic, b"later", delay=0.05)
     until(lambda: sum(client.describe_topic(topic).fired_late.counts) == before + 1)
     assert cluster.metric(leader, "timer_handed_out_lateness_seconds_count") >= 1
+    page = cluster.get(leader, "/metrics")[1]
+    committed = dict(re.findall(r'^timer_commit_seconds_count{kind="(\w+)"} (\S+)$', page, re.M))
+    assert float(committed["schedule"]) >= 2
 
 
 def test_idle_producer_expires_is_told_so_and_its_client_goes_on(
