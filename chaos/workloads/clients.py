@@ -17,7 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -38,6 +38,7 @@ from chaos.workloads.consumer import (
 from chaos.workloads.producer import Producer, now_ms
 from timerclient import TimerClient
 from timerclient.errors import TimerError
+from timerclient.groups import GroupOptions
 from timerclient.settings import Settings
 
 SETTINGS: Final = Settings(call_s=10.0)
@@ -62,8 +63,7 @@ class Reader:
     lease: timedelta = LEASE
     nacks: float = 0.0
     """See Source, as of the next one."""
-    type: str = ""
-    max_attempts: int = 0
+    options: GroupOptions = field(default_factory=GroupOptions)
     redriven: bool = False
     """Nobody consumes its dead letters."""
     habit: Callable[["Clients"], Habit] = lambda _: prompt
@@ -215,9 +215,9 @@ class Clients:
         self.books.join(reader.group)
         source = Source(
             topic=self.topic, group=reader.group, lease=reader.lease, nacks=reader.nacks,
-            type=reader.type, max_attempts=reader.max_attempts,
+            options=reader.options,
         )  # fmt: skip
-        buried = reader.max_attempts and not reader.redriven
+        buried = "max_attempts" in reader.options and not reader.redriven
         if buried and reader.group not in self._morgues:
             dead = f"{self.name}-{reader.group}-dead"
             self._morgues[reader.group] = Morgue(self._run, dead, self.client, self.books, source)

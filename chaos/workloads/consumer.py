@@ -5,7 +5,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +14,7 @@ from chaos.workloads.books import Books
 from chaos.workloads.producer import now_ms, outcome_of
 from timerclient import TimerClient
 from timerclient.errors import LeaseLost, NotDelivered, OutcomeUnknown, TimerError
+from timerclient.groups import GroupOptions
 from timerclient.messages import Acking, Batch, Message
 from timerclient.results import AckResult
 from timerclient.sync import Consumer as Subscription
@@ -48,10 +49,8 @@ class Source:
     lease: timedelta = LEASE
     nacks: float = 0.0
     """So many of the messages it gives back at first, or holds longer."""
-    type: str = ""
-    """Of the group; if it keeps an order, the consumer looks whether it does. Empty: as it is."""
-    max_attempts: int = 0
-    """Of the group: what fails so often is a dead letter. 0: nothing is."""
+    options: GroupOptions = field(default_factory=GroupOptions)
+    """Of the group, which is made with them; if it keeps an order, the consumer looks at it."""
 
 
 class Consumer:
@@ -72,8 +71,8 @@ class Consumer:
         self._topic, self._group, self._lease = source.topic, source.group, source.lease
         self._habit = habit
         self._nacks = source.nacks
-        self._type = source.type
-        self._max_attempts = source.max_attempts
+        self._options = source.options
+        self._type = source.options.get("type")
         self._firsts: dict[str, int] = {}
         """Key -> offset of the last message that came for the first time; see _check_order."""
         self._moods = random.Random(name)
@@ -112,11 +111,8 @@ class Consumer:
                 self._closing.wait(REOPEN_S)
 
     def _open(self) -> Subscription:
-        if self._type:
-            self._client.create_group(self._topic, self._group, type=self._type)
-        if self._max_attempts:
-            name, most = self._group, self._max_attempts
-            self._client.create_group(self._topic, name, max_attempts=most)
+        if self._options:
+            self._client.create_group(self._topic, self._group, **self._options)
         subscription = self._client.consumer(self._topic, group=self._group, lease=self._lease)
         with self._lock:
             self._subscription = subscription

@@ -405,7 +405,7 @@ def test_consumer_of_an_ordered_group_notices_when_it_is_not(
     books = Books()
     client.schedule_batch("t", [(n).to_bytes(8, "little") for n in (1, 2)], keys=["a", "b"])
     fake.cluster.groups["t", GROUP] = Group(next=2, back=deque(order))
-    source = Source(topic="t", group=GROUP, type=type)
+    source = Source(topic="t", group=GROUP, options={"type": type})
     consumer = Consumer(run, "c", client, books, source)
     until(lambda: sum(len(line["marks"]) for line in lines(run, "c", "deliver")) >= 2)
     until(lambda: not kept or lines(run, "c", "ack"))

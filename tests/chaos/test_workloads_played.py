@@ -165,7 +165,7 @@ DONE: Final[Mapping[str, Callable[[Deeds], bool]]] = {
         {"ALREADY_FIRED", "DROPPED"} <= did.results("paused-", "cancel")
     ),
     "a message expired under its lease, and one unseen": lambda did: (
-        "EXPIRED" in did.results("fleeting-slow", "ack") and did.passed_over("fleeting-workers")
+        "EXPIRED" in did.results("fleeting-slow", "ack") and did.passed_over("fleeting-slow")
     ),
     "a timer was asked for that had expired": lambda did: bool(
         did.asked_of("fleeting", "fail", "due_ms")
