@@ -21,10 +21,10 @@ INTERPRETED = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """Spark's settings for tables of some rows: compiling a query takes longer than running it."""
+PARTS: Final = "spark.sql.shuffle.partitions"
 
 LONGEST: Final = (
     "spark",
-    "spark and nodes",
     "tests/chaos/test_sim_planted.py",
     "tests/chaos/test_suite_nemeses.py",
     "tests/conformance",
@@ -87,15 +87,11 @@ def why_no_spark() -> str | None:
 def unit_of(path: str) -> str:
     """Return what the tests of a file share that is dear to start; else it is on its own.
 
-    The conformance tests' cluster, or a JVM, which then compiles only once what it runs. Those that
-    wait for nodes have one of their own: with the others it would be half of all the time.
+    The conformance tests' cluster, or a JVM, which then compiles only once what it runs.
     """
     if path.startswith("tests/conformance/"):
         return "tests/conformance"
-    text = (ROOT / path).read_text()
-    if "pytest.mark.spark" not in text:
-        return path
-    return "spark and nodes" if "pytest.mark.slow" in text else "spark"
+    return "spark" if "pytest.mark.spark" in (ROOT / path).read_text() else path
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -134,6 +130,6 @@ def spark() -> Iterator["SparkSession"]:
     """One Spark session for all tests that are marked `spark`."""
     from chaos.audit.session import spark_session
 
-    session = spark_session("tests", quick=True, settings=INTERPRETED)
+    session = spark_session("tests", quick=True, settings={**INTERPRETED, PARTS: "1"})
     yield session
     session.stop()

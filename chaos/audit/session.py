@@ -64,11 +64,15 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
         # the verdict's conditions are one method of more than 8,000 bytes: it would be interpreted
         options += " -XX:-DontCompileHugeMethods"
     return {
+        **(_SMALL if quick else {}),
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": options,
         "spark.driver.memory": "1g" if quick else "3g",
         "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", str(scratch)),
         "spark.log.level": "ERROR",
+        # Python's traceback names the line; to note it at each call is half of all calls to the JVM
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        "spark.sql.dataFrameQueryContext.enabled": "false",
         "spark.python.authenticate.socketTimeout": "120s",  # a worker starts late on a busy machine
         "spark.sql.constraintPropagation.enabled": str(not quick).lower(),  # a tenth of planning
         "spark.sql.autoBroadcastJoinThreshold": "10m" if quick else "64m",
@@ -79,6 +83,13 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
         "spark.ui.showConsoleProgress": "false",
     }
 
+
+_SMALL: Final = {
+    "spark.broadcast.blockSize": "64k",  # each broadcast takes one, and each table that is hashed
+    "spark.buffer.pageSize": "256k",  # a page: hundreds of them, which by default are megabytes
+    "spark.broadcast.compress": "false",
+}
+"""For tables of which most have some rows."""
 
 _LOGGING: Final = """rootLogger.level = error
 rootLogger.appenderRef.a.ref = a

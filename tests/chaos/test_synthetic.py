@@ -22,7 +22,7 @@ from chaos.synthetic.world import (
     World,
 )
 from tests.chaos.world import id_of
-from tests.conftest import INTERPRETED
+from tests.conftest import INTERPRETED, PARTS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -42,11 +42,12 @@ def test_plan_refuses_what_it_does_not_know() -> None:
 
 @pytest.fixture
 def compiled(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session, compiling its queries, as outside of tests."""
+    """The session, compiling its queries, and with tables in parts, as outside of tests."""
     for name in INTERPRETED:
         spark.conf.unset(name)
+    spark.conf.set(PARTS, "2")
     yield spark
-    for name, value in INTERPRETED.items():
+    for name, value in {**INTERPRETED, PARTS: "1"}.items():
         spark.conf.set(name, value)
 
 
