@@ -86,6 +86,7 @@ _I32: Final = (1 << 31) - 1
 MS: Final = _integer(0, (1 << 48) - 1, ", Unix milliseconds")
 COUNT: Final = _integer(0, _I64, "")
 NAME: Final = _text("a text that is not empty", ".+")
+TOPIC: Final = _text("a topic's name; without default/, as the log has it", "(?!default/.).+")
 ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
 OUTCOME: Final = _one_of(*Outcome)
 _MAP: Final = Kind("a JSON object, as text", _is_map)
@@ -121,11 +122,11 @@ class Field:
 
 _SPAN: Final = {"start_ms": Field(MS), "end_ms": Field(MS), "outcome": Field(OUTCOME)}
 _DETAIL: Final = {"detail": Field(Kind("a text", lambda v: isinstance(v, str)), required=False)}
-_WHERE: Final = {"topic": Field(NAME), "group": Field(NAME)}
+_WHERE: Final = {"topic": Field(TOPIC), "group": Field(NAME)}
 _OPTIONAL: Final = Field(COUNT, required=False)
 
 _ENDED: Final = {**_SPAN, **_DETAIL}
-_TOPIC: Final = {"topic": Field(NAME)}
+_TOPIC: Final = {"topic": Field(TOPIC)}
 _IDS: Final = {"ids": Field(ID, many=True)}
 _KEYS: Final = {**_TOPIC, "keys": Field(NAME, many=True)}
 _FILTER: Final = {

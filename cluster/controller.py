@@ -46,7 +46,7 @@ class ControllerConfig:
     link_grace_ms: int = 150
     """A broken link that is not rebuilt within this tells a dead leader from a hiccup."""
     report_timeout_ms: int = 1_000
-    """A report older than this says nothing; five are due in it."""
+    """A report older than this says nothing; ten are due in it."""
     lease_grace_ms: int = 1_000
     """A leader without a lease for this long serves nobody."""
     idle_grace_ms: int = 1_000

@@ -157,7 +157,7 @@ _GAUGES: Final = {
     "applied_index": "Index up to which this node's state is applied",
     "pending": "Timers that wait for their time",
     "producers": "Idempotent producers that have an id",
-    "held": "Of them those that are overdue, as their topics are paused",
+    "held": "Pending timers that are overdue, as their topics are paused",
     "ready": "Messages that fired and are not yet acked by every group",
     "leased": "Messages that a consumer holds",
     "consumers": "Open consumer streams",

@@ -399,7 +399,7 @@ class AsyncTimerClient(TopicCalls):
 
         Raises:
             InvalidRequest: a field is unknown, or its value out of range.
-            NotFound: there is no such topic.
+            NotFound: there is no such topic, and this sets nothing of it, or none may be made so.
             OutcomeUnknown: no answer in time; it may have been changed.
         """
         scope, policy = policies.scope(namespace, topic), policies.policy(said)

@@ -8,7 +8,7 @@ one line per message). Errors are one line on stderr; the exit code says what ki
     2  the command line is wrong
     3  the cluster can't be reached, or nobody leads it
     4  the outcome is unknown: it may have happened
-    5  cancel, reschedule: some timer had fired already, or is not known
+    5  cancel, reschedule: some timer was not: it had fired, was dropped, or is not known
     130  interrupted
 
 Other packages add commands through the entry-point group `timerctl.commands`: each entry is a
@@ -57,7 +57,7 @@ exit codes:
   2    the command line is wrong
   3    the cluster can't be reached, or nobody leads it
   4    the outcome is unknown: it may have happened
-  5    cancel, reschedule: some timer had fired already, or is not known
+  5    cancel, reschedule: some timer was not: it had fired, was dropped, or is not known
   130  interrupted
 """
 

@@ -115,7 +115,7 @@ def moves(lines: DataFrame) -> DataFrame:
 def filters(lines: DataFrame) -> DataFrame:
     """Return what was changed by filter: op, topic, prefix, [from_ms, to_ms), ok, unknown, told.
 
-    `told`: how many timers those were that were answered; `to_ms_min`: the earliest due time that
+    `told`: how many timers those were that were answered; `due_ms_min`: the earliest due time that
     a reschedule gave.
     """
     asked = lines.where("op IN ('cancel', 'reschedule') AND ids IS NULL AND keys IS NULL")

@@ -24,7 +24,7 @@ from chaos.history import Run
 from timer.errors import StorageError
 
 QUICK_SIZE_MAX: Final = 512 << 20
-"""Bytes of logs and histories up to which a run is audited by a `quick` session."""
+"""Bytes of all files of a run's folder up to which it is audited by a `quick` session."""
 _UNUSABLE: Final = re.compile(
     r"^(?:timer\.errors\.\w+|ValueError|FileNotFoundError): (.*)$", re.MULTILINE
 )

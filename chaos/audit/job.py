@@ -7,11 +7,14 @@ Between the steps lie Parquet files in the run's `audit/work` folder, so nothing
 and no step needs memory for a whole run; only counts and figures are collected.
 """
 
+import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -31,6 +34,8 @@ from timer.units import LogIndex
 
 SMALL_SIZE: Final = 512 << 20
 """Bytes of histories up to which they are kept in memory, parsed."""
+LINE_SIZE_MAX: Final = 64 << 20
+"""Bytes of a history's last line."""
 OFFENDERS_MAX: Final = 100
 """Named in the summary; the verdict table has all of them."""
 STRETCHES_MAX: Final = 600
@@ -104,7 +109,7 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
 
     Raises:
         FileNotFoundError: there are none.
-        ValueError: more of a file than its last line is no JSON.
+        ValueError: a line is no JSON, and not the last one, which a crash may have torn.
     """
     texts, columns = ([*run.histories.glob(f"*.{kind}")] for kind in ("jsonl", "parquet"))
     if not texts and not columns:
@@ -115,13 +120,26 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
         lines = reader.json([*map(str, texts)]).withColumn("file", F.input_file_name())
         small = sum(path.stat().st_size for path in texts) <= SMALL_SIZE
         lines = lines.cache() if small else _kept(lines, run, "lines")
-        torn = lines.where("op IS NULL").groupBy("file").count().where("count > 1").first()
-        if torn is not None:
-            raise ValueError(f"{torn['file']}: {torn['count']} lines are not a history's")
+        for bad in lines.where("op IS NULL").groupBy("file").count().collect():
+            path = Path(unquote(urlsplit(bad["file"]).path))
+            if bad["count"] > _torn(path):
+                raise ValueError(f"{path}: {bad['count']} lines are not a history's")
         parts.append(lines.where("op IS NOT NULL").drop("file"))
     if columns:
         parts.append(reader.parquet(*map(str, columns)))
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+
+
+def _torn(history_file: Path) -> int:
+    """Return how many lines a crash left half written: the last one, if it is no line at all."""
+    with history_file.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LINE_SIZE_MAX))
+        last = file.read().rpartition(b"\n")[2]
+    try:
+        json.loads(last or b"null")
+    except ValueError:
+        return 1
+    return 0
 
 
 def _kept(table: DataFrame, run: Run, name: str) -> DataFrame:

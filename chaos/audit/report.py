@@ -84,7 +84,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
             f" {row['logged']:,} in the log"
         )
-    for row in s["rule_offenders"][:SHOWN_MAX]:
+    for row in (*s["rule_offenders"][:SHOWN_MAX], *s["nack_offenders"][:SHOWN_MAX]):
         yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
     named = len(s["offenders"])
     total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])

@@ -14,15 +14,16 @@
     key_doubled  P2  pending, or given, or said to be scheduled, while another had its key
     cancelled_delivered  P4  fired or given although a cancel said CANCELLED
     replaced_delivered, rescheduled_delivered  P4  likewise, after its replacement or reschedule
-    early       P3  fired before its due time
+    early       P3  fired before its due time, or due before the time that was asked for
     acked_again P5  given after its ack, in the log's order
     expired_delivered  P5  given after it had expired in that group, in the log's order
+    expired_early  P1  ended before its due time and its time to live were over
     ack_lost    P5  its ack was confirmed, but the log has none
     unmarked_redelivery  P5  given twice to one group under the same attempt
     cancel_untrue, conflict_untrue, reschedule_untrue  P4  the answer to a cancel, of what became of
                 a key, or to a reschedule contradicts the log
     lost        P1  answered OK, but not in the log, never fired, or neither given to every group,
-                nor expired in it, nor carried from it
+                nor expired in it, nor carried from it; or cancelled, though nobody asked for it
 
 **A dead letter** is a message of its own, and so is what a redrive makes of it: nobody asked for
 it but the log, which ends the message that it was in one group by the same entry. What is true of a

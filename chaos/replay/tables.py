@@ -187,7 +187,7 @@ class _Table:
 
 
 class ParquetBook:
-    """Writes a story down in a folder: `fates`, `acks`, `groups` and `checkpoints`."""
+    """Writes a story down in a folder: the tables of STORY."""
 
     def __init__(self, folder: Path) -> None:
         self.counts = np.zeros(len(ENDS), np.int64)

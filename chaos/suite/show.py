@@ -1,7 +1,7 @@
 """The show: one run from an empty folder to a verdict.
 
     run.json written ─► stage up ─► workloads start ─► strikes, in two lanes ─► producing stops
-    ─► heal ─► drain ─► clients close ─► stage down ─► audit ─► the verdict is the last line
+    ─► heal ─► drain ─► clients close ─► stage down ─► audit ─► the verdict
 
 Every step leaves what it knows in the folder before the next begins. A nemesis that fails, a node
 that does not come back, a drain that gives up: noted, told, and the show goes on to the audit.

@@ -30,11 +30,11 @@ TEST_ID: Final = "test"
 OWNER: Final = "HARNESS"
 """A file in a run's folder that its harness keeps locked."""
 MANY_SETTINGS: Final = (
-    "storage.memtable_bytes_flush = 16_777_216",  # the least: manifests and runs in minutes
+    "storage.memtable_bytes_flush = 16_777_216",  # small: manifests and runs in minutes
     "storage.log_bytes_flush = 16_777_216",
     "storage.flush_interval_ms = 20_000",
     "storage.reserve_bytes = 134_217_728",
-    "limits.inflight_bytes_max = 33_619_968",  # the least, in MiB: a flood is soon one
+    "limits.inflight_bytes_max = 33_619_968",  # hardly more than the least: a flood is soon one
     "limits.request_bytes_max = 8_388_608",
     "limits.request_rows_max = 16_384",
 )

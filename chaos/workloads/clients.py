@@ -57,7 +57,7 @@ Rest = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A consumer that a workload has from the start."""
+    """A consumer of a workload: from the start, or joined later."""
 
     group: str = GROUP
     lease: timedelta = LEASE

@@ -769,8 +769,11 @@ def test_torn_last_line_of_a_history_is_left_out(spark: SparkSession, world: Run
     assert job.read_histories(spark, world).count() == 8
 
 
-def test_history_with_more_than_a_torn_line_is_refused(spark: SparkSession, world: Run) -> None:
+@pytest.mark.parametrize(("tail", "count"), [("", 1), ('{"op": "sched', 2)])
+def test_history_with_more_than_a_torn_line_is_refused(
+    spark: SparkSession, world: Run, tail: str, count: int
+) -> None:
     path = world.histories / "producer.jsonl"
-    path.write_text("nonsense\n" + path.read_text() + '{"op": "sched')
-    with pytest.raises(ValueError, match="2 lines are not a history's"):
+    path.write_text("nonsense\n" + path.read_text() + tail)
+    with pytest.raises(ValueError, match=f"producer.jsonl: {count} lines are not a history's"):
         job.read_histories(spark, world)

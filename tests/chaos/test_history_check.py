@@ -92,6 +92,7 @@ def test_value_of_another_kind_is_named(op: str, value: Any) -> None:
     [
         (changed("open", op="opened"), "op", "schedule, cancel, reschedule, open, deliver, ack"),
         (changed("open", client=""), "client", "a text that is not empty"),
+        (changed("open", topic="default/orders"), "topic", "without default/"),
         (changed("open", gruop="g"), "gruop", "open has no such field; it has topic, group"),
         (changed("ack", end_ms=5), "end_ms", "not be before start_ms (1795252676271)"),
         (changed("ack", outcome="okay"), "outcome", "one of ok, fail, unknown"),

@@ -30,7 +30,7 @@ def summary(**other: Any) -> dict[str, Any]:
         "delivered": 3, "redelivered": 0, "arrived_after_ack": 0,
         "entries": 9, "stale_entries": 0, "nodes": [node], "replayed": {"node": "n1"},
         "offenders": [OFFENDER], "diverged_entries": [], "overcounted": [],
-        "rule_offenders": [],
+        "rule_offenders": [], "nack_offenders": [],
         "holes": [], "thin": [],
         "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",
                         "n": 3}],
@@ -104,9 +104,26 @@ def test_page_of_a_run_without_anything_is_whole() -> None:
     assert parsed.open == []
 
 
+BESIDE = {
+    "rule_offenders": [{"verdict": "policy_lost", "topic": "of rules", "told": 2, "logged": 1}],
+    "nack_offenders": [{"verdict": "nack_lost", "topic": "of nacks", "queue_offset": 8}],
+}
+
+
+def test_page_names_what_is_judged_beside_the_table() -> None:
+    told = page.html("r", summary(**BESIDE), "")
+    parsed = Page()
+    parsed.feed(told)
+    assert parsed.open == []
+    for text in ("policy_lost, the first 1", "of rules", "nack_lost, the first 1", "of nacks"):
+        assert text in told
+
+
 def test_text_names_the_offenders_and_ends_with_the_verdict() -> None:
-    lines = [*describe(Report(summary()))]
+    lines = [*describe(Report(summary(**BESIDE)))]
     assert "  verdict=lost id=id<1> mark=7 topic=a & b" in lines
+    assert "  verdict=policy_lost topic=of rules told=2 logged=1" in lines
+    assert "  verdict=nack_lost topic=of nacks queue_offset=8" in lines
     assert lines[-1] == (
         "verdict: VIOLATED kills=1 failovers=1 scheduled=5 fired=3 delivered=3 cancelled=1"
         " redelivered=0 lost=1 duplicated=0 early=0"
