@@ -422,8 +422,8 @@ class AsyncTimerClient(TopicCalls):
         """
         if self._closed:
             return
-        self._closed = True
         within_s = self.within_s(timeout)
+        self._closed = True
         try:
             for consumer in self._consumers:
                 await consumer.close(within_s)
@@ -441,7 +441,11 @@ class AsyncTimerClient(TopicCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         """Close; after an error don't wait long for what is unanswered."""
-        await self.close(None if error is None else min(self._call_s, CLOSE_AFTER_ERROR_S))
+        if error is None:
+            await self.close()
+            return
+        with contextlib.suppress(TimerError):  # the error that ends the block matters more
+            await self.close(min(self._call_s, CLOSE_AFTER_ERROR_S))
 
     # ---- for the synchronous client
 

@@ -182,7 +182,7 @@ class Existing:
 
         Up to 256 are cancelled together. Sent once, as `cancel` by key.
         """
-        listed, results = list(keys), list[CancelResult]()
+        listed, results = rows.texts("keys", keys), list[CancelResult]()
         for start in range(0, len(listed), pending.CHANGES_MAX):
             some = pending.named(topic, listed[start : start + pending.CHANGES_MAX])
             request = pb.CancelRequest(keys=some)
@@ -264,7 +264,7 @@ class Existing:
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
         """Return what became of the reschedule of each timer that has a key; see the batch's."""
-        listed = list(keys)
+        listed = rows.texts("keys", keys)
         times, by_keys = pending.times(when, len(listed)), pending.by_keys(topic)
         return await self._reschedule(by_keys, listed, times, pending.CHANGES_MAX, timeout)
 

@@ -115,7 +115,10 @@ class CallsRequest(Request):
         return columns[0].topic, rows, sum(len(each.payloads) for each in columns)
 
     def release(self, call: Call) -> bool:
-        """Take out the rows of one call of several; return False if they can't be told apart."""
+        """Take out the rows of one call of several; return False if they can't be told apart.
+
+        Not of what was applied, or may be: the same number would then stand for something else.
+        """
         return False
 
 
@@ -218,12 +221,11 @@ class CollectedRequest(CallsRequest):
         call.request = self
 
     def release(self, call: Call) -> bool:
-        """Take out the row of one call of several, as long as nothing was sent."""
-        if self.body or len(self.calls) < 2:
-            return False
+        """Take out the row of one call of several."""
         at = self.calls.index(call)
         del self.calls[at]
         self.size -= self.rows.pop(at).size
+        self.body = b""
         return True
 
     def seal(self) -> bytes:
@@ -291,6 +293,7 @@ class Producer:
     def withdraw(self, call: Call) -> None:
         """Forget a call that nobody waits for any more."""
         self._forget(call)
+        self._settled()
 
     def _refuse_closed(self, call: Call) -> bool:
         if self._closed:
@@ -323,10 +326,9 @@ class Producer:
         assert request is not None
         if call.alarm is not None:
             call.alarm.cancel()
-        if request.release(call):
-            return True
         if any(not other.future.done() for other in request.calls if other is not call):
-            return not self._pipeline.may_be_applied(request)
+            # It is sent for them, without this row as long as that can't be applied already.
+            return not self._pipeline.may_be_applied(request) and request.release(call)
         return self._pipeline.withdraw(request)
 
     # ---- sending

@@ -374,7 +374,7 @@ def encode_batch(
         limit = f"give one, or one for each of {n}"
         raise InvalidRequest.of("when", f"{len(values)} values", limit)
     getattr(to, way).extend(values)
-    key_list = [] if keys is None else [utf8("keys", key or "") for key in _listed(keys)]
+    key_list = [] if keys is None else [utf8("keys", key or "") for key in texts("keys", keys)]
     if isinstance(headers, Mapping):
         header_list = [encode_headers(headers)] * n
     else:
@@ -446,6 +446,17 @@ def _table(payloads: Any) -> memoryview | None:
     except (TypeError, ValueError):
         return None
     return view if view.ndim == 2 and view.itemsize == 1 else None
+
+
+def texts(name: str, values: Iterable[T]) -> Sequence[T]:
+    """Return what is given one by one; a single text is none of that.
+
+    Raises:
+        InvalidRequest: it is one text, whose letters would be taken for texts.
+    """
+    if isinstance(values, str | bytes):
+        raise InvalidRequest.of(name, values[:32], "must be a sequence of texts")
+    return _listed(values)
 
 
 def _listed(values: Any) -> Sequence[Any]:

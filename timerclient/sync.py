@@ -619,6 +619,7 @@ class TimerClient(TopicFront):
         """
         if self._background.stopped:
             return
+        self._client.within_s(timeout)  # refuses what is no timeout before anything is closed
         try:
             for consumer in self._consumers:
                 consumer.close(timeout)
@@ -636,7 +637,11 @@ class TimerClient(TopicFront):
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         """Close; after an error don't wait long for what is unanswered."""
-        self.close(None if error is None else CLOSE_AFTER_ERROR_S)
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(TimerError):  # the error that ends the block matters more
+            self.close(CLOSE_AFTER_ERROR_S)
 
 
 class Consumer:
@@ -742,8 +747,8 @@ class Consumer:
         """
         if self.closed:
             return
-        self.closed = True
         within_s = self._call_s if timeout is None else timeout_s(timeout)
+        self.closed = True
         rest, self._rest = self._rest, []
         self._background.call(self._subscription.close(within_s, rest))
 

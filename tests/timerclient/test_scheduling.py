@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -322,6 +323,81 @@ async def test_cancelled_call_is_withdrawn_and_later_ones_go_on(
     await cluster.fail_over(0)
     await kept
     assert payloads(cluster) == [b"kept"]
+
+
+async def test_row_of_a_call_that_is_over_unsent_is_not_sent_for_the_others(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    certain: list[bytes] = []
+    for number in range(100):
+        busy = wire_error(pb.OVERLOADED)
+        cluster.on_schedule = lambda _, busy=busy: busy  # type: ignore[misc]
+        name = str(number).encode()
+        gone = asyncio.ensure_future(client.schedule("orders", b"gone" + name, timeout=0.03))
+        kept = asyncio.ensure_future(client.schedule("orders", b"kept" + name))
+        [error] = await asyncio.gather(gone, return_exceptions=True)
+        cluster.on_schedule = lambda _: None
+        await kept
+        assert b"kept" + name in payloads(cluster)
+        if isinstance(error, errors.TimerError) and not isinstance(error, errors.OutcomeUnknown):
+            certain.append(b"gone" + name)
+        if len(certain) == 5:
+            break
+    assert len(certain) == 5
+    assert not {*certain} & {*payloads(cluster)}
+
+
+async def test_client_that_closes_waits_for_nobody_who_was_cancelled(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.leader = None
+    gone = asyncio.ensure_future(client.schedule("orders", b"gone"))
+    await until(lambda: cluster.probes >= len(cluster.nodes))
+    closing = asyncio.ensure_future(client.close(3600))
+    await asyncio.sleep(0)
+    gone.cancel()
+    async with asyncio.timeout(60):
+        await closing
+
+
+@pytest.mark.parametrize("within", [0, -1.0, float("nan"), "soon"])
+async def test_close_refuses_what_is_no_timeout_and_closes_nothing(
+    cluster: Cluster, client: AsyncTimerClient, within: Any
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match="timeout"):
+        await client.close(within)
+    await client.schedule("orders", b"a")
+    assert payloads(cluster) == [b"a"]
+
+
+async def test_error_in_the_clients_block_is_not_replaced_by_its_closing(
+    cluster: Cluster,
+) -> None:
+    async def work() -> None:
+        async with AsyncTimerClient(cluster.address, timeout=0.2, settings=QUICK) as client:
+            consumer = client.consumer("orders", "g")
+            cluster.seed("orders", [b"m"])
+            [message] = await consumer.receive(timeout=60)
+            cluster.on_ack = lambda _: "lose"
+            _ = message.ack()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await work()
+
+
+@pytest.mark.parametrize("keys", ["17", b"17"])
+async def test_one_text_is_no_list_of_keys(
+    cluster: Cluster, client: AsyncTimerClient, keys: Any
+) -> None:
+    for call in (
+        client.cancel_keys("orders", keys),
+        client.reschedule_keys("orders", keys, delay=60),
+        client.schedule_batch("orders", [b"a", b"b"], delay=60, keys=keys),
+    ):
+        with pytest.raises(errors.InvalidRequest, match="must be a sequence of texts"):
+            await call
+    assert not cluster.rows
 
 
 async def test_cancels_tell_the_truth(cluster: Cluster, client: AsyncTimerClient) -> None:

@@ -168,6 +168,15 @@ def test_budget_blocks_until_bytes_are_given_back() -> None:
     assert not taken.is_alive()
 
 
+def test_close_refuses_what_is_no_timeout_and_closes_nothing(threaded: Threaded) -> None:
+    with connect(threaded) as client, client.consumer("orders", "g") as consumer:
+        for closes in (consumer, client):
+            with pytest.raises(errors.InvalidRequest, match="timeout"):
+                closes.close(0)
+        assert client.schedule("orders", b"y", delay=60).id
+        assert not consumer.closed
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_client_of_another_process_refuses_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
