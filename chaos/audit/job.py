@@ -35,7 +35,7 @@ from timer.units import LogIndex
 SMALL_SIZE: Final = 512 << 20
 """Bytes of histories up to which they are kept in memory, parsed."""
 LINE_SIZE_MAX: Final = 64 << 20
-"""Bytes of a history's last line."""
+"""Bytes of a history's last line, at most."""
 OFFENDERS_MAX: Final = 100
 """Named in the summary; the verdict table has all of them."""
 STRETCHES_MAX: Final = 600

@@ -146,17 +146,17 @@ def broken(
 ) -> dict[str, Any]:
     """Return the summary's part about topics and groups: which is broken, how often, by what."""
     fates = story["fates"]
-    done = {row["op"] for row in lines.select("op").distinct().collect()}
+    ops = {row["op"] for row in lines.select("op").distinct().collect()}
     found = {}
     if story["quotas"].head(1):
         found["quota_exceeded"] = exceeded(fates, story["quotas"])
-    if done & {"delete", "policy"}:
+    if ops & {"delete", "policy"}:
         found["delete_untrue"] = untrue_deletions(lines, fates, story["deletions"])
         found["policy_lost"] = lost_policies(lines, story["policies"])
-    if done & {"seek", "delete_group"}:
+    if ops & {"seek", "delete_group"}:
         found["seek_untrue"] = untrue_seeks(lines, story["groups"])
         found["group_delete_lost"] = lost_deletions(lines, story["groups"])
-    if "redrive" in done or story["carried"].head(1):
+    if "redrive" in ops or story["carried"].head(1):
         found["redrive_untrue"] = untrue_redrives(lines, story["carried"])
         found["carried_untrue"] = untrue_carries(fates, story["carried"])
     violations, offenders = dict(summary["violations"]), []

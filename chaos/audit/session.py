@@ -85,8 +85,8 @@ def _local(*, quick: bool) -> dict[str, bool | float | int | str | None]:
 
 
 _SMALL: Final = {
-    "spark.broadcast.blockSize": "64k",  # each broadcast takes one, and each table that is hashed
-    "spark.buffer.pageSize": "256k",  # a page: hundreds of them, which by default are megabytes
+    "spark.broadcast.blockSize": "64k",  # 4m by default, of which each broadcast clears one
+    "spark.buffer.pageSize": "256k",  # megabytes by default, of which each hashed table clears one
     "spark.broadcast.compress": "false",
 }
 """For tables of which most have some rows."""
