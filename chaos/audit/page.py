@@ -183,22 +183,12 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             [row[name] for name in ("op", "topic", "told", "logged")] for row in s["overcounted"]
         ]
         yield _table(("operation", "topic", "answered", "in the log"), rows, texts=2)
-    if unbalanced := s["conservation"]["unbalanced"]:
-        yield f"<p>Checkpoints whose counts are not balanced, the first {len(unbalanced)}:</p>"
-        yield _table_of(unbalanced)
     beside = [*s["rule_offenders"], *s["nack_offenders"]]
     for verdict in dict.fromkeys(row["verdict"] for row in beside):
         some = [{k: v for k, v in row.items() if k != "verdict"} for row in beside
                 if row["verdict"] == verdict]  # fmt: skip
         yield f"<p>{verdict}, the first {len(some)}:</p>"
-        yield _table_of(some)
-
-
-def _table_of(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a table of rows that have the same names."""
-    return _table(
-        [*rows[0]], [[_raw(value) for value in row.values()] for row in rows], texts=len(rows[0])
-    )
+        yield _table([*some[0]], [[*map(_raw, row.values())] for row in some], texts=len(some[0]))
 
 
 def _raw(value: Any) -> Any:

@@ -337,14 +337,29 @@ async def test_row_of_a_call_that_is_over_unsent_is_not_sent_for_the_others(
         kept = asyncio.ensure_future(client.schedule("orders", b"kept" + name))
         [error] = await asyncio.gather(gone, return_exceptions=True)
         cluster.on_schedule = lambda _: None
-        await kept
-        assert b"kept" + name in payloads(cluster)
+        timer = await kept
+        assert [row.payload for row in cluster.rows if row.raw == timer.raw] == [b"kept" + name]
         if isinstance(error, errors.TimerError) and not isinstance(error, errors.OutcomeUnknown):
             certain.append(b"gone" + name)
         if len(certain) == 5:
             break
     assert len(certain) == 5
     assert not {*certain} & {*payloads(cluster)}
+
+
+async def test_row_of_a_call_that_is_over_on_the_wire_stays_and_its_outcome_is_unknown(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.hold = asyncio.Event()
+    gone = asyncio.ensure_future(client.schedule("orders", b"gone", timeout=0.5))
+    kept = asyncio.ensure_future(client.schedule("orders", b"kept"))
+    await until(lambda: cluster.requests)
+    with pytest.raises(errors.OutcomeUnknown):
+        await gone
+    cluster.hold.set()
+    timer = await kept
+    assert payloads(cluster) == [b"gone", b"kept"]
+    assert [row.payload for row in cluster.rows if row.raw == timer.raw] == [b"kept"]
 
 
 async def test_client_that_closes_waits_for_nobody_who_was_cancelled(
