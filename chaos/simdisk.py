@@ -25,7 +25,7 @@ from timer.disk import (
     MarkFile,
     Refusal,
 )
-from timer.errors import WrongDirectory
+from timer.errors import CorruptFile, WrongDirectory
 
 PAGE_SIZE: Final = 512
 """Written whole or not at all when the machine dies; appended bytes may also end within one."""
@@ -43,12 +43,16 @@ class _File:
     """Smallest size that the file had since the last sync."""
     lied: bool = False
     """A sync failed: what is seen may never become durable."""
+    unreadable: set[int] = field(default_factory=set)
+    """Numbers of pages that the disk can't give back, until they are written again."""
 
     def put(self, position: int, data: Bytes) -> None:
         self.seen[position : position + len(data)] = data
         self.clean = min(self.clean, position)
+        self.unreadable.difference_update(_pages(position, len(data)))
 
     def truncate(self, size: int) -> None:
+        self.unreadable.difference_update(_pages(size, len(self.seen) - size))
         del self.seen[size:]
         self.clean = min(self.clean, size)
         self.cut = min(self.cut, size)
@@ -87,6 +91,11 @@ class _File:
         self.durable = base
         self.clean = min(self.clean, len(base))
         self.cut = min(self.cut, len(base))
+
+
+def _pages(position: int, size: int) -> range:
+    """Return the numbers of the pages that bytes [position, position + size) touch."""
+    return range(position // PAGE_SIZE, -(-(position + size) // PAGE_SIZE) if size > 0 else 0)
 
 
 _Names: TypeAlias = dict[Path, _File | None]
@@ -158,6 +167,17 @@ class SimDisk:
             self.flip(*found, mask=1 << rng.randrange(8))
         return found
 
+    def spoil(self, path: Path, position: int) -> None:
+        """Let no read see this byte's page any more, until it is written again."""
+        self._file(path).unreadable.add(position // PAGE_SIZE)
+
+    def spoil_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+        """Spoil one page of synced data below `under`; return where, None if there is none."""
+        found = self._synced(rng, under)
+        if found is not None:
+            self.spoil(*found)
+        return found
+
     def shorten_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
         """Cut a file below `under` within its synced data; return where, None if there is none.
 
@@ -212,7 +232,11 @@ class SimDisk:
 
     def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
         """See Disk."""
-        return bytes(self._file(path).seen[start : None if size is None else start + size])
+        file = self._file(path)
+        end = len(file.seen) if size is None else min(start + size, len(file.seen))
+        if bad := file.unreadable.intersection(_pages(start, end - start)):
+            raise CorruptFile(path, max(start, min(bad) * PAGE_SIZE), "a bad sector (simulated)")
+        return bytes(file.seen[start:end])
 
     def size(self, path: Path) -> int:
         """See Disk."""

@@ -4,7 +4,8 @@
     leading: the others' status, once a second --> Rooms --> what the leader refuses, or hands over
 
 timer/room.py has the rules. A disk that is full all the same ends the process at its first write;
-the next one, under the same pid, waits for room before it opens anything (`wait_for_room`).
+the next one, under the same pid, gives back what it does not need, and waits for room before it
+opens anything (`wait_for_room`).
 """
 
 import asyncio
@@ -16,11 +17,12 @@ from cluster.config import NodeConfig
 from cluster.host import Host
 from cluster.peers import Peers, ask_all, status_of
 from cluster.standby import Standby
+from cluster.storage import give_back
 from replication.replica import Replica
 from timer.disk import Disk
 from timer.errors import DiskFull
 from timer.leader import Leader
-from timer.room import Room, Rooms
+from timer.room import START_BYTES, Room, Rooms
 from timer.units import MonoMs, ReplicaId
 
 logger = logging.getLogger(__name__)
@@ -31,8 +33,6 @@ MOVE_MS: Final = 10_000
 """A leader whose disk is low tries to hand over so often."""
 WAITING: Final = "waiting for room"
 """The role of a node that can't start."""
-START_BYTES: Final = 16 << 20
-"""Room without which a node does not start: its first steps would be its last."""
 
 
 class Space:
@@ -134,6 +134,9 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
     if not disk.exists(config.data):
         return  # whoever opens it knows what to say
     free = await asyncio.to_thread(disk.free_bytes, config.data)
+    if free < START_BYTES:
+        await asyncio.to_thread(give_back, disk, config)
+        free = await asyncio.to_thread(disk.free_bytes, config.data)
     if free >= START_BYTES:
         return
     logger.warning("waiting for room: %s", why())

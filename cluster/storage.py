@@ -9,7 +9,9 @@ the same, found while the node ran                 noted in `damaged`; the next 
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from cluster import wire
@@ -21,11 +23,12 @@ from timer.directory import DataDirectory, open_directory
 from timer.disk import Disk
 from timer.engine import Engine
 from timer.entry import Entry
-from timer.errors import CorruptFile
+from timer.errors import CorruptFile, StorageError
 from timer.leader import LeaderConfig
 from timer.log import SEGMENT_SIZE, Log
 from timer.outgoing import Outgoing
 from timer.policies import DEFAULTS, Policy
+from timer.snapshot import Snapshot, remove_files, remove_unnamed
 
 SEGMENT_SIZE_MIN: Final = 1 << 20
 
@@ -90,13 +93,34 @@ def open_storage(
         raise
 
 
-def _open(
-    disk: Disk,
-    config: NodeConfig,
-    directory: DataDirectory,
-    observe: Callable[[Entry, Applied], None],
-) -> Storage:
-    installed = install_if_ready(
+def give_back(disk: Disk, config: NodeConfig) -> None:
+    """Free what no start needs of a disk that is full: what nothing names, and half a snapshot.
+
+    A snapshot that is whole is installed: what it replaces goes. Who can't is no worse off.
+    """
+    try:
+        with closing(
+            open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
+        ) as directory:
+            remove_files(disk, directory.outgoing)
+            if _install(disk, directory) is None:
+                remove_files(disk, directory.incoming)
+            remove_unnamed(disk, directory.state)
+    except StorageError as error:
+        logger.warning("could not free all that nothing needs: %s", error)
+
+
+def _install(disk: Disk, directory: DataDirectory) -> Snapshot | None:
+    """Carry out the install that was ordered; return of what. None: there was none.
+
+    Raises:
+        CorruptFile, UnknownVersion: order or promise can't be read.
+    """
+    if directory.identity.is_founder and not disk.exists(directory.promise):
+        # Was there a disk before this one? If so, what it had acknowledged is gone. Its vote counts
+        # only where all voters answer, until a leader has matched it: the first start needs all.
+        PromiseFile.load(disk, directory.promise).set_unsure(unsure=True)
+    return install_if_ready(
         disk,
         directory.incoming,
         promise=directory.promise,
@@ -104,13 +128,20 @@ def _open(
         log=directory.log,
         damaged=directory.damaged,
     )
+
+
+def _open(
+    disk: Disk,
+    config: NodeConfig,
+    directory: DataDirectory,
+    observe: Callable[[Entry, Applied], None],
+) -> Storage:
+    installed = _install(disk, directory)
     if installed is not None:
         logger.info("installed the snapshot at %d", installed.index)
     PromiseFile.load(disk, directory.promise)  # who can't read it has nothing to be healed for
-    if disk.exists(directory.damaged):
-        noted = disk.read(directory.damaged).decode(errors="replace")
-        raise Damaged(CorruptFile(directory.damaged, 0, f"noted by an earlier process: {noted}"))
     try:
+        _check_note(disk, directory.damaged)
         engine = Engine(disk, directory.state, leader_config(config), observe)
         floor = engine.manifest_index
         # Only whole segments can be dropped.
@@ -125,6 +156,13 @@ def _open(
         log.cut_noted()
     outgoing = Outgoing(disk, directory.state, directory.outgoing)
     return Storage(directory, engine, log, promise, outgoing)
+
+
+def _check_note(disk: Disk, damaged: Path) -> None:
+    """Raise CorruptFile if a process has noted damage."""
+    if disk.exists(damaged):
+        noted = disk.read(damaged).decode(errors="replace")
+        raise CorruptFile(damaged, 0, f"noted by an earlier process: {noted}")
 
 
 def note_damage(disk: Disk, config: NodeConfig, error: BaseException) -> None:

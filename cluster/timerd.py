@@ -22,7 +22,6 @@ from pathlib import Path
 
 from cluster.config import add_flags, flags_of, load_config, print_config
 from cluster.exits import exit_code
-from replication.promise import PromiseFile
 from timer.directory import format_directory, founding_replica_id
 from timer.disk import RealDisk
 from timer.errors import ConfigError, TimerError
@@ -80,11 +79,6 @@ def init(argv: list[str]) -> int:
         replica_id=replica_id,
         founding_voters=voters,
     )
-    if not arguments.learner:
-        # Was there a disk before this one? If so, what it had acknowledged is gone. Its vote counts
-        # only where all voters answer, until a leader has matched it: the first start needs all.
-        promise = PromiseFile.load(RealDisk(), arguments.data / "promise")
-        promise.set_unsure(unsure=True)
     print(f"{arguments.data}: {role} {arguments.name} of {arguments.cluster_id}")  # noqa: T201
     return 0
 

@@ -75,7 +75,7 @@ class Refetch:
         self._refusals: dict[str, str] = {}
         self._from = ""
         self.moved_s = asyncio.get_running_loop().time()
-        """When something arrived, by the loop's clock."""
+        """When something arrived, or was checked, by the loop's clock."""
 
     @property
     def status(self) -> str:
@@ -87,6 +87,7 @@ class Refetch:
 
     async def run(self) -> Snapshot | None:
         """Return the snapshot that the next start installs. None: it is needed no more."""
+        await self._look()
         while True:
             for name, dial in self._dials.items():
                 channel = dial()
@@ -106,6 +107,14 @@ class Refetch:
                 await asyncio.to_thread(self._incoming.forget)
                 return None
             await asyncio.sleep(AGAIN_S)
+
+    async def _look(self) -> None:
+        """Find what an earlier process has fetched. Who offers a snapshot would not wait for it."""
+        self._from = "what has arrived before is being checked"
+        for part in await asyncio.to_thread(self._incoming.planned):
+            await asyncio.to_thread(self._incoming.look, part)
+            self.moved_s = asyncio.get_running_loop().time()
+        self._from = ""
 
     def _refused(self, name: str, error: BaseException) -> None:
         why = str(error) or type(error).__name__

@@ -125,10 +125,10 @@ class Snapshots:
                 if suspect:
                     await asyncio.to_thread(outgoing.check, suspect)
                 try:
-                    return await asyncio.to_thread(outgoing.offer, self._mono_ms(), known)
+                    return await asyncio.to_thread(outgoing.offer, known)
                 except NotReady:
                     await self._flush()
-                    return await asyncio.to_thread(outgoing.offer, self._mono_ms(), known)
+                    return await asyncio.to_thread(outgoing.offer, known)
             finally:
                 self._pinning = False
 
@@ -171,8 +171,7 @@ class Snapshots:
         offset = asked.offset
         while offset < part.size:
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
-            read = self._outgoing.read
-            found = await self._alone(read, self._mono_ms(), part, offset, CHUNK_SIZE)
+            found = await self._alone(self._outgoing.read, part, offset, CHUNK_SIZE)
             if not found:
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             yield pb.SnapshotChunk(data=found, crc32=zlib.crc32(found)).SerializeToString()

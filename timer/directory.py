@@ -13,8 +13,8 @@
 The directory *is* the replica: its replica id is made with it and never changes, so a learner's
 disk that is lost comes back as another replica. Only the founding voters' ids are derived, from the
 cluster's id and their names: so that all of them know all of them without having talked. A founder
-that is formatted again is therefore the same replica with its memory gone: `timerd init` makes
-every founder *unsure*, so that its vote counts only where all voters answer, until a leader has
+that is formatted again is therefore the same replica with its memory gone: a founder without a file
+`promise` begins *unsure*, so that its vote counts only where all voters answer, until a leader has
 matched its log. In a cluster that has entries it takes no part at all (`PromiseLost`).
 
     identity.json   {"format": 1, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
@@ -53,6 +53,11 @@ class Identity:
     replica_id: ReplicaId
     founding_voters: Mapping[str, ReplicaId]
     """By node name; this node's own is among them only if it is a founder."""
+
+    @property
+    def is_founder(self) -> bool:
+        """Whether it voted from the beginning."""
+        return self.replica_id in self.founding_voters.values()
 
 
 class DataDirectory:

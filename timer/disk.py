@@ -19,12 +19,13 @@ Any thread may call a Disk; a file belongs to one thread at a time.
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from timer.errors import DiskFailed, WrongDirectory
+from timer.errors import CorruptFile, DiskFailed, WrongDirectory
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -33,6 +34,8 @@ MARK_SIZE_MAX: Final = 512
 
 _TEMPORARY: Final = ".tmp"
 _IOV_MAX: Final = 1024
+_UNREADABLE: Final = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
+"""What a read says of a bad sector, or of a block whose checksum the file system finds wrong."""
 
 
 class AppendFile(Protocol):
@@ -109,6 +112,7 @@ class Disk(Protocol):
 
         Raises:
             FileNotFoundError: there is no such file.
+            CorruptFile: the disk can't give back what it took.
         """
 
     def size(self, path: Path) -> int:
@@ -244,6 +248,11 @@ class RealDisk:
                     parts.append(part)
                     start += len(part)
                     left -= len(part)
+            except OSError as error:
+                if error.errno in _UNREADABLE:
+                    why = disk_failed(path, "read", error.errno)
+                    raise CorruptFile(path, start, str(why)) from error
+                raise
             finally:
                 os.close(fd)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -316,12 +325,13 @@ class RealDisk:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                holder = b"%d\n" % os.getpid()
+                os.pwrite(fd, holder, 0)  # first: on a full disk a shorter file gets no block back
+                os.ftruncate(fd, len(holder))
             except BlockingIOError as error:
-                holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+                who = os.pread(fd, 32, 0).decode(errors="replace").split("\n")[0] or "unknown"
                 os.close(fd)
-                raise WrongDirectory(f"{path.parent} is in use by process {holder}") from error
+                raise WrongDirectory(f"{path.parent} is in use by process {who}") from error
             except OSError:
                 os.close(fd)
                 raise
@@ -341,10 +351,15 @@ class FreshDisk(RealDisk):
 
 
 def _forget_cached(path: Path, start: int, size: int | None) -> None:
-    """Drop clean pages: a length of 0 reaches to the end of the file."""
+    """Drop clean pages: a length of 0 reaches to the end of the file.
+
+    Whole ones: the system keeps those that are named in part.
+    """
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    length = 0 if size is None else -(-(start + size) // mmap.PAGESIZE) * mmap.PAGESIZE - first
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.posix_fadvise(fd, start, size or 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(fd, first, length, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 

@@ -39,7 +39,7 @@ from timer.prepare import Prepared
 from timer.room import Room
 from timer.run import RunMeta
 from timer.run_writer import Pace, unpaced
-from timer.spill import Fetch, Spill, sparse, write_spill
+from timer.spill import MOVED_SIZE_MAX, Fetch, Spill, sparse, write_spill
 from timer.store import Frozen, Store
 from timer.units import Epoch, LogIndex, TopicId
 from timer.window import Window
@@ -55,6 +55,8 @@ CHECKPOINTS_KEPT: Final = 64
 
 LOW_LOG_SHARE: Final = 8
 """While the disk is low a flush follows on so much of the reserve in log."""
+MOVED_SHARE: Final = 4
+"""A flush copies so much of what is free beside it: a merge may take half."""
 FLUSH_ROOM: Final = 64 << 10
 """What a flush writes besides rows and manifest, at most about."""
 
@@ -81,6 +83,8 @@ class Flush:
     store: Store
     retired: list[RunMeta]
     """Runs that this manifest does not name any more."""
+    moved_size_max: int
+    """Bytes of older spill files that may be copied to the new one."""
     windows: list[Window] = field(default_factory=list)
     """Of the runs that were written."""
     manifest_size: int = 0
@@ -100,10 +104,11 @@ class Flush:
         """
         self.windows = self.store.write_run(self.frozen, pace)
         spills = self.directory / manifest.SPILL_DIRECTORY
-        thin = sparse(self.disk, spills, manifest.spill_refs(self.state))
+        refs = manifest.spill_refs(self.state)
+        thin = sparse(self.disk, spills, refs, self.moved_size_max)
         if self.fresh or thin:
             path = spills / f"{self.index:016x}.spill"
-            self.moved = write_spill(self.disk, path, self.fresh, thin)
+            self.moved = write_spill(self.disk, path, self.fresh, thin, pace)
             self.moved_of = manifest.move_spills(self.state, self.moved)
             manifest.add_spills(self.state, self.fresh)
         self.state["runs"] += [window.run.meta.pack() for window in self.windows]
@@ -374,7 +379,11 @@ class Engine:
     @property
     def flush_fits(self) -> bool:
         """Whether there is room for a flush; it fails without harm, but the process with it."""
-        return self.unflushed_bytes + self._manifest_size + FLUSH_ROOM <= self.room.free
+        return self._flush_size <= self.room.free
+
+    @property
+    def _flush_size(self) -> int:
+        return self.unflushed_bytes + self._manifest_size + FLUSH_ROOM
 
     @property
     def cutting(self) -> bool:
@@ -402,12 +411,14 @@ class Engine:
             self._ahead.forget()
             return None
         self.flushing, index = True, self.machine.applied_index
+        moved_size_max = min(MOVED_SIZE_MAX, (self.room.free - self._flush_size) // MOVED_SHARE)
         self._flushed_bytes, self._flushed_index = self.applied_bytes, index
         state, fresh = manifest.capture(self.machine, self._ahead)
         store = self.machine.store
         state["runs"] = [run.pack() for run in store.runs]
         disk, directory, retired = self._disk, self._directory, store.retired
-        return Flush(index, state, store.freeze(), fresh, disk, directory, store, retired)
+        frozen = store.freeze()
+        return Flush(index, state, frozen, fresh, disk, directory, store, retired, moved_size_max)
 
     def settle_flush(self, flush: Flush, topics_max: int) -> bool:
         """The manifest is durable: let some queues use its spill file; return whether all do.

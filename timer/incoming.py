@@ -15,6 +15,7 @@ marks its promise as unsure (replication/install.py).
                              [leader's epoch, replica id, nonce]], then its CRC-32
 """
 
+import contextlib
 import zlib
 from pathlib import Path
 from typing import Final
@@ -25,10 +26,14 @@ from timer import manifest
 from timer.disk import Bytes, Disk
 from timer.errors import CorruptFile, NotReady, UnknownVersion
 from timer.log import begin_anew
+from timer.room import START_BYTES
 from timer.snapshot import Leadership, Part, Snapshot, crc32_of, files, remove_files
 from timer.units import Epoch, LogIndex, ReplicaId
 
 VERSION: Final = 1
+
+ROOM_BYTES: Final = 2 * START_BYTES
+"""What a snapshot leaves free: to order the install takes a little, to start the rest."""
 
 _PLAN: Final = "plan"
 _READY: Final = "ready"
@@ -40,7 +45,23 @@ class Incoming:
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
         self._directory = directory
+        self._plan = b""
         self._waiting: list[Part] = []
+        self._whole: set[Part] = set()
+        """Those that were read here, and are good."""
+
+    def planned(self) -> tuple[Part, ...]:
+        """Return the parts of the snapshot that an earlier process began to receive."""
+        said = _read(self._disk, self._directory / _PLAN)
+        return said[0].parts if said is not None else ()
+
+    def look(self, part: Part) -> None:
+        """See whether a planned part is here and whole: it was so, maybe, in memory alone.
+
+        Reads it. `begin` would do so, too, but while whoever offers the snapshot waits.
+        """
+        if self._is_whole(part):
+            self._whole.add(part)
 
     def begin(self, snapshot: Snapshot, under: Leadership) -> None:
         """Receive this one; keep what is here already of its parts.
@@ -57,13 +78,15 @@ class Incoming:
         for path in files(disk, directory):
             if path not in places and path.name != _PLAN:
                 disk.remove(path)
-        disk.write_atomic(directory / _PLAN, _encode(snapshot, under))
-        # What is whole here may have been so only in the memory of an earlier process.
-        self._waiting = [part for part in snapshot.parts if not self._is_whole(part)]
+        self._plan = _encode(snapshot, under)
+        disk.write_atomic(directory / _PLAN, self._plan)
+        self._whole = {part for part in kept if part in self._whole or self._is_whole(part)}
+        self._waiting = [part for part in snapshot.parts if part not in self._whole]
         missing = sum(part.size - self._size(part) for part in self._waiting)
         free = disk.free_bytes(directory)
-        if missing > free:
-            raise NotReady(f"{missing} bytes are to be fetched, the disk has {free} free")
+        if missing + ROOM_BYTES > free:
+            why = f"{missing} bytes are to be fetched and {ROOM_BYTES} to stay free"
+            raise NotReady(f"{why}, the disk has {free} free")
 
     def wanted(self) -> tuple[Part, int] | None:
         """Return the part to fetch, and from which byte on. None: all is here."""
@@ -96,24 +119,25 @@ class Incoming:
         if offset + len(data) == part.size:
             if not self._is_whole(part):
                 return False
-            self._waiting.pop(0)
+            self._whole.add(self._waiting.pop(0))
         return True
 
     def _is_whole(self, part: Part) -> bool:
         """Return whether the file has its size and checksum; a wrong one is removed."""
         path = self._directory / part.path
         size = self._disk.size(path) if self._disk.exists(path) else -1
-        if size == part.size and crc32_of(self._disk, path) == part.crc32:
-            file = self._disk.open_append(path)
-            file.sync()
-            file.close()
-            return True
+        if size == part.size:
+            self._disk.open_append(path).close()  # forgets what only the page cache holds
+            with contextlib.suppress(CorruptFile):
+                if crc32_of(self._disk, path) == part.crc32:
+                    return True
         if size >= part.size:
             self._disk.remove(path)
         return False
 
     def forget(self) -> None:
         """Begin from nothing next time."""
+        self._whole.clear()
         remove_files(self._disk, self._directory)
 
     def finish(self) -> None:
@@ -122,7 +146,7 @@ class Incoming:
         disk, directory = self._disk, self._directory
         for name in ("", *manifest.DIRECTORIES):
             disk.sync_dir(directory / name)
-        disk.write_atomic(directory / _READY, disk.read(directory / _PLAN))
+        disk.write_atomic(directory / _READY, self._plan)
 
 
 def ready(disk: Disk, incoming: Path) -> tuple[Snapshot, Leadership] | None:
@@ -154,6 +178,7 @@ def install(
     Raises:
         CorruptFile, DiskFailed: it is to be repeated.
     """
+    disk.sync_dir(incoming)  # whoever wrote `ready` may have died before its name was durable
     found = ready(disk, incoming)
     assert found is not None, incoming
     snapshot, _ = found
@@ -192,7 +217,10 @@ def _encode(snapshot: Snapshot, under: Leadership) -> bytes:
 
 def _read(disk: Disk, path: Path) -> tuple[Snapshot, Leadership] | None:
     """Return what a plan says; None: there is none, or it is damaged or another version's."""
-    data = disk.read(path) if disk.exists(path) else b""
+    try:
+        data = disk.read(path) if disk.exists(path) else b""
+    except CorruptFile:
+        return None
     if _version(data) != VERSION:
         return None
     _, *fields = msgpack.unpackb(data[:-4])

@@ -122,7 +122,7 @@ class Log:
         disk: Disk,
         directory: Path,
         *,
-        committed_floor: LogIndex = LogIndex(0),
+        committed_floor: LogIndex | None = None,
         segment_size: int = SEGMENT_SIZE,
     ) -> "Log":
         """Recover the log, creating it if absent. All that is left of it is then durable.
@@ -130,7 +130,8 @@ class Log:
         Args:
             disk: where it lies.
             directory: belongs to the log alone.
-            committed_floor: entries up to here are known to be committed, hence whole.
+            committed_floor: entries up to here are committed, hence whole, and in a manifest: the
+                log has to hold what follows. None: nobody restarts from it.
             segment_size: in bytes.
 
         Raises:
@@ -141,12 +142,9 @@ class Log:
         disk.make_dir(directory)
         mark_path = directory / MARK_NAME
         marked = read_mark(disk, mark_path)
-        floor = LogIndex(max(committed_floor, marked.durable))
-        paths = [
-            segment.path_of(directory, first)
-            for name in disk.list_dir(directory)
-            if (first := segment.first_of(name))
-        ]
+        committed = LogIndex(0) if committed_floor is None else committed_floor
+        floor = LogIndex(max(committed, marked.durable))
+        paths = segment.paths(disk, directory)
         if paths:
             disk.open_append(paths[-1]).close()  # forgets what only the page cache holds
         segments = _read_headers(disk, paths, floor)
@@ -156,11 +154,14 @@ class Log:
             born, file = _create(disk, directory, Header(LogIndex(1), Epoch(0), LogIndex(0)))
             file.close()
             segments = [born]
-        view, end = _recover(disk, segments, committed_floor=committed_floor, floor=floor)
+        if committed_floor is not None and segments[0].header.first > committed + 1:
+            why = f"the first segment; nothing holds the entries from {committed + 1} on before it"
+            raise CorruptFile(segments[0].path, 0, why)
+        view, end = _recover(disk, segments, committed_floor=committed, floor=floor)
         file, mark = disk.open_append(segments[-1].path), disk.open_mark(mark_path)
         disk.sync_dir(directory)
         log = cls(disk, directory, view, (file, mark), segment_size=segment_size)
-        log._committed_floor = committed_floor
+        log._committed_floor = committed
         log._tail_was_cut = marked.was_cut or file.size > end or (marked.damaged and view.last > 0)
         if log._tail_was_cut:
             log._put_mark(marked.durable)
@@ -538,7 +539,10 @@ def read_mark(disk: Disk, path: Path) -> Mark:
     Raises:
         UnknownVersion: it is whole, but of another version.
     """
-    data = disk.read(path) if disk.exists(path) else b""
+    try:
+        data = disk.read(path) if disk.exists(path) else b""
+    except CorruptFile:
+        return Mark(damaged=True)
     if not data:
         return Mark()
     # Every version ends in its checksum, so that another version is told from damage.

@@ -72,7 +72,7 @@ def _take(disk: Disk, state: Path, into: Path) -> Snapshot:
 class Outgoing:
     """The snapshot that a node offers: one at a time, whoever asks, until nobody has for a while.
 
-    Nothing here is safe for two threads at once. `now_ms` is the caller's monotonic clock.
+    Nothing here is safe for two threads at once.
     """
 
     def __init__(self, disk: Disk, state: Path, directory: Path) -> None:
@@ -80,12 +80,14 @@ class Outgoing:
         self._disk = disk
         self._state = state
         self._directory = directory
+        self._used = False
+        """Since `expire` last looked."""
         self._used_ms = MonoMs(0)
         self.pinned: Snapshot | None = None
         """Who installs it needs the log after its index."""
         remove_files(disk, directory)
 
-    def offer(self, now_ms: MonoMs, known: LogIndex = LogIndex(0)) -> Snapshot:
+    def offer(self, known: LogIndex = LogIndex(0)) -> Snapshot:
         """Return the pinned snapshot, or pin the newest: if none is, or none beyond `known`.
 
         Raises:
@@ -94,14 +96,14 @@ class Outgoing:
         if self.pinned is None or self.pinned.index <= known:
             self.pinned = None
             self.pinned = take(self._disk, self._state, self._directory)
-        self._used_ms = now_ms
+        self._used = True
         return self.pinned
 
-    def read(self, now_ms: MonoMs, part: Part, offset: int, size: int) -> bytes | None:
+    def read(self, part: Part, offset: int, size: int) -> bytes | None:
         """Return bytes [offset, offset + size) of a part. None: it is not pinned any more."""
         if self.pinned is None or part not in self.pinned.parts:
             return None
-        self._used_ms = now_ms
+        self._used = True
         return self._disk.read(self._directory / part.path, offset, size)
 
     def check(self, path: str) -> None:
@@ -115,7 +117,12 @@ class Outgoing:
                 raise CorruptFile(self._state / path, 0, "checksum mismatch")
 
     def expire(self, now_ms: MonoMs) -> None:
-        """Unpin what nobody has asked for within PINNED_MS."""
+        """Unpin what nobody has asked for within PINNED_MS. For every now and then.
+
+        `now_ms` is the caller's monotonic clock.
+        """
+        if self._used:
+            self._used, self._used_ms = False, now_ms
         if self.pinned is not None and now_ms - self._used_ms >= PINNED_MS:
             self.pinned = None
             remove_files(self._disk, self._directory)

@@ -22,6 +22,8 @@ from timer.units import MonoMs, ReplicaId
 
 SILENT_MS: Final = 3_000
 RETRY_AFTER_MS: Final = 1_000
+START_BYTES: Final = 16 << 20
+"""Room without which a node does not start: its first steps would be its last."""
 AGAIN_SHARE: Final = 8
 """Room is there again when this part of the reserve is free above it: no flapping at the edge."""
 

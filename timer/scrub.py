@@ -1,7 +1,7 @@
 """Reads all that a node keeps of state and log, and checks every checksum: unread files rot, too.
 
     what is read                      how it is checked
-    manifest                          its own checksum
+    manifest                          its own checksum; there if the log does not begin at 1
     run, key file                     batch by batch, page by page; the whole against the manifest
     spill file                        block by block, those that the manifest needs
     segment                           frame by frame; each ends where the next begins
@@ -71,11 +71,16 @@ def verify(disk: Disk, *, state: Path, log: Path) -> Iterator[Checked]:
 
 def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
     """Return how to check each file that is wanted now."""
+    check_manifest: dict[Path, Check]
+    check_manifest = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
+    paths = segment.paths(disk, log)
     try:
         checks = _state_checks(disk, state)
     except (CorruptFile, UnknownVersion):
-        checks = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
-    return {**checks, **_log_checks(disk, log, sealed_only=sealed_only)}
+        checks = check_manifest
+    if not checks and paths and segment.first_of(paths[0].name) != 1:
+        checks = check_manifest  # which holds what came before
+    return {**checks, **_log_checks(disk, log, paths, sealed_only=sealed_only)}
 
 
 def _checked(path: Path, check: Check, pace: Pace) -> Checked:
@@ -145,10 +150,10 @@ def _spill_check(disk: Disk, path: Path, refs: list[SpillRef]) -> dict[Path, Che
 # ---- log
 
 
-def _log_checks(disk: Disk, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
+def _log_checks(
+    disk: Disk, log: Path, paths: list[Path], *, sealed_only: bool
+) -> dict[Path, Check]:
     """Return how to check each segment: those that are sealed, or all, and the mark beside them."""
-    firsts = [first for name in disk.list_dir(log) if (first := segment.first_of(name))]
-    paths = [segment.path_of(log, first) for first in firsts]
     checks: dict[Path, Check] = {}
     for path, following in itertools.pairwise(paths):
         checks[path] = _sealed_check(disk, path, following)

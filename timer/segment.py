@@ -72,6 +72,11 @@ def first_of(name: str) -> LogIndex | None:
     return LogIndex(int(digits, 16))
 
 
+def paths(disk: Disk, directory: Path) -> list[Path]:
+    """Return the segments in a log's directory, in order."""
+    return [directory / name for name in disk.list_dir(directory) if first_of(name)]
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What a segment says about itself."""

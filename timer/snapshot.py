@@ -84,6 +84,19 @@ def crc32_of(disk: Disk, path: Path) -> int:
     return crc32
 
 
+def remove_unnamed(disk: Disk, directory: Path) -> None:
+    """Remove the files of a state that its manifest does not name. For a process that starts.
+
+    Raises:
+        CorruptFile, UnknownVersion: the manifest can't be read.
+    """
+    said = manifest.read(disk, directory)
+    named = {directory / path for path, _, _ in manifest.files(said)} if said is not None else set()
+    for path in files(disk, directory):
+        if path not in named | {directory / manifest.NAME}:
+            disk.remove(path)
+
+
 def remove_files(disk: Disk, directory: Path) -> None:
     """Remove the files of a state, or of a snapshot, or what is left of one."""
     for path in files(disk, directory):

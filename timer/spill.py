@@ -27,6 +27,7 @@ from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.pages import Block, Page, Pages, SpillRef
 from timer.queues import Queue
+from timer.run_writer import Pace, unpaced
 from timer.units import ProducerId, QueueOffset, TopicId
 
 MAGIC: Final = b"TIMERSPL"
@@ -39,6 +40,8 @@ SPARSE: Final = 4
 SMALL_SIZE: Final = 256 << 10
 SMALL_FILES_MAX: Final = 8
 """More files below SMALL_SIZE than this become one."""
+MOVED_SIZE_MAX: Final = 256 << 20
+"""Bytes that are copied with one manifest, at most; the next ones copy the rest."""
 
 _HEADER: Final = struct.Struct("<8sII")
 _CRC: Final = struct.Struct("<I")
@@ -61,11 +64,16 @@ class Spill:
 
 
 def write_spill(
-    disk: Disk, path: Path, spills: Sequence[Spill], moved: Sequence[SpillRef] = ()
+    disk: Disk,
+    path: Path,
+    spills: Sequence[Spill],
+    moved: Sequence[SpillRef] = (),
+    pace: Pace = unpaced,
 ) -> dict[SpillRef, SpillRef]:
     """Write the blocks to a new file, durably, and fill in what they become. For a thread.
 
-    Copies those at `moved` from other files, and returns where they lie now.
+    Copies those at `moved` from other files, and returns where they lie now. `pace` hears of the
+    bytes of each.
 
     Raises:
         CorruptFile: one of these is damaged.
@@ -96,6 +104,7 @@ def write_spill(
             places[ref] = SpillRef(path.name, file.size, ref.size)
             file.write([data])
             file.sync()
+            pace(ref.size)
         file.sync()
     finally:
         file.close()
@@ -103,10 +112,11 @@ def write_spill(
     return places
 
 
-def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef]) -> list[SpillRef]:
-    """Return those of all `refs` that should move to another file. For a thread.
+def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int) -> list[SpillRef]:
+    """Return those of all `refs` that should move to another file, and fit. For a thread.
 
-    Their files hold little that is needed, or are many and small.
+    Their files hold little that is needed, or are many and small. Where not all of them fit in
+    `size_max` bytes, those go first that free most.
     """
     needed: dict[str, int] = {}
     for ref in refs:
@@ -116,7 +126,12 @@ def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef]) -> list[SpillR
     small = {name for name, size in sizes.items() if size < SMALL_SIZE}
     if len(small - given_up) > SMALL_FILES_MAX:
         given_up |= small
-    return [ref for ref in refs if ref.file in given_up]
+    chosen: set[str] = set()
+    for name in sorted(given_up, key=lambda name: (needed[name] - sizes[name], name)):
+        if needed[name] <= size_max:
+            size_max -= needed[name]
+            chosen.add(name)
+    return [ref for ref in refs if ref.file in chosen]
 
 
 def _cut(pages: Sequence[Page]) -> Iterator[list[Page]]:

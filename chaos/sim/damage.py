@@ -1,6 +1,7 @@
 """What takes a voter's disk away for good, in a minority of the voters, and what must hold then.
 
-    flip      one bit of what was synced turns, under the running process or just before a restart
+    flip      one bit of what was synced turns, or no read sees its page any more, under the running
+              process or just before a restart
     shorten   a file that was synced has lost its end
     wipe      the disk was replaced by an empty one
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from chaos.sim.world import World
 
 ROOT: Final = Path("/")
+SPOILT: Final = 0.3
+"""Of flips."""
 
 
 def may_damage(world: "World", node: "SimNode") -> bool:
@@ -38,8 +41,9 @@ def may_damage(world: "World", node: "SimNode") -> bool:
 
 
 def flip(node: "SimNode", rng: random.Random) -> bool:
-    """Turn one bit of what is synced; return whether there was any."""
-    found = node.disk.flip_synced(rng, ROOT)
+    """Turn one bit of what is synced, or spoil its page; return whether there was any."""
+    hurt = node.disk.spoil_synced if rng.random() < SPOILT else node.disk.flip_synced
+    found = hurt(rng, ROOT)
     if found is not None:
         node.damage += node.disk.names_of(found[0])
     return found is not None

@@ -44,7 +44,7 @@ def offer(node: "SimNode", suspect: str, answer: Callable[[Offer | None], None])
     if suspect:
         node.outgoing.check(suspect)
     try:
-        snapshot = node.outgoing.offer(node.mono_ms())
+        snapshot = node.outgoing.offer()
     except NotReady:
         node.app.flush()
         answer(None)
@@ -58,7 +58,7 @@ def read(
 ) -> None:
     """Answer with the next bytes of a part; None: it is not pinned here any more."""
     chunk = max(CHUNK_MIN, -(-part.size // CHUNKS_MAX))
-    answer(node.outgoing.read(node.mono_ms(), part, position, chunk))
+    answer(node.outgoing.read(part, position, chunk))
 
 
 # ---- the receiver
@@ -77,6 +77,12 @@ class Refetch:
         self._question = 0
         """What an answer to an earlier one says is not heard."""
         self._tries = 0
+        node.world.timeline.after(0, self._run, self._look)
+
+    def _look(self) -> None:
+        """Find what an earlier process has fetched."""
+        for part in self._incoming.planned():
+            self._incoming.look(part)
         self._ask()
 
     def _ask(self) -> None:

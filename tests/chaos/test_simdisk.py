@@ -8,7 +8,7 @@ import pytest
 
 from chaos.simdisk import PAGE_SIZE, SimDisk
 from timer.disk import Disk
-from timer.errors import DiskFailed, WrongDirectory
+from timer.errors import CorruptFile, DiskFailed, WrongDirectory
 
 ROOT = Path("/data")
 PATH = ROOT / "file"
@@ -193,6 +193,30 @@ def test_flipped_bit_is_seen_now_and_after_a_crash() -> None:
     disk.crash(random.Random(1))
     assert disk.read(PATH) == damaged
     assert disk.flip_synced(random.Random(1), Path("/other")) is None
+
+
+def test_page_that_is_spoilt_is_not_read_until_it_is_written_again() -> None:
+    disk = fresh()
+    disk.write_atomic(PATH, bytes(3 * PAGE_SIZE))
+    found = disk.spoil_synced(random.Random(1), ROOT)
+    assert found is not None
+    path, position = found
+    assert path == PATH
+    page = position // PAGE_SIZE
+    disk.crash(random.Random(1))
+    for n in range(3):
+        if n == page:
+            with pytest.raises(CorruptFile, match="bad sector"):
+                disk.read(PATH, n * PAGE_SIZE + 1, 1)
+        else:
+            assert disk.read(PATH, n * PAGE_SIZE, PAGE_SIZE) == bytes(PAGE_SIZE)
+    with pytest.raises(CorruptFile):
+        disk.read(PATH)
+    file = disk.open_append(PATH)
+    file.truncate(page * PAGE_SIZE)
+    file.write([b"1" * (3 - page) * PAGE_SIZE])
+    assert disk.read(PATH) == bytes(page * PAGE_SIZE) + b"1" * (3 - page) * PAGE_SIZE
+    assert disk.spoil_synced(random.Random(1), Path("/other")) is None
 
 
 def test_handle_from_before_a_crash_is_refused() -> None:

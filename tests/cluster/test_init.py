@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.config import build_config
+from cluster.storage import open_storage
 from cluster.timerd import init
 from replication.promise import PromiseFile
 from timer.directory import founding_replica_id, read_identity
@@ -16,11 +18,30 @@ def arguments(data: Path, *more: str, name: str = "n1") -> list[str]:
     return [*words, *more]
 
 
+def opened(data: Path) -> PromiseFile:
+    """Open the node's files as a process does; return its promise."""
+    peers = {f"peers.n{n}": f"127.0.0.1:{7000 + n}" for n in (1, 2, 3)}
+    config = build_config({"name": "n1", "cluster_id": "c", "data": str(data), **peers})
+    storage = open_storage(RealDisk(), config, lambda *_: None)
+    storage.log.close()
+    storage.directory.close()
+    return storage.promise
+
+
 def test_founder_begins_unsure_as_its_disk_may_not_be_its_first(tmp_path: Path) -> None:
     assert init(arguments(tmp_path / "d")) == 0
     identity = read_identity(RealDisk(), tmp_path / "d")
     assert identity.replica_id == founding_replica_id("c", "n1")
-    assert PromiseFile.load(RealDisk(), tmp_path / "d" / "promise").unsure
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["identity.json"], "at once"
+    promise = opened(tmp_path / "d")
+    assert promise.unsure
+    promise.set_unsure(unsure=False)  # a leader has matched it
+    assert not opened(tmp_path / "d").unsure
+
+
+def test_learner_begins_sure_as_its_directory_is_the_replica(tmp_path: Path) -> None:
+    assert init(arguments(tmp_path / "d", "--learner")) == 0
+    assert not opened(tmp_path / "d").unsure
 
 
 def test_learner_is_another_replica_than_the_founder_of_its_name(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ import grpc
 import pytest
 
 from cluster.config import build_config
-from cluster.space import START_BYTES, WAITING, wait_for_room
+from cluster.space import WAITING, wait_for_room
 from deploy.local import free_ports
 from tests.cluster.running import RPC_S, Running, code_of, columns, error_of, schedule, take, until
 from timer.disk import RealDisk
+from timer.room import START_BYTES
 from timerclient import CancelResult, DiskFull
 from timerclient.errors import OutcomeUnknown, Unavailable
 from timerclient.proto import timer_pb2 as pb

@@ -20,7 +20,7 @@ from timer import incoming, outgoing
 from timer.disk import Disk, RealDisk
 from timer.engine import Engine
 from timer.errors import CorruptFile
-from timer.outgoing import Outgoing
+from timer.outgoing import PINNED_MS, Outgoing
 from timer.snapshot import Leadership, Part, Snapshot
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
 
@@ -145,15 +145,17 @@ async def test_other_cluster_is_refused(tmp_path: Path) -> None:
 
 async def test_fetch_goes_on_after_the_source_forgot_and_flushed(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
-        there = source.outgoing.offer(MonoMs(0))
+        there = source.outgoing.offer()
         arriving = incoming.Incoming(DISK, tmp_path / "in")
         arriving.begin(there, Leadership(*_fields(UNDER)))
         part, _ = arriving.wanted() or pytest.fail("nothing wanted")
         while (wanted := arriving.wanted()) is not None and wanted[0].path.startswith("manifest"):
             data = DISK.read(source.directory / "outgoing" / part.path)
             arriving.put(*wanted, data)
-        source.now_ms = 10**9
-        await source.snapshots.expire()
+        for now_ms in (10**9, 10**9 + PINNED_MS - 1, 10**9 + PINNED_MS):  # however long it took
+            assert source.snapshots.kept_from == there.index + 1
+            source.now_ms = now_ms
+            await source.snapshots.expire()
         assert source.snapshots.kept_from is None
         source.log.schedule(part_of([(1, START_MS + 10**8, b"later")]))
         catch_up(source.engine, source.log)
@@ -165,9 +167,30 @@ async def test_fetch_goes_on_after_the_source_forgot_and_flushed(tmp_path: Path)
     assert state_of(engine.machine) == state_of(source.engine.machine)
 
 
+async def test_what_is_here_is_checked_before_anybody_has_to_wait_for_it(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        stopped = fetch_from(source, tmp_path / "in")
+        stopped._incoming.finish = _never  # type: ignore[method-assign]
+        with pytest.raises(KeyError):
+            await stopped.run()
+        source.leads = False
+        refetch = fetch_from(source, tmp_path / "in")
+        refetch.moved_s = 0.0
+        work = asyncio.ensure_future(refetch.run())
+        await soon(lambda: "lease does not hold" in refetch.status)
+        assert refetch._incoming._whole == {*source.outgoing.offer().parts}
+        assert refetch.moved_s > 0
+        work.cancel()
+        await asyncio.wait({work})
+
+
+def _never() -> None:
+    raise KeyError
+
+
 async def test_source_finds_its_own_damage_when_a_part_arrives_wrong(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
-        there = source.outgoing.offer(MonoMs(0))
+        there = source.outgoing.offer()
         run = next(part for part in there.parts if part.path.startswith("runs/"))
         path = source.directory / "state" / run.path
         data = bytearray(path.read_bytes())
@@ -242,7 +265,7 @@ async def test_manifest_that_an_asker_wanted_is_written_without_it(tmp_path: Pat
 
 async def test_only_a_snapshot_beyond_what_is_known_is_fetched(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
-        old = source.outgoing.offer(MonoMs(0))
+        old = source.outgoing.offer()
         source.log.schedule(part_of([(1, START_MS + 10**8, b"later")]))
         catch_up(source.engine, source.log)
         flush(source.engine)

@@ -18,8 +18,10 @@ from tests.timer.machines import (
 from tests.timer.test_manifest import SPILLS, flush
 from timer import scrub
 from timer.engine import Engine
+from timer.pages import SpillRef
 from timer.payloads import Op
-from timer.spill import SMALL_FILES_MAX
+from timer.room import Room
+from timer.spill import SMALL_FILES_MAX, sparse
 from timer.units import TopicId
 
 PAYLOAD = 2_000
@@ -80,6 +82,48 @@ def test_disk_use_does_not_grow_with_what_has_fired_and_was_acked() -> None:
     queue = engine.machine.topics[SMALL].queue
     assert queue.end - queue.begin == WAVES
     assert len(disk.list_dir(SPILLS)) <= 2 * (SMALL_FILES_MAX + 1)
+
+
+def test_what_fits_is_copied_and_what_frees_most_goes_first() -> None:
+    disk, refs = SimDisk(), list[SpillRef]()
+    needed = {"most": (100, 9_000), "much": (200, 8_000), "less": (50, 1_000), "full": (900, 1_000)}
+    for name, (size, file_size) in needed.items():
+        disk.make_dir(SPILLS)
+        disk.write_atomic(SPILLS / name, bytes(file_size))
+        refs += [SpillRef(name, 0, size - 10), SpillRef(name, 500, 10)]
+
+    def moved(size_max: int) -> list[str]:
+        names = [ref.file for ref in sparse(disk, SPILLS, refs, size_max)]
+        assert len(names) == 2 * len({*names}), "a file goes as a whole"
+        return sorted({*names})
+
+    assert [moved(size_max) for size_max in (-1, 49, 99, 149)] == [[], [], ["less"], ["most"]]
+    assert moved(299) == ["less", "most"]
+    assert moved(300) == moved(349) == ["most", "much"]
+    assert moved(350) == ["less", "most", "much"]
+
+
+def test_flush_copies_no_more_than_there_is_room_for() -> None:
+    disk, engine, log = begun()
+    fire(engine, log)
+    fire(engine, log)
+    files_before = {*disk.list_dir(SPILLS)}
+    end = engine.machine.topics[BUSY].queue.end
+    log.op(Op.RESERVE, BUSY, 2, [end])
+    log.op(Op.ACK, BUSY, 2, range(end))
+    log.now_ms += 2_000
+    log.checkpoint()
+    catch_up(engine, log)
+    engine.room = Room(engine._flush_size, 0, low=True)
+    flush(engine)
+    assert {*disk.list_dir(SPILLS)} == files_before, "nothing was copied, nothing is lost"
+    engine.room = Room.plenty()
+    for _ in range(2):  # what was copied may be read where it was until the next one
+        log.checkpoint()
+        catch_up(engine, log)
+        flush(engine)
+    assert not {*disk.list_dir(SPILLS)} & files_before
+    assert state_of(engine_on(disk).machine) == state_of(engine.machine)
 
 
 def test_message_that_moved_is_read_where_it_is_now() -> None:

@@ -1,14 +1,16 @@
 """The real disk: whole writes, refusals that say why, names that stay."""
 
 import errno
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from timer.disk import Bytes, RealDisk
-from timer.errors import DiskFailed, WrongDirectory
+from timer.disk import Bytes, FreshDisk, RealDisk
+from timer.errors import CorruptFile, DiskFailed, WrongDirectory
 
 DISK = RealDisk()
 
@@ -32,6 +34,25 @@ def test_append_of_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
     file.write(buffers)
     file.close()
     assert DISK.read(tmp_path / "a") == b"".join(buffers)
+
+
+def test_read_of_what_the_disk_can_not_give_back_is_damage_that_others_can_heal() -> None:
+    memory = Path("/proc/self/mem")  # nothing is at 0: EIO
+    with pytest.raises(CorruptFile, match="read failed: EIO") as found:
+        DISK.read(memory, 0, 10)
+    assert str(memory) in str(found.value)
+
+
+def test_fresh_read_drops_every_page_that_it_touches(tmp_path: Path) -> None:
+    path, page = tmp_path / "a", mmap.PAGESIZE
+    path.write_bytes(bytes(3 * page))
+    dropped = list[tuple[int, int]]()
+    with mock.patch("os.posix_fadvise", lambda _, start, size, how: dropped.append((start, size))):
+        FreshDisk().read(path, page + 1, 10)
+        FreshDisk().read(path, page - 1, 2)
+        FreshDisk().read(path, page, page)
+        FreshDisk().read(path)
+    assert dropped[::2] == dropped[1::2] == [(page, page), (0, 2 * page), (page, page), (0, 0)]
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 7])

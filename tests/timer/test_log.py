@@ -35,8 +35,11 @@ def frames(first: int, last: int, epoch: int = 1, size: int = 50) -> list[bytes]
     return [frame(index, epoch, size) for index in range(first, last + 1)]
 
 
-def open_log(disk: Disk, path: Path = LOG, floor: int = 0, segment_size: int = TINY) -> Log:
-    return Log.open(disk, path, committed_floor=LogIndex(floor), segment_size=segment_size)
+def open_log(
+    disk: Disk, path: Path = LOG, floor: int | None = None, segment_size: int = TINY
+) -> Log:
+    committed_floor = None if floor is None else LogIndex(floor)
+    return Log.open(disk, path, committed_floor=committed_floor, segment_size=segment_size)
 
 
 def read_all(log: Log, max_bytes: int = 1_000) -> list[bytes]:
@@ -200,7 +203,7 @@ TAIL = frames(4, 6)
 ENDS = [segment.HEADER_SIZE + n * len(frame(1)) for n in range(7)]
 
 
-def recover(files: dict[Path, bytes], floor: int = 0) -> Log:
+def recover(files: dict[Path, bytes], floor: int | None = None) -> Log:
     return open_log(disk_of(files), floor=floor, segment_size=10_000)
 
 
@@ -348,10 +351,18 @@ def test_missing_last_segment_is_corrupt() -> None:
         recover(files)
 
 
-def test_missing_first_segment_was_dropped() -> None:
-    log = recover({path: data for path, data in SEALED.items() if path != SEGMENTS[0]})
+@pytest.mark.parametrize("floor", [None, 3, 4, 14])
+def test_missing_first_segment_was_dropped(floor: int | None) -> None:
+    log = recover({path: data for path, data in SEALED.items() if path != SEGMENTS[0]}, floor)
     assert (log.first_index, log.last_index) == (4, 14)
     assert [log.epoch_at(LogIndex(i)) for i in (2, 3, 4, 14)] == [None, 1, 2, 3]
+
+
+@pytest.mark.parametrize("floor", [0, 2])
+def test_missing_first_segment_that_restart_needs_is_corrupt(floor: int) -> None:
+    files = {path: data for path, data in SEALED.items() if path != SEGMENTS[0]}
+    with pytest.raises(CorruptFile, match=f"entries from {floor + 1} on before it"):
+        recover(files, floor)
 
 
 def test_segment_under_another_name_is_corrupt() -> None:
@@ -737,6 +748,8 @@ def act(rng: random.Random, log: Log, model: Model, disk: CutDisk) -> None:
                 model.durable = index
         case "drop":
             index = rng.randint(1, log.durable_index + 1)
+            model.floor = max(model.floor, index - 1)  # a manifest holds what is dropped
+            log.raise_committed_floor(LogIndex(model.floor))
             model.first_max = max(model.first_max, min(index, last + 1))
             log.drop_before(LogIndex(index))
             model.first_min = model.first_max = log.first_index

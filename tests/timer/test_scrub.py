@@ -90,6 +90,19 @@ def test_file_that_is_missing_or_cut_is_found(suffix: str) -> None:
         assert path in [each.path for each in damaged(found(disk))]
 
 
+def test_manifest_that_is_missing_is_found_where_the_log_does_not_hold_all() -> None:
+    disk, _ = stored()
+    disk.remove(STATE / manifest.NAME)
+    assert not damaged(found(disk)), "the log holds all of it"
+    kept = timer_log.Log.open(disk, LOG, segment_size=SEGMENT)
+    kept.drop_before(kept.last_index)
+    kept.close()
+    for checked in (found(disk), [*scrub.verify(disk, state=STATE, log=LOG)]):
+        (first,) = damaged(checked)
+        assert first.path == STATE / manifest.NAME
+        assert "missing" in str(first.damage)
+
+
 def test_what_a_newer_manifest_replaced_meanwhile_is_no_damage() -> None:
     disk, log = stored()
     engine = engine_on(disk)

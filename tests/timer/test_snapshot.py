@@ -1,9 +1,11 @@
 """Snapshots: one state, arriving whole, installed however often that is cut short."""
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -12,16 +14,17 @@ from replication.install import install_if_ready
 from replication.promise import Promise, PromiseFile
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush, flushed
+from timer import incoming as incoming_module
 from timer import log as timer_log
 from timer import manifest
 from timer.disk import RealDisk
 from timer.entry import encode
-from timer.errors import CorruptFile, NotReady
-from timer.incoming import Incoming, ready
+from timer.errors import CorruptFile, DiskFailed, NotReady
+from timer.incoming import ROOM_BYTES, Incoming, ready
 from timer.incoming import install as install_now
 from timer.outgoing import take
 from timer.payloads import Op
-from timer.snapshot import Leadership, Snapshot, remove_files
+from timer.snapshot import Leadership, Snapshot, files, remove_files, remove_unnamed
 from timer.units import Epoch, LogIndex, Nonce, ReplicaId
 
 PINNED = Path("/outgoing")
@@ -232,6 +235,86 @@ def test_reception_of_another_offer_keeps_only_equal_parts() -> None:
     receive(source, later, disk).finish()
     install(disk)
     check_installed(disk, log, later)
+
+
+def test_whole_parts_of_an_earlier_process_are_read_once_and_before_anybody_offers() -> None:
+    source, there, _ = taken()
+    disk = SimDisk()
+    receive(source, there, disk, limit=50)
+    whole = {
+        part
+        for part in there.parts
+        if disk.exists(INCOMING / part.path) and disk.size(INCOMING / part.path) == part.size
+    }
+    assert 0 < len(whole) < len(there.parts)
+    spoilt = max(whole)
+    disk.spoil(INCOMING / spoilt.path, spoilt.size - 1)
+    incoming = Incoming(disk, INCOMING)
+    assert incoming.planned() == there.parts
+    for part in incoming.planned():
+        incoming.look(part)
+    for part in whole - {spoilt}:
+        disk.spoil(INCOMING / part.path, 0)  # whoever reads it again will take it for damaged
+    incoming.begin(there, UNDER)
+    assert {*incoming._waiting} == {*there.parts} - whole | {spoilt}
+
+
+def test_snapshot_leaves_room_to_start_with() -> None:
+    source, there, log = taken()
+    disk = SimDisk()
+    incoming = Incoming(disk, INCOMING)
+    disk.capacity_bytes = there.size + ROOM_BYTES - 1
+    with pytest.raises(NotReady, match="to stay free"):
+        incoming.begin(there, UNDER)
+    disk.capacity_bytes += 10_000  # the plan takes some
+    incoming.begin(there, UNDER)
+    receive(source, there, disk).finish()
+    install(disk)
+    check_installed(disk, log, there)
+
+
+def test_order_to_install_is_durable_before_anything_goes() -> None:
+    source, there, _ = taken()
+    disk = SimDisk()
+    old_replica(disk)
+    incoming = receive(source, there, disk)
+    sync_dir = disk.sync_dir
+
+    def fails_at_the_last(path: Path) -> None:
+        if disk.exists(INCOMING / "ready"):
+            raise DiskFailed(f"{path}: planted")
+        sync_dir(path)
+
+    with mock.patch.object(disk, "sync_dir", fails_at_the_last), pytest.raises(DiskFailed):
+        incoming.finish()
+    disk.die()
+    # The next process sees the order, which is not on the disk, and dies before it has done much.
+    before = {path: disk.read(path) for path in files(disk, STATE)}
+    assert before
+    with (
+        mock.patch.object(incoming_module, "remove_files", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        install(disk)
+    for seed in range(20):
+        crashed = copy.deepcopy(disk)
+        crashed.crash(random.Random(seed))
+        assert crashed.exists(INCOMING / "ready")
+
+
+def test_what_no_manifest_names_goes_and_the_rest_starts() -> None:
+    log = busy_log()
+    disk, engine = flushed(log)
+    named = {*files(disk, STATE)}
+    for name in ("manifest.tmp", "runs/unnamed.arrow", "queues/unnamed.spill"):
+        assert (STATE / name).parent in {STATE, *(STATE / each for each in manifest.DIRECTORIES)}
+        disk.write_atomic(STATE / name, b"left behind")
+    remove_unnamed(disk, STATE)
+    assert {*files(disk, STATE)} == named
+    assert state_of(engine_on(disk).machine) == state_of(engine.machine)
+    disk.remove(STATE / manifest.NAME)
+    remove_unnamed(disk, STATE)
+    assert not {*files(disk, STATE)}
 
 
 def test_part_that_arrives_damaged_begins_anew() -> None:

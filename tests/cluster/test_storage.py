@@ -1,0 +1,172 @@
+"""A node's files at start: what is damaged, and what a full disk gets back."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from chaos.simdisk import SimDisk
+from cluster.config import NodeConfig, build_config
+from cluster.space import wait_for_room
+from cluster.storage import Damaged, Storage, give_back, open_storage
+from replication.promise import Promise
+from tests.timer.machines import Log, catch_up
+from tests.timer.test_manifest import busy_log, flush
+from tests.timer.test_snapshot import UNDER, frame_of
+from timer import manifest
+from timer.directory import format_directory, founding_replica_id, open_directory
+from timer.incoming import Incoming
+from timer.log import Log as TimerLog
+from timer.outgoing import Outgoing, take
+from timer.room import START_BYTES
+from timer.snapshot import Snapshot, files
+from timer.units import Epoch, LogIndex
+
+DATA = Path("/data")
+VOTERS = {name: founding_replica_id("c", name) for name in ("n1", "n2", "n3")}
+
+
+def node() -> NodeConfig:
+    peers = {f"peers.n{n}": f"127.0.0.1:{7000 + n}" for n in (1, 2, 3)}
+    return build_config({"name": "n1", "cluster_id": "c", "data": str(DATA), **peers})
+
+
+def opened(disk: SimDisk) -> Storage:
+    return open_storage(disk, node(), lambda *_: None)
+
+
+def closed(storage: Storage) -> None:
+    storage.log.close()
+    storage.directory.close()
+
+
+def lived(disk: SimDisk, log: Log) -> None:
+    """Leave a node's life on the disk: a promise, a manifest, and a log of small segments."""
+    format_directory(
+        disk, DATA, cluster_id="c", name="n1", replica_id=VOTERS["n1"], founding_voters=VOTERS
+    )
+    storage = opened(disk)
+    storage.promise.give(Promise(Epoch(9), VOTERS["n1"], UNDER.nonce))
+    catch_up(storage.engine, log)
+    flush(storage.engine)
+    closed(storage)
+    kept = TimerLog.open(disk, DATA / "log", segment_size=600)
+    kept.append([frame_of(log, index) for index in range(len(log.entries))])
+    kept.close()
+
+
+def test_manifest_that_is_missing_is_damage_once_the_log_begins_after_it() -> None:
+    disk, log = SimDisk(), busy_log()
+    lived(disk, log)
+    disk.remove(DATA / "state" / manifest.NAME)
+    storage = opened(disk)
+    assert (storage.engine.manifest_index, storage.log.first_index) == (0, 1), "the log holds all"
+    storage.log.drop_before(storage.log.last_index)
+    closed(storage)
+    kept = TimerLog.open(disk, DATA / "log", segment_size=600)
+    kept.drop_before(kept.last_index)
+    assert kept.first_index > 1
+    kept.close()
+    with pytest.raises(Damaged, match="nothing holds the entries from 1 on before it"):
+        opened(disk)
+    open_directory(disk, DATA, cluster_id="c", name="n1").close()  # nothing is locked
+
+
+@pytest.mark.parametrize("name", ["damaged", "state/manifest", "log/durable"])
+def test_page_that_can_not_be_read_is_damage(name: str) -> None:
+    disk = SimDisk()
+    lived(disk, busy_log())
+    if name == "damaged":
+        disk.write_atomic(DATA / name, b"byte 7")
+    disk.spoil(DATA / name, 0)
+    if name == "log/durable":  # a mark that is damaged costs a leader's word, no more
+        storage = opened(disk)
+        assert storage.promise.unsure
+        closed(storage)
+        return
+    with pytest.raises(Damaged, match="bad sector"):
+        opened(disk)
+
+
+def half_fetched(disk: SimDisk, source: SimDisk, limit: int) -> tuple[Incoming, Snapshot]:
+    """Begin to receive a snapshot of `source`'s; stop after some chunks."""
+    there = take(source, DATA / "state", Path("/pinned"))
+    incoming = Incoming(disk, DATA / "incoming")
+    incoming.begin(there, UNDER)
+    while limit and (wanted := incoming.wanted()) is not None:
+        part, offset = wanted
+        incoming.put(part, offset, source.read(Path("/pinned") / part.path, offset, 100))
+        limit -= 1
+    return incoming, there
+
+
+def garbage(disk: SimDisk) -> None:
+    """Leave behind what a process did that died."""
+    Outgoing(disk, DATA / "state", DATA / "outgoing").offer()
+    for name in ("manifest.tmp", "runs/unnamed.arrow", "queues/unnamed.spill"):
+        disk.write_atomic(DATA / "state" / name, bytes(1_000))
+
+
+def test_full_disk_gets_back_what_nothing_names() -> None:
+    disk, source, log = SimDisk(), SimDisk(), busy_log()
+    lived(disk, log)
+    lived(source, log)
+    before = {*files(disk, DATA / "state")}
+    garbage(disk)
+    half_fetched(disk, source, 10)
+    give_back(disk, node())
+    assert {*files(disk, DATA / "state")} == before
+    assert not {*files(disk, DATA / "outgoing"), *files(disk, DATA / "incoming")}
+    storage = opened(disk)
+    whole = opened(source)
+    assert storage.engine.machine.digest() == whole.engine.machine.digest()
+    assert storage.log.last_index == len(log.entries)
+
+
+def test_full_disk_gets_back_what_a_whole_snapshot_replaces() -> None:
+    disk, source, log = SimDisk(), SimDisk(), busy_log()
+    lived(disk, log)
+    log.checkpoint()
+    lived(source, log)
+    incoming, there = half_fetched(disk, source, -1)
+    incoming.finish()
+    garbage(disk)
+    old = {path.name for path in files(disk, DATA / "state")}
+    give_back(disk, node())
+    assert {path.name for path in files(disk, DATA / "state")} != old
+    storage = opened(disk)
+    assert storage.engine.manifest_index == there.index == LogIndex(len(log.entries))
+
+
+def test_node_does_not_wait_for_room_that_it_takes_itself() -> None:
+    disk = SimDisk()
+    lived(disk, busy_log())
+    garbage(disk)
+    disk.capacity_bytes = disk.used_bytes() + START_BYTES - 1
+    asyncio.run(asyncio.wait_for(wait_for_room(disk, node()), 60))
+    assert disk.free_bytes(DATA) >= START_BYTES
+
+
+def test_nothing_is_taken_from_a_process_that_runs(caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimDisk()
+    lived(disk, busy_log())
+    garbage(disk)
+    before = {*files(disk, DATA / "state"), *files(disk, DATA / "outgoing")}
+    lock = open_directory(disk, DATA, cluster_id="c", name="n1")
+    with caplog.at_level(logging.WARNING):
+        give_back(disk, node())
+    assert "is in use by process" in caplog.text
+    assert {*files(disk, DATA / "state"), *files(disk, DATA / "outgoing")} == before
+    lock.close()
+
+
+def test_damaged_manifest_keeps_what_it_may_name() -> None:
+    disk = SimDisk()
+    lived(disk, busy_log())
+    before = {*files(disk, DATA / "state")}
+    disk.flip(DATA / "state" / manifest.NAME, 100)
+    give_back(disk, node())
+    assert {*files(disk, DATA / "state")} == before
+    with pytest.raises(Damaged):
+        opened(disk)
