@@ -419,19 +419,28 @@ class AsyncTimerClient(TopicCalls):
         """Wait for what was submitted, close all consumers, then all connections.
 
         What is not answered in time is given up: its future says whether it may have happened.
+
+        Raises:
+            OutcomeUnknown: of some consumer's acks; all is closed nonetheless.
         """
         if self._closed:
             return
         within_s = self.within_s(timeout)
         self._closed = True
+        failed: TimerError | None = None
         try:
             for consumer in self._consumers:
-                await consumer.close(within_s)
-        finally:
+                try:
+                    await consumer.close(within_s)
+                except TimerError as error:  # the others are to be closed all the same
+                    failed = failed or error
             if self._producer is not None:
                 await self._producer.close(within_s)
+        finally:
             if self._nodes is not None:
                 await self._nodes.close()
+        if failed is not None:
+            raise failed
 
     async def __aenter__(self) -> Self:
         """Return the client; it connects with its first call."""

@@ -17,6 +17,7 @@ function `register(subparsers)` that adds its parser with `set_defaults(run=f)`,
 
 import argparse
 import importlib.metadata
+import io
 import os
 import re
 import sys
@@ -64,21 +65,27 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may have other letters than it can
+            stream.reconfigure(errors="backslashreplace")
     args = make_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
+    code = OK
     try:
-        return run(args)
-    except TimerError as error:
-        before = f" (at least {error.done} were done before)" if error.done else ""
-        print(f"timerctl: {_one_line(error)}{before}", file=sys.stderr)
-        return exit_code(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+        try:
+            code = run(args)
+        except TimerError as error:
+            before = f" (at least {error.done} were done before)" if error.done else ""
+            print(f"timerctl: {_one_line(error)}{before}", file=sys.stderr)
+            code = exit_code(error)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        sys.stdout.flush()  # here: at its end Python would complain of a reader that has gone
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does; keep the exit quiet.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+    return code
 
 
 def exit_code(error: TimerError) -> int:

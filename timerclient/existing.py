@@ -1,5 +1,6 @@
 """The part of the client that is about timers that exist: cancel, reschedule, look in."""
 
+import threading
 from abc import abstractmethod
 from collections.abc import (
     AsyncIterator,
@@ -27,24 +28,25 @@ T = TypeVar("T")
 
 CANCEL_IDS_MAX: Final = 1_000
 """Ids in one request; the server takes 1,024."""
+TIMEOUT_S_MAX: Final = threading.TIMEOUT_MAX
 Seconds = float | timedelta
 TimerLike = Timer | str | bytes
 """A timer, its id as text, or its raw id."""
 
 
 def timeout_s(timeout: Seconds, *, zero: bool = False) -> float:
-    """Return a timeout in seconds; `zero`: it may be none at all.
+    """Return a timeout in seconds; `zero`: it may be none at all. What no clock counts is for ever.
 
     Raises:
         InvalidRequest: it is not positive, or no duration.
     """
     if not isinstance(timeout, int | float | timedelta):
         raise InvalidRequest.of("timeout", timeout, "must be a timedelta or a number of seconds")
-    within_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    within_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if not (within_s > 0 or (zero and within_s == 0)):
         limit = "must be 0 or more" if zero else "must be positive"
         raise InvalidRequest.of("timeout", timeout, limit)
-    return within_s
+    return float(min(within_s, TIMEOUT_S_MAX))
 
 
 def raw_ids(timers: Iterable[TimerLike]) -> bytes:

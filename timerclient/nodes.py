@@ -21,6 +21,7 @@ import grpc
 
 from timerclient import errors
 from timerclient.errors import (
+    Closed,
     ConnectionLost,
     InvalidRequest,
     LeadershipLost,
@@ -119,6 +120,7 @@ class Nodes:
         self._addresses = list(addresses)
         self._dial = dial
         self._nodes: dict[str, Node] = {}
+        self._closed = False
         self._leader: Node | None = None
         self._hint = ""
         self._leader_epoch = 0
@@ -130,14 +132,21 @@ class Nodes:
         self._finding = asyncio.Lock()
 
     def node(self, address: str) -> Node:
-        """Return the node at an address; connecting happens with its first call."""
+        """Return the node at an address; connecting happens with its first call.
+
+        Raises:
+            Closed: nothing is to be connected any more.
+        """
+        if self._closed:
+            raise Closed("the client is closed")
         node = self._nodes.get(address)
         if node is None:
             node = self._nodes[address] = Node(address, self._dial(address))
         return node
 
     async def close(self) -> None:
-        """Close all channels."""
+        """Close all channels, for good."""
+        self._closed = True
         nodes, self._nodes, self._leader = list(self._nodes.values()), {}, None
         await asyncio.gather(*(node.channel.close() for node in nodes))
 

@@ -56,7 +56,7 @@ class Settles(Protocol):
 class Call:
     """What one caller waits for: the ids of some rows of a request."""
 
-    __slots__ = ("alarm", "first", "future", "make", "request", "rows", "within_s")
+    __slots__ = ("alarm", "first", "future", "make", "request", "rows", "waited_s", "within_s")
 
     def __init__(
         self, future: Settles, rows: int, make: Callable[..., Any], within_s: float
@@ -66,6 +66,8 @@ class Call:
         self.make = make
         """Makes a Timer, or Timers, of the outcome of its rows."""
         self.within_s = within_s
+        self.waited_s = 0.0
+        """How much of that passed before it came here."""
         self.first = 0
         """Its first row in the request."""
         self.request: CallsRequest | None = None
@@ -310,7 +312,7 @@ class Producer:
 
     def _watch(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
-        call.alarm = loop.call_later(call.within_s, self._out_of_time, call)
+        call.alarm = loop.call_later(call.within_s - call.waited_s, self._out_of_time, call)
 
     def _out_of_time(self, call: Call) -> None:
         if call.future.done():

@@ -12,7 +12,6 @@ list, a tuple, or anything with `tolist()` (array.array, a numpy array). Headers
 (u16 size, UTF-8) of name, value, name, value, …; little-endian.
 """
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,8 +138,8 @@ def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
     """
     if isinstance(value, timedelta):
         ms = -(-value // _MS)
-    elif isinstance(value, int | float) and math.isfinite(value):
-        ms = round(value * 1000)
+    elif isinstance(value, int | float):
+        ms = round(max(-1.0, min(value, DUE_MS_MAX)) * 1000)  # no number at all is -1, too
     else:
         raise InvalidRequest.of(field, value, "must be a timedelta or a number of seconds")
     if not 0 <= ms <= most_ms:
@@ -457,6 +456,15 @@ def texts(name: str, values: Iterable[T]) -> Sequence[T]:
     if isinstance(values, str | bytes):
         raise InvalidRequest.of(name, values[:32], "must be a sequence of texts")
     return _listed(values)
+
+
+def at_hand(values: T) -> T:
+    """Return what may be iterated over only here and now as a list, and all else as it is.
+
+    The columns of an array and the texts, bytes and numbers that are no collection are all else.
+    """
+    lazy = isinstance(values, Iterable) and not isinstance(values, str | bytes | Sequence | Mapping)
+    return list(values) if lazy and not hasattr(values, "tolist") else values  # type: ignore[call-overload]
 
 
 def _listed(values: Any) -> Sequence[Any]:

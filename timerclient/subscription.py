@@ -395,7 +395,11 @@ class Subscription:
 
     async def _run(self) -> None:
         while True:
-            node = await self._nodes.leader()
+            try:
+                node = await self._nodes.leader()
+            except Closed as error:
+                self._finish(error)
+                return
             try:
                 await self._stream(node)
             except TimerError as error:

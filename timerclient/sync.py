@@ -11,20 +11,23 @@ The asyncio clients of a process run together on one daemon thread.
 Threads: a client may be used from any number of threads. A consumer is iterated by one thread at a
 time; its messages may be acked from any. Futures are concurrent.futures.Future.
 
+A future's callbacks run on that thread: they may submit, and must not wait for the cluster, nor for
+another future; calls that would do so are refused there.
+
 Processes: neither a client nor its connections survive a fork. Make one per process, after the
-fork; a client that was made before one refuses to be used.
+fork; a client that was made before one refuses to be used. While a process has a client open, those
+that it forks can't have any: gRPC would bring them no answer. Close it before, or let them begin
+anew (multiprocessing's "spawn" or "forkserver").
 """
 
-import asyncio
 import contextlib
-import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, cast
 
 import grpc
 
@@ -38,7 +41,8 @@ from timerclient.aio import (
     make_row,
     take_rest,
 )
-from timerclient.errors import Closed, Overloaded, TimerError
+from timerclient.background import Background, Budget
+from timerclient.errors import Closed, TimerError
 from timerclient.existing import Seconds, TimerLike, timeout_s
 from timerclient.messages import Batch, Message
 from timerclient.nodes import Dial
@@ -46,7 +50,7 @@ from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, Ti
 from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
-from timerclient.rows import Headers, NewTimer, When, WhenMany
+from timerclient.rows import Headers, NewTimer, When, WhenMany, at_hand
 from timerclient.settings import Settings
 from timerclient.subscription import Credit, Subscription
 from timerclient.timers import Outcome, Timer, Timers
@@ -55,108 +59,9 @@ from timerclient.topics import TopicFront
 T = TypeVar("T")
 
 
-_loop_lock = threading.Lock()
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""Process id -> the loop of all its clients: one, and it stays.
-
-grpc.aio hands the events of all loops to whichever looks first. With a loop for each client, the
-end of one would have made others trip over its late events.
-"""
-
-
-def _loop_of_process() -> asyncio.AbstractEventLoop:
-    """Return the running loop, on a daemon thread of its own, that this process' clients share."""
-    with _loop_lock:
-        loop = _loops.get(os.getpid())
-        if loop is None:
-            loop = asyncio.new_event_loop()
-            loop.set_exception_handler(_on_loop_error)
-            threading.Thread(target=_run_loop, args=[loop], name="timerclient", daemon=True).start()
-            _loops.clear()
-            _loops[os.getpid()] = loop
-        return loop
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
-
-
-class Background:
-    """One client's way to the event loop."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self.loop = _loop_of_process()
-        self.stopped = False
-
-    def check(self) -> None:
-        """Refuse to be used where the thread is not.
-
-        Raises:
-            Closed: it was stopped.
-            RuntimeError: this process was forked off the one that made it.
-        """
-        if os.getpid() != self._pid:
-            raise RuntimeError("this client was made before a fork; make one per process")
-        if self.stopped:
-            raise Closed("the client is closed")
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, run on the loop."""
-        try:
-            self.check()
-        except BaseException:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """Take no more calls."""
-        self.stopped = True
-
-
-def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # grpc.aio wakes every loop of the process for each event; those that find nothing left raise
-    # this, and no harm is done (grpc/grpc#25364).
-    if isinstance(context.get("exception"), BlockingIOError):
-        return
-    loop.default_exception_handler(context)
-
-
-class Budget:
-    """A number of bytes shared by all submissions that wait for their answers."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._used = 0
-        self._freed = threading.Condition()
-
-    def take(self, size: int, within_s: float) -> None:
-        """Take `size`, once it is free; one that is larger than all has it alone.
-
-        Raises:
-            Overloaded: it was not free in time; nothing was sent.
-        """
-        with self._freed:
-            if not self._freed.wait_for(lambda: self._fits(size), within_s):
-                text = f"{self._used} submitted bytes are unanswered after {within_s:g} s"
-                raise Overloaded(text)
-            self._used += size
-
-    def _fits(self, size: int) -> bool:
-        return not self._used or self._used + size <= self._size
-
-    def give(self, size: int) -> None:
-        """Give back what was taken."""
-        with self._freed:
-            self._used -= size
-            self._freed.notify_all()
+def _at_hand(when: WhenMany) -> WhenMany:
+    """Return due times that the loop's thread need not ask anybody for."""
+    return cast("WhenMany", {name: at_hand(values) for name, values in when.items()})
 
 
 class TimerClient(TopicFront):
@@ -226,6 +131,7 @@ class TimerClient(TopicFront):
                     **when,
                 )
             )
+        self._background.check_wait()
         return self.submit(
             topic,
             payload,
@@ -284,15 +190,16 @@ class TimerClient(TopicFront):
             return self._background.call(
                 self._client.schedule_batch(
                     topic,
-                    payloads,
-                    keys=keys,
+                    at_hand(payloads),
+                    keys=at_hand(keys),
                     on_conflict=on_conflict,
-                    headers=headers,
+                    headers=at_hand(headers),
                     request_id=request_id,
                     timeout=timeout,
-                    **when,
+                    **_at_hand(when),
                 )
             )
+        self._background.check_wait()
         return self.submit_batch(
             topic,
             payloads,
@@ -343,7 +250,7 @@ class TimerClient(TopicFront):
         """
         return self._background.call(
             self._client.schedule_all(
-                timers, on_conflict=on_conflict, request_id=request_id, timeout=timeout
+                at_hand(timers), on_conflict=on_conflict, request_id=request_id, timeout=timeout
             )
         )
 
@@ -351,7 +258,9 @@ class TimerClient(TopicFront):
         self, future: "Future[T]", call: Call, size: int, submit: Callable[[Any], None]
     ) -> "Future[T]":
         self._background.check()
-        self._budget.take(size, call.within_s)
+        begun_s = time.monotonic()
+        self._budget.take(size, 0.0 if self._background.is_here else call.within_s)
+        call.waited_s = time.monotonic() - begun_s
         future.set_running_or_notify_cancel()
         future.add_done_callback(lambda _: self._budget.give(size))
         self._background.loop.call_soon_threadsafe(self._submit_on_loop, future, submit)
@@ -392,7 +301,7 @@ class TimerClient(TopicFront):
         self, timers: Iterable[TimerLike], *, timeout: Seconds | None = None
     ) -> list[CancelResult]:
         """Return what became of the cancels of many timers, one each; as `cancel` otherwise."""
-        return self._background.call(self._client.cancel_batch(timers, timeout=timeout))
+        return self._background.call(self._client.cancel_batch(at_hand(timers), timeout=timeout))
 
     def cancel_keys(
         self, topic: str, keys: Iterable[str], *, timeout: Seconds | None = None
@@ -401,7 +310,8 @@ class TimerClient(TopicFront):
 
         Up to 256 are cancelled together. Sent once, as `cancel` by key.
         """
-        return self._background.call(self._client.cancel_keys(topic, keys, timeout=timeout))
+        call = self._client.cancel_keys(topic, at_hand(keys), timeout=timeout)
+        return self._background.call(call)
 
     def cancel_where(
         self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
@@ -447,7 +357,7 @@ class TimerClient(TopicFront):
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
         """Return what became of each reschedule; as `reschedule`, but none raises NotPending."""
-        call = self._client.reschedule_batch(timers, timeout=timeout, **when)
+        call = self._client.reschedule_batch(at_hand(timers), timeout=timeout, **_at_hand(when))
         return self._background.call(call)
 
     def reschedule_keys(
@@ -459,7 +369,7 @@ class TimerClient(TopicFront):
         **when: Unpack[WhenMany],
     ) -> list[Rescheduled]:
         """Return what became of the reschedule of each timer that has a key; see the batch's."""
-        call = self._client.reschedule_keys(topic, keys, timeout=timeout, **when)
+        call = self._client.reschedule_keys(topic, at_hand(keys), timeout=timeout, **_at_hand(when))
         return self._background.call(call)
 
     def reschedule_where(
@@ -607,7 +517,9 @@ class TimerClient(TopicFront):
             NotFound: there is no such topic.
             OutcomeUnknown: no answer in time; it may have been changed.
         """
-        call = self._client.alter_policies(said, unset=unset, namespace=namespace, topic=topic)
+        call = self._client.alter_policies(
+            said, unset=at_hand(unset), namespace=namespace, topic=topic
+        )
         return self._background.call(call)
 
     # ---- life
@@ -616,18 +528,28 @@ class TimerClient(TopicFront):
         """Wait for what was submitted, close all consumers, then all connections.
 
         What is not answered in time is given up: its future says whether it may have happened.
+
+        Raises:
+            OutcomeUnknown: of some consumer's acks; all is closed nonetheless.
         """
         if self._background.stopped:
             return
         self._client.within_s(timeout)  # refuses what is no timeout before anything is closed
+        self._background.check_wait()
+        failed: TimerError | None = None
         try:
             for consumer in self._consumers:
-                consumer.close(timeout)
+                try:
+                    consumer.close(timeout)
+                except TimerError as error:  # the others are to be closed all the same
+                    failed = failed or error
         finally:
             try:
                 self._background.call(self._client.close(timeout))
             finally:
                 self._background.stop()
+        if failed is not None:
+            raise failed
 
     def __enter__(self) -> Self:
         """Return the client; it connects with its first call."""
@@ -714,7 +636,7 @@ class Consumer:
 
     def _next_batch(self, within_s: float | None) -> Batch | None:
         """Return the next batch. None: none came in time, or the consumer was closed."""
-        self._background.check()
+        self._background.check_process()
         deadline_s = None if within_s is None else time.monotonic() + within_s
         while True:
             # Cleared before looking: what arrives after the look sets it again.
@@ -726,6 +648,7 @@ class Consumer:
                 raise self._subscription.error
             if self._subscription.ended:
                 return None
+            self._background.check_wait()
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if (left_s is not None and left_s <= 0) or not self._arrived.wait(left_s):
                 return None

@@ -23,10 +23,10 @@ import grpc
 from timer.outcomes import HORIZON_MS
 from timer.units import DUE_MS_MAX
 from timerclient import AsyncTimerClient, Settings, TimerClient
+from timerclient.background import Background
 from timerclient.errors import InvalidRequest
 from timerclient.existing import Seconds
 from timerclient.rows import span_ms
-from timerclient.sync import Background
 from timerfake.loopback import Channel
 from timerfake.memory import Clock
 from timerfake.node import ADDRESS, FakeNode

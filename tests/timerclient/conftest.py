@@ -9,7 +9,7 @@ import pytest
 
 from tests.timerclient.fake_cluster import Cluster
 from timerclient import subscription
-from timerclient.sync import _on_loop_error
+from timerclient.background import _on_loop_error
 
 
 @pytest.fixture(autouse=True)

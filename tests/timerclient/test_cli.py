@@ -4,6 +4,9 @@ import argparse
 import importlib.metadata
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -525,3 +528,30 @@ def test_timerctl_deletes_a_topic_when_it_is_told_yes(ctl: Ctl, threaded: Thread
     assert ctl("topics", "delete", "nothing", "--yes")[0] == 1
     code, _, err = ctl("topics", "remove", "orders")
     assert (code, "pause, resume or delete and TOPIC" in err) == (1, True)
+
+
+def process(threaded: Threaded, *argv: str, stdout: int) -> "subprocess.Popen[bytes]":
+    run = "import sys; from timerclient.cli import main; sys.exit(main())"
+    set_here = {"TIMERCTL_CLUSTER": threaded.cluster.address, "PYTHONIOENCODING": "ascii"}
+    env = {**os.environ, **set_here}
+    env.pop("PYTHONUNBUFFERED", None)
+    return subprocess.Popen(
+        [sys.executable, "-c", run, *argv], stdout=stdout, stderr=subprocess.PIPE, env=env
+    )
+
+
+def test_reader_that_has_gone_is_no_error(threaded: Threaded) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    ctl = process(threaded, "status", stdout=writes)
+    os.close(writes)
+    _, err = ctl.communicate(timeout=120)
+    assert (ctl.returncode, err) == (0, b"")
+
+
+def test_letters_that_the_terminal_lacks_are_told_by_their_numbers(threaded: Threaded) -> None:
+    name = "auftr\N{LATIN SMALL LETTER A WITH DIAERESIS}ge"
+    ctl = process(threaded, "topics", "delete", name, "--yes", stdout=subprocess.PIPE)
+    out, err = ctl.communicate(timeout=120)
+    assert b"auftr\\xe4ge" in out + err, (out, err)
+    assert b"Traceback" not in err

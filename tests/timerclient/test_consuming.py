@@ -415,6 +415,23 @@ async def test_closing_without_answers_fails_the_acks(cluster: Cluster) -> None:
         assert await consumer.receive() == []
 
 
+async def test_client_closes_all_consumers_though_one_raises(cluster: Cluster) -> None:
+    cluster.seed("orders", [b"p"])
+    client = AsyncTimerClient(cluster.address, timeout=60, settings=QUICK)
+    bad, good = client.consumer("orders", "bad"), client.consumer("quiet", "good")
+    async with good, bad:
+        cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+        [message] = await bad.receive()
+        acking = message.ack()
+        with pytest.raises(errors.OutcomeUnknown):
+            await client.close(0.2)
+        assert bad.closed
+        assert good.closed
+        assert isinstance(acking.exception(0), errors.OutcomeUnknown)
+        with pytest.raises(errors.Closed):
+            await client.schedule("orders", b"p")
+
+
 async def test_stale_deliveries_are_dropped_and_counted(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:

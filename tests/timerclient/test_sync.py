@@ -1,21 +1,34 @@
 """The client for threads: the same, from blocking code."""
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import wire_error
-from timerclient import AckResult, CancelResult, Settings, TimerClient, errors
+from timerclient import (
+    AckResult,
+    CancelResult,
+    NewTimer,
+    Settings,
+    TimerClient,
+    background,
+    errors,
+    sync,
+)
+from timerclient.background import Budget
 from timerclient.proto import timer_pb2 as pb
-from timerclient.sync import Budget
 
 QUICK = Settings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
@@ -175,6 +188,146 @@ def test_close_refuses_what_is_no_timeout_and_closes_nothing(threaded: Threaded)
                 closes.close(0)
         assert client.schedule("orders", b"y", delay=60).id
         assert not consumer.closed
+
+
+def test_what_is_given_may_be_read_from_the_client_itself(threaded: Threaded) -> None:
+    with connect(threaded) as client:
+
+        def scheduled(n: int) -> Iterator[bytes]:
+            for at in range(n):
+                yield client.schedule("orders", b"%d" % at, delay=60).raw
+
+        def keyed(*numbers: int) -> Iterator[str]:
+            for n in numbers:
+                client.schedule("orders", b"x", delay=60, key=f"k{n}")
+                yield f"k{n}"
+
+        def later(n: int) -> Iterator[int]:
+            yield from (client.schedule("orders", b"x", delay=60).due_ms for _ in range(n))
+
+        assert client.cancel_batch(scheduled(2)) == [CancelResult.CANCELLED] * 2
+        assert [each.timer for each in client.reschedule_batch(scheduled(2), due_ms=later(2))]
+        assert len(client.cancel_keys("orders", keyed(5, 6))) == 2
+        assert len(client.reschedule_keys("orders", keyed(7, 8), delay=9)) == 2
+        named = client.schedule_batch(
+            "orders", scheduled(3), request_id="r", due_ms=later(3), keys=(None for _ in range(3))
+        )
+        assert len(named) == 3
+        each = (NewTimer("orders", raw, delay=1) for raw in scheduled(2))
+        assert len(client.schedule_all(each)) == 2
+
+
+def test_callback_submits_and_is_refused_what_would_wait(threaded: Threaded) -> None:
+    threaded.cluster.seed("orders", [b"p"])
+    settings = dataclasses.replace(QUICK, submitted_bytes_max=100)
+    address = threaded.cluster.address
+    with (
+        TimerClient(address, timeout=60, settings=settings) as client,
+        client.consumer("orders", "g", max_messages=2) as consumer,
+    ):
+        next(consumer)
+        told = list[object]()
+        done = threading.Event()
+
+        def callback(_: object) -> None:
+            for work in (
+                lambda: client.submit("orders", b"then", delay=60),
+                lambda: client.submit("orders", bytes(90), delay=60),  # there is no room for it
+                lambda: client.schedule("orders", b"now", delay=60),
+                client.status,
+                lambda: next(consumer),
+                client.close,
+            ):
+                try:
+                    told.append(work())
+                except (errors.TimerError, RuntimeError) as error:
+                    told.append(error)
+            done.set()
+
+        client.submit("orders", b"first", delay=60).add_done_callback(callback)
+        assert done.wait(60)
+        then, full, *refused = told
+        assert isinstance(then, Future)
+        assert then.result(60).id
+        assert isinstance(full, errors.Overloaded)
+        assert [type(each) for each in refused] == [RuntimeError] * 4
+        assert client.schedule("orders", b"still", delay=60).id
+
+
+def test_time_that_a_full_budget_took_is_the_calls_own(
+    threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
+    readings = iter((7.0, 67.0))  # before the budget, and after it
+    with connect(threaded) as client:
+        monkeypatch.setattr(client._budget, "take", lambda *_: None)
+        monkeypatch.setattr(sync, "time", SimpleNamespace(monotonic=lambda: next(readings)))
+        held_up = client.submit("orders", b"p", timeout=60)
+        with pytest.raises(errors.Unavailable, match="within 60 s"):
+            held_up.result(30)
+        threaded.cluster.on_schedule = lambda _: None
+
+
+def test_close_closes_all_consumers_though_one_raises(threaded: Threaded) -> None:
+    threaded.cluster.seed("orders", [b"p"])
+    client = connect(threaded)
+    bad, good = client.consumer("orders", "bad"), client.consumer("quiet", "good")
+    threaded.cluster.on_ack = lambda _: wire_error(pb.OVERLOADED, retry_after_ms=1)
+    acking = next(bad).ack()
+    with pytest.raises(errors.OutcomeUnknown):
+        client.close(0.2)
+    threaded.cluster.on_ack = lambda _: None
+    assert bad.closed
+    assert good.closed
+    assert isinstance(acking.exception(60), errors.OutcomeUnknown)
+    client.close()  # again: it is done
+
+
+def test_consumer_that_slips_past_the_close_dials_nobody_anew(threaded: Threaded) -> None:
+    client = connect(threaded)
+    late = client.consumer("orders", "late")
+    client._consumers.remove(late)  # as if it had been opened amid the close
+    client.close()
+    with pytest.raises(errors.Closed):
+        next(late)
+    assert not client._client._nodes._nodes  # type: ignore[union-attr]
+
+
+def test_iteration_ends_when_another_thread_closes_the_client(threaded: Threaded) -> None:
+    client = connect(threaded)
+    consumer = client.consumer("orders", "g")
+    client.close()
+    assert [*consumer] == []
+    assert consumer.receive() == []
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**400, timedelta.max])
+def test_timeout_beyond_all_clocks_is_for_ever(threaded: Threaded, timeout: Any) -> None:
+    with TimerClient(threaded.cluster.address, timeout=timeout, settings=QUICK) as client:
+        assert client.schedule("orders", b"p", timeout=timeout).id
+        assert client.cancel("0" * 24, timeout=timeout) == CancelResult.NOT_FOUND
+        with client.consumer("orders", "g") as consumer:
+            assert consumer.receive(timeout=timeout)
+            consumer.flush(timeout)
+
+
+@pytest.mark.parametrize("delay", [float("inf"), float("nan"), 1e308, 10**400, -1e308, -(10**400)])
+def test_delay_that_no_calendar_has_is_refused(threaded: Threaded, delay: Any) -> None:
+    with connect(threaded) as client, pytest.raises(errors.InvalidRequest, match="delay"):
+        client.schedule("orders", b"p", delay=delay)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_process_forked_off_one_with_an_open_client_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pid = os.getpid()
+    with TimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK) as client:
+        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+        with pytest.raises(RuntimeError, match="forked off one with an open client"):
+            TimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK)
+        monkeypatch.undo()
+    assert client._background not in background._open
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -1,0 +1,158 @@
+"""The thread that a process' clients for threads share, and how they reach it.
+
+    caller's thread -- coroutine, or a submission --> the loop's thread --> grpc.aio
+
+One loop for all, in a daemon thread that begins with the first client and stays.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from timerclient.errors import Closed, Overloaded
+
+T = TypeVar("T")
+
+_loop_lock = threading.Lock()
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""Process id -> the loop of all its clients: one, and it stays.
+
+grpc.aio hands the events of all loops to whichever looks first. With a loop for each client, the
+end of one would have made others trip over its late events.
+"""
+_open: "weakref.WeakSet[Background]" = weakref.WeakSet()
+"""Of all clients that were not closed, in this process or, when it was forked, in its parent."""
+
+
+def _loop_of_process() -> asyncio.AbstractEventLoop:
+    """Return the running loop, on a daemon thread of its own, that this process' clients share.
+
+    Raises:
+        RuntimeError: this process was forked off one that had a client open.
+    """
+    with _loop_lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            if any(each.pid != os.getpid() for each in _open):
+                text = "this process was forked off one with an open client: gRPC answers none here"
+                raise RuntimeError(f"{text}; close that before, or start this process by spawn")
+            loop = asyncio.new_event_loop()
+            loop.set_exception_handler(_on_loop_error)
+            threading.Thread(target=_run_loop, args=[loop], name="timerclient", daemon=True).start()
+            _loops.clear()
+            _loops[os.getpid()] = loop
+        return loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+
+
+class Background:
+    """One client's way to the event loop."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = _loop_of_process()
+        self.stopped = False
+        _open.add(self)
+
+    def check_process(self) -> None:
+        """Refuse to be used where the thread is not.
+
+        Raises:
+            RuntimeError: this process was forked off the one that made it.
+        """
+        if os.getpid() != self.pid:
+            raise RuntimeError("this client was made before a fork; make one per process")
+
+    def check(self) -> None:
+        """Refuse to be used any more, or where the thread is not.
+
+        Raises:
+            Closed: it was stopped.
+            RuntimeError: see `check_process`.
+        """
+        self.check_process()
+        if self.stopped:
+            raise Closed("the client is closed")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the loop's thread, which must not wait for itself."""
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
+
+    def check_wait(self) -> None:
+        """Refuse to wait on the loop's thread.
+
+        Raises:
+            RuntimeError: this is it.
+        """
+        if self.is_here:
+            text = "a future's callback runs on the client's own thread, which can't wait"
+            raise RuntimeError(f"{text} for the cluster: submit, or hand it to another thread")
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, run on the loop."""
+        try:
+            self.check()
+            self.check_wait()
+        except BaseException:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Take no more calls."""
+        self.stopped = True
+        _open.discard(self)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # grpc.aio wakes every loop of the process for each event; those that find nothing left raise
+    # this, and no harm is done (grpc/grpc#25364).
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)
+
+
+class Budget:
+    """A number of bytes shared by all submissions that wait for their answers."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._freed = threading.Condition()
+
+    def take(self, size: int, within_s: float) -> None:
+        """Take `size`, once it is free; one that is larger than all has it alone.
+
+        Raises:
+            Overloaded: it was not free in time; nothing was sent.
+        """
+        with self._freed:
+            if not self._freed.wait_for(lambda: self._fits(size), within_s):
+                text = f"{self._used} submitted bytes are unanswered after {within_s:g} s"
+                raise Overloaded(text)
+            self._used += size
+
+    def _fits(self, size: int) -> bool:
+        return not self._used or self._used + size <= self._size
+
+    def give(self, size: int) -> None:
+        """Give back what was taken."""
+        with self._freed:
+            self._used -= size
+            self._freed.notify_all()
