@@ -25,7 +25,7 @@ from timer.disk import (
     MarkFile,
     Refusal,
 )
-from timer.errors import CorruptFile, WrongDirectory
+from timer.errors import Unreadable, WrongDirectory
 
 PAGE_SIZE: Final = 512
 """Written whole or not at all when the machine dies; appended bytes may also end within one."""
@@ -47,12 +47,20 @@ class _File:
     """Numbers of pages that the disk can't give back, until they are written again."""
 
     def put(self, position: int, data: Bytes) -> None:
+        self._overwrite(position, position + len(data))
         self.seen[position : position + len(data)] = data
         self.clean = min(self.clean, position)
-        self.unreadable.difference_update(_pages(position, len(data)))
+
+    def _overwrite(self, start: int, end: int) -> None:
+        """Let whole pages be readable again; of those in part, what stays has to be read."""
+        for page in self.unreadable.intersection(_pages(start, end - start)):
+            first, last = page * PAGE_SIZE, min((page + 1) * PAGE_SIZE, len(self.seen))
+            if start > first or end < last:
+                raise OSError(errno.EIO, "a bad sector (simulated)")
+        self.unreadable.difference_update(_pages(start, end - start))
 
     def truncate(self, size: int) -> None:
-        self.unreadable.difference_update(_pages(size, len(self.seen) - size))
+        self._overwrite(size, len(self.seen))
         del self.seen[size:]
         self.clean = min(self.clean, size)
         self.cut = min(self.cut, size)
@@ -235,7 +243,7 @@ class SimDisk:
         file = self._file(path)
         end = len(file.seen) if size is None else min(start + size, len(file.seen))
         if bad := file.unreadable.intersection(_pages(start, end - start)):
-            raise CorruptFile(path, max(start, min(bad) * PAGE_SIZE), "a bad sector (simulated)")
+            raise Unreadable(path, max(start, min(bad) * PAGE_SIZE), "a bad sector (simulated)")
         return bytes(file.seen[start:end])
 
     def size(self, path: Path) -> int:

@@ -256,8 +256,7 @@ class Node:
             replica_id=identity.replica_id,
             peers=others,
             directory=config.data,
-            founding=config.name in identity.founding_voters
-            and identity.founding_voters[config.name] == identity.replica_id,
+            founding=identity.is_founder,
             cluster_id=config.cluster_id,
             voters=identity.founding_voters,
             channel_for=lambda name: grpc.aio.insecure_channel(

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import uvloop
@@ -18,8 +19,9 @@ from cluster.node import PEER_OPTIONS, Node
 from cluster.repair import repair
 from cluster.space import wait_for_room
 from cluster.storage import Damaged, note_damage
-from timer.disk import Disk, RealDisk, is_full
-from timer.errors import CorruptFile, DiskFailed, StorageError
+from timer.disk import Disk, FreshDisk, RealDisk, is_full
+from timer.errors import CorruptFile, DiskFailed, StorageError, Unreadable
+from timer.snapshot import crc32_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,18 @@ def _curable(config: NodeConfig, error: BaseException) -> bool:
     )
 
 
+def _was_a_moment(error: BaseException) -> bool:
+    """Return whether what could not be read can be read now."""
+    if not isinstance(error, Unreadable):
+        return False
+    try:
+        crc32_of(FreshDisk(), Path(str(error.path)))
+    except (StorageError, FileNotFoundError):
+        return False
+    logger.warning("it can be read again: nothing is noted as damaged")
+    return True
+
+
 def _begin_anew(
     disk: Disk, config: NodeConfig, ending: Ending, error: BaseException
 ) -> BaseException:
@@ -88,7 +102,8 @@ def _begin_anew(
     if _curable(config, error):
         logger.error("fatal, to be healed: %s", error, exc_info=error)
         try:
-            note_damage(disk, config, error)
+            if not _was_a_moment(error):
+                note_damage(disk, config, error)
             if not ending.asked:
                 start_again()
         except DiskFailed as failed:  # the damage will be met again

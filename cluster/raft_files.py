@@ -32,6 +32,7 @@ from typing import Final
 import msgpack
 
 from cluster.raft_journal import (
+    DISK,
     Journal,
     Record,
     fsync_directory,
@@ -118,7 +119,7 @@ def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
     meta, snapshot = directory / "meta", directory / "snapshot"
     found: dict[Path, Callable[[], object]] = {
         marker: lambda: _check_version(marker, unseal(marker)),
-        journal: lambda: scan(journal, journal.read_bytes()),
+        journal: lambda: scan(journal, DISK.read(journal)),
         meta: lambda: read_meta(meta),
         snapshot: lambda: read_snapshot(snapshot),
     }

@@ -35,9 +35,12 @@ from typing import Final, TypeAlias
 
 import msgpack
 
+from timer.disk import RealDisk
 from timer.errors import CorruptFile, DiskFailed, UnknownVersion
 
 MAGIC: Final = b"TIMERAFT"
+DISK: Final = RealDisk()
+"""Says of what can't be read that it is damaged."""
 VERSION: Final = 1
 COMMAND_SIZE_MAX: Final = 1 << 16
 TRAILING_RECORDS: Final = 1_000
@@ -71,7 +74,7 @@ class Journal:
         self._path = directory / "journal"
         self._term, self._vote, self._may_vote = read_meta(directory / "meta")
         try:
-            data = self._path.read_bytes()
+            data = DISK.read(self._path)
         except FileNotFoundError:
             raise CorruptFile(self._path, 0, "the journal is missing") from None
         self._records, self._ends = scan(self._path, data)
@@ -268,7 +271,7 @@ def unseal(path: Path) -> bytes:
         CorruptFile: it doesn't verify.
         FileNotFoundError: there is none.
     """
-    data = path.read_bytes()
+    data = DISK.read(path)
     if len(data) < _U32.size or zlib.crc32(data[_U32.size :]) != _U32.unpack_from(data)[0]:
         raise CorruptFile(path, 0, "checksum mismatch")
     return data[_U32.size :]

@@ -9,7 +9,6 @@ the same, found while the node ran                 noted in `damaged`; the next 
 
 import logging
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -99,15 +98,28 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
     A snapshot that is whole is installed: what it replaces goes. Who can't is no worse off.
     """
     try:
-        with closing(
-            open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
-        ) as directory:
-            remove_files(disk, directory.outgoing)
-            if _install(disk, directory) is None:
-                remove_files(disk, directory.incoming)
-            remove_unnamed(disk, directory.state)
+        directory = open_directory(
+            disk, config.data, cluster_id=config.cluster_id, name=config.name
+        )
     except StorageError as error:
-        logger.warning("could not free all that nothing needs: %s", error)
+        logger.warning("nothing was freed: %s", error)
+        return
+
+    def end_fetching() -> None:
+        if _install(disk, directory) is None:
+            remove_files(disk, directory.incoming)
+
+    steps: tuple[Callable[[], None], ...] = (
+        lambda: remove_files(disk, directory.outgoing),
+        lambda: remove_unnamed(disk, directory.state),
+        end_fetching,  # last: it takes some room itself
+    )
+    for step in steps:
+        try:
+            step()
+        except StorageError as error:
+            logger.warning("could not free all that nothing needs: %s", error)
+    directory.close()
 
 
 def _install(disk: Disk, directory: DataDirectory) -> Snapshot | None:

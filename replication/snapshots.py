@@ -91,7 +91,7 @@ class Snapshots:
     async def expire(self) -> None:
         """Unpin what nobody fetches any more; called now and then."""
         if self._outgoing.pinned is not None:
-            await self._alone(self._outgoing.expire, self._mono_ms())
+            await self._alone(lambda: self._outgoing.expire(self._mono_ms()))
 
     async def _open(self, data: bytes, context: _Context) -> bytes:
         try:

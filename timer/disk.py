@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from timer.errors import CorruptFile, DiskFailed, WrongDirectory
+from timer.errors import DiskFailed, Unreadable, WrongDirectory
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -112,7 +112,7 @@ class Disk(Protocol):
 
         Raises:
             FileNotFoundError: there is no such file.
-            CorruptFile: the disk can't give back what it took.
+            Unreadable: the disk can't give back what it took.
         """
 
     def size(self, path: Path) -> int:
@@ -251,7 +251,7 @@ class RealDisk:
             except OSError as error:
                 if error.errno in _UNREADABLE:
                     why = disk_failed(path, "read", error.errno)
-                    raise CorruptFile(path, start, str(why)) from error
+                    raise Unreadable(path, start, str(why)) from error
                 raise
             finally:
                 os.close(fd)

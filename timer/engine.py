@@ -39,7 +39,7 @@ from timer.prepare import Prepared
 from timer.room import Room
 from timer.run import RunMeta
 from timer.run_writer import Pace, unpaced
-from timer.spill import MOVED_SIZE_MAX, Fetch, Spill, sparse, write_spill
+from timer.spill import Fetch, Spill, sparse, write_spill
 from timer.store import Frozen, Store
 from timer.units import Epoch, LogIndex, TopicId
 from timer.window import Window
@@ -411,7 +411,7 @@ class Engine:
             self._ahead.forget()
             return None
         self.flushing, index = True, self.machine.applied_index
-        moved_size_max = min(MOVED_SIZE_MAX, (self.room.free - self._flush_size) // MOVED_SHARE)
+        moved_size_max = (self.room.free - self._flush_size) // MOVED_SHARE
         self._flushed_bytes, self._flushed_index = self.applied_bytes, index
         state, fresh = manifest.capture(self.machine, self._ahead)
         store = self.machine.store

@@ -217,11 +217,15 @@ class StorageError(TimerError):
 
 
 class CorruptFile(StorageError):
-    """Bytes that were once durable no longer verify."""
+    """Bytes that were once durable no longer verify, or are gone."""
 
     def __init__(self, path: object, position: int, why: str) -> None:
         super().__init__(f"{path}: corrupt at byte {position}: {why}")
         self.path, self.position, self.why = path, position, why
+
+
+class Unreadable(CorruptFile):
+    """The disk does not give back what it took: a bad sector, or a bad moment."""
 
 
 class UnknownVersion(StorageError):

@@ -42,8 +42,10 @@ _READY: Final = "ready"
 class Incoming:
     """A snapshot on its way here. Belongs to one task or thread at a time."""
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, disk: Disk, directory: Path, room_bytes: int = ROOM_BYTES) -> None:
+        """`room_bytes` stay free on the disk."""
         self._disk = disk
+        self._room_bytes = room_bytes
         self._directory = directory
         self._plan = b""
         self._waiting: list[Part] = []
@@ -84,8 +86,8 @@ class Incoming:
         self._waiting = [part for part in snapshot.parts if part not in self._whole]
         missing = sum(part.size - self._size(part) for part in self._waiting)
         free = disk.free_bytes(directory)
-        if missing + ROOM_BYTES > free:
-            why = f"{missing} bytes are to be fetched and {ROOM_BYTES} to stay free"
+        if missing and missing + self._room_bytes > free:
+            why = f"{missing} bytes are to be fetched and {self._room_bytes} to stay free"
             raise NotReady(f"{why}, the disk has {free} free")
 
     def wanted(self) -> tuple[Part, int] | None:

@@ -16,6 +16,8 @@ close: after a power cut it may say too little, never too much.
     in a sealed segment                                               corrupt: CorruptFile
     at or below the durable index, or the caller's committed floor    corrupt: CorruptFile
     above both                                                        torn: cut, `tail_was_cut`
+    where nothing can be read; before the log's first entry, if the   corrupt: CorruptFile
+    caller's committed floor does not reach so far
 
 The mark may lag, so what was cut may have been durable and answered for: the replica is unsure
 until a leader has brought it up to date. The mark remembers the cut, from before it is made until
@@ -158,6 +160,8 @@ class Log:
             why = f"the first segment; nothing holds the entries from {committed + 1} on before it"
             raise CorruptFile(segments[0].path, 0, why)
         view, end = _recover(disk, segments, committed_floor=committed, floor=floor)
+        if marked.damaged:  # a new file: a bad sector may not even be written to
+            disk.write_atomic(mark_path, _encode_mark(LogIndex(0), was_cut=view.last > 0))
         file, mark = disk.open_append(segments[-1].path), disk.open_mark(mark_path)
         disk.sync_dir(directory)
         log = cls(disk, directory, view, (file, mark), segment_size=segment_size)

@@ -71,16 +71,26 @@ def verify(disk: Disk, *, state: Path, log: Path) -> Iterator[Checked]:
 
 def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
     """Return how to check each file that is wanted now."""
-    check_manifest: dict[Path, Check]
-    check_manifest = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
-    paths = segment.paths(disk, log)
+    paths = segment.paths(disk, log)  # before the manifest, beyond which nothing is dropped
+    checks: dict[Path, Check] = {}
     try:
-        checks = _state_checks(disk, state)
+        said = manifest.read(disk, state)
     except (CorruptFile, UnknownVersion):
-        checks = check_manifest
-    if not checks and paths and segment.first_of(paths[0].name) != 1:
-        checks = check_manifest  # which holds what came before
-    return {**checks, **_log_checks(disk, log, paths, sealed_only=sealed_only)}
+        checks[state / manifest.NAME] = lambda _: _check_manifest(disk, state)
+    else:
+        first = segment.first_of(paths[0].name) if paths else None
+        if first is not None and first > (said["index"] if said is not None else 0) + 1:
+            missing = paths[0] if said is not None else state / manifest.NAME
+            checks[missing] = lambda _: _missing(missing)
+        if said is not None:
+            checks |= _state_checks(disk, state, said)
+    for path, check in _log_checks(disk, log, paths, sealed_only=sealed_only).items():
+        checks.setdefault(path, check)
+    return checks
+
+
+def _missing(path: Path) -> int:
+    raise CorruptFile(path, 0, "what the log's first entry follows is missing")
 
 
 def _checked(path: Path, check: Check, pace: Pace) -> Checked:
@@ -95,15 +105,8 @@ def _checked(path: Path, check: Check, pace: Pace) -> Checked:
 # ---- state
 
 
-def _state_checks(disk: Disk, state: Path) -> dict[Path, Check]:
-    """Return how to check each file that the newest manifest needs, itself included.
-
-    Raises:
-        CorruptFile, UnknownVersion: it can't be read.
-    """
-    said = manifest.read(disk, state)
-    if said is None:
-        return {}
+def _state_checks(disk: Disk, state: Path, said: manifest.State) -> dict[Path, Check]:
+    """Return how to check each file that a manifest needs, itself included."""
     checks: dict[Path, Check] = {state / manifest.NAME: lambda _: _check_manifest(disk, state)}
     for fields in said["runs"]:
         checks |= _run_checks(disk, state / manifest.RUN_DIRECTORY, RunMeta.unpack(fields))

@@ -92,8 +92,9 @@ def remove_unnamed(disk: Disk, directory: Path) -> None:
     """
     said = manifest.read(disk, directory)
     named = {directory / path for path, _, _ in manifest.files(said)} if said is not None else set()
+    named.add(directory / manifest.NAME)
     for path in files(disk, directory):
-        if path not in named | {directory / manifest.NAME}:
+        if path not in named:
             disk.remove(path)
 
 

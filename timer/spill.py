@@ -41,7 +41,7 @@ SMALL_SIZE: Final = 256 << 10
 SMALL_FILES_MAX: Final = 8
 """More files below SMALL_SIZE than this become one."""
 MOVED_SIZE_MAX: Final = 256 << 20
-"""Bytes that are copied with one manifest, at most; the next ones copy the rest."""
+"""Bytes that are copied with one manifest, about: no file more after these."""
 
 _HEADER: Final = struct.Struct("<8sII")
 _CRC: Final = struct.Struct("<I")
@@ -127,9 +127,10 @@ def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int)
     if len(small - given_up) > SMALL_FILES_MAX:
         given_up |= small
     chosen: set[str] = set()
+    size = 0
     for name in sorted(given_up, key=lambda name: (needed[name] - sizes[name], name)):
-        if needed[name] <= size_max:
-            size_max -= needed[name]
+        if size < MOVED_SIZE_MAX and size + needed[name] <= size_max:
+            size += needed[name]
             chosen.add(name)
     return [ref for ref in refs if ref.file in chosen]
 

@@ -29,7 +29,7 @@ from timerclient.errors import Closed, InvalidRequest, TimerError
 from timerclient.existing import Seconds, timeout_s
 from timerclient.groups import STARTS
 from timerclient.messages import Batch, Message
-from timerclient.nodes import Dial, Node, Nodes, parse_addresses, tcp
+from timerclient.nodes import Dial, Node, Nodes, check_not_forked, parse_addresses, tcp
 from timerclient.producer import Call, Producer, Row, encode_rows
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import Headers, NewTimer, When, WhenMany
@@ -157,7 +157,9 @@ class AsyncTimerClient(TopicCalls):
     ) -> None:
         self._addresses = parse_addresses(cluster)
         self._settings = settings
-        self._dial = dial or tcp(credentials)
+        self._dial, self._over_tcp = dial or tcp(credentials), dial is None
+        if self._over_tcp:
+            check_not_forked()
         self._call_s = settings.call_s if timeout is None else timeout_s(timeout)
         self._nodes: Nodes | None = None
         self._producer: Producer | None = None
@@ -434,11 +436,13 @@ class AsyncTimerClient(TopicCalls):
                     await consumer.close(within_s)
                 except TimerError as error:  # the others are to be closed all the same
                     failed = failed or error
-            if self._producer is not None:
-                await self._producer.close(within_s)
         finally:
-            if self._nodes is not None:
-                await self._nodes.close()
+            try:
+                if self._producer is not None:
+                    await self._producer.close(within_s)
+            finally:
+                if self._nodes is not None:
+                    await self._nodes.close()
         if failed is not None:
             raise failed
 
@@ -471,7 +475,9 @@ class AsyncTimerClient(TopicCalls):
         if self._closed:
             raise Closed("the client is closed")
         if self._nodes is None:
-            self._nodes = Nodes(self._addresses, self._settings, self._dial)
+            self._nodes = Nodes(
+                self._addresses, self._settings, self._dial, over_tcp=self._over_tcp
+            )
         return self._nodes
 
     def producer(self) -> Producer:

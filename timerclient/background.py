@@ -8,8 +8,8 @@ One loop for all, in a daemon thread that begins with the first client and stays
 import asyncio
 import os
 import threading
-import weakref
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from timerclient.errors import Closed, Overloaded
@@ -23,22 +23,13 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 grpc.aio hands the events of all loops to whichever looks first. With a loop for each client, the
 end of one would have made others trip over its late events.
 """
-_open: "weakref.WeakSet[Background]" = weakref.WeakSet()
-"""Of all clients that were not closed, in this process or, when it was forked, in its parent."""
 
 
 def _loop_of_process() -> asyncio.AbstractEventLoop:
-    """Return the running loop, on a daemon thread of its own, that this process' clients share.
-
-    Raises:
-        RuntimeError: this process was forked off one that had a client open.
-    """
+    """Return the running loop, on a daemon thread of its own, that this process' clients share."""
     with _loop_lock:
         loop = _loops.get(os.getpid())
         if loop is None:
-            if any(each.pid != os.getpid() for each in _open):
-                text = "this process was forked off one with an open client: gRPC answers none here"
-                raise RuntimeError(f"{text}; close that before, or start this process by spawn")
             loop = asyncio.new_event_loop()
             loop.set_exception_handler(_on_loop_error)
             threading.Thread(target=_run_loop, args=[loop], name="timerclient", daemon=True).start()
@@ -52,14 +43,52 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
 
 
+def is_here() -> bool:
+    """Return whether this is the thread of the clients' loop, which must not wait for itself."""
+    try:
+        return asyncio.get_running_loop() is _loops.get(os.getpid())
+    except RuntimeError:
+        return False
+
+
+def check_wait() -> None:
+    """Refuse to wait on that thread.
+
+    Raises:
+        RuntimeError: this is it.
+    """
+    if is_here():
+        text = "a future's callback runs on the clients' own thread, which can't wait"
+        raise RuntimeError(f"{text} for the cluster: submit, or hand it to another thread")
+
+
+class Answer(Future[T]):
+    """A future that is not waited for where its outcome would have to arrive."""
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result; see concurrent.futures.
+
+        Raises:
+            RuntimeError: it is not there, and this is the clients' own thread.
+        """
+        if not self.done():
+            check_wait()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, or None; as `result`."""
+        if not self.done():
+            check_wait()
+        return super().exception(timeout)
+
+
 class Background:
     """One client's way to the event loop."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self._pid = os.getpid()
         self.loop = _loop_of_process()
         self.stopped = False
-        _open.add(self)
 
     def check_process(self) -> None:
         """Refuse to be used where the thread is not.
@@ -67,7 +96,7 @@ class Background:
         Raises:
             RuntimeError: this process was forked off the one that made it.
         """
-        if os.getpid() != self.pid:
+        if os.getpid() != self._pid:
             raise RuntimeError("this client was made before a fork; make one per process")
 
     def check(self) -> None:
@@ -81,29 +110,11 @@ class Background:
         if self.stopped:
             raise Closed("the client is closed")
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this is the loop's thread, which must not wait for itself."""
-        try:
-            return asyncio.get_running_loop() is self.loop
-        except RuntimeError:
-            return False
-
-    def check_wait(self) -> None:
-        """Refuse to wait on the loop's thread.
-
-        Raises:
-            RuntimeError: this is it.
-        """
-        if self.is_here:
-            text = "a future's callback runs on the client's own thread, which can't wait"
-            raise RuntimeError(f"{text} for the cluster: submit, or hand it to another thread")
-
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of a coroutine, run on the loop."""
         try:
             self.check()
-            self.check_wait()
+            check_wait()
         except BaseException:
             work.close()
             raise
@@ -117,7 +128,6 @@ class Background:
     def stop(self) -> None:
         """Take no more calls."""
         self.stopped = True
-        _open.discard(self)
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

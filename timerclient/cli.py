@@ -68,19 +68,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name may have other letters than it can
             stream.reconfigure(errors="backslashreplace")
-    args = make_parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = args.run
     code = OK
     try:
         try:
-            code = run(args)
+            args = make_parser().parse_args(argv)
+            code = args.run(args)
         except TimerError as error:
             before = f" (at least {error.done} were done before)" if error.done else ""
             print(f"timerctl: {_one_line(error)}{before}", file=sys.stderr)
             code = exit_code(error)
         except KeyboardInterrupt:
             code = INTERRUPTED
-        sys.stdout.flush()  # here: at its end Python would complain of a reader that has gone
+        finally:
+            if sys.stdout is not None:  # here: at its end Python would complain if nobody reads it
+                sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does; keep the exit quiet.
         with suppress(OSError):

@@ -7,13 +7,13 @@ million objects.
 
 import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
 from datetime import timedelta
 from enum import IntEnum
 from itertools import accumulate
 from typing import NamedTuple, TypeVar, overload
 
 from timerclient import ids
+from timerclient.background import Answer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import AckResult, ExtendResult, NackResult
 from timerclient.rows import decode_headers, lease_ms, span_ms
@@ -21,7 +21,7 @@ from timerclient.rows import decode_headers, lease_ms, span_ms
 T = TypeVar("T")
 
 
-class Acking(Future[T]):
+class Acking(Answer[T]):
     """The answer to an ack, nack or extension, once it is there; for threads and for event loops.
 
     `result(timeout)` waits in a thread; `await acking` waits on an event loop. Nobody has to: an

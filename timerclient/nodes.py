@@ -12,7 +12,10 @@ after the live ones have said no.
 """
 
 import asyncio
+import os
 import random
+import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
@@ -108,10 +111,35 @@ FORGET_S: Final = 30.0
 patience: the hinted node's, then that of all."""
 
 
+_reaching_lock = threading.Lock()
+_reaching: "weakref.WeakSet[Nodes]" = weakref.WeakSet()
+"""Those that are open, over TCP: of this process or, when it was forked, of its parent."""
+
+
+def check_not_forked() -> None:
+    """Refuse to connect in a process that gRPC would bring no answer.
+
+    Raises:
+        RuntimeError: this process was forked off one that had a client open.
+    """
+    with _reaching_lock:
+        theirs = any(each.pid != os.getpid() for each in _reaching)
+    if theirs:
+        text = "this process was forked off one with an open client: gRPC answers none here"
+        raise RuntimeError(f"{text}; close that before the fork, or start this process by spawn")
+
+
 class Nodes:
     """All nodes of one cluster; lives on one event loop."""
 
-    def __init__(self, addresses: Sequence[str], settings: Settings, dial: Dial) -> None:
+    def __init__(
+        self, addresses: Sequence[str], settings: Settings, dial: Dial, *, over_tcp: bool = False
+    ) -> None:
+        """`over_tcp`: `dial` goes by gRPC's own ways, which no fork survives."""
+        self.pid = os.getpid()
+        if over_tcp:
+            with _reaching_lock:
+                _reaching.add(self)
         self.settings = settings
         self.rng = random.Random()  # noqa: S311 -- jitter, no secret
         self.epoch = 0
@@ -147,6 +175,8 @@ class Nodes:
     async def close(self) -> None:
         """Close all channels, for good."""
         self._closed = True
+        with _reaching_lock:
+            _reaching.discard(self)
         nodes, self._nodes, self._leader = list(self._nodes.values()), {}, None
         await asyncio.gather(*(node.channel.close() for node in nodes))
 
@@ -307,13 +337,16 @@ class Nodes:
         try:
             async with asyncio.timeout(within_s):
                 while True:
-                    node = await self.leader()
+                    try:
+                        node = await self.leader()
+                    except Closed as error:
+                        raise (errors.as_unknown(error) if in_doubt else error) from None
                     asking = True
                     try:
                         answer = await self.attempt(node, method(node))
                     except TimerError as error:
                         asking = False
-                        if not error.outcome_known:
+                        if not error.outcome_known or isinstance(error, Closed):
                             in_doubt = True
                             on_doubt()
                         again = errors.means_move(error) or errors.means_wait(error)

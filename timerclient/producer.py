@@ -348,6 +348,11 @@ class Producer:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Answer all: what was sent may have happened."""
+        self._closed = True
         self._settle(self._pipeline.close(), None)
 
     async def _run(self) -> None:
@@ -355,10 +360,17 @@ class Producer:
             while self._pipeline.idle:
                 self._changed.clear()
                 await self._changed.wait()
-            node = await self._nodes.leader()
             self._answered = False
             try:
+                node = await self._nodes.leader()
+            except Closed:
+                self._give_up()
+                return
+            try:
                 await self._stream(node)
+            except Closed:
+                self._give_up()
+                return
             except TimerError as error:
                 self._nodes.failed(node, error)
                 # A node that refuses the whole stream, having answered nothing, took nothing.
@@ -442,12 +454,10 @@ class Producer:
                 self._progress_at = loop.time() - stall_s / 2
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
+        if task.cancelled() or (bug := task.exception()) is None:
             return
         # A bug of ours: let nobody wait for what will not come.
         self._closed = True
-        bug = task.exception()
-        assert bug is not None
         for request, _ in self._pipeline.close().settled:
             for call in request.calls:
                 if not call.future.done():

@@ -137,7 +137,7 @@ def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
         InvalidRequest: it is neither, negative, or more than `most_ms`; names `field`.
     """
     if isinstance(value, timedelta):
-        ms = -(-value // _MS)
+        ms = -(-max(-_MS, min(value, timedelta(milliseconds=most_ms + 1))) // _MS)
     elif isinstance(value, int | float):
         ms = round(max(-1.0, min(value, DUE_MS_MAX)) * 1000)  # no number at all is -1, too
     else:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -37,8 +38,9 @@ def payload(data: bytes) -> dict[str, str]:
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
-    """Return one JSON document."""
-    return json.dumps(value, indent=indent, ensure_ascii=False)
+    """Return one JSON document, in letters that standard output has."""
+    utf8 = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "") == "utf8"
+    return json.dumps(value, indent=indent, ensure_ascii=not utf8)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -11,8 +11,8 @@ The asyncio clients of a process run together on one daemon thread.
 Threads: a client may be used from any number of threads. A consumer is iterated by one thread at a
 time; its messages may be acked from any. Futures are concurrent.futures.Future.
 
-A future's callbacks run on that thread: they may submit, and must not wait for the cluster, nor for
-another future; calls that would do so are refused there.
+A future's callbacks run on that thread: they may submit, and what would wait there, for the cluster
+or for another future, is refused.
 
 Processes: neither a client nor its connections survive a fork. Make one per process, after the
 fork; a client that was made before one refuses to be used. While a process has a client open, those
@@ -41,7 +41,7 @@ from timerclient.aio import (
     make_row,
     take_rest,
 )
-from timerclient.background import Background, Budget
+from timerclient.background import Answer, Background, Budget, check_wait, is_here
 from timerclient.errors import Closed, TimerError
 from timerclient.existing import Seconds, TimerLike, timeout_s
 from timerclient.messages import Batch, Message
@@ -131,7 +131,6 @@ class TimerClient(TopicFront):
                     **when,
                 )
             )
-        self._background.check_wait()
         return self.submit(
             topic,
             payload,
@@ -158,7 +157,7 @@ class TimerClient(TopicFront):
         Blocks while too many bytes are unanswered.
         """
         row = make_row(topic, payload, key, headers, on_conflict, when)
-        future: Future[Timer] = Future()
+        future: Future[Timer] = Answer()
         make = partial(Outcome.timer, key=key) if key else Outcome.timer
         call = Call(future, 1, make, self._client.within_s(timeout))
         return self._submit(future, call, row.size, lambda p: p.submit_row(row, call))
@@ -199,7 +198,6 @@ class TimerClient(TopicFront):
                     **_at_hand(when),
                 )
             )
-        self._background.check_wait()
         return self.submit_batch(
             topic,
             payloads,
@@ -226,7 +224,7 @@ class TimerClient(TopicFront):
         Requests keep the order of submission. Blocks while too many bytes are unanswered.
         """
         body, n = rows.encode_batch(topic, payloads, when, keys, headers, on_conflict)
-        future: Future[Timers] = Future()
+        future: Future[Timers] = Answer()
         call = Call(future, n, Timers, self._client.within_s(timeout))
         return self._submit(future, call, len(body), lambda p: p.submit(body, call))
 
@@ -259,7 +257,7 @@ class TimerClient(TopicFront):
     ) -> "Future[T]":
         self._background.check()
         begun_s = time.monotonic()
-        self._budget.take(size, 0.0 if self._background.is_here else call.within_s)
+        self._budget.take(size, 0.0 if is_here() else call.within_s)
         call.waited_s = time.monotonic() - begun_s
         future.set_running_or_notify_cancel()
         future.add_done_callback(lambda _: self._budget.give(size))
@@ -534,8 +532,10 @@ class TimerClient(TopicFront):
         """
         if self._background.stopped:
             return
-        self._client.within_s(timeout)  # refuses what is no timeout before anything is closed
-        self._background.check_wait()
+        # Whoever may not close it is told so before anything is closed.
+        self._client.within_s(timeout)
+        self._background.check_process()
+        check_wait()
         failed: TimerError | None = None
         try:
             for consumer in self._consumers:
@@ -648,9 +648,11 @@ class Consumer:
                 raise self._subscription.error
             if self._subscription.ended:
                 return None
-            self._background.check_wait()
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if (left_s is not None and left_s <= 0) or not self._arrived.wait(left_s):
+            if left_s is not None and left_s <= 0:
+                return None
+            check_wait()
+            if not self._arrived.wait(left_s):
                 return None
 
     def flush(self, timeout: Seconds | None = None) -> None:
@@ -671,6 +673,8 @@ class Consumer:
         if self.closed:
             return
         within_s = self._call_s if timeout is None else timeout_s(timeout)
+        self._background.check()
+        check_wait()
         self.closed = True
         rest, self._rest = self._rest, []
         self._background.call(self._subscription.close(within_s, rest))

@@ -70,7 +70,7 @@ class Refetch:
     def __init__(self, node: "SimNode") -> None:
         self._node = node
         self._life = node.life
-        self._incoming = Incoming(node.disk, INCOMING_PATH)
+        self._incoming = Incoming(node.disk, INCOMING_PATH, room_bytes=0)
         self._offer: Offer | None = None
         self._source: SimNode | None = None
         self._suspect = ""

@@ -213,10 +213,23 @@ def test_page_that_is_spoilt_is_not_read_until_it_is_written_again() -> None:
     with pytest.raises(CorruptFile):
         disk.read(PATH)
     file = disk.open_append(PATH)
+    for half in (page * PAGE_SIZE + 1, (page + 1) * PAGE_SIZE - 1):
+        with pytest.raises(DiskFailed, match="EIO"):
+            disk.open_append(PATH).truncate(half)
     file.truncate(page * PAGE_SIZE)
     file.write([b"1" * (3 - page) * PAGE_SIZE])
     assert disk.read(PATH) == bytes(page * PAGE_SIZE) + b"1" * (3 - page) * PAGE_SIZE
     assert disk.spoil_synced(random.Random(1), Path("/other")) is None
+
+
+def test_mark_on_a_bad_sector_is_written_only_as_a_whole_page() -> None:
+    disk = fresh()
+    disk.write_atomic(PATH, bytes(PAGE_SIZE))
+    disk.spoil(PATH, 0)
+    with pytest.raises(DiskFailed, match="EIO"):
+        disk.open_mark(PATH).put(b"1" * (PAGE_SIZE - 1))
+    disk.open_mark(PATH).put(b"1" * PAGE_SIZE)
+    assert disk.read(PATH) == b"1" * PAGE_SIZE
 
 
 def test_handle_from_before_a_crash_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cluster import process
 from cluster.config import load_config
-from timer.errors import CorruptFile, DiskFailed
+from timer.errors import CorruptFile, DiskFailed, Unreadable
 
 Act = Callable[["FakeNode"], Awaitable[None]]
 Run = Callable[[Act, Act], int]
@@ -132,3 +132,24 @@ def test_damage_met_while_the_node_stops_is_noted_and_ends_it(run: Run, tmp_path
     with pytest.raises(Exited, match="66"):
         run(sigterm, damage)
     assert "planted" in (tmp_path / "data" / "damaged").read_text()
+
+
+def test_what_could_not_be_read_for_a_moment_is_not_noted_as_damage(
+    run: Run, tmp_path: Path
+) -> None:
+    def unreadable(path: Path) -> Act:
+        async def act(node: FakeNode) -> None:
+            node.fatal(Unreadable(path, 7, "planted"))
+
+        return act
+
+    (tmp_path / "run").write_bytes(b"it can be read again")
+    with pytest.raises(Replaced):
+        run(unreadable(tmp_path / "run"), nothing)
+    assert not (tmp_path / "data" / "damaged").exists()
+    for path in (Path("/proc/self/mem"), tmp_path / "gone"):
+        with pytest.raises(Replaced):
+            run(unreadable(path), nothing)
+        noted = tmp_path / "data" / "damaged"
+        assert "planted" in noted.read_text()
+        noted.unlink()

@@ -12,6 +12,7 @@ from timer import log as timer_log
 from timer import manifest, scrub
 from timer.errors import CorruptFile
 from timer.scrub import Checked
+from timer.units import LogIndex
 
 LOG = Path("/log")
 SEGMENT = 600
@@ -101,6 +102,27 @@ def test_manifest_that_is_missing_is_found_where_the_log_does_not_hold_all() -> 
         (first,) = damaged(checked)
         assert first.path == STATE / manifest.NAME
         assert "missing" in str(first.damage)
+
+
+def test_first_segment_that_is_missing_is_found_where_the_manifest_does_not_reach() -> None:
+    disk, log = stored()
+    flushed = len(log.entries)
+    for _ in range(20):
+        log.schedule(part_of([(1, START_MS + 10**8, b"after the manifest")]))
+
+    def kept_from(index: int) -> int:
+        kept = timer_log.Log.open(disk, LOG, segment_size=SEGMENT)
+        more = range(kept.last_index, len(log.entries))
+        kept.append([frame_of(log, at) for at in more])
+        kept.drop_before(LogIndex(index))
+        kept.close()
+        return kept.first_index
+
+    assert 1 < kept_from(flushed + 1) <= flushed + 1
+    assert not damaged(found(disk))
+    assert kept_from(len(log.entries)) > flushed + 1
+    (missed,) = damaged(found(disk))
+    assert "missing" in str(missed.damage)
 
 
 def test_what_a_newer_manifest_replaced_meanwhile_is_no_damage() -> None:

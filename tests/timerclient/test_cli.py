@@ -555,3 +555,24 @@ def test_letters_that_the_terminal_lacks_are_told_by_their_numbers(threaded: Thr
     out, err = ctl.communicate(timeout=120)
     assert b"auftr\\xe4ge" in out + err, (out, err)
     assert b"Traceback" not in err
+
+
+def test_json_is_json_whatever_the_terminal_has(threaded: Threaded) -> None:
+    text = "auftr\N{LATIN SMALL LETTER A WITH DIAERESIS}ge"
+    threaded.cluster.seed("orders", [text.encode()])
+    ctl = process(
+        threaded, "-o", "json", "consume", "orders", "--group", "g", "--count", "1",
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    out, err = ctl.communicate(timeout=120)
+    assert (ctl.returncode, err) == (0, b"")
+    assert json.loads(out)["payload"] == text
+
+
+def test_command_without_an_output_is_done_all_the_same(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", None)
+        assert cli.main(["status"]) == 0
+    assert ctl("status")[0] == 0

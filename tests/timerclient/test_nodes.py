@@ -1,11 +1,15 @@
 """The search for the leader, on a clock that the test moves."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from timerclient.nodes import PATIENCE_S_MAX, Nodes, tcp
+from timerclient.errors import Closed, ConnectionLost, NotLeader, OutcomeUnknown
+from timerclient.nodes import PATIENCE_S_MAX, Node, Nodes, tcp
+from timerclient.producer import Call, Producer
 from timerclient.settings import Settings
+from timerclient.timers import Outcome
 
 
 async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_are_silent(
@@ -23,3 +27,54 @@ async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_
         now_s += nodes.settings.pause_s_max
     assert patience_s == sorted(patience_s)
     assert patience_s[-1] == PATIENCE_S_MAX
+
+
+async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for lost, silent in ((False, False), (True, False), (False, True)):
+        nodes = Nodes(["127.0.0.1:1"], Settings(pause_s_min=0.001, stall_s=0.01), tcp(None))
+        node = nodes.node("127.0.0.1:1")
+        closing = asyncio.Event()
+
+        async def leader(nodes: Nodes = nodes, closing: asyncio.Event = closing) -> Node:
+            if closing.is_set():
+                await nodes.close()
+            return nodes.node("127.0.0.1:1")
+
+        async def moved(_: Node, leader: Callable[[], Awaitable[Node]] = leader) -> bool:
+            await leader()
+            return False
+
+        async def answer(
+            closing: asyncio.Event = closing, lost: bool = lost, silent: bool = silent
+        ) -> None:
+            closing.set()
+            if silent:
+                await asyncio.Event().wait()
+            raise ConnectionLost("it broke") if lost else NotLeader("")
+
+        monkeypatch.setattr(nodes, "leader", leader)
+        monkeypatch.setattr(nodes, "moved", moved)
+        with pytest.raises(Closed) as told:
+            await nodes.call(lambda _, answer=answer: answer, within_s=60)  # type: ignore[misc]
+        assert told.value.outcome_known == (not lost and not silent)
+        await node.channel.close()
+
+
+async def test_request_on_the_wire_of_a_client_that_connects_no_more_is_unknown() -> None:
+    nodes = Nodes(["127.0.0.1:1"], Settings(), tcp(None))
+    producer = Producer(nodes)
+    await nodes.close()
+    futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    for future, sent in zip(futures, (True, False), strict=True):
+        call = Call(future, 1, Outcome.timer, 60)
+        producer.submit(b"", call)
+        assert call.request is not None
+        call.request.in_doubt = sent  # a first sending was not answered
+    told = await asyncio.gather(*futures, return_exceptions=True)
+    assert [type(each) for each in told] == [OutcomeUnknown, Closed]
+    late: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    producer.submit(b"", Call(late, 1, Outcome.timer, 60))
+    with pytest.raises(Closed):
+        await late

@@ -19,11 +19,11 @@ from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import wire_error
 from timerclient import (
     AckResult,
+    AsyncTimerClient,
     CancelResult,
     NewTimer,
     Settings,
     TimerClient,
-    background,
     errors,
     sync,
 )
@@ -234,8 +234,10 @@ def test_callback_submits_and_is_refused_what_would_wait(threaded: Threaded) -> 
                 lambda: client.submit("orders", b"then", delay=60),
                 lambda: client.submit("orders", bytes(90), delay=60),  # there is no room for it
                 lambda: client.schedule("orders", b"now", delay=60),
+                lambda: client.submit("orders", b"p", delay=60).result(),
                 client.status,
                 lambda: next(consumer),
+                consumer.close,
                 client.close,
             ):
                 try:
@@ -244,14 +246,22 @@ def test_callback_submits_and_is_refused_what_would_wait(threaded: Threaded) -> 
                     told.append(error)
             done.set()
 
+        attached = threading.Event()
+        threaded.cluster.on_schedule = lambda _: _after(attached)
         client.submit("orders", b"first", delay=60).add_done_callback(callback)
+        attached.set()
         assert done.wait(60)
         then, full, *refused = told
         assert isinstance(then, Future)
         assert then.result(60).id
         assert isinstance(full, errors.Overloaded)
-        assert [type(each) for each in refused] == [RuntimeError] * 4
+        assert [type(each) for each in refused] == [RuntimeError] * 6
         assert client.schedule("orders", b"still", delay=60).id
+        assert not consumer.closed
+
+
+def _after(event: threading.Event) -> None:
+    assert event.wait(60)
 
 
 def test_time_that_a_full_budget_took_is_the_calls_own(
@@ -311,7 +321,9 @@ def test_timeout_beyond_all_clocks_is_for_ever(threaded: Threaded, timeout: Any)
             consumer.flush(timeout)
 
 
-@pytest.mark.parametrize("delay", [float("inf"), float("nan"), 1e308, 10**400, -1e308, -(10**400)])
+@pytest.mark.parametrize(
+    "delay", [float("inf"), float("nan"), 1e308, 10**400, -(10**400), timedelta.max, timedelta.min]
+)
 def test_delay_that_no_calendar_has_is_refused(threaded: Threaded, delay: Any) -> None:
     with connect(threaded) as client, pytest.raises(errors.InvalidRequest, match="delay"):
         client.schedule("orders", b"p", delay=delay)
@@ -319,15 +331,23 @@ def test_delay_that_no_calendar_has_is_refused(threaded: Threaded, delay: Any) -
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_process_forked_off_one_with_an_open_client_is_told_so(
-    monkeypatch: pytest.MonkeyPatch,
+    threaded: Threaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = os.getpid()
-    with TimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK) as client:
-        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
-        with pytest.raises(RuntimeError, match="forked off one with an open client"):
-            TimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK)
-        monkeypatch.undo()
-    assert client._background not in background._open
+    with connect(threaded) as client:
+        client.schedule("orders", b"p", delay=60)
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: pid + 1)
+            for _ in range(2):
+                for new in (TimerClient, AsyncTimerClient):
+                    with pytest.raises(RuntimeError, match="forked off one with an open client"):
+                        new("127.0.0.1:1")
+                with pytest.raises(RuntimeError, match="made before a fork"):
+                    client.close()
+            TimerClient("127.0.0.1:1", dial=lambda _: pytest.fail("not dialled"))
+        assert client.schedule("orders", b"p", delay=60).id
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    TimerClient("127.0.0.1:1")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
