@@ -37,6 +37,8 @@ NACK_OFFSETS_MAX: Final = 16_384
 """In one nack or extension."""
 UNREAD_ACKS_MAX: Final = 1 << 20
 """Offsets acked whose answers the consumer has not read yet; beyond it no request is read."""
+ANSWER_OFFSETS: Final = 256
+"""An answer costs about as much memory as so many offsets in one, beside its own."""
 
 RECEIVE_MAX: Final = 1000
 """Messages of one Receive."""
@@ -320,7 +322,8 @@ class _Stream:
         """Hand nothing more out, and say so behind what was."""
         assert self._consumer is not None
         self._leaving, self._consumer.credit = True, 0
-        self._put(pb.ConsumeResponse(leaving=True), 0)
+        self._unread_acks += ANSWER_OFFSETS
+        self._put(pb.ConsumeResponse(leaving=True), 0, acks=ANSWER_OFFSETS)
 
     async def read(self, requests: AsyncIterator[pb.ConsumeRequest]) -> None:
         """Take what the client sends, until it ends or breaks a rule; then answer every ack."""
@@ -350,7 +353,7 @@ class _Stream:
             self._put(None, 0)
 
     def _settle(self, request: Settlement) -> None:
-        size = len(request.offsets)
+        size = len(request.offsets) + ANSWER_OFFSETS
         self._acking += 1
         self._unread_acks += size
 

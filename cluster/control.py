@@ -16,7 +16,7 @@ A command is a msgpack map of at most COMMAND_SIZE_MAX bytes with the keys `v` (
 beside newer ones.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeAlias, assert_never
@@ -28,9 +28,58 @@ from timer.units import Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
 COMMAND_SIZE_MAX: Final = 4_000
 NAME_SIZE_MAX: Final = 255
 DIGEST_SIZE_MAX: Final = 128
+CHANGED_MAX: Final = 512
+"""Offsets that pages have changed before they are all put together anew."""
 _PAGE_OVERHEAD: Final = 400  # bytes of a page without its offsets, digest included
 _VERSION: Final = 1
 _INT_MAX: Final = (1 << 63) - 1
+
+
+class Offsets(Mapping[str, "QueueOffset | None"]):
+    """Queue offsets by topic that never change; `after` shares what it leaves as it is.
+
+    A node that starts applies the pages of hours: none may cost as much as there are topics.
+    """
+
+    __slots__ = ("_base", "_changed")
+
+    def __init__(self, base: Mapping[str, "QueueOffset | None"]) -> None:
+        self._base: Mapping[str, QueueOffset | None] = base
+        self._changed: dict[str, QueueOffset | None] = {}
+
+    def after(self, page: Mapping[str, "QueueOffset | None"]) -> "Offsets":
+        """Return what they are after a page; None removes."""
+        changed = {**self._changed, **page}
+        if len(changed) > CHANGED_MAX:
+            return Offsets(_there({**self._base, **changed}))
+        after = Offsets(self._base)
+        after._changed = changed
+        return after
+
+    def items(self) -> ItemsView[str, "QueueOffset | None"]:
+        """Return all, as a dict's."""
+        return _there({**self._base, **self._changed}).items()
+
+    def __getitem__(self, topic: str) -> "QueueOffset | None":
+        """Return the offset of a topic that is there."""
+        offset = self._changed[topic] if topic in self._changed else self._base[topic]
+        if offset is None:
+            raise KeyError(topic)
+        return offset
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the topics."""
+        return iter(dict(self.items()))
+
+    def __len__(self) -> int:
+        """Return how many topics there are."""
+        return len(self.items())
+
+
+def _there(
+    offsets: Mapping[str, "QueueOffset | None"],
+) -> dict[str, "QueueOffset | None"]:
+    return {topic: offset for topic, offset in offsets.items() if offset is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +210,7 @@ def pages(state: ControlState, checkpoint: SharedCheckpoint) -> list[CheckpointP
     """Return the commands that publish `checkpoint`: only offsets that `state` lacks, and topics
     that are gone; at least one page, each small enough for one command.
     """
-    known = state.checkpoint.queue_offsets if state.checkpoint else {}
+    known = dict(state.checkpoint.queue_offsets.items()) if state.checkpoint else {}
     there = checkpoint.queue_offsets
     changed = [(topic, offset) for topic, offset in there.items() if known.get(topic) != offset]
     changed += [(topic, None) for topic in known.keys() - there.keys()]
@@ -228,11 +277,9 @@ def _apply_page(state: ControlState, page: SharedCheckpoint) -> ControlState | N
         return None
     if last is not None and (page.epoch, page.index) < (last.epoch, last.index):
         return None
-    offsets = dict(last.queue_offsets) if last else {}
-    offsets.update(page.queue_offsets)
-    for topic in [topic for topic, offset in page.queue_offsets.items() if offset is None]:
-        del offsets[topic]
-    return replace(state, checkpoint=replace(page, queue_offsets=MappingProxyType(offsets)))
+    offsets = last.queue_offsets if last else {}
+    known = offsets if isinstance(offsets, Offsets) else Offsets(offsets)
+    return replace(state, checkpoint=replace(page, queue_offsets=known.after(page.queue_offsets)))
 
 
 def _parts(
@@ -278,7 +325,7 @@ def _pack_checkpoint(checkpoint: SharedCheckpoint) -> list[Any]:
         checkpoint.epoch,
         checkpoint.index,
         checkpoint.last_read_time_ms,
-        dict(checkpoint.queue_offsets),
+        dict(checkpoint.queue_offsets.items()),
         checkpoint.digest,
         checkpoint.published_at_ms,
     ]

@@ -539,7 +539,7 @@ def _plain(checkpoint: SharedCheckpoint | None) -> dict[str, object] | None:
     if checkpoint is None:
         return None
     plain = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
-    return plain | {"queue_offsets": dict(checkpoint.queue_offsets)}
+    return plain | {"queue_offsets": dict(checkpoint.queue_offsets.items())}
 
 
 def _parse_report(packed: tuple[object, ...]) -> Report | None:

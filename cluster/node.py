@@ -85,7 +85,14 @@ _MESSAGES: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
-SERVER_OPTIONS: Final = (*_MESSAGES, ("grpc.so_reuseport", 0))
+SERVER_OPTIONS: Final = (
+    *_MESSAGES,
+    ("grpc.so_reuseport", 0),
+    # A client whose machine is gone holds leases, and exclusive groups, until it is missed. (Not
+    # grpc.keepalive_timeout_ms: of gRPC 1.85 a ping has the larger of that and a minute.)
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+)
 PEER_OPTIONS: Final = (
     *_MESSAGES,
     ("grpc.use_local_subchannel_pool", 1),
@@ -134,6 +141,8 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._stranded: set[ReplicaId] = set()
+        self._appointed = Epoch(0), 0.0
+        """The last epoch that this node was appointed for, and when it heard of that."""
 
     async def start(self) -> None:
         """Open the disk, bind the ports, join the cluster.
@@ -365,6 +374,8 @@ class Node:
         if state.leader is not None and not (
             self._stopping and state.leader == self.replica.replica_id
         ):
+            if state.leader == self.replica.replica_id and state.epoch > self._appointed[0]:
+                self._appointed = state.epoch, time.perf_counter()
             proposed = state.proposed
             voters = frozenset(proposed.values()) if proposed is not None else None
             self.replica.appointed(state.epoch, state.leader, voters)
@@ -520,6 +531,8 @@ class Node:
             self._consumers.end_streams()
         else:
             self.telemetry.promotions.inc()
+            if self.host.leader.epoch == self._appointed[0]:
+                self.telemetry.promotion_seconds.observe(time.perf_counter() - self._appointed[1])
             self.view.led()
 
     async def _set_health(self) -> None:

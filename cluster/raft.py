@@ -196,7 +196,9 @@ class Raft:
         """Raft runs: the tick thread elects, replicates and applies."""
         assert self._thread is None, "started twice"
         self._link = link
-        self._core = _Core(self._name, self._peers, self._files, self._machine, self._fail, link)
+        self._core = _Core(
+            self._name, self._peers, self._files, self._machine, self._fail, self._progressed, link
+        )
         self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
         self._thread.start()
 
@@ -250,6 +252,9 @@ class Raft:
         if self._stalled_ms >= STALL_MS_MAX:
             self._fail(Exit.TICK_STALLED, f"no tick for {self._stalled_ms} ms")
 
+    def _progressed(self) -> None:
+        self._ticks += 1
+
     def _run(self) -> None:
         core = self._core
         assert core is not None
@@ -259,7 +264,7 @@ class Raft:
                 if peer is not None:
                     core.transferLeadership(Node(peer))
                 core.doTick()
-                self._ticks += 1
+                self._progressed()
                 view = core.view()
                 if view != self.view:
                     self.view = view
@@ -277,16 +282,18 @@ class _Core(SyncObj):  # type: ignore[misc]
     Names that begin with `_SyncObj__` are pysyncobj's private ones.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what Raft lends it
         self,
         name: str,
         peers: frozenset[str],
         files: RaftFiles,
         machine: Machine,
         fail: Callable[[Exit, str], NoReturn],
+        progressed: Callable[[], None],
         link: Link,
     ) -> None:
-        self._journal, self._machine, self._fail = files.journal, machine, fail
+        self._journal, self._machine = files.journal, machine
+        self._fail, self._progressed = fail, progressed
         self._barrier = _BARRIER + secrets.token_bytes(16)
         """Committed without this node's help, it proves that a leader brought it up to date."""
         self._barrier_at = 0.0
@@ -437,6 +444,7 @@ class _Core(SyncObj):  # type: ignore[misc]
                 self._pass_barrier(command[1:])
             else:
                 self._machine.apply(command[1:])
+            self._progressed()  # a start may apply thousands within one tick
         except BaseException as error:  # noqa: BLE001
             self._fail(Exit.APPLY_FAILED, repr(error))
 

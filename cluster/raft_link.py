@@ -31,13 +31,16 @@ from typing import Any, Final, TypeAlias
 import grpc
 import msgpack
 
-from cluster.raft_codec import BadMessage, RaftMessage, decode, unpack
+from cluster.raft_codec import MESSAGE_SIZE_MAX, BadMessage, RaftMessage, decode, unpack
 
 logger = logging.getLogger(__name__)
 
 METHOD: Final = "/timer.cluster.Control/Link"
 VERSION: Final = 1
 QUEUE_FRAMES_MAX: Final = 4_096
+TAKE_SIZE: Final = MESSAGE_SIZE_MAX // 2
+"""Frames go together up to so many bytes, one frame at least; a frame is much smaller."""
+_FRAME_OVERHEAD: Final = 16
 """Frames waiting for a peer; beyond it the stream is broken and both start clean."""
 KEEPALIVE_S: Final = 0.5
 SILENCE_S: Final = 2.0
@@ -85,11 +88,19 @@ class _Peer:
     heard_at_s: float = 0.0
 
     def take(self) -> bytes:
-        """Return everything that waits, as one message."""
-        frames = [*self.frames, *self.lazy.items()]
-        self.frames.clear()
-        self.lazy.clear()
-        self.wake.clear()
+        """Return what waits, as much as the peer takes at once; `wake` stays set for the rest."""
+        count = size = 0
+        for _, body in self.frames:
+            size += len(body) + _FRAME_OVERHEAD
+            if count and size > TAKE_SIZE:
+                break
+            count += 1
+        frames = self.frames[:count]
+        del self.frames[:count]
+        if not self.frames:
+            frames += self.lazy.items()
+            self.lazy.clear()
+            self.wake.clear()
         data: bytes = msgpack.packb(frames)
         return data
 

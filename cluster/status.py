@@ -53,6 +53,7 @@ STATUSES: Final[dict[type[errors.TimerError], Status]] = {
     errors.ShuttingDown: Status(_C.UNAVAILABLE, timer_pb2.SHUTTING_DOWN),
     errors.StorageError: _STORAGE,
     errors.CorruptFile: _STORAGE,
+    errors.Unreadable: _STORAGE,
     errors.UnknownVersion: _STORAGE,
     errors.PromiseLost: _STORAGE,
     errors.WrongDirectory: _STORAGE,

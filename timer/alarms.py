@@ -2,9 +2,11 @@
 
 import heapq
 from collections.abc import Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+
+STALE_MAX: Final = 64
 
 
 class Alarms(Generic[Key]):
@@ -20,6 +22,9 @@ class Alarms(Generic[Key]):
         if at_ms is not None and (known is None or at_ms < known):
             self._known[key] = at_ms
             heapq.heappush(self._heap, (at_ms, key))
+            if len(self._heap) > 2 * len(self._known) + STALE_MAX:  # far times that nearer replaced
+                self._heap = [(known_ms, each) for each, known_ms in self._known.items()]
+                heapq.heapify(self._heap)
 
     def __contains__(self, key: Key) -> bool:
         """Return whether `key` is to be looked at some time."""

@@ -281,7 +281,7 @@ class Leases:
             if len(found):
                 return found
             looked += len(offsets)
-            if looked > SCAN_MAX and (self._waiting or self._dead):  # to sort those takes a while
+            if looked > SCAN_MAX:  # behind one that is stuck there may be millions
                 self.unfinished = self._fresh < end
                 break
             scan = min(2 * scan, max(limit, SCAN_MAX))

@@ -263,10 +263,12 @@ class Queue:
         Of these, what lies below an offset; None: all.
         """
         offset = self.begin
-        for at, (end_ms, _) in enumerate(self.marks):
-            if end_ms > fired_before_ms:
+        for end_ms, first in self.marks:
+            offset = max(offset, first)  # what lies before it was over
+            if end_ms > fired_before_ms or (below is not None and offset >= below):
                 break
-            offset = self.marks[at + 1][1] if at + 1 < len(self.marks) else self.end
+        else:
+            offset = self.end if self.marks else offset
         self.drop_below(offset if below is None else min(offset, below))
 
     def close(self) -> None:

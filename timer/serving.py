@@ -577,11 +577,15 @@ class Serving:
                 turns.rotate(-1)
             else:
                 self._add_op(leases.reserve())
+                more = leases.unfinished
                 if leases.dying and not (room and len(self._batch.ops) < OPS_MAX):
                     self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
-                elif room and self._bury(leases, topic):
+                elif room:
+                    more |= self._bury(leases, topic)
+                if more:
                     later[turns[0]] = None
-                self._returns.set(turns[0], leases.returns_at_ms())
+                if (returns_at_ms := leases.returns_at_ms() or UnixMs(0)) > now.clock_ms:
+                    self._returns.set(turns[0], returns_at_ms)  # else somebody has to come first
                 turns.popleft()
             if outlived_ms is not None and len(offsets := leases.take_expired()):
                 expired.append(GroupOp(Op.EXPIRE, group.topic, group.group_id, offsets))
@@ -615,8 +619,7 @@ class Serving:
         """Send dead letters away; return whether there is more to do."""
         offsets = leases.take_dead(topic.queue)
         if len(offsets):
-            due_ms = self.machine.last_read_time_ms
-            group = leases.group
+            group, due_ms = leases.group, self.machine.last_read_time_ms
             move = deadletters.bury(group, topic.name, topic.queue, offsets, due_ms, self._id_salt)
             self._batch.ops.append(_Asked(move))
         return bool(len(offsets)) or leases.unfinished
@@ -747,7 +750,6 @@ class Serving:
         if leases is not None:
             leases.applied(op)
             self._hungry.setdefault(op.group)
-            self._returns.set(op.group, leases.returns_at_ms())
 
     def _begin_anew(self, result: SeekApplied | DeleteApplied) -> None:
         """Forget who holds what; consumers of a deleted group are sent away."""

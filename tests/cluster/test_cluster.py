@@ -528,6 +528,7 @@ def test_a_consumer_that_never_reads_is_paused_and_the_others_go_on(
     answers.cancel()
     hold.end()
     assert cluster.metric(leader, "timer_consumers") >= 0
+    assert cluster.metric(leader, "timer_promotion_seconds_count") >= 1
 
 
 # ---- other ways in

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.control import (
+    CHANGED_MAX,
     COMMAND_SIZE_MAX,
     Applied,
     Appoint,
@@ -16,6 +17,7 @@ from cluster.control import (
     ControlState,
     Init,
     Members,
+    Offsets,
     SharedCheckpoint,
     apply,
     dump,
@@ -105,6 +107,30 @@ def test_command_applied_twice_changes_nothing_more(command: Command) -> None:
     once = after(command)
     assert once != ControlState()
     assert after(command, state=once) == once
+
+
+def test_page_costs_what_it_changes_and_not_what_is_there() -> None:
+    many = {f"t{n}": n for n in range(5_000)}
+    state = after(*pages(ControlState(), checkpoint(1, 1, **many)))
+    assert state.checkpoint is not None
+    bases = set[int]()
+    expected = dict(many)
+    for index in range(2, 2_000):
+        change: dict[str, int | None] = {f"t{index}": None if index % 7 == 0 else index * 10}
+        state = after(CheckpointPage(checkpoint=checkpoint(1, index, **change)), state=state)
+        assert state.checkpoint is not None
+        assert isinstance(state.checkpoint.queue_offsets, Offsets)
+        bases.add(id(state.checkpoint.queue_offsets._base))
+        expected.update((t, o) for t, o in change.items() if o is not None)
+        for topic in [t for t, o in change.items() if o is None]:
+            del expected[topic]
+    assert len(bases) <= 2_000 / CHANGED_MAX + 2
+    assert state.checkpoint is not None
+    found = state.checkpoint.queue_offsets
+    assert dict(found) == dict(found.items()) == expected
+    assert len(found) == len(expected)
+    assert "t7" not in found
+    assert load(dump(state)) == state
 
 
 def test_pages_are_small_and_hold_only_what_changed() -> None:

@@ -162,7 +162,7 @@ def follower(tmp_path: Path) -> Iterator[tuple[raft._Core, list[Exit]]]:
         failures.append(code)
         raise SystemExit(code)
 
-    core = raft._Core("a", frozenset({"b", "c"}), files, Machine(), fail, Silence())
+    core = raft._Core("a", frozenset({"b", "c"}), files, Machine(), fail, lambda: None, Silence())
     yield core, failures
     core.close()
 

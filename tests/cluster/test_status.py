@@ -47,6 +47,7 @@ INSTANCES: list[errors.TimerError] = [
     errors.ShuttingDown("draining"),
     errors.StorageError("disk"),
     errors.CorruptFile("log/1", 40, "checksum"),
+    errors.Unreadable("log/1", 40, "EIO"),
     errors.UnknownVersion("manifest", 2, 1),
     errors.PromiseLost("formatted again"),
     errors.WrongDirectory("another cluster's"),

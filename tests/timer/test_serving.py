@@ -1,15 +1,21 @@
 """The leader's part for groups: nacks, extensions, dead letters and their way back."""
 
+import numpy as np
+import pytest
+
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import u64
 from timer import deadletters, serving, timer_id
 from timer.applied import MoveApplied
+from timer.columns import ROW
 from timer.errors import (
     DiskFull,
 )
 from timer.groups import Group
 from timer.leader import Delivery, LeaderConfig
 from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED, Consumer
+from timer.payloads import SHARED, TYPES
+from timer.units import QueueOffset
 
 # ---- nacks, extensions, dead letters
 
@@ -39,6 +45,56 @@ def test_nacked_message_comes_again_after_its_delay_and_not_before() -> None:
     play.ack("b", play.deliveries[-1])
     play.settle()
     assert group.later_sum == 0
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("lacks", ["a consumer", "credit", "room in flight"])
+def test_leader_sleeps_while_nobody_takes_what_is_back(type_: str, lacks: str) -> None:
+    play = Play()
+    group = play.make_group(type=type_, max_in_flight=1 if lacks == "room in flight" else 0)
+    consumer = play.join(group, credit=2 if lacks == "credit" else 100)
+    play.settle()
+    play.schedule("s", 0, 0, keys=[b"a", b"b"])
+    play.settle()
+    play.nack("n", play.deliveries[0], [0], delay_ms=500)
+    play.settle()
+    if lacks == "a consumer":
+        play.leader.groups.leave(group, consumer)
+    play.wait(600)
+    play.settle()
+    assert play.hand_out() == []
+    assert play.leader.wake_at_ms(play.now) > play.mono_ms
+    if any(0 in each.lease.offsets.tolist() for each in play.deliveries[1:]):
+        assert (type_, lacks) != (SHARED, "a consumer")
+        return
+    if lacks == "room in flight":
+        play.ack("a", play.deliveries[-1])
+    elif lacks == "credit":
+        play.leader.groups.credit(group, consumer, 100)
+    else:
+        play.join(group)
+    play.settle()
+    assert 0 in play.last()[0]
+
+
+@pytest.mark.parametrize("full", [None, DiskFull([], retry_after_ms=1)])
+def test_look_behind_a_stuck_message_goes_on_in_the_next_step(full: DiskFull | None) -> None:
+    play = Play()
+    group = play.make_group()
+    queue, count = play.machine.topics[play.topic_id].queue, 60_000
+    for _ in range(5):
+        queue.append(np.zeros(count, ROW), {}, play.now.clock_ms)
+    group.reserve(queue.end)
+    group.ack(np.arange(queue.end - 1, dtype=np.uint64))
+    group.cursor = QueueOffset(0)  # as if the first one were stuck
+    play.leader.full = full
+    play.join(group)
+    steps = 1
+    while not (got := play.hand_out()):
+        assert play.leader.wake_at_ms(play.now) <= play.mono_ms + 1
+        steps += 1
+    assert got == [[5 * count - 1]]
+    assert steps >= 3
 
 
 def test_nacks_time_outlives_the_leader() -> None:

@@ -1,0 +1,57 @@
+"""A consumer that asks and does not read takes a bounded part of the leader's memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import consume_service
+from cluster.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
+from timerclient.proto import timer_pb2 as pb
+
+ASKED = 3 * UNREAD_ACKS_MAX // ANSWER_OFFSETS
+
+
+def answered(*arguments: Any) -> None:
+    done: Callable[[object], None] = arguments[-1]
+    done(np.zeros(0, np.int64))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [pb.ConsumeRequest(ack=pb.AckRequest(request_no=1)), pb.ConsumeRequest(leaving=True)],
+    ids=["acks of nothing", "leaving"],
+)
+def test_answers_that_nobody_reads_hold_up_the_requests(
+    request_: pb.ConsumeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume_service, "settle", answered)
+    read = 0
+
+    async def requests() -> AsyncIterator[pb.ConsumeRequest]:
+        nonlocal read
+        for _ in range(ASKED):
+            read += 1
+            yield request_
+
+    async def scenario() -> None:
+        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
+        nothing: Any = SimpleNamespace(credit=0, paused=False)
+        stream = _Stream(host, nothing, nothing, nothing, 0)
+        stream._consumer = nothing
+        reading = asyncio.ensure_future(stream.read(requests()))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not reading.done()
+        held_up_at = read
+        assert held_up_at <= UNREAD_ACKS_MAX / ANSWER_OFFSETS + 2
+        answers = 0
+        while await stream.next() is not None:
+            answers += 1
+        await reading
+        assert (read, answers) == (ASKED, ASKED)
+
+    asyncio.run(scenario())
