@@ -40,6 +40,8 @@ from chaos.events import Event
 ALERTS: Final = (
     "kind STRING, seq BIGINT, topic STRING, due_ms BIGINT, clock_ms BIGINT, detail STRING"
 )
+QUERY_ID: Final = "sql.streaming.queryId"
+"""A local property that Spark gives each batch: the id of the query, kept in its checkpoint."""
 OVERDUE_MS: Final = 5_000
 STALLED_MS: Final = 10_000
 """More than a failover and the interval of CHECKPOINT entries."""
@@ -134,9 +136,13 @@ class AlertFiles:
         self._say = say
 
     def batch(self, found: DataFrame, batch: int) -> None:
-        """Raise a batch's alerts, unless they were raised before a crash."""
+        """Raise a batch's alerts, unless they were raised before a crash.
+
+        By the query, too: one with a new checkpoint begins to count its batches anew.
+        """
         rows = [row.asDict() for row in found.collect()]  # always: it is what moves the state
-        self._raise(self._folder / f"{batch:012d}.jsonl", rows)
+        query = str(found.sparkSession.sparkContext.getLocalProperty(QUERY_ID) or "")[:8]
+        self._raise(self._folder / f"{query}-{batch:012d}.jsonl", rows)
 
     def stalled(self, at_ms: int, details: Sequence[str]) -> None:
         """Raise that something stands still."""

@@ -148,9 +148,12 @@ def _damage(stage: Stage, name: str, mutate: Callable[[str, Path], None]) -> Und
     log = stage.data(name) / "log"
     mutate(name, max(path for path in log.iterdir() if segment.first_of(path.name) is not None))
     stage.damaged.add(name)
+    stage.hurt.add(name)
     try:
         stage.restart(name)
     except LaunchError:
+        if not stage.is_given_up(name):
+            raise
         stage.lose(name)
     else:
         stage.wait_until_whole(name)

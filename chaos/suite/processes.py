@@ -83,6 +83,7 @@ class RollingRestart:
             stage.say(f"SIGTERM {name}")
             stage.away.add(name)
             stage.cluster.stop(name)
+            stage.check_end(name)
             stage.record("term", node=name)
             stage.restart(name)
             stage.leader()

@@ -117,6 +117,7 @@ class Show:
             self._say(f"{count} nodes are up, {stage.leader()} leads")
             self._work(stage)
             self._guarded("taking the stage down", stack.close)
+        self._failures += stage.failures
         self._say("all nodes stopped; auditing histories and logs")
         self._complain()
         self._write("stopped")

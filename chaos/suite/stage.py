@@ -21,6 +21,7 @@ from chaos.suite.archive import Archive
 from chaos.suite.disks import Disk
 from chaos.suite.network import Network
 from chaos.suite.plan import Need
+from cluster.exits import EXIT_CORRUPT
 from deploy.local import Host, LaunchError, LocalCluster
 from timerclient import TimerClient
 from timerclient.errors import TimerError
@@ -46,6 +47,8 @@ READY_S: Final = 90.0
 go on for hours beside other work, and how fast it was is the audit's to tell."""
 
 
+NO_ROOM: Final = 'msg="no room, to be waited for'
+"""What a node logs whose disk is full, and that is so by a strike."""
 LAG_MAX: Final = 100
 """Entries that a follower of a busy leader is behind."""
 WHOLE_POLL_S: Final = 0.2
@@ -89,6 +92,10 @@ class Stage:
         """Nodes that were damaged and ended, for no leader offered them a snapshot in time."""
         self.damaged: set[str] = set()
         """Nodes that may find damage, and heal or end, at any time."""
+        self.hurt: set[str] = set()
+        """Nodes that were damaged at any time of this run."""
+        self.failures: list[str] = []
+        """What went wrong that no strike explains."""
         self.cluster = LocalCluster(
             run.root, nodes, settings=settings, host=self._host, id_prefix=TEST_ID
         )
@@ -136,13 +143,39 @@ class Stage:
 
     def _stop_nodes(self) -> None:
         """Let the nodes end well; kill those that don't, and say so."""
+        if not self.cluster.nodes:
+            return  # none was started
         for name in self.names:
             self.resume(name)
+        self.failures += [f"{name} ended by itself" for name in self.died()]
+        running = [name for name in self.names if self.cluster.is_running(name)]
         try:
             self.cluster.stop()
         except LaunchError as error:
-            self.say(f"{error}")
+            self.failures.append(f"{error}")
             self.cluster.kill_together(*self.names)
+        else:
+            self.check_end(*running)
+        for name in self.names:
+            self.failures += [f"{name} logged {line}" for line in self.unexplained(name)]
+
+    def check_end(self, *names: str) -> None:
+        """Note who was asked to end and did not end well."""
+        for name in names:
+            if status := self.cluster.exit_status(name):
+                self.failures.append(f"{name} was asked to end, and ended with status {status}")
+
+    def unexplained(self, name: str) -> list[str]:
+        """Return the errors in a node's log that no strike explains: it may have healed of them."""
+        log = self.run.root / "logs" / f"{name}.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return [
+            line[:500]
+            for line in lines
+            if line.split(" ", 2)[1:2] in (["level=error"], ["level=critical"])
+            # Its disk was filled, or damaged; but what it applies is not for any strike to change.
+            if NO_ROOM not in line and (name not in self.hurt or "Diverged" in line)
+        ]
 
     # ---- where things are
 
@@ -279,15 +312,20 @@ class Stage:
     def died(self) -> list[str]:
         """Note the nodes that ended though nobody had asked them to; return their names."""
         dead = [n for n in self.names if n not in self.away and not self.cluster.is_running(n)]
-        for name in self.damaged.intersection(dead):
+        healless = [name for name in self.damaged.intersection(dead) if self.is_given_up(name)]
+        for name in healless:
             self.lose(name)
-        dead = [name for name in dead if name not in self.damaged]
+        dead = [name for name in dead if name not in healless]
         for name in dead:
             status = self.cluster.exit_status(name)
             self.record("died", node=name, status=status)
             self.say(f"{name} ended by itself, exit status {status}: see logs/{name}.log")
             self.away.add(name)
         return dead
+
+    def is_given_up(self, name: str) -> bool:
+        """Return whether a damaged node has ended for want of somebody to heal it."""
+        return self.cluster.exit_status(name) == EXIT_CORRUPT
 
     def lose(self, name: str) -> None:
         """Note that a damaged node has ended, for good."""

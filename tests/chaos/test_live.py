@@ -69,6 +69,8 @@ class Desk:
 
     def raised(self) -> list[tuple[str, int]]:
         files = sorted(self.alerts.glob("*.jsonl"))
+        assert self.query is not None
+        assert {path.name.split("-")[0] for path in files} <= {self.query.id[:8]}
         rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
         return sorted((row["kind"], row["seq"]) for row in rows)
 

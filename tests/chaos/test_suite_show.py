@@ -39,6 +39,7 @@ class FakeStage:
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
         self.away: set[str] = set()
         self.lost: set[str] = set()
+        self.failures: list[str] = []
         self.events: list[str] = []
         self.dead: list[str] = []
         self.cluster = SimpleNamespace(is_running=lambda _: True)
@@ -387,3 +388,39 @@ def test_stage_takes_itself_down_when_it_can_not_be_made(
         stage.__enter__()
     with pytest.raises(ValueError, match="closed file"):
         stage.record("late")
+
+
+def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_path: Path) -> None:
+    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    log = tmp_path / "logs" / "n1.log"
+    log.parent.mkdir()
+    full = 'level=error node=n1 logger=cluster.process msg="no room, to be waited for: ENOSPC"'
+    corrupt = 'level=error node=n1 logger=cluster.process msg="fatal, to be healed: corrupt at 7"'
+    diverged = (
+        'level=error node=n1 logger=cluster.process msg="fatal, to be healed: x" exc="Diverged"'
+    )
+    bug = 'level=error node=n1 logger=cluster.node msg="Task exception was never retrieved"'
+    fine = 'level=info node=n1 logger=x msg="a level=error in words"'
+    lines = [f"time=0 {each}" for each in (full, corrupt, diverged, bug, fine)]
+    log.write_text("\n".join(lines))
+    assert stage.unexplained("n1") == lines[1:4]
+    stage.hurt.add("n1")
+    assert stage.unexplained("n1") == [lines[2]]
+    assert stage.unexplained("n2") == []
+    stage.faults.close()
+
+
+def test_nodes_that_end_badly_when_asked_are_failures(tmp_path: Path) -> None:
+    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    status: dict[str, int | None] = {"n1": 0, "n2": 1, "n3": None}
+    stage.cluster.exit_status = lambda name: status[name]  # type: ignore[method-assign]
+    stage.check_end(*status)
+    assert stage.failures == ["n2 was asked to end, and ended with status 1"]
+    stage.damaged |= {"n1", "n2"}
+    stage.cluster.is_running = lambda name: name == "n3"  # type: ignore[method-assign]
+    status |= {"n1": 66}
+    assert stage.died() == ["n2"], (
+        "a damaged node may end for want of a healer, and in no other way"
+    )
+    assert stage.lost == {"n1"}
+    stage.faults.close()
