@@ -125,15 +125,18 @@ class Node:
         fatal: Callable[[BaseException], None],
         restart: Callable[[], None] = lambda: None,
         before_serving: Callable[[], None] = lambda: None,
+        *,
+        raft_lost: bool = False,
     ) -> None:
         """`restart` is called when a snapshot waits to be installed by the next start.
 
         `before_serving`: when what the disk held is in memory, and nobody can ask yet.
+        `raft_lost`: an operator says that Raft's files are gone, and that this is no reason to end.
         """
         self.config = config
         self._fatal = fatal
         self._restart = restart
-        self._before_serving = before_serving
+        self._before_serving, self._raft_lost = before_serving, raft_lost
         self._disk = RealDisk()
         self._refetching = False
         self._wall_ms = wall_clock(config.test_clock)
@@ -266,6 +269,7 @@ class Node:
             peers=others,
             directory=config.data,
             founding=identity.is_founder,
+            allow_empty=self._raft_lost,
             cluster_id=config.cluster_id,
             voters=identity.founding_voters,
             channel_for=lambda name: grpc.aio.insecure_channel(

@@ -51,13 +51,13 @@ class Ending:
         self.begun.set()
 
 
-def run(config: NodeConfig) -> int:
-    """Run a node until SIGTERM or SIGINT."""
+def run(config: NodeConfig, *, raft_lost: bool = False) -> int:
+    """Run a node until SIGTERM or SIGINT. `raft_lost`: an operator says that its raft/ is."""
     setup_logs(level=config.log_level, node=config.name)
     give_back_large_blocks()
     ending = Ending()
     try:
-        uvloop.run(_run(config, ending))
+        uvloop.run(_run(config, ending, raft_lost=raft_lost))
     except DiskFailed as error:
         if not is_full(error) or ending.asked:
             raise
@@ -114,7 +114,7 @@ def _begin_anew(
     return error
 
 
-async def _run(config: NodeConfig, ending: Ending) -> None:
+async def _run(config: NodeConfig, ending: Ending, *, raft_lost: bool) -> None:
     disk = RealDisk()
 
     def fatal(error: BaseException) -> None:
@@ -143,7 +143,9 @@ async def _run(config: NodeConfig, ending: Ending) -> None:
     if not await _unless_ended(waiting, ending):
         return
     sweeper = Sweeper()
-    node = Node(config, fatal, ending.start_again, before_serving=sweeper.start)
+    node = Node(
+        config, fatal, ending.start_again, before_serving=sweeper.start, raft_lost=raft_lost
+    )
     try:
         await node.start()
     except Damaged as damaged:

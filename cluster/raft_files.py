@@ -6,8 +6,8 @@
 
 A Raft node that loses its files forgets whom it voted for and what it acknowledged, and could
 elect a leader that lacks committed commands. So an empty `raft/` beside the marker is refused,
-until an operator says so (`allow_empty`); then, and when a node joins later, it *withholds* its
-votes and acknowledgements until an entry of its own has been committed by the others without
+until an operator says so (`timerd --raft-lost`); then, and when a node joins later, it *withholds*
+its votes and acknowledgements until an entry of its own has been committed by the others without
 it: raft.py. Only a founding voter, formatted together with all others, votes from the start.
 When every node lost its files, the operator removes the marker on every node: they found anew,
 and the epoch survives in the promises of the log.
@@ -15,7 +15,7 @@ and the epoch survives in the promises of the log.
     marker   raft/    what happens
     no       no       created; votes if founding
     no       yes      a crash between creating the two: the marker is written
-    yes      no       WrongDirectory, or created without a vote if `allow_empty`
+    yes      no       WrongDirectory, or created without a vote if allowed
     yes      yes      opened
 
 A snapshot is a sealed (checksummed) msgpack list: [version, state, last record, record before].
@@ -97,7 +97,7 @@ def open_files(
     if is_member and is_empty and not allow_empty:
         raise WrongDirectory(
             f"{directory} is empty, but this node was a member of Raft: its votes are forgotten."
-            " If only this node lost them, start it once with allow_empty: it rejoins and votes"
+            " If only this node lost them, start it once with --raft-lost: it rejoins and votes"
             f" when it is up to date. If every node did, remove {marker} on every node"
         )
     if is_empty:

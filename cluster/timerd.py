@@ -3,6 +3,7 @@
     timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3     format a data directory
     timerd --config n1.toml                                             run the node
     timerd --config n1.toml --print-config                              show the settings in force
+    timerd --config n1.toml --raft-lost      ... once, though raft/ is gone (docs/members.md)
 
 Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
 files, or a founder formatted again; 67 the disk failed; 68 the replicas' states differ, and no
@@ -88,6 +89,11 @@ def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="timerd", description="Run one node of the cluster.")
     add_flags(parser)
     parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
+    parser.add_argument(
+        "--raft-lost",
+        action="store_true",
+        help="this node's raft/ is gone: let it rejoin, and vote when it is up to date",
+    )
     arguments = parser.parse_args(argv)
     path = arguments.config or os.environ.get("TIMERD_CONFIG")
     config = load_config(Path(path) if path else None, os.environ, flags_of(arguments))
@@ -96,7 +102,7 @@ def run(argv: list[str]) -> int:
         return 0
     from cluster import process  # half a second, which nothing above has to wait for
 
-    return process.run(config)
+    return process.run(config, raft_lost=arguments.raft_lost)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ and no step needs memory for a whole run; only counts and figures are collected.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +94,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
-    summary |= {"holes": _holes(held), "thin": [row.asDict() for row in thin]}
+    summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
     summary |= _redelivered(run, lines, given, found)
@@ -230,16 +230,18 @@ def _replayed(spark: SparkSession, run: Run, held: list[dict[str, Any]]) -> dict
     return {"node": ", ".join(names), **row.asDict()}
 
 
-def _holes(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return which entries a node's own log never held: node, from, to."""
+def _holes(held: list[dict[str, Any]], logs: Iterable[str], end: int) -> list[dict[str, Any]]:
+    """Return which entries a node's own log never held, of all up to `end`: node, from, to."""
     holes = []
-    for node in dict.fromkeys(life["node"] for life in held):
+    for node in sorted(logs):
         mine = sorted((life["first"], life["last"]) for life in held if life["node"] == node)
         upto = 0
         for first, last in mine:
             if first > upto + 1:
                 holes.append({"node": node, "from": upto + 1, "to": first - 1})
             upto = max(upto, last)
+        if upto < end:
+            holes.append({"node": node, "from": upto + 1, "to": end})
     return holes
 
 

@@ -265,7 +265,7 @@ def _nodes(s: dict[str, Any]) -> str:
         for n in s["nodes"]
     ]
     words = [
-        f"{hole['node']} began anew: it never held entries {hole['from']:,} .. {hole['to']:,}."
+        f"{hole['node']}'s log never held entries {hole['from']:,} .. {hole['to']:,}."
         for hole in s["holes"]
     ] + [
         f"Entries {part['from']:,} .. {part['to']:,} are on fewer than a majority."

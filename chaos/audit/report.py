@@ -50,7 +50,7 @@ def describe(report: Report) -> Iterator[str]:
     )
     for hole in s["holes"]:
         span = f"{hole['from']} .. {hole['to']}"
-        yield f"{hole['node']} began anew: its log never held entries {span}"
+        yield f"{hole['node']}'s log never held entries {span}: it began anew, or ended before"
     for part in s["thin"]:
         span = f"{part['from']} .. {part['to']}"
         yield f"entries {span} are on fewer than a majority, as others began anew"

@@ -702,13 +702,14 @@ def test_nodes_that_began_anew_are_compared_from_there_on(spark: SparkSession, w
     assert summary["holes"] == [
         {"node": "n1", "from": 9, "to": 10},
         {"node": "n2", "from": 4, "to": 10},
+        {"node": "n2", "from": 14, "to": 14},
         {"node": "n3", "from": 1, "to": 4},
     ]
     assert summary["thin"] == [{"from": 4, "to": 4}, {"from": 9, "to": 10}]
     assert summary["replayed"]["node"] == "n1, n3"
     assert (summary["fired"], summary["cancelled"]) == (3, 1)
     told = "\n".join(describe(report))
-    assert "n2 began anew: its log never held entries 4 .. 10" in told
+    assert "n2's log never held entries 4 .. 10" in told
     # Without n3's log nobody has entries 9 and 10; without n2's, too, there is no majority.
     shutil.rmtree(world.root / "n3/log/000")
     write_log(world.root / "n3/log/000", logs["n3"], first=11)
@@ -777,3 +778,18 @@ def test_history_with_more_than_a_torn_line_is_refused(
     path.write_text("nonsense\n" + path.read_text() + tail)
     with pytest.raises(ValueError, match=f"producer.jsonl: {count} lines are not a history's"):
         job.read_histories(spark, world)
+
+
+def test_what_a_node_never_held_is_told_also_if_it_is_its_logs_end_or_all() -> None:
+    held = [
+        {"node": "n1", "first": 1, "last": 40},
+        {"node": "n1", "first": 61, "last": 100},
+        {"node": "n2", "first": 1, "last": 70},
+        {"node": "n2", "first": 50, "last": 90},
+    ]
+    assert job._holes(held, ["n1", "n2", "n3"], 100) == [
+        {"node": "n1", "from": 41, "to": 60},
+        {"node": "n2", "from": 91, "to": 100},
+        {"node": "n3", "from": 1, "to": 100},
+    ]
+    assert job._holes(held[:2], ["n1"], 40) == [{"node": "n1", "from": 41, "to": 60}]

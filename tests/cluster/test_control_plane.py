@@ -355,7 +355,7 @@ def test_wiped_node_is_refused_then_votes_only_when_brought_up_to_date(tmp_path:
         wiped, other = (name for name in VOTERS if name != controller)
         await cluster.stop(*VOTERS)
         shutil.rmtree(tmp_path / wiped / "raft")
-        with pytest.raises(WrongDirectory, match="allow_empty"):
+        with pytest.raises(WrongDirectory, match="--raft-lost"):
             await cluster.start(wiped)
 
         # Alone with one other, it may not help to elect: what it forgot may matter.

@@ -31,8 +31,10 @@ class FakeNode:
         restart: Callable[[], None],
         *,
         before_serving: Callable[[], None],
+        raft_lost: bool,
     ) -> None:
         del before_serving  # it is about this process
+        assert not raft_lost
         self.fatal, self.restart = fatal, restart
 
     async def start(self) -> None:

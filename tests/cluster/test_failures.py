@@ -1,6 +1,9 @@
 """Against three real processes: nodes killed, stopped, ended, cut to a minority, and flooded."""
 
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from deploy.local import LaunchError
 from tests.cluster.load import loaded
 from tests.cluster.running import (
     CALL_S,
@@ -118,6 +122,30 @@ def test_a_follower_that_ends_or_is_killed_costs_no_pause(
         f"SIGTERM of a follower: ended in {took_s:.2f} s, no schedule answered for "
         f"{load.longest_gap_s():.2f} s"
     )
+
+
+def test_node_that_lost_its_raft_files_comes_back_when_an_operator_says_so(
+    cluster: Running, topic: str, client: TimerClient
+) -> None:
+    name = cluster.followers()[0]
+    cluster.kill(name)
+    shutil.rmtree(cluster.directory / cluster.node(name).data / "raft")
+    timerd = [sys.executable, "-m", "cluster.timerd"]
+    timerd += ["--config", str(cluster.directory / f"{name}.toml")]
+    with pytest.raises(LaunchError, match="--raft-lost"):
+        cluster.restart(name)
+    # As it is told to; from then on it starts as ever.
+    with subprocess.Popen([*timerd, "--raft-lost"]) as process:
+        try:
+            until(lambda: (state := cluster.state(name)) and state.role == "follower")
+            client.schedule(topic, b"p", delay=3600)
+            cluster.digests_agree()
+            until(lambda: cluster.json(name, "/v1/status")["nodes"][0]["unsure"] is False)
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+    cluster.restart(name)
+    cluster.digests_agree()
 
 
 # ---- all nodes

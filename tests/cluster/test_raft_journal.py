@@ -211,7 +211,7 @@ def test_founder_votes_and_anybody_else_withholds(tmp_path: Path) -> None:
 def test_wiped_member_is_refused_until_allowed_and_then_withholds(tmp_path: Path) -> None:
     assert opened(tmp_path)
     shutil.rmtree(tmp_path / "raft")
-    with pytest.raises(WrongDirectory, match="allow_empty"):
+    with pytest.raises(WrongDirectory, match="--raft-lost"):
         opened(tmp_path)
     assert not opened(tmp_path, allow_empty=True)
     assert not opened(tmp_path)
