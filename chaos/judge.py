@@ -353,7 +353,10 @@ class Judge:
         witnessed, reach_ms = self._witnessed(rows, covered_ms, stands)
         covered_ms = np.maximum(covered_ms, since_ms)
         settled = open_ & covered & ~witnessed
-        ungiven = open_ & covered & witnessed & (covered_ms + self._overdue_ms <= reach_ms)
+        # A leader had to be there to hand it out: the idle witness's clock goes on without one.
+        led_ms = np.maximum(covered_ms, head.epoch_since_ms)
+        ungiven = open_ & covered & witnessed
+        ungiven &= led_ms + self._overdue_ms <= np.minimum(reach_ms, head.clock_ms)
         late = rows[settled & (flags & LOST != 0)]
         rows["ended_ms"][settled] = covered_ms[settled]
         flags[settled] |= SETTLED

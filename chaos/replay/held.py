@@ -29,6 +29,8 @@ from sortedcontainers import SortedDict
 from chaos.replay.pending import I64, ROW, Rows
 from chaos.replay.said import Said
 
+RELEASE_MS: Final = 60_000
+"""How long, on the log's clock, a topic that goes on may take for what it holds: millions."""
 SWEEP_ROWS: Final = 4_096
 SWEEP_TOPICS: Final = 16
 APART_MAX: Final = 1 << 18
@@ -163,6 +165,13 @@ class Held:
         self.size -= int(row["payload_size"])
         del self.of[int(row["topic"])][place]
         return row
+
+    def left(self, now_ms: int) -> tuple[Rows, Rows]:
+        """Return what is held, and what should be no more: its topic went on RELEASE_MS ago."""
+        on = {t for t, each in self._releases.items() if each.until_ms <= now_ms - RELEASE_MS}
+        rows = _table([*self.rows.values()])
+        late = np.isin(rows["topic"], [*on])
+        return rows[~late], rows[late]
 
     def split(self, due_ms: I64, seq: I64) -> tuple[Rows, Any]:
         """Let go of the held ones of n timers; return them, and which are others (n, bool)."""

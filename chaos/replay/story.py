@@ -240,7 +240,9 @@ class Story:
         for taken in self._pending.rest():
             self._cancelled(taken)
             self._wait(taken.fired, PENDING)
-        self._wait(np.array([*self._paused.rows.values()], ROW), HELD)
+        held, late = self._paused.left(self.last_read_time_ms)
+        self._wait(held, HELD)
+        self._wait(late, PENDING)
 
     def _wait(self, rows: Rows, end: int) -> None:
         self._book.fates(rows, end=end, end_index=NONE, ended_at_ms=NONE, queue_offset=NONE)

@@ -136,6 +136,21 @@ def test_timer_that_fired_and_was_not_given_is_lost_when_the_witness_is_past_it(
     court.reach(NOW + 100 + OVERDUE_MS)
     assert court.kinds() == []  # the log was seen to fire it at NOW + 200
     court.reach(NOW + 200 + OVERDUE_MS)
+    assert court.kinds() == []  # the log's clock stands: perhaps nobody leads
+    court.clock(NOW + 200 + OVERDUE_MS)
+    assert court.kinds() == [("lost", 1)]
+
+
+def test_outage_before_what_was_fired_is_given_is_not_a_loss(court: Court) -> None:
+    court.schedule(1, NOW + 100)
+    court.clock(NOW + 200)  # a FIRE covers it; then its leader dies
+    court.reach(NOW + 60_000)
+    assert court.step() == []
+    court.clock(NOW + 60_500, since_ms=NOW + 60_400)
+    court.reach(NOW + 60_400 + OVERDUE_MS - 1)
+    assert court.step() == []
+    court.clock(NOW + 60_400 + OVERDUE_MS, since_ms=NOW + 60_400)
+    court.reach(NOW + 60_400 + OVERDUE_MS)
     assert court.kinds() == [("lost", 1)]
 
 
@@ -216,6 +231,7 @@ def test_cancelled_timer_must_not_come_and_is_not_missed(court: Court) -> None:
     court.give(2, NOW + 100)
     court.clock(NOW + 100 + OVERDUE_MS)
     assert court.kinds() == [("cancelled", 2)]
+    court.clock(NOW + 200 + 3 * OVERDUE_MS)
     court.reach(NOW + 200 + 3 * OVERDUE_MS)
     assert court.kinds() == [("lost", 3)]  # that cancel was of another id
 
