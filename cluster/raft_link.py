@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 METHOD: Final = "/timer.cluster.Control/Link"
 VERSION: Final = 1
 QUEUE_FRAMES_MAX: Final = 4_096
+"""Frames waiting for a peer; beyond it the stream is broken and both start clean."""
 TAKE_SIZE: Final = MESSAGE_SIZE_MAX // 2
 """Frames go together up to so many bytes, one frame at least; a frame is much smaller."""
 _FRAME_OVERHEAD: Final = 16
-"""Frames waiting for a peer; beyond it the stream is broken and both start clean."""
 KEEPALIVE_S: Final = 0.5
 SILENCE_S: Final = 2.0
 """Unless told otherwise."""

@@ -131,6 +131,7 @@ class TimerClient(TopicFront):
                     **when,
                 )
             )
+        check_wait()  # before anything is on its way
         return self.submit(
             topic,
             payload,
@@ -198,6 +199,7 @@ class TimerClient(TopicFront):
                     **_at_hand(when),
                 )
             )
+        check_wait()  # before anything is on its way
         return self.submit_batch(
             topic,
             payloads,

@@ -35,6 +35,7 @@ MANY_SETTINGS: Final = (
     "storage.log_bytes_flush = 16_777_216",
     "storage.flush_interval_ms = 20_000",
     "storage.reserve_bytes = 134_217_728",
+    "storage.refetch_timeout_ms = 60_000",  # who can't be healed says so while it is waited for
     "limits.inflight_bytes_max = 33_619_968",  # hardly more than the least: a flood is soon one
     "limits.request_bytes_max = 8_388_608",
     "limits.request_rows_max = 16_384",

@@ -234,6 +234,7 @@ def test_callback_submits_and_is_refused_what_would_wait(threaded: Threaded) -> 
                 lambda: client.submit("orders", b"then", delay=60),
                 lambda: client.submit("orders", bytes(90), delay=60),  # there is no room for it
                 lambda: client.schedule("orders", b"now", delay=60),
+                lambda: client.schedule_batch("orders", [b"now"], delay=60),
                 lambda: client.submit("orders", b"p", delay=60).result(),
                 client.status,
                 lambda: next(consumer),
@@ -255,8 +256,9 @@ def test_callback_submits_and_is_refused_what_would_wait(threaded: Threaded) -> 
         assert isinstance(then, Future)
         assert then.result(60).id
         assert isinstance(full, errors.Overloaded)
-        assert [type(each) for each in refused] == [RuntimeError] * 6
+        assert [type(each) for each in refused] == [RuntimeError] * 7
         assert client.schedule("orders", b"still", delay=60).id
+        assert b"now" not in [row.payload for row in threaded.cluster.rows]
         assert not consumer.closed
 
 
