@@ -49,16 +49,18 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
 
     def after(self, page: Mapping[str, "QueueOffset | None"]) -> "Offsets":
         """Return what they are after a page; None removes."""
-        changed = {**self._changed, **page}
-        if len(changed) > CHANGED_MAX:
-            return Offsets(_there({**self._base, **changed}))
         after = Offsets(self._base)
-        after._changed = changed
-        return after
+        after._changed = {**self._changed, **page}
+        return after if len(after._changed) <= CHANGED_MAX else Offsets(after.whole())
+
+    def whole(self) -> dict[str, "QueueOffset | None"]:
+        """Return all, in a dict of its own."""
+        offsets = {**self._base, **self._changed}
+        return {topic: offset for topic, offset in offsets.items() if offset is not None}
 
     def items(self) -> ItemsView[str, "QueueOffset | None"]:
-        """Return all, as a dict's."""
-        return _there({**self._base, **self._changed}).items()
+        """Return all, as a dict's: the Mapping's own would look up each."""
+        return self.whole().items()
 
     def __getitem__(self, topic: str) -> "QueueOffset | None":
         """Return the offset of a topic that is there."""
@@ -69,17 +71,11 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the topics."""
-        return iter(dict(self.items()))
+        return iter(self.whole())
 
     def __len__(self) -> int:
         """Return how many topics there are."""
-        return len(self.items())
-
-
-def _there(
-    offsets: Mapping[str, "QueueOffset | None"],
-) -> dict[str, "QueueOffset | None"]:
-    return {topic: offset for topic, offset in offsets.items() if offset is not None}
+        return len(self.whole())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

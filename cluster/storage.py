@@ -106,7 +106,7 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
         return
 
     def end_fetching() -> None:
-        if _install(disk, directory) is None:
+        if _prepared(disk, directory) is None:
             remove_files(disk, directory.incoming)
 
     steps: tuple[Callable[[], None], ...] = (
@@ -122,8 +122,10 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
     directory.close()
 
 
-def _install(disk: Disk, directory: DataDirectory) -> Snapshot | None:
-    """Carry out the install that was ordered; return of what. None: there was none.
+def _prepared(disk: Disk, directory: DataDirectory) -> Snapshot | None:
+    """Let a founder that never promised begin unsure; carry out the install that was ordered.
+
+    Returns what was installed. None: nothing was ordered.
 
     Raises:
         CorruptFile, UnknownVersion: order or promise can't be read.
@@ -148,7 +150,7 @@ def _open(
     directory: DataDirectory,
     observe: Callable[[Entry, Applied], None],
 ) -> Storage:
-    installed = _install(disk, directory)
+    installed = _prepared(disk, directory)
     if installed is not None:
         logger.info("installed the snapshot at %d", installed.index)
     PromiseFile.load(disk, directory.promise)  # who can't read it has nothing to be healed for

@@ -7,6 +7,7 @@ from typing import Final, Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 STALE_MAX: Final = 64
+"""Far times that nearer ones replaced, beside as many as there are keys: then they are dropped."""
 
 
 class Alarms(Generic[Key]):
@@ -22,7 +23,7 @@ class Alarms(Generic[Key]):
         if at_ms is not None and (known is None or at_ms < known):
             self._known[key] = at_ms
             heapq.heappush(self._heap, (at_ms, key))
-            if len(self._heap) > 2 * len(self._known) + STALE_MAX:  # far times that nearer replaced
+            if len(self._heap) > 2 * len(self._known) + STALE_MAX:
                 self._heap = [(known_ms, each) for each, known_ms in self._known.items()]
                 heapq.heapify(self._heap)
 

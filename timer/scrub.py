@@ -4,7 +4,8 @@
     manifest                          its own checksum; there if the log does not begin at 1
     run, key file                     batch by batch, page by page; the whole against the manifest
     spill file                        block by block, those that the manifest needs
-    segment                           frame by frame; each ends where the next begins
+    segment                           frame by frame; each ends where the next begins, and the first
+                                      begins where the manifest ends, or before
     `durable`                         its own checksum
 
 Nothing is written, so that it may run beside a node's work, in a thread: `pace` is called after

@@ -8,6 +8,7 @@ One loop for all, in a daemon thread that begins with the first client and stays
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -146,17 +147,25 @@ class Budget:
         self._used = 0
         self._freed = threading.Condition()
 
-    def take(self, size: int, within_s: float) -> None:
-        """Take `size`, once it is free; one that is larger than all has it alone.
+    def take(self, size: int, within_s: float) -> float:
+        """Take `size` bytes, once they are free; return after how many seconds.
+
+        One that is larger than all has it alone. On the clients' own thread nothing is waited for.
 
         Raises:
             Overloaded: it was not free in time; nothing was sent.
         """
+        waited_s = 0.0
         with self._freed:
-            if not self._freed.wait_for(lambda: self._fits(size), within_s):
-                text = f"{self._used} submitted bytes are unanswered after {within_s:g} s"
-                raise Overloaded(text)
+            if not self._fits(size):
+                begun_s = time.monotonic()
+                within_s = 0.0 if is_here() else within_s
+                if not self._freed.wait_for(lambda: self._fits(size), within_s):
+                    text = f"{self._used} submitted bytes are unanswered after {within_s:g} s"
+                    raise Overloaded(text)
+                waited_s = time.monotonic() - begun_s
             self._used += size
+        return waited_s
 
     def _fits(self, size: int) -> bool:
         return not self._used or self._used + size <= self._size

@@ -67,7 +67,7 @@ class Call:
         """Makes a Timer, or Timers, of the outcome of its rows."""
         self.within_s = within_s
         self.waited_s = 0.0
-        """How much of that passed before it came here."""
+        """How much of that passed before it came here, in seconds."""
         self.first = 0
         """Its first row in the request."""
         self.request: CallsRequest | None = None

@@ -41,7 +41,7 @@ from timerclient.aio import (
     make_row,
     take_rest,
 )
-from timerclient.background import Answer, Background, Budget, check_wait, is_here
+from timerclient.background import Answer, Background, Budget, check_wait
 from timerclient.errors import Closed, TimerError
 from timerclient.existing import Seconds, TimerLike, timeout_s
 from timerclient.messages import Batch, Message
@@ -258,9 +258,7 @@ class TimerClient(TopicFront):
         self, future: "Future[T]", call: Call, size: int, submit: Callable[[Any], None]
     ) -> "Future[T]":
         self._background.check()
-        begun_s = time.monotonic()
-        self._budget.take(size, 0.0 if is_here() else call.within_s)
-        call.waited_s = time.monotonic() - begun_s
+        call.waited_s = self._budget.take(size, call.within_s)
         future.set_running_or_notify_cancel()
         future.add_done_callback(lambda _: self._budget.give(size))
         self._background.loop.call_soon_threadsafe(self._submit_on_loop, future, submit)

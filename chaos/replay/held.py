@@ -168,9 +168,10 @@ class Held:
 
     def left(self, now_ms: int) -> tuple[Rows, Rows]:
         """Return what is held, and what should be no more: its topic went on RELEASE_MS ago."""
-        on = {t for t, each in self._releases.items() if each.until_ms <= now_ms - RELEASE_MS}
+        went_on = self._releases.items()
+        done = [topic for topic, how in went_on if how.until_ms <= now_ms - RELEASE_MS]
         rows = _table([*self.rows.values()])
-        late = np.isin(rows["topic"], [*on])
+        late = np.isin(rows["topic"], done)
         return rows[~late], rows[late]
 
     def split(self, due_ms: I64, seq: I64) -> tuple[Rows, Any]:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from chaos import audit, cli
 from chaos.history import Run, read
-from chaos.suite import commands, disks, show
+from chaos.suite import commands, damage, disks, show
 from chaos.suite.disks import Disk
 from chaos.suite.network import NetworkError
 from chaos.suite.network import run as run_program
@@ -134,6 +134,19 @@ def test_stage_that_does_not_come_down_costs_no_audit(
     assert any("FAILED: taking the stage down: umount: target is busy" in line for line in lines)
     assert lines[-1] == "verdict: OK"
     assert about(tmp_path)["state"] == "audited"
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_what_the_stage_finds_as_it_comes_down_fails_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(stage: FakeStage, *_: object) -> None:
+        stage.failures.append("n1 was asked to end, and ended with status 1")
+
+    monkeypatch.setattr(FakeStage, "__exit__", down)
+    assert Show(Run(tmp_path), bill(), lambda _: [], audit=GOOD).play() == 1
+    assert "FAILED: n1 was asked to end, and ended with status 1" in capfd.readouterr().out
+    assert about(tmp_path)["failures"] == ["n1 was asked to end, and ended with status 1"]
 
 
 def test_disk_that_stays_busy_is_moved_out_all_the_same(
@@ -408,6 +421,28 @@ def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_p
     assert stage.unexplained("n1") == [lines[2]]
     assert stage.unexplained("n2") == []
     stage.faults.close()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
+    tmp_path: Path, given_up: bool
+) -> None:
+    segment_file = tmp_path / "log" / f"{1:016x}.log"
+    segment_file.parent.mkdir()
+    segment_file.touch()
+    lost = list[str]()
+
+    def restart(name: str) -> None:
+        raise LaunchError(f"{name} is not ready")
+
+    stage: Any = SimpleNamespace(
+        kill=lambda _: None, archive=SimpleNamespace(seal=lambda _: None), data=lambda _: tmp_path,
+        damaged=set(), hurt=set(), restart=restart, lose=lost.append,
+        is_given_up=lambda _: given_up,
+    )  # fmt: skip
+    with contextlib.nullcontext() if given_up else pytest.raises(LaunchError, match="not ready"):
+        damage._damage(stage, "n1", lambda *_: None)
+    assert (lost, stage.hurt) == (["n1"] if given_up else [], {"n1"})
 
 
 def test_nodes_that_end_badly_when_asked_are_failures(tmp_path: Path) -> None:

@@ -185,6 +185,21 @@ def test_tick_thread_rests_until_something_is_due(
     assert core.rest_s() == pytest.approx(0.051)
 
 
+def test_what_is_applied_within_one_tick_is_a_sign_of_life(tmp_path: Path) -> None:
+    with running(tmp_path) as (node, _, _):
+        core = node._core
+        assert core is not None
+        counted = list[None]()
+        core._progressed, progressed = lambda: counted.append(None), core._progressed
+        for command in (b"x", b"y", b"z"):
+            core._SyncObj__doApplyCommand(b"\0" + command)
+        core._progressed = progressed
+        assert len(counted) >= 3
+        before = node._ticks
+        progressed()
+        assert node._ticks > before
+
+
 def test_idle_leader_ticks_as_often_as_it_appends(tmp_path: Path) -> None:
     with running(tmp_path) as (node, _, _):
         ticks, began_s = node._ticks, time.monotonic()

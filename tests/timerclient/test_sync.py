@@ -24,8 +24,8 @@ from timerclient import (
     NewTimer,
     Settings,
     TimerClient,
+    background,
     errors,
-    sync,
 )
 from timerclient.background import Budget
 from timerclient.proto import timer_pb2 as pb
@@ -181,6 +181,15 @@ def test_budget_blocks_until_bytes_are_given_back() -> None:
     assert not taken.is_alive()
 
 
+def test_budget_tells_how_long_it_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(10)
+    assert budget.take(10, 1) == 0
+    monkeypatch.setattr(threading.Condition, "wait_for", lambda *_: True)
+    readings = iter((7.0, 19.5))
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: next(readings)))
+    assert budget.take(1, 60) == 12.5
+
+
 def test_close_refuses_what_is_no_timeout_and_closes_nothing(threaded: Threaded) -> None:
     with connect(threaded) as client, client.consumer("orders", "g") as consumer:
         for closes in (consumer, client):
@@ -236,6 +245,7 @@ def test_callback_submits_and_is_refused_what_would_wait(threaded: Threaded) -> 
                 lambda: client.schedule("orders", b"now", delay=60),
                 lambda: client.schedule_batch("orders", [b"now"], delay=60),
                 lambda: client.submit("orders", b"p", delay=60).result(),
+                lambda: client.submit("orders", b"p", delay=60).exception(),
                 client.status,
                 lambda: next(consumer),
                 consumer.close,
@@ -256,7 +266,7 @@ def test_callback_submits_and_is_refused_what_would_wait(threaded: Threaded) -> 
         assert isinstance(then, Future)
         assert then.result(60).id
         assert isinstance(full, errors.Overloaded)
-        assert [type(each) for each in refused] == [RuntimeError] * 7
+        assert [type(each) for each in refused] == [RuntimeError] * 8
         assert client.schedule("orders", b"still", delay=60).id
         assert b"now" not in [row.payload for row in threaded.cluster.rows]
         assert not consumer.closed
@@ -270,10 +280,8 @@ def test_time_that_a_full_budget_took_is_the_calls_own(
     threaded: Threaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threaded.cluster.on_schedule = lambda _: wire_error(pb.COMMIT_TIMEOUT)
-    readings = iter((7.0, 67.0))  # before the budget, and after it
     with connect(threaded) as client:
-        monkeypatch.setattr(client._budget, "take", lambda *_: None)
-        monkeypatch.setattr(sync, "time", SimpleNamespace(monotonic=lambda: next(readings)))
+        monkeypatch.setattr(client._budget, "take", lambda *_: 60.0)
         held_up = client.submit("orders", b"p", timeout=60)
         with pytest.raises(errors.Unavailable, match="within 60 s"):
             held_up.result(30)
