@@ -47,6 +47,7 @@ A run's folder:
 
     histories/*.jsonl   one file per client; *.parquet with the same columns is read as well
     faults.jsonl        what was done to the cluster, and when
+    states.jsonl        what each node counted after an entry, and the digest of its state
     cluster.json        the nodes: name, address, data directory
     <node>/log/         the nodes' own logs (`log/` in the data directory that cluster.json names)
     nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it, in
@@ -93,7 +94,11 @@ SCHEMA: Final = (
     " said STRING, topic_id BIGINT, pending BIGINT, group_id BIGINT, to_offset BIGINT"
 )
 """Of all lines together, in Spark's words."""
-FAULTS_SCHEMA: Final = "event STRING, at_ms BIGINT, node STRING, role STRING, epoch BIGINT"
+COUNTS: Final = ("scheduled", "pending", "fired", "cancelled", "dropped")
+"""What a node counts: P7."""
+STATES_SCHEMA: Final = "node STRING, at_ms BIGINT, index BIGINT, digest STRING, " + ", ".join(
+    f"{name} BIGINT" for name in COUNTS
+)
 
 
 class Outcome(enum.StrEnum):
@@ -133,6 +138,11 @@ class Run:
     def faults(self) -> Path:
         """The timeline of what was done to the cluster."""
         return self.root / "faults.jsonl"
+
+    @property
+    def states(self) -> Path:
+        """What nodes said of their own states as the run went on."""
+        return self.root / "states.jsonl"
 
     @property
     def audit(self) -> Path:
@@ -287,6 +297,23 @@ class Faults(_Lines):
     def record(self, event: str, *, at_ms: int, **more: Any) -> None:
         """Record one event: kill, restart, drained, gave_up, …"""
         self.write({"event": event, "at_ms": at_ms, **more})
+
+
+class States(_Lines):
+    """What nodes say of their own states; threads may share it."""
+
+    def __init__(self, run: Run) -> None:
+        run.root.mkdir(parents=True, exist_ok=True)
+        super().__init__(run.states)
+
+    def counted(self, node: str, index: int, *, at_ms: int, **counts: int) -> None:
+        """Record what a node says that it has counted, COUNTS, after entry `index`."""
+        assert counts.keys() == {*COUNTS}, counts
+        self.write({"node": node, "at_ms": at_ms, "index": index, **counts})
+
+    def digested(self, node: str, index: int, *, at_ms: int, digest: str) -> None:
+        """Record the digest that a node says its state had at the CHECKPOINT `index`."""
+        self.write({"node": node, "at_ms": at_ms, "index": index, "digest": digest})
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

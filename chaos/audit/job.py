@@ -22,7 +22,17 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import flat, history
-from chaos.audit import changes, clients, figures, nacks, nodes, rules, sieve, verdict
+from chaos.audit import (
+    changes,
+    clients,
+    counts,
+    figures,
+    nacks,
+    nodes,
+    rules,
+    sieve,
+    verdict,
+)
 from chaos.audit.faults import phases, windows
 from chaos.audit.report import Report, write
 from chaos.history import Run
@@ -89,7 +99,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     told = Witnesses(asks, story["fates"], given, disputed)
     found = _judged(run, lines, told, story, until_ms=end_ms, parts=parts)
     summary = _counts(found, disputes, held)
-    summary |= _conserved(story, summary)
+    summary |= _conserved(run, story, summary, end)
     summary |= _changed(lines, story["fates"], summary)
     summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
@@ -404,28 +414,64 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
 
 
 def _first(rows: DataFrame, *order: str) -> list[dict[str, Any]]:
-    return [row.asDict() for row in rows.orderBy(*order).limit(OFFENDERS_MAX).collect()]
+    """Return the first rows by columns; without these, as they are sorted already."""
+    rows = rows.orderBy(*order) if order else rows
+    return [row.asDict() for row in rows.limit(OFFENDERS_MAX).collect()]
 
 
-def _conserved(story: dict[str, DataFrame], summary: dict[str, Any]) -> dict[str, Any]:
-    """Return P7 at the checkpoints; where it does not hold, that is a violation."""
-    points = nodes.conservation(story["fates"], story["checkpoints"])
+def _conserved(
+    run: Run, story: dict[str, DataFrame], summary: dict[str, Any], end: int
+) -> dict[str, Any]:
+    """Return P7 at the checkpoints, and what nodes said of their states; P6 by their digests.
+
+    Where one does not hold, that is a violation. What nodes said of entries beyond the majority's
+    last one, `end`, is not judged.
+    """
+    checkpoints, states = story["checkpoints"], _states(story["fates"].sparkSession, run)
+    states = states.where(F.col("index") <= end).cache()
+    at = checkpoints.select("index").union(states.where("digest IS NULL").select("index"))
+    table = _kept(counts.counted(story["fates"], story["carried"], at), run, "counted")
+    points = counts.conservation(table, checkpoints)
     last = F.max_by(F.struct(*points.columns), "index")
-    counts = points.agg(F.count("*"), F.count_if(~F.col("balanced")), last).first()
-    assert counts is not None
-    violations = dict(summary["violations"])
-    if counts[1]:
-        violations["unbalanced_checkpoints"] = counts[1]
-    wrong = points.where(~F.col("balanced"))
+    found = points.agg(F.count("*"), F.count_if(~F.col("balanced")), last).first()
+    said = states.agg(F.count("scheduled"), F.count("digest"), F.count_distinct("node")).first()
+    assert found is not None
+    assert said is not None
+    wrong = {
+        "unbalanced": points.where(~F.col("balanced")).orderBy("index"),
+        "miscounted": counts.miscounted(table, states).orderBy("index", "node"),
+        "diverged_states": counts.diverged_states(states).orderBy("index"),
+    }
+    numbers = {"unbalanced": found[1]}
+    numbers |= {name: wrong[name].count() for name in ("miscounted", "diverged_states") if said[2]}
+    names = {"unbalanced": "unbalanced_checkpoints"}
+    violations = {names.get(name, name): number for name, number in numbers.items() if number}
+    violations = summary["violations"] | violations
     return {
         "verdict": "VIOLATED" if violations else "OK",
         "violations": violations,
         "conservation": {
-            "checkpoints": counts[0],
-            "unbalanced": _first(wrong, "index") if counts[1] else [],
-            "last": [counts[2].asDict()] if counts[2] else [],
+            "checkpoints": found[0],
+            "last": [found[2].asDict()] if found[2] else [],
+            "said": dict(zip(("counts", "digests", "nodes"), said, strict=True)),
+            **{n: _first(rows) if numbers.get(n) else [] for n, rows in wrong.items()},
         },
     }
+
+
+def _states(spark: SparkSession, run: Run) -> DataFrame:
+    """Return what nodes said of their states; a torn last line is left out.
+
+    Raises:
+        ValueError: another line is none.
+    """
+    if not run.states.exists():
+        return spark.createDataFrame([], history.STATES_SCHEMA)
+    rows = spark.read.schema(history.STATES_SCHEMA).json(str(run.states))
+    bad = rows.where("node IS NULL OR index IS NULL").count()
+    if bad > _torn(run.states):
+        raise ValueError(f"{run.states}: {bad} lines do not say which state of which node")
+    return rows.where("node IS NOT NULL AND index IS NOT NULL")
 
 
 def _changed(lines: DataFrame, fates: DataFrame, summary: dict[str, Any]) -> dict[str, Any]:

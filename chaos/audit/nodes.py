@@ -1,4 +1,4 @@
-"""What the nodes say: what a majority of their logs holds, who holds something else, and P7.
+"""What the nodes' logs say: what a majority of them holds, and who holds something else.
 
 **One replay is enough.** Frames are compared first, by epoch, kind, time and CRC-32, entry by entry
 over all nodes. Entries decide everything, so logs whose frames are equal have equal fates: one log
@@ -116,49 +116,6 @@ def disputed(fates: DataFrame, disputes: DataFrame | None) -> DataFrame:
         .join(finishes, "end_index", "left")
         .withColumn("disagree", F.coalesce("start_disputed", "end_disputed", no()))
         .drop("start_disputed", "end_disputed")
-    )
-
-
-def conservation(fates: DataFrame, checkpoints: DataFrame) -> DataFrame:
-    """Return P7 at every CHECKPOINT entry: index, time_ms, scheduled, pending, fired, …, balanced.
-
-    `scheduled` and `fired` are what the replay had counted at the entry; the other side counts the
-    rows of the fates: scheduled by then, and ended by then or not.
-    """
-    fates = fates.where(~F.col("end").isin("rejected", "kept"))  # these are no timers
-    starts = fates.groupBy(F.col("schedule_index").alias("index")).agg(F.count("*").alias("born"))
-    finishes = fates.where("end_index IS NOT NULL").groupBy(F.col("end_index").alias("index"))
-    ends = {
-        "fired": ("fired",),
-        "cancelled": ("cancelled", "replaced", "rescheduled"),
-        "dropped": ("dropped",),
-    }
-    deaths = finishes.agg(
-        *(F.count_if(F.col("end").isin(*of)).alias(f"{end}_now") for end, of in ends.items())
-    )
-    names = ("born", "fired_now", "cancelled_now", "dropped_now")
-    events = starts.unionByName(deaths, allowMissingColumns=True).unionByName(
-        checkpoints.select("index", "time_ms", "scheduled", F.col("fired").alias("fired_counted")),
-        allowMissingColumns=True,
-    )
-    so_far = Window.orderBy("index").rangeBetween(Window.unboundedPreceding, Window.currentRow)
-    born, fired, cancelled, dropped = (
-        F.coalesce(F.sum(name).over(so_far), F.lit(0)).alias(name.removesuffix("_now"))
-        for name in names
-    )
-    table = events.select(
-        *("index", "time_ms", "scheduled", "fired_counted"), born, fired, cancelled, dropped
-    ).where("time_ms IS NOT NULL")
-    pending = F.col("born") - F.col("fired") - F.col("cancelled") - F.col("dropped")
-    ended = F.col("fired") + F.col("cancelled") + F.col("dropped")
-    balanced = (
-        (F.col("scheduled") == F.col("pending") + ended)
-        & (F.col("fired") == F.col("fired_counted"))
-        & (F.col("pending") >= 0)
-    )
-    return table.withColumn("pending", pending).select(
-        *("index", "time_ms", "scheduled", "pending", "fired", "cancelled", "dropped"),
-        balanced.alias("balanced"),
     )
 
 

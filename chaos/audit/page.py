@@ -287,3 +287,17 @@ def _conservation(s: dict[str, Any]) -> Iterator[str]:
     rows = [[row[name] for name in names] for row in (*points["last"], *points["unbalanced"])]
     if rows:
         yield _table(names, rows, texts=0)
+    said = points["said"]
+    if not said["nodes"]:
+        yield "<p>No node was asked for its own counts (states.jsonl).</p>"
+        return
+    yield (
+        f"<p>{said['nodes']} nodes said {said['counts']:,} times what they had counted, and"
+        f" {said['digests']:,} times which digest their state had;"
+        f" {len(points['miscounted']):,} of the counts do not follow from the log, and at"
+        f" {len(points['diverged_states']):,} checkpoints digests differ.</p>"
+    )
+    for name in ("miscounted", "diverged_states"):
+        if points[name]:
+            rows = [[*row.values()] for row in points[name]]
+            yield _table([*points[name][0]], rows, texts=2)

@@ -48,6 +48,12 @@ def describe(report: Report) -> Iterator[str]:
         f" counts balanced at {points['checkpoints'] - len(points['unbalanced'])}"
         f" of {points['checkpoints']} checkpoints"
     )
+    said = points["said"]
+    if said["nodes"]:
+        yield (
+            f"{said['nodes']} nodes said {said['counts']:,} times what they had counted, and"
+            f" {said['digests']:,} digests of their states"
+        )
     for hole in s["holes"]:
         span = f"{hole['from']} .. {hole['to']}"
         yield f"{hole['node']}'s log never held entries {span}: it began anew, or ended before"
@@ -79,6 +85,9 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         yield f"  diverged entry: node={row['node']} index={row['index']} epoch={row['epoch']}"
     for row in s["conservation"]["unbalanced"][:SHOWN_MAX]:
         yield "  unbalanced checkpoint: " + " ".join(f"{k}={v}" for k, v in row.items())
+    for name in ("miscounted", "diverged_states"):
+        for row in s["conservation"][name][:SHOWN_MAX]:
+            yield f"  {name}: " + " ".join(f"{k}={v}" for k, v in row.items())
     for row in s["overcounted"]:
         yield (
             f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"

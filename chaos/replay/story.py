@@ -130,8 +130,6 @@ class Story:
         self.timers = 0
         """Rows that became timers."""
         self.fired = 0
-        self.moved = 0
-        """Of both, those that a MOVE made."""
         self.epoch_starts: list[tuple[int, int]] = []
         """(index, epoch) of every EPOCH entry."""
         self.kept: dict[int, Kept] = {}
@@ -180,8 +178,8 @@ class Story:
                 self._book.checkpoint(
                     index=item.index,
                     time_ms=item.time_ms,
-                    scheduled=self.timers - self.moved,
-                    fired=self.fired - self.moved,
+                    scheduled=self.timers,
+                    fired=self.fired,
                 )
         self.quotas.applied()
 
@@ -564,7 +562,6 @@ class Story:
         moved = int(np.count_nonzero(taken))
         self.timers += moved
         self.fired += moved
-        self.moved += moved
         if moved:
             raw = memoryview(op.rows)
             rows = decode_schedule(raw).rows

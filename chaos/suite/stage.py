@@ -21,6 +21,7 @@ from chaos.suite.archive import Archive
 from chaos.suite.disks import Disk
 from chaos.suite.network import Network
 from chaos.suite.plan import Need
+from chaos.suite.states import Listener
 from cluster.exits import EXIT_CORRUPT
 from deploy.local import Host, LaunchError, LocalCluster
 from timerclient import TimerClient
@@ -103,7 +104,7 @@ class Stage:
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Make network and disks, start the nodes, begin to archive their logs.
+        """Make network and disks, start the nodes, archive their logs, note what they say.
 
         Raises:
             LaunchError, NetworkError, OSError: it can't be; what was made is removed again.
@@ -121,6 +122,9 @@ class Stage:
             exits.callback(self.archive.close)
             exits.callback(self._stop_nodes)
             self.cluster.start(timeout_s=READY_S)
+            nodes = self.cluster.nodes.items()
+            listener = Listener(self.run, {name: node.grpc for name, node in nodes})
+            exits.callback(listener.close)
             self._exits = exits.pop_all()
         return self
 

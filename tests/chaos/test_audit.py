@@ -636,6 +636,15 @@ def world(tmp_path: Path) -> Run:
               outcome=history.Outcome.OK)  # fmt: skip
     with history.Faults(run) as faults:
         faults.record("kill", at_ms=130, node="n1", role="leader", epoch=1)
+    with history.States(run) as states:
+        for node, index, *said in (
+            ("n1", 7, 3, 2, 0, 1), ("n2", 7, 3, 2, 0, 1), ("n1", 14, 4, 0, 3, 1),
+            ("n2", 99, 5, 1, 3, 1),  # of what the audit does not know to be committed
+        ):  # fmt: skip
+            counts = dict(zip(("scheduled", "pending", "fired", "cancelled"), said, strict=True))
+            states.counted(node, index, at_ms=1, **counts, dropped=0)
+        for node, index in (("n1", 14), ("n2", 14), ("n3", 14), ("n3", 14), ("n3", 99)):
+            states.digested(node, index, at_ms=2, digest=f"{index:016x}")
     return run
 
 
@@ -663,8 +672,49 @@ def test_honest_run_is_ok(spark: SparkSession, world: Run) -> None:
             {"index": 14, "time_ms": 330, "scheduled": 4, "pending": 0, "fired": 3, "cancelled": 1}
             | {"dropped": 0, "balanced": True}
         ],
+        "said": {"counts": 3, "digests": 4, "nodes": 3},
+        "miscounted": [],
+        "diverged_states": [],
     }
     assert [*describe(report)][-1] == report.line()
+
+
+def test_node_that_says_of_itself_what_does_not_follow_is_found(
+    spark: SparkSession, world: Run
+) -> None:
+    with history.States(world) as states:
+        states.counted("n3", 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0)
+        states.digested("n3", 14, at_ms=3, digest="other")
+    report = job.audit(spark, world)
+    assert report.summary["violations"] == {"miscounted": 1, "diverged_states": 1}
+    found = report.summary["conservation"]
+    assert [(row["node"], row["index"], row["said_fired"], row["fired"])
+            for row in found["miscounted"]] == [("n3", 8, 2, 0)]  # fmt: skip
+    assert [row["index"] for row in found["diverged_states"]] == [14]
+    assert "n3 other" in found["diverged_states"][0]["digests"]
+    lines = [*describe(report)]
+    assert any(line.startswith("  miscounted: node=n3 index=8 said_scheduled=3") for line in lines)
+    assert lines[-1].endswith(" miscounted=1 diverged_states=1")
+
+
+def test_run_in_which_no_node_was_asked_is_judged_by_the_log_alone(
+    spark: SparkSession, world: Run
+) -> None:
+    world.states.unlink()
+    report = job.audit(spark, world)
+    assert report.ok
+    assert report.summary["conservation"]["said"] == {"counts": 0, "digests": 0, "nodes": 0}
+
+
+def test_torn_last_word_of_a_node_is_left_out_and_others_are_refused(
+    spark: SparkSession, world: Run
+) -> None:
+    whole = world.states.read_text()
+    world.states.write_text(whole + '{"node": "n1", "ind')
+    assert job.audit(spark, world).ok
+    world.states.write_text("torn\n" + whole)
+    with pytest.raises(ValueError, match=r"states\.jsonl: 1 lines do not say which state"):
+        job.audit(spark, world)
 
 
 def test_frame_that_one_node_holds_otherwise_is_a_divergence(

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from chaos.audit import figures, nodes
+from chaos.audit import figures
 from chaos.audit.faults import Fault, Phase, windows
 
 pytestmark = pytest.mark.spark
@@ -127,29 +127,3 @@ def test_arrivals_after_the_ack_was_first_confirmed_are_counted(spark: SparkSess
         slot + ", confirmed_ms BIGINT",
     )
     assert figures.arrived_after_ack(some, confirmed) == 1
-
-
-def test_counts_that_do_not_add_up_at_a_checkpoint_are_found(spark: SparkSession) -> None:
-    fates = spark.createDataFrame(
-        [(2, "fired", 4), (2, "cancelled", 7), (2, "pending", None), (5, "dropped", 8)],
-        "schedule_index BIGINT, end STRING, end_index BIGINT",
-    )
-    points = [(3, 30, 3, 0), (6, 60, 4, 1), (9, 90, 4, 1), (10, 100, 5, 1), (11, 110, 4, 2)]
-    table = nodes.conservation(
-        fates,
-        spark.createDataFrame(
-            points, "index BIGINT, time_ms BIGINT, scheduled BIGINT, fired BIGINT"
-        ),
-    )
-    wanted = [
-        (3, 30, 3, 3, 0, 0, 0, True),
-        (6, 60, 4, 3, 1, 0, 0, True),
-        (9, 90, 4, 1, 1, 1, 1, True),
-        (10, 100, 5, 1, 1, 1, 1, False),  # one more was counted than there is
-        (11, 110, 4, 1, 1, 1, 1, False),  # one more was counted as fired
-    ]
-    schema = ", ".join(
-        f"{name} BIGINT"
-        for name in ("index", "time_ms", "scheduled", "pending", "fired", "cancelled", "dropped")
-    )
-    assertDataFrameEqual(table, spark.createDataFrame(wanted, schema + ", balanced BOOLEAN"))

@@ -35,7 +35,10 @@ def summary(**other: Any) -> dict[str, Any]:
         "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",
                         "n": 3}],
         "conservation": {"checkpoints": 1, "unbalanced": [], "last": [
-            {**point, "dropped": 0, "balanced": True}]},
+            {**point, "dropped": 0, "balanced": True}],
+            "said": {"nodes": 3, "counts": 20, "digests": 6},
+            "miscounted": [{"node": "n2", "index": 9, "said_fired": 4, "fired": 3}],
+            "diverged_states": [{"index": 9, "digests": "n1 aa, n2 ab"}]},
         "lateness_ms": {"fire": {"all": late}, "deliver": {"all": late}},
         "kills": 1, "failovers": 1,
         "faults": [{"fault": "kill <n1>", "start_ms": 1500, "healed_after_ms": 1000,

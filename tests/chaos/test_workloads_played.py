@@ -12,6 +12,7 @@ import pytest
 from chaos import workloads
 from chaos.history import Run
 from chaos.history_check import check
+from chaos.suite.states import Listener
 from chaos.workloads import kinds
 from chaos.workloads.clients import Clients
 from tests.cluster.running import Running, until
@@ -210,6 +211,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The folder of a run of all workloads; its nodes are stopped."""
     run = Run(tmp_path_factory.mktemp("workloads"))
     with Running(run.root).cleaned() as cluster:
+        addresses = {name: node.grpc for name, node in cluster.nodes.items()}
+        listener = Listener(run, addresses)
         works = workloads.make(
             [*workloads.NAMES], run=run, endpoints=lambda: cluster.endpoints, seed=1,
             rate_per_s=RATE_PER_S, horizon_s=SECONDS,
@@ -233,6 +236,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
         finally:
             for work in works:
                 work.close()
+            listener.close()
     return run
 
 
@@ -279,3 +283,6 @@ def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: 
     assert {"replaced", "rescheduled", "rejected", "kept"} <= {*verdicts}
     assert {"dropped", "expired", "refused"} <= {*verdicts}
     assert report.summary["redelivered"] > 0
+    said = report.summary["conservation"]["said"]
+    assert said["nodes"] == 3
+    assert min(said["counts"], said["digests"]) > SECONDS
