@@ -17,6 +17,7 @@ from timer.timer_id import TEXT_SIZE
 
 ASKED_OF: Final = (
     *("topic", "outcome", "on_conflict", "marks", "due_ms", "ids", "keys", "results", "existing"),
+    *("start_ms", "end_ms", "delay_ms"),
 )
 """What `asked` takes of a line."""
 ASKED: Final = pa.schema(
@@ -25,6 +26,7 @@ ASKED: Final = pa.schema(
         *((name, pa.int64()) for name in ("mark", "asked_due_ms")),
         *((name, pa.string()) for name in ("id", "key", "told")),
         *((name, pa.int64()) for name in ("existing_seq", "answered_due_ms", "answered_seq")),
+        *((name, pa.int64()) for name in ("least_due_ms", "most_due_ms")),
     ]
 )
 GIVEN_OF: Final = (
@@ -87,6 +89,8 @@ def asked(lines: pa.Table) -> pa.Table:
 
     `told`: of what was answered, what became of it: SCHEDULED, REPLACED, KEPT, REJECTED.
     `existing_seq`: the timer that it replaced, or that has its `key`. What made no timer has no id.
+    `least_due_ms`, `most_due_ms`: between these it is due by its delay and the client's clock, as
+    the request was taken between its begin and its answer.
     """
     rows = _Lines(lines, "marks")
     outcome = rows.head("outcome")
@@ -96,6 +100,10 @@ def asked(lines: pa.Table) -> pa.Table:
     made = pc.is_in(told, pa.array(["SCHEDULED", "REPLACED"]))
     ids = pc.if_else(made, rows.each("ids"), none)
     due_ms, seq = id_parts(ids)
+    delay_ms = rows.head("delay_ms")
+    answered_ms = pc.if_else(
+        pc.equal(outcome, "ok"), rows.head("end_ms"), pa.scalar(None, pa.int64())
+    )
     columns = {
         "topic": rows.head("topic"),
         "outcome": outcome,
@@ -108,6 +116,8 @@ def asked(lines: pa.Table) -> pa.Table:
         "existing_seq": id_parts(rows.each("existing"))[1],
         "answered_due_ms": due_ms,
         "answered_seq": seq,
+        "least_due_ms": pc.add(rows.head("start_ms"), delay_ms),
+        "most_due_ms": pc.add(answered_ms, delay_ms),
     }
     return pa.table([columns[name] for name in ASKED.names], schema=ASKED)
 

@@ -6,7 +6,8 @@ a batch of a thousand timers is one line, not a thousand. Times are Unix millise
 client's clock, except due times, `fired_at_ms` and `handed_out_ms`, which are the cluster's.
 
     op        lists                                             single values
-    schedule  marks, ids | null, due_ms                         start_ms end_ms outcome topic
+    schedule  marks, ids | null, due_ms | null                  start_ms end_ms outcome topic
+                                                                delay_ms
               with keys: keys, results | null, existing | null  producer sequence on_conflict
     cancel    ids, or keys; results | null                      start_ms end_ms outcome topic
     reschedule  the same, due_ms, new_ids | null
@@ -31,7 +32,8 @@ client's clock, except due times, `fired_at_ms` and `handed_out_ms`, which are t
 
 Every line also has `client`, and `detail` (the error's text) where something went wrong. `due_ms`
 of a schedule or reschedule is what was asked for, null for a delay: the cluster's clock resolves
-those. Where a row has no key, no id or no other timer, its element is null.
+those; a schedule has it as `delay_ms`. Where a row has no key, no id or no other timer, its element
+is null.
 
 An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (timed out, the
 connection broke: it may have happened). An unknown one has no ids or results.
@@ -53,7 +55,8 @@ A run's folder:
     nodes/<node>/kept/  instead of it, where nodes may have dropped a log's beginning: all of it, in
                         a folder for each time that it began anew (000, 001, …)
     logs/               what the nodes printed
-    run.json            of the suite: seed, versions, machine, options, schedule
+    run.json            of the suite: seed, versions, machine, options, schedule; and, of anybody,
+                        clock_error_ms: how far the clients' clocks and the cluster's differ at most
     audit/              what the audit found
 
 Each line of the timeline has `event` and `at_ms`, and where it applies `node`, `role` and `epoch`
@@ -153,6 +156,18 @@ class Run:
     def about(self) -> Path:
         """What the suite says of the run: seed, versions, machine, options, schedule."""
         return self.root / "run.json"
+
+    def clock_error_ms(self) -> int | None:
+        """Return how far the clients' clocks and the cluster's differ at most; None: nobody says.
+
+        Raises:
+            ValueError: it is no number of milliseconds.
+        """
+        said = json.loads(self.about.read_text()) if self.about.exists() else {}
+        error_ms = said.get("clock_error_ms")
+        if error_ms is None or (type(error_ms) is int and 0 <= error_ms < _SIGN):
+            return error_ms
+        raise ValueError(f"{self.about}: clock_error_ms = {error_ms!r}: from 0 on, a whole number")
 
     def kept(self, node: str) -> Path:
         """The folder of a node's log with what it has dropped, if the harness kept it."""

@@ -151,6 +151,7 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "marks": Field(_integer(0, _I64, ", unique in the run"), many=True),
         "ids": Field(ID, many=True, answer=True, null_if=frozenset({"REJECTED"})),
         "due_ms": Field(MS, many=True, required=False),
+        "delay_ms": _OPTIONAL,
         "producer": _OPTIONAL,
         "sequence": _OPTIONAL,
         "keys": Field(NAME, many=True, required=False, gaps=True),

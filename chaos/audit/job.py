@@ -289,7 +289,8 @@ def _judged(
     if parts:
         doubted = unkept.union(expired.select(*clients.SLOT))
         named = changes.named(lines, keyed)
-        begin = sieve.starts(topics, starts, story["groups"], story["deletions"])
+        special = story["deletions"], story["postponed"]
+        begin = sieve.starts(topics, starts, story["groups"], *special)
         told = _sifted(run, told, doubted, named, begin, parts)
     log = _of_topics(told.fates, topics)
     carried = story["carried"]
@@ -306,6 +307,8 @@ def _judged(
             F.col("delete_index").alias("end_index"), (~nodes.no()).alias("gone")
         )
         log = log.join(F.broadcast(gone), "end_index", "left")
+    later = F.broadcast(story["postponed"].withColumn("postponed", ~nodes.no()))
+    log = log.join(later, "topic", "left")
     by_name = log.withColumn("topic", clients.name_of("topic"))
     by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
     changed = changes.changes(lines, keyed, by_name)
@@ -320,7 +323,7 @@ def _judged(
             _kept(changed.flags, run, "flags"),
         ),
         starts,
-        until_ms=until_ms,
+        verdict.Clocks(until_ms, run.clock_error_ms()),
     )
     found.write.mode("append" if parts else "overwrite").parquet(str(into))
     return _read(found, into)
@@ -340,6 +343,7 @@ def _sifted(
 
     `doubted` and `named` as in plain.Facts, `begin`: its `starts`.
     """
+    error_ms = run.clock_error_ms()
     spark, work, into = named.sparkSession, run.audit / "work", run.audit / "verdicts.parquet"
     sieve.clear(into, work / "named")
     fates = sieve.cut_file(spark, work / "replay/fates/part-0.parquet", work / "log", parts)
@@ -349,7 +353,7 @@ def _sifted(
     times, more = 0, named.select("seq")
     while True:
         _kept(more, run, f"named/{times}")
-        doubts = _kept(sieve.sift(spark, work, into, parts, begin), run, "doubts")
+        doubts = _kept(sieve.sift(spark, work, into, parts, begin, error_ms), run, "doubts")
         foreign = doubts.where("seq IS NOT NULL").select("seq")
         if not foreign.head(1):
             break

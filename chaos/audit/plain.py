@@ -33,7 +33,7 @@ _MAX: Final = (1 << 63) - 1
 
 ASKED: Final = (
     *("mark", "topic", "outcome", "asked_due_ms", "id", "key", "told", "existing_seq"),
-    *("answered_due_ms", "answered_seq"),
+    *("answered_due_ms", "answered_seq", "least_due_ms", "most_due_ms"),
 )
 LOG: Final = (
     *("mark", "seq", "topic", "due_ms", "schedule_index", "scheduled_at_ms", "end", "end_index"),
@@ -80,6 +80,8 @@ class Facts:
     """Messages that expired, or with an ack that the log does not hold: topic queue_offset."""
     disputed: I64
     """Indexes of entries about which nodes disagree."""
+    clock_error_ms: int | None
+    """The most that a client's clock and the cluster's differ; None: nobody knows."""
 
 
 class Sifted(NamedTuple):
@@ -183,6 +185,10 @@ def _asked_and_fired(asked: _Table, log: _Table, facts: Facts, topics: pa.Array)
         & (asked.ints("asked_due_ms")[ask] <= due_ms)
         & (asked.codes("topic", topics)[ask] == log.codes("topic", topics)[fate])
     )
+    if (error_ms := facts.clock_error_ms) is not None:
+        most_ms = asked.ints("most_due_ms")[ask]
+        same &= asked.ints("least_due_ms")[ask] <= due_ms + error_ms
+        same &= (most_ms == _NULL) | (due_ms - error_ms <= most_ms)
     return ask[same], fate[same]
 
 
@@ -235,6 +241,8 @@ def _as_logged(
         limit = np.append(acked.ints(least)[at], _MAX)[np.where(known, place, -1)]
         value = given.ints(name)[rows]
         same &= (value >= 0) & (value <= limit)
+    if facts.clock_error_ms is not None:
+        same &= given.ints("received_ms")[rows] + facts.clock_error_ms >= given.ints("due_ms")[rows]
     return same & (group >= 0) & (given.ints("received_ms")[rows] >= 0)
 
 

@@ -11,6 +11,7 @@ that it doubts, and would tell the same of the others: tests hold one against th
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -174,14 +175,15 @@ def not_surely_kept(lines: DataFrame, stretches: DataFrame) -> DataFrame:
 
 
 def starts(
-    asked_topics: DataFrame, read: DataFrame, groups: DataFrame, deletions: DataFrame
+    asked_topics: DataFrame, read: DataFrame, groups: DataFrame, *special: DataFrame
 ) -> dict[str, I64]:
-    """Return plain.Facts.starts: not of topics that were deleted, or with groups that were sought.
+    """Return plain.Facts.starts: not of `special` topics, or such with groups that were sought.
 
-    `read` as from `clients.consumed`, `groups` and `deletions`: the replay's.
+    `read` as from `clients.consumed`, `groups`: the replay's; `special`: its deletions, and others
+    whose timers are not to be sifted.
     """
     sought = groups.where("sought").select(name_of("topic").alias("topic"))
-    several = sought.union(deletions.select(name_of("topic")))
+    several = reduce(DataFrame.union, (each.select(name_of("topic")) for each in special), sought)
     topics = asked_topics.join(F.broadcast(several), "topic", "left_anti").distinct()
     first: dict[str, list[int]] = {row["topic"]: [] for row in topics.collect()}
     for row in read.join(F.broadcast(topics), "topic").collect():
@@ -190,19 +192,20 @@ def starts(
 
 
 def sift(
-    spark: SparkSession, work: Path, into: Path, parts: int, begin: Mapping[str, I64]
-) -> DataFrame:
+    spark: SparkSession, work: Path, into: Path, parts: int, begin: Mapping[str, I64],
+    clock_error_ms: int | None,
+) -> DataFrame:  # fmt: skip
     """Judge every part; write the plain ones' verdicts into a folder, return the plain.DOUBTS.
 
     `work` holds what _TABLES and _FACTS name, the tables cut into so many parts; `begin` as from
-    `starts`.
+    `starts`, `clock_error_ms` as in plain.Facts.
     """
     into.mkdir(parents=True, exist_ok=True)
 
     def each(batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                facts = _facts(work, begin)
+                facts = _facts(work, begin, clock_error_ms)
                 asks, log, given = (_part(work / n, number, of) for n, of in _TABLES.items())
                 found = plain.sifted(asks, log, given, facts)
                 path = into / f"plain-{number:05}.parquet"
@@ -223,7 +226,7 @@ def _part(folder: Path, number: int, columns: Iterable[str]) -> pa.Table:
     return pq.read_table(path, columns=[*columns], read_dictionary=names, partitioning=None)
 
 
-def _facts(work: Path, begin: Mapping[str, I64]) -> plain.Facts:
+def _facts(work: Path, begin: Mapping[str, I64], clock_error_ms: int | None) -> plain.Facts:
     tables = {name: pq.read_table(work / name, partitioning=None) for name in _FACTS}
     return plain.Facts(
         starts=begin,
@@ -231,6 +234,7 @@ def _facts(work: Path, begin: Mapping[str, I64]) -> plain.Facts:
         named=plain.numbers(tables["named"], "seq"),
         doubted=tables["doubted"],
         disputed=plain.numbers(tables["disputed"], "index"),
+        clock_error_ms=clock_error_ms,
     )
 
 

@@ -14,7 +14,9 @@
     key_doubled  P2  pending, or given, or said to be scheduled, while another had its key
     cancelled_delivered  P4  fired or given although a cancel said CANCELLED
     replaced_delivered, rescheduled_delivered  P4  likewise, after its replacement or reschedule
-    early       P3  fired before its due time, or due before the time that was asked for
+    early       P3  fired before its due time, or due before the time that was asked for; or it came
+                before its time on the clock of a client
+    misdated    P3  due later than the delay that was asked for
     acked_again P5  given after its ack, in the log's order
     expired_delivered  P5  given after it had expired in that group, in the log's order
     expired_early  P1  ended before its due time and its time to live were over
@@ -42,10 +44,13 @@ knows the highest attempt that was possible before the ack's entry. A delivery i
 its attempt is higher than that, or its epoch than that of the ack. When a client received
 something, by its own clock, proves nothing: what was handed out before the ack may have been on
 its way, or its receiver asleep. Such arrivals are counted, as `arrived_after_ack`, not judged.
+Only a run that says how far clocks may differ (clock_error_ms) is judged by them, beyond that: what
+came before its time, or which time a delay was taken for. So a cluster whose own clock is wrong is
+found, which by its log is right.
 """
 
 from functools import reduce
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
@@ -79,6 +84,7 @@ VIOLATIONS: Final = (
     "replaced_delivered",
     "rescheduled_delivered",
     "early",
+    "misdated",
     "acked_again",
     "expired_delivered",
     "expired_early",
@@ -100,6 +106,15 @@ _WAITING: Final = ("pending", "held")
 HORIZON_MS: Final = 9 * 60_000
 """How long after its end a timer's cancel is not answered NOT_FOUND: the product's ten minutes,
 less one for the client's clock."""
+
+
+class Clocks(NamedTuple):
+    """What is known of the clients' clocks."""
+
+    until_ms: int
+    """When somebody looked last."""
+    error_ms: int | None = None
+    """How far they and the cluster's differ at most; None: nobody knows."""
 
 
 def unkept_acks(
@@ -208,17 +223,19 @@ def carried_off(carried: DataFrame, given: DataFrame, read: DataFrame) -> DataFr
 
 def verdicts(
     asks: DataFrame, log: DataFrame, given: DataFrame, changes: Changes, groups: DataFrame,
-    *, until_ms: int,
+    clocks: Clocks,
 ) -> DataFrame:  # fmt: skip
     """Return one row per timer that any witness knows, with its verdict and the evidence.
 
     `asks` as from `asked`, `log`: fates, and what was carried, with `disagree`, `given` from
     `judged_deliveries`, `groups`: (topic, group, start_offset) of the groups that were read to the
-    end, `until_ms`: when the clients looked last. Of what dropped with its topic, `log` has `gone`.
+    end. Of what dropped with its topic, `log` has `gone`; of topics that make timers due later than
+    was asked for, `postponed`.
     """
     nobody = {
         "expired_groups": F.lit(0), "late": no(), "over_ms": F.lit(None).cast("bigint"),
-        "gone": no(), "carried_groups": F.lit(0), "from_topic": F.lit(None).cast("string"),
+        "gone": no(), "postponed": no(), "carried_groups": F.lit(0),
+        "from_topic": F.lit(None).cast("string"),
     }  # fmt: skip
     log = log.withColumns({n: none for n, none in nobody.items() if n not in log.columns})
     starts = groups.groupBy("topic").agg(F.collect_list("start_offset").alias("starts"))
@@ -231,7 +248,7 @@ def verdicts(
         .withColumn("mark", F.coalesce("mark", "given_mark_min"))
         .withColumn("expected_groups", F.expr("size(filter(starts, s -> s <= queue_offset))"))
     )
-    breaks = _violations(until_ms)
+    breaks = _violations(clocks)
     assert tuple(breaks) == VIOLATIONS
     chain = reduce(
         lambda chain, name: chain.when(breaks[name], name),
@@ -301,9 +318,10 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: Changes) -> DataFram
     return both.unionByName(carried, allowMissingColumns=True)
 
 
-def _violations(until_ms: int) -> dict[str, Column]:
+def _violations(clocks: Clocks) -> dict[str, Column]:
     """Return violation -> its condition, in order of precedence. Unknown (null) is no violation."""
     c = F.col
+    error_ms = F.lit(clocks.error_ms).cast("bigint")
     in_log, was_given, was_asked = (
         c("end").isNotNull(),
         c("deliveries") > 0,
@@ -350,7 +368,10 @@ def _violations(until_ms: int) -> dict[str, Column]:
             (c("end") == "fired") & (c("ended_at_ms") < c("due_ms")),
             c("given_fired_at_ms_min") < c("due_ms"),
             c("due_ms") < c("asked_due_ms"),  # docs/adr/0006-past-due.md
+            c("due_ms") + error_ms < c("least_due_ms"),
+            c("received_ms") + error_ms < c("due_ms"),
         ),
+        "misdated": ~F.coalesce(c("postponed"), no()) & (c("due_ms") - error_ms > c("most_due_ms")),
         "acked_again": c("again") > 0,
         "expired_delivered": c("late"),
         "expired_early": fired & (c("due_ms") > c("over_ms")),
@@ -358,7 +379,7 @@ def _violations(until_ms: int) -> dict[str, Column]:
         "unmarked_redelivery": c("unmarked") > 0,
         "lost": _any(
             (c("outcome") == "ok") & ~in_log,
-            (c("end") == "pending") & (c("due_ms") + GRACE_MS <= until_ms),
+            (c("end") == "pending") & (c("due_ms") + GRACE_MS <= clocks.until_ms),
             fired & (reached < c("expected_groups")),
             (c("end") == "cancelled") & ~cancelled,
         ),

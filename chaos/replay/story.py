@@ -136,6 +136,8 @@ class Story:
         """Topic -> what its queue keeps."""
         self.policies: list[tuple[Scope, int]] = []
         """(scope, index) of every POLICY entry."""
+        self.postponed: set[int] = set()
+        """Topics with a policy, at some time, that makes timers due later than was asked for."""
         self.quotas = Quotas(self._ready)
         self._book = book
         self._pending = Pending(spill, rows_max=pending_max)
@@ -211,6 +213,7 @@ class Story:
         self.policies.append((scope, item.index))
         for topic in self.topics:
             self._retain(topic, item.time_ms)
+            self._note_postponed(topic)
 
     def said_of(self, topic: int, name: str) -> Any:
         """Return what the narrowest scope says of a topic; None: nobody does."""
@@ -265,6 +268,10 @@ class Story:
             modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])[taken]
             new = self._decided(item, new, keyed, modes)
         self._admit(item, new)
+
+    def _note_postponed(self, topic: int) -> None:
+        if any(self.said_of(topic, name) for name in ("tick_ms", "delay_ms_min")):
+            self.postponed.add(topic)
 
     def _note_quotas(self, item: Entry, rows: RowArray) -> None:
         said = self._said.records.values()
@@ -583,6 +590,7 @@ class Story:
         made = TopicId(len(self.topics) + 1)
         self.topics[made], self.kept[made] = name, Kept()
         self._retain(made, 0)
+        self._note_postponed(made)
         self._paused.made(made)
         return made
 

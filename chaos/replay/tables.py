@@ -21,6 +21,8 @@ checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 deletions    one row per topic that was deleted: topic topic_id delete_index
 quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,
              ready (where it is one of what is ready: quotas.py)
+postponed    one row per topic with a policy, at some time, that makes timers due later than was
+             asked for: topic
 policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
 
 `topic` is what story.life says: a topic that has the name of a deleted one is another one. So is a
@@ -138,6 +140,7 @@ QUOTAS: Final = pa.schema(
         ("ready", pa.int64()),
     ]
 )
+POSTPONED: Final = pa.schema([("topic", pa.string())])
 POLICIES: Final = pa.schema([("topic", pa.string()), ("policy_index", pa.int64())])
 STORY: Final = {
     "fates": FATES,
@@ -149,6 +152,7 @@ STORY: Final = {
     "checkpoints": CHECKPOINTS,
     "deletions": DELETIONS,
     "quotas": QUOTAS,
+    "postponed": POSTPONED,
     "policies": POLICIES,
 }
 FIGURES: Final = ", ".join(
@@ -371,7 +375,7 @@ def _positive(column: I64) -> pa.Array:
 
 
 def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the rows of what is known at the end: groups, deletions, quotas, policies."""
+    """Return the rows of what is known at the end: groups, deletions, quotas, policies, …"""
     groups = [
         (
             story.life(group.topic), story.life_of(group), group.group_id, group.start, group.kept,
@@ -385,6 +389,7 @@ def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
         "groups": groups,
         "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
         "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.noted],
+        "postponed": [(story.life(topic),) for topic in sorted(story.postponed)],
         "policies": [
             (story.life(scope.topic) if scope.topic else f"{scope.namespace}/", index)
             for scope, index in story.policies

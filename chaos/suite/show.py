@@ -37,6 +37,10 @@ from chaos.workloads import Workload
 from deploy.local import LaunchError, LocalCluster
 from timerclient.errors import TimerError
 
+CLOCK_ERROR_MS: Final = 5_000
+"""Clients have this machine's clock, nodes too, but for one that a strike moves. That shifts their
+median by nothing; but while only two answer a new leader, its clock may be a few seconds behind
+(docs/adr/0010-clock-median.md)."""
 DRAIN_S: Final = 90.0
 """After the last due time. Recovery from any strike takes seconds."""
 POLL_S: Final = 0.1
@@ -269,6 +273,7 @@ class Show:
             **more,
             "options": dataclasses.asdict(bill.options),
             "settings": bill.settings,
+            "clock_error_ms": CLOCK_ERROR_MS,
             "machine": machine(),
             "schedule": plan.to_json(bill.schedule),
         }

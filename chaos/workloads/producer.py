@@ -142,7 +142,7 @@ class Producer:
             return [self.client.schedule(self._topic, payload, delay=delay).id]
 
         self._expect([mark], now_ms() + int(1000 * delay_s))
-        return self._called([mark], None, schedule)
+        return self._called([mark], None, schedule, delay_ms=round(1000 * delay_s))
 
     def submit(
         self,
@@ -183,14 +183,15 @@ class Producer:
             self.last_due_ms = max(self.last_due_ms, due_ms)
 
     def _called(
-        self, marks: Sequence[int], due_ms: Sequence[int] | None, call: Callable[[], list[str]]
-    ) -> list[str]:
+        self, marks: Sequence[int], due_ms: Sequence[int] | None, call: Callable[[], list[str]],
+        **more: Any,
+    ) -> list[str]:  # fmt: skip
         start_ms = now_ms()
         try:
             known: list[str] | TimerError = call()
         except TimerError as error:
             known = error
-        self._answered(marks, due_ms, start_ms, known)
+        self._answered(marks, due_ms, start_ms, known, **more)
         return [] if isinstance(known, TimerError) else known
 
     def _answered(

@@ -25,6 +25,7 @@ def ints(*values: int) -> I64:
 def ask(mark: int, **other: Any) -> dict[str, Any]:
     told = {"id": f"id {mark}", "told": "SCHEDULED", "answered_due_ms": DUE_MS + mark}
     row = {"mark": mark, "topic": "t", "outcome": "ok", "asked_due_ms": DUE_MS + mark, **told}
+    row |= {"least_due_ms": None, "most_due_ms": None}
     return row | {"key": None, "existing_seq": None, "answered_seq": 100 + mark} | other
 
 
@@ -61,6 +62,7 @@ def facts(**other: Any) -> plain.Facts:
         "named": ints(),
         "doubted": table([], ("topic", "queue_offset")),
         "disputed": ints(),
+        "clock_error_ms": 10,
     }
     return plain.Facts(**(known | other))
 
@@ -107,6 +109,7 @@ def test_in_a_topic_that_nobody_read_nothing_has_to_be_given() -> None:
         *({"key": "k"}, {"existing_seq": 4}, {"topic": "other"}, {"topic": None}),
         *({"answered_seq": 103}, {"answered_seq": None}, {"answered_due_ms": DUE_MS + 3}),
         *({"answered_due_ms": None}, {"asked_due_ms": DUE_MS + 3}, {"mark": None}, {"mark": 9}),
+        *({"least_due_ms": DUE_MS + 13}, {"most_due_ms": DUE_MS - 9}),
     ],
 )
 def test_an_odd_ask_makes_a_timer_doubtful(odd: dict[str, Any]) -> None:
@@ -149,6 +152,7 @@ def test_a_timer_that_all_say_fired_early_is_doubtful() -> None:
         *({name: 7} for name in ("seq", "queue_offset", "due_ms", "fired_at_ms")),
         *({"topic": "silent"}, {"topic": None}, {"group": None}, {"group": "g"}),
         *({"epoch": 2}, {"attempt": 2}),  # after the ack, or perhaps so
+        {"received_ms": DUE_MS + 2 - 11},
         *({name: None} for name in ("seq", "epoch", "attempt", "received_ms", "mark")),
     ],
 )
@@ -160,6 +164,19 @@ def test_an_odd_delivery_makes_a_timer_doubtful(odd: dict[str, Any]) -> None:
     assert [row["mark"] for row in rows] == [1, 3, 4]
     assert doubtful == {2}
     assert foreign == ({7} if odd.get("seq") == 7 else set())
+
+
+def test_clocks_are_believed_as_far_as_the_run_vouches_for_them() -> None:
+    asks, log, given = honest()
+    asks[0] |= {"least_due_ms": DUE_MS + 11, "most_due_ms": DUE_MS + 1}
+    asks[1] |= {"least_due_ms": DUE_MS, "most_due_ms": DUE_MS + 2 - 10}
+    given[5]["received_ms"] = DUE_MS + 3 - 10
+    assert sifted(asks, log, given, facts())[1] == set()
+    asks[0]["least_due_ms"] += 900
+    asks[1]["most_due_ms"] -= 900
+    given[5]["received_ms"] -= 900
+    assert sifted(asks, log, given, facts())[1] == {1, 2, 3}
+    assert sifted(asks, log, given, facts(clock_error_ms=None))[1] == set()
 
 
 def test_what_is_there_twice_or_not_often_enough_is_doubtful() -> None:

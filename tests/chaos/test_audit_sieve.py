@@ -1,6 +1,7 @@
 """What is sifted gets the verdicts that the rules alone would have given."""
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from chaos.audit import job, plain, sieve
 from chaos.history import Run
 from chaos.replay.tables import CARRIED
 from tests.chaos.test_audit import (
+    ERROR_MS,
     UNTIL_MS,
     Case,
     Planted,
     honest,
     honest_changes,
     of_changes,
+    postponed,
     told_by,
     violations,
 )
@@ -46,6 +49,7 @@ def verdicts(
 ) -> tuple[Run, DataFrame]:
     """Judge all cases, cut into parts or not; return the run and its verdict table."""
     run = Run(folder)
+    run.about.write_text(json.dumps({"clock_error_ms": ERROR_MS}))
     tables = told_by(spark, cases)
     lines, fates = tables["lines"], tables["fates"]
     index = F.when(F.col("disagree"), DISPUTED).otherwise(F.col("schedule_index"))
@@ -58,6 +62,7 @@ def verdicts(
         "groups": spark.createDataFrame([], groups),
         "carried": spark.createDataFrame([], from_arrow_schema(CARRIED)),
         "deletions": spark.createDataFrame([], "topic STRING, delete_index BIGINT"),
+        "postponed": spark.createDataFrame([(f"t{len(cases) - 1}",)], "topic STRING"),
     }
     asks, given = job._asked_and_given(lines, run, parts)
     path = run.audit / "work/replay/fates/part-0.parquet"
@@ -68,7 +73,7 @@ def verdicts(
     return run, job._judged(run, lines, told, story, until_ms=UNTIL_MS, parts=parts)
 
 
-CASES = (violations, of_changes, honest_changes, honest, given_by_others)
+CASES = (violations, of_changes, honest_changes, honest, given_by_others, postponed)
 
 
 def test_what_is_sifted_has_the_verdicts_of_the_rules_alone(

@@ -13,6 +13,7 @@ from timer import timer_id
 KINDS = {
     **dict.fromkeys(("topic", "group", "outcome", "on_conflict"), pa.string()),
     **dict.fromkeys(("epoch", "received_ms", "group_id"), pa.int64()),
+    **dict.fromkeys(("start_ms", "end_ms", "delay_ms"), pa.int64()),
     **dict.fromkeys(("ids", "keys", "results", "existing"), pa.list_(pa.string())),
     **dict.fromkeys(("marks", "due_ms", "offsets", "fired_at_ms"), pa.list_(pa.int64())),
     "attempts": pa.list_(pa.int32()),
@@ -59,6 +60,7 @@ def test_what_was_asked_is_one_row_per_timer() -> None:
         {"topic": "u", "outcome": "ok", "marks": None},
     )
     nothing = {"key": None, "existing_seq": None, "on_conflict": "reject"}
+    nothing |= {"least_due_ms": None, "most_due_ms": None}
     told = {"topic": "t", "outcome": "ok", "told": "SCHEDULED", **nothing}
     first = {"mark": 1, "asked_due_ms": 10, "id": ids[0], "answered_due_ms": 10, "answered_seq": 1}
     second = {"mark": 2, "asked_due_ms": 20, "id": ids[1], "answered_due_ms": 20, "answered_seq": 2}
@@ -75,6 +77,17 @@ def test_only_what_made_a_timer_has_its_id(result: str | None) -> None:
     assert (row["told"], row["key"], row["on_conflict"]) == (result or "SCHEDULED", "k", "keep")
     assert (row["existing_seq"], row["answered_seq"]) == (9, 4 if made else None)
     assert row["id"] == (id_of(10, 4) if made else None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "most"), [("ok", 129), ("unknown", None), ("fail", None), (None, None)]
+)
+def test_a_delay_is_due_between_what_the_clients_clock_says(
+    outcome: str | None, most: int | None
+) -> None:
+    line = {"topic": "t", "outcome": outcome, "marks": [1, 2], "delay_ms": 100}
+    rows = asked(line | {"start_ms": 20, "end_ms": 29, "ids": [id_of(1, 1), id_of(1, 2)]})
+    assert [(row["least_due_ms"], row["most_due_ms"]) for row in rows] == [(120, most)] * 2
 
 
 def test_deliveries_are_rows_and_a_list_that_is_too_short_ends_in_nulls() -> None:

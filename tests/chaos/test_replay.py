@@ -272,6 +272,20 @@ def test_policy_that_makes_timers_due_before_they_were_asked_for_is_refused(
         assert ends(read(log, tmp_path)) == [PENDING]
 
 
+@pytest.mark.parametrize("said", [{"tick_ms": 100}, {"delay_ms_min": 5}, {"delay_ms_max": 9}])
+def test_topics_in_which_timers_may_be_due_later_than_asked_for_are_known(
+    said: dict[str, int], log: Log, tmp_path: Path
+) -> None:
+    later = {*said} != {"delay_ms_max"}
+    log.topic("free/a")
+    log.entry(Kind.POLICY, encode_policy(Scope("default"), Policy(**said)))
+    log.topic("b")
+    log.entry(Kind.POLICY, encode_policy(Scope("default"), Policy()))
+    log.topic("c")
+    story, _ = read(log, tmp_path)
+    assert {story.topics[number] for number in story.postponed} == ({"t", "b"} if later else set())
+
+
 def test_ack_counts_once_and_only_below_what_was_reserved(log: Log, tmp_path: Path) -> None:
     log.schedule(T, [(100, mark) for mark in range(5)])
     log.fire(100)
