@@ -27,6 +27,7 @@ from chaos.audit import (
     clients,
     counts,
     figures,
+    leases,
     nacks,
     nodes,
     rules,
@@ -103,11 +104,15 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= _changed(lines, story["fates"], summary)
     summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
+    summary |= leases.judged(
+        all_lines, epochs, summary, clock_error_ms=run.clock_error_ms(), offenders_max=OFFENDERS_MAX
+    )
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
     summary |= _redelivered(run, lines, given, found)
+    summary["acks_unasked"] = None if parts else leases.unasked_acks(lines, story)
     return write(run, Report(summary))
 
 

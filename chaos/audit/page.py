@@ -183,7 +183,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             [row[name] for name in ("op", "topic", "told", "logged")] for row in s["overcounted"]
         ]
         yield _table(("operation", "topic", "answered", "in the log"), rows, texts=2)
-    beside = [*s["rule_offenders"], *s["nack_offenders"]]
+    beside = [*s["rule_offenders"], *s["nack_offenders"], *s["lease_offenders"]]
     for verdict in dict.fromkeys(row["verdict"] for row in beside):
         some = [{k: v for k, v in row.items() if k != "verdict"} for row in beside
                 if row["verdict"] == verdict]  # fmt: skip
@@ -235,6 +235,8 @@ def _lateness(s: dict[str, Any]) -> str:
 
 def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
     yield "<h2>Redeliveries</h2>"
+    if s["acks_unasked"]:
+        yield f"<p>{s['acks_unasked']:,} messages are acked that no history asked to ack.</p>"
     if not s["redeliveries"]:
         yield "<p>None.</p>"
         return

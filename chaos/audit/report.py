@@ -70,6 +70,8 @@ def describe(report: Report) -> Iterator[str]:
     if s["redeliveries"]:
         reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
         yield f"redeliveries: {reasons}"
+    if s["acks_unasked"]:
+        yield f"{s['acks_unasked']:,} messages are acked that no history asked to ack"
     for row in s["operations"]:
         how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))
         yield f"{how}: {row['result']} {row['n']:,}"
@@ -93,8 +95,9 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
             f" {row['logged']:,} in the log"
         )
-    for row in (*s["rule_offenders"][:SHOWN_MAX], *s["nack_offenders"][:SHOWN_MAX]):
-        yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
+    for about in ("rule", "nack", "lease"):
+        for row in s[f"{about}_offenders"][:SHOWN_MAX]:
+            yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
     named = len(s["offenders"])
     total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])
     if total > SHOWN_MAX:

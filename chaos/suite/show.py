@@ -126,8 +126,16 @@ class Show:
         self._complain()
         self._write("stopped")
         status = subprocess.run([*self._audit, str(self._run.root)], check=False).returncode
+        if unasked := self._acks_unasked():
+            self._failures.append(f"{unasked} messages are acked that no client asked to ack")
+            self._say(f"FAILED: {self._failures[-1]}")
         self._write("audited", audit_status=status)
         return status or bool(self._failures)
+
+    def _acks_unasked(self) -> int:
+        """Return what the audit counted, which here is nothing: no client dies with acks unsaid."""
+        summary = self._run.audit / "summary.json"
+        return json.loads(summary.read_text())["acks_unasked"] or 0 if summary.exists() else 0
 
     # ---- the run
 

@@ -122,6 +122,22 @@ def test_quiet_run_is_told_drained_and_judged(
 
 
 @pytest.mark.usefixtures("no_stage")
+@pytest.mark.parametrize("count", [None, 0, 7])
+def test_acks_that_no_client_asked_for_fail_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], count: int | None
+) -> None:
+    run = Run(tmp_path)
+    summary = json.dumps({"acks_unasked": count})
+    into = run.audit / "summary.json"
+    audit = f"mkdir -p {run.audit} && echo '{summary}' > {into} && echo verdict: OK"
+    judge = ("/bin/sh", "-c", f"{audit} # ")
+    assert Show(run, bill(), lambda _: [], audit=judge).play() == bool(count)
+    words = "7 messages are acked that no client asked to ack"
+    assert about(tmp_path)["failures"] == ([words] if count else [])
+    assert (f"FAILED: {words}" in capfd.readouterr().out) == bool(count)
+
+
+@pytest.mark.usefixtures("no_stage")
 def test_stage_that_does_not_come_down_costs_no_audit(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

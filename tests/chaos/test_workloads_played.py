@@ -283,6 +283,7 @@ def test_run_of_all_workloads_is_ok_by_the_audit(spark: "SparkSession", played: 
     assert {"replaced", "rescheduled", "rejected", "kept"} <= {*verdicts}
     assert {"dropped", "expired", "refused"} <= {*verdicts}
     assert report.summary["redelivered"] > 0
+    assert report.summary["acks_unasked"] == 0
     said = report.summary["conservation"]["said"]
     assert said["nodes"] == 3
     assert min(said["counts"], said["digests"]) > SECONDS

@@ -1,0 +1,78 @@
+"""Who handed messages out, and who acked them: what no timer's verdict shows.
+
+    deposed_handed_out  P5  handed out by a leader after the next epoch had begun: two led at once
+    acks_unasked            a figure: what the log has acked, though no history asked for it
+
+When a message was handed out, and when an epoch began, is said by two leaders' clocks: it is judged
+where the run says how far clocks may be apart, beyond that. An ack that nobody asked for may be of
+a client that died before it could write it down, so only who knows that none did may call it wrong.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from chaos.audit.clients import SLOT, name_of
+
+WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
+
+
+def deposed_handed_out(
+    lines: DataFrame, epochs: Sequence[Row], clock_error_ms: int | None
+) -> DataFrame | None:
+    """Return the deliveries of leaders whose epoch was over: WHOSE, lease_id, over_ms.
+
+    `epochs` as from `nodes.epochs`, in order. None: nothing can be said.
+    """
+    over = [(row["epoch"], after["began_ms"]) for row, after in pairwise(epochs)]
+    if clock_error_ms is None or not over:
+        return None
+    table = lines.sparkSession.createDataFrame(over, "epoch BIGINT, over_ms BIGINT")
+    given = lines.where("op = 'deliver'").select(*WHOSE, "lease_id")
+    late = F.col("handed_out_ms") > F.col("over_ms") + clock_error_ms
+    return given.join(F.broadcast(table), "epoch").where(late).select(*WHOSE, "lease_id", "over_ms")
+
+
+def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int:
+    """Return how many messages are acked in the log that no history asked to ack.
+
+    In groups that some history opened. What was moved was acked by the log itself; topics and
+    groups with several lives are left out, since histories need not tell these.
+    """
+    span = F.sequence("queue_offset", F.col("queue_offset") + F.col("count") - 1)
+    acked = story["acks"].select("topic", "group", F.explode(span).alias("queue_offset"))
+    asked = lines.where("op = 'ack' AND outcome != 'fail'").select(
+        "topic", "group", F.explode("offsets").alias("queue_offset")
+    )
+    moved = story["carried"].select("from_topic", "from_group", "from_offset").toDF(*SLOT)
+    read = lines.where("op = 'open'").select("topic", "group").distinct()
+    topics = story["deletions"].select(name_of("topic").alias("topic"))
+    groups = (
+        story["groups"]
+        .where("sought")
+        .select(*(name_of(name).alias(name) for name in ("topic", "group")))
+    )
+    once = read.join(topics, "topic", "left_anti").join(groups, ["topic", "group"], "left_anti")
+    left = acked.join(F.broadcast(once), ["topic", "group"], "left_semi")
+    return left.join(asked, [*SLOT], "left_anti").join(moved, [*SLOT], "left_anti").count()
+
+
+def judged(
+    lines: DataFrame, epochs: Sequence[Row], summary: dict[str, Any], *,
+    clock_error_ms: int | None, offenders_max: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the summary's part about leaders that were deposed."""
+    found = deposed_handed_out(lines, epochs, clock_error_ms)
+    count = 0 if found is None else found.count()
+    violations = summary["violations"] | ({"deposed_handed_out": count} if count else {})
+    shown: list[Row] = []
+    if found is not None and count:
+        shown = found.orderBy("handed_out_ms", *WHOSE).limit(offenders_max).collect()
+    return {
+        "verdict": "VIOLATED" if violations else "OK",
+        "violations": violations,
+        "lease_offenders": [{"verdict": "deposed_handed_out"} | row.asDict() for row in shown],
+    }

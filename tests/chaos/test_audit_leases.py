@@ -1,0 +1,104 @@
+"""Leaders that hand out after their epoch, and acks that nobody asked for, are found."""
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from chaos import history
+from chaos.audit.leases import judged, unasked_acks
+from chaos.history_check import check_line
+from chaos.replay.story import LIFE
+from chaos.replay.tables import ACKS, CARRIED
+
+pytestmark = pytest.mark.spark
+
+HEAD = {"client": "c", "topic": "t", "group": "g"}
+EPOCHS = [Row(epoch=number, began_ms=at_ms) for number, at_ms in ((1, 0), (4, 5_000), (6, 9_000))]
+
+
+def given(epoch: int, at_ms: int | None, lease_id: int = 1) -> dict[str, Any]:
+    columns = {"offsets": [3], "ids": ["0" * 24], "marks": [3], "due_ms": [5], "attempts": [1]}
+    when = {"received_ms": 9, "epoch": epoch, "handed_out_ms": at_ms, "lease_id": lease_id}
+    return {"op": "deliver", "fired_at_ms": [6]} | HEAD | columns | when
+
+
+def lines_of(spark: SparkSession, lines: list[dict[str, Any]]) -> DataFrame:
+    assert [complaint for line in lines for complaint in check_line(line)] == []
+    return spark.createDataFrame(lines, history.SCHEMA)
+
+
+def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_may_differ(
+    spark: SparkSession,
+) -> None:
+    lines = lines_of(
+        spark,
+        [
+            given(1, 4_000),
+            given(1, 5_100),  # as far as clocks may differ
+            given(1, 5_101, 2),
+            given(1, None),
+            given(4, 8_000),
+            given(4, 20_000, 3),
+            given(6, 20_000),
+        ],
+    )
+    before: dict[str, Any] = {"violations": {"lost": 1}}
+    found = judged(lines, EPOCHS, before, clock_error_ms=100, offenders_max=9)
+    assert (found["verdict"], found["violations"]) == (
+        "VIOLATED", {"lost": 1, "deposed_handed_out": 2}
+    )  # fmt: skip
+    assert [
+        (row["epoch"], row["lease_id"], row["over_ms"]) for row in found["lease_offenders"]
+    ] == [
+        (1, 2, 5_000),
+        (4, 3, 9_000),
+    ]
+    for epochs, error_ms in ((EPOCHS, None), (EPOCHS[:1], 100), (EPOCHS, 60_000)):
+        nothing = judged(
+            lines, epochs, {"violations": {}}, clock_error_ms=error_ms, offenders_max=9
+        )
+        assert nothing == {"verdict": "OK", "violations": {}, "lease_offenders": []}
+
+
+def test_acks_that_nobody_asked_for_are_counted(spark: SparkSession) -> None:
+    def ack(*offsets: int, outcome: str = "ok", **other: Any) -> dict[str, Any]:
+        results = {"results": ["ACKED"] * len(offsets)} if outcome == "ok" else {}
+        span = {"start_ms": 1, "end_ms": 2, "outcome": outcome}
+        return {"op": "ack", "offsets": [*offsets]} | HEAD | span | results | other
+
+    topics = ("t", "other", "lived", "unread")
+    lines = lines_of(
+        spark,
+        [
+            *({"op": "open", "start_ms": 0} | HEAD | {"topic": topic} for topic in topics[:3]),
+            {"op": "open", "start_ms": 0} | HEAD | {"group": "sought"},
+            ack(1, 2, 5),
+            ack(3, outcome="unknown"),
+            ack(4, outcome="fail"),  # found: it had no effect
+            ack(9, topic="other"),
+        ],
+    )
+
+    def acked(offset: int, count: int, topic: str = "t", group: str = "g") -> tuple[Any, ...]:
+        return (topic, group, offset, 1, 7, 1, 9, count)
+
+    acks = [
+        acked(1, 4), acked(5, 1),
+        acked(8, 3),  # 8 and 10 are found; 9 was moved
+        acked(9, 1, "other"), acked(8, 1, "other"),
+        acked(1, 9, "unread"), acked(1, 9, "lived"), acked(1, 9, f"lived{LIFE}7"),
+        acked(1, 9, "t", "sought"), acked(1, 9, "t", f"sought{LIFE}8"),
+    ]  # fmt: skip
+    columns = {"from_topic": "t", "from_group": "g", "from_offset": 9}
+    story = {
+        "acks": spark.createDataFrame(acks, from_arrow_schema(ACKS)),
+        "carried": spark.createDataFrame([columns], from_arrow_schema(CARRIED)),
+        "deletions": spark.createDataFrame([("lived",)], "topic STRING"),
+        "groups": spark.createDataFrame(
+            [("t", "sought", True), ("t", "g", False)],
+            "topic STRING, `group` STRING, sought BOOLEAN",
+        ),
+    }
+    assert unasked_acks(lines, story) == 4
