@@ -2,6 +2,7 @@
 
     strike(stage, chance) ──► does it, returns the undo; whom it hits is decided here and now
     undo()                ──► the cluster is whole again, or LaunchError says what is not
+    Fizzled, of either    ──► nobody was hit or nothing was changed: it does not count as struck
 
 A schedule (plan.py) says when and how long, by name and arguments. Roles are resolved when it
 strikes: "leader" is who leads by then.
@@ -17,13 +18,21 @@ from chaos.suite.stage import Stage
 Undo = Callable[[], None]
 
 
+class Fizzled(Exception):
+    """A strike hit nobody, or changed nothing that anybody saw; says why. All is as before it."""
+
+
 class Nemesis(Protocol):
     """One kind of fault. Its fields are a strike's arguments."""
 
     needs: ClassVar[frozenset[Need]]
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Do it; return what undoes it."""
+        """Do it; return what undoes it.
+
+        Raises:
+            Fizzled: it had no effect. The undo may find that, too.
+        """
 
 
 NOTHING: Final[frozenset[Need]] = frozenset()
