@@ -11,7 +11,7 @@ from itertools import count
 from typing import ClassVar, Final
 
 from chaos.history import History, Outcome, payload_of
-from chaos.suite.nemesis import NOTHING, Undo, nothing
+from chaos.suite.nemesis import NOTHING, Fizzled, Undo, nothing
 from chaos.suite.stage import Stage, now_ms
 from timerclient import TimerClient
 from timerclient.errors import TimerError
@@ -39,12 +39,11 @@ class KillConsumer:
     lease_ms: int = 3000
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Start it, let it take what it gets, kill it."""
+        """Start it, let it take what it gets, kill it; it had no effect if that was nothing."""
         with TimerClient(stage.cluster.endpoints) as client:
             groups = [(t.name, g.name) for t in client.topics() for g in t.groups if g.consumers]
         if not groups:
-            stage.say("nobody consumes anything: no consumer is killed")
-            return nothing
+            raise Fizzled("nobody consumes anything: no consumer was killed")
         topic, group = chance.choice(groups)
         name = f"doomed-{next(_numbers)}"
         words = [str(stage.run.root), name, ",".join(stage.cluster.endpoints), topic, group]
@@ -63,8 +62,10 @@ class KillConsumer:
             took = bool(doomed.stdout.readline())
             doomed.wait()
         stage.record("kill-consumer", topic=topic, group=group, client=name)
-        hands = "messages in hand" if took else "nothing in hand"
-        stage.say(f"a consumer of {topic}, group {group}, died with {hands}")
+        who = f"a consumer of {topic}, group {group}, died with"
+        if not took:
+            raise Fizzled(f"{who} nothing in hand")
+        stage.say(f"{who} messages in hand")
         return nothing
 
 

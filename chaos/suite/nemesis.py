@@ -40,20 +40,28 @@ NETWORK: Final = frozenset({Need.NETWORK})
 DISKS: Final = frozenset({Need.DISKS})
 
 
+def remaining(stage: Stage) -> list[str]:
+    """Return the nodes that are not lost for good: no other can be a victim."""
+    return [name for name in stage.names if name not in stage.lost]
+
+
 def chosen(stage: Stage, who: str, chance: random.Random) -> str:
-    """Return a node by role: leader, controller, follower, any.
+    """Return a node by role: leader, controller, follower, any; one that is there, if one is.
 
     Raises:
         LaunchError: nobody leads.
+        Fizzled: all of that role are lost for good.
     """
     leader = stage.leader()
     if who == "leader":
         return leader
     if who == "controller":
         return stage.controller()
-    others = [name for name in stage.names if name != leader]
-    there = [name for name in others if name not in stage.away]
-    return chance.choice(stage.names if who == "any" else there or others)
+    fit = [name for name in remaining(stage) if who == "any" or name != leader]
+    if not fit:
+        raise Fizzled(f"no {who} is left: {' and '.join(sorted(stage.lost))} lost for good")
+    there = [name for name in fit if name not in stage.away]
+    return chance.choice(there or fit)
 
 
 def said(stage: Stage, name: str, who: str) -> str:
