@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chaos.suite.nemesis import NETWORK, Fizzled, Undo, chosen, remaining, said
+from chaos.suite.nemesis import NETWORK, Aside, Fizzled, Undo, chosen, remaining, said
 from chaos.suite.network import CLIENTS, Pair
 from chaos.suite.stage import Stage
 
@@ -97,13 +97,13 @@ class Flap:
                 heal()
                 over.wait(self.period_s * chance.uniform(0.5, 1.5))
 
-        thread = threading.Thread(target=flap, name="flap", daemon=True)
-        thread.start()
+        flapping = Aside("flap", flap)
 
         def undo() -> None:
             over.set()
-            thread.join()
+            flapping.wait()
             _healed(stage, name)
+            flapping.check()
 
         return undo
 

@@ -9,6 +9,7 @@ strikes: "leader" is who leads by then.
 """
 
 import random
+import threading
 from collections.abc import Callable
 from typing import ClassVar, Final, Protocol
 
@@ -20,6 +21,32 @@ Undo = Callable[[], None]
 
 class Fizzled(Exception):
     """A strike hit nobody, or changed nothing that anybody saw; says why. All is as before it."""
+
+
+class Aside:
+    """A nemesis's work in a thread of its own, begun at once."""
+
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        self._work = work
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as failure:  # noqa: BLE001 -- raised again by `check`
+            self._failure = failure
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raise what it failed with, if it did: nobody else would see it."""
+        self.wait()
+        if self._failure is not None:
+            raise self._failure
 
 
 class Nemesis(Protocol):

@@ -1,6 +1,9 @@
 """Whom nemeses hit and whether that had an effect, without a cluster: nothing is lost silently."""
 
 import random
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +14,9 @@ import pytest
 from chaos.history import Run
 from chaos.suite import damage, processes
 from chaos.suite.damage import Fill, Truncate
-from chaos.suite.links import Bridge
+from chaos.suite.links import Bridge, Flap
 from chaos.suite.nemesis import Fizzled, chosen
+from chaos.suite.network import Network, NetworkError
 from chaos.suite.plan import Need
 from chaos.suite.processes import KillMany, PowerCut, RollingRestart, TransferStorm
 from chaos.suite.stage import Stage
@@ -200,3 +204,58 @@ def test_full_disks_that_nobody_notices_fizzle_once_there_is_room_again(
             undo()
     filled_and_back = [("fill", "n1"), ("fill", "n3"), ("drain", "n1"), ("drain", "n3")]
     assert stage.calls == [*filled_and_back, ("await_ready", "n1", "n3")]
+
+
+# ---- what fails aside
+
+
+def test_failure_of_flapping_links_is_raised_when_they_are_healed() -> None:
+    stage: Any = FakeStage()
+    cuts, failed = iter([True, False]), threading.Event()
+    cut = stage.network.cut
+
+    def once(pairs: Any) -> Callable[[], None]:
+        if next(cuts):
+            return cut(pairs)  # type: ignore[no-any-return]
+        failed.set()
+        raise NetworkError("ip: no such namespace")
+
+    stage.network.cut = once
+    said: list[str] = []
+    stage.say = said.append
+    undo = Flap("leader", period_s=0.01).strike(stage, random.Random(1))
+    assert failed.wait(60)
+    with pytest.raises(NetworkError, match="no such namespace"):
+        undo()
+    assert stage.calls[-1] == ("heal",)
+    assert said[-1] == "the links of n1 are whole"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_slow_link_that_ended_by_itself_is_told_when_it_is_undone(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    program = "print('up', flush=True)" + ("" if ends else "; input()")
+    boxes: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, _: object, stdin: int, **more: Any) -> None:
+            super().__init__([sys.executable, "-c", program], stdin=subprocess.PIPE, **more)
+            boxes.append(self)
+
+    rules: list[str] = []
+    net = Network(["n1"], "abcdef")
+    monkeypatch.setattr(net, "_ip", lambda _, *lines: rules.extend(lines))
+    monkeypatch.setattr("chaos.suite.network.subprocess.Popen", Popen)
+    undo = net.slow([("n1", "clients")], delay_ms=1)
+    [box] = boxes
+    if ends:
+        box.wait()
+        with pytest.raises(NetworkError, match="the slow link ended by itself, status 0"):
+            undo()
+    else:
+        undo()
+    assert box.stdin is not None
+    box.stdin.close()
+    assert box.poll() is not None
+    assert [rule.split()[1] for rule in rules] == ["add", "del"]
