@@ -64,6 +64,7 @@ Each line of the timeline has `event` and `at_ms`, and where it applies `node`, 
 in the schedule, from its `strike` (with `nemesis`) to its `healed`.
 
     strike, healed      a nemesis begins and has been undone; everything of it lies between
+    fizzled             between them: it hit nobody or had no effect (`why`), and does not count
     kill, restart       kill -9 of a node, and the node is up again
     term                SIGTERM; it has ended
     died, lost          it ended though nobody had asked it to (`status`); because it is damaged

@@ -4,13 +4,14 @@ Lines of faults.jsonl that matter here, whatever else they say:
 
     {"event": "strike", "at_ms": …, "strike": 7, "nemesis": "partition"}      begins
     {"event": "healed", "at_ms": …, "strike": 7}                              ends
+    {"event": "fizzled", "at_ms": …, "strike": 7}                             it had no effect
     {"event": "kill",    "at_ms": …, "node": "n1", "role": "leader", "epoch": 3}
     {"event": "restart", "at_ms": …, "node": "n1"}
     {"event": "pause",   …}, {"event": "resume", …}                           likewise
 
 A kill or a pause is a fault of its own, ended by the restart or resume of its node, unless it is
 part of a strike that is open: that is then known to have hit this node. What nothing healed lasts
-to the run's end.
+to the run's end. A strike that fizzled is no fault; a kill or a pause in it is one of its own.
 """
 
 import json
@@ -46,8 +47,12 @@ def windows(lines: Iterable[dict[str, Any]], until_ms: int) -> list[Fault]:
     found: list[Fault] = []
     strikes: dict[Any, int] = {}  # open ones: strike -> its place in `found`
     alone: dict[tuple[str, str | None], int] = {}  # open ones: (event, node) -> ditto
-    for line in sorted(lines, key=lambda line: int(line["at_ms"])):
+    lines = sorted(lines, key=lambda line: int(line["at_ms"]))
+    fizzled = {line.get("strike") for line in lines if line["event"] == "fizzled"}
+    for line in lines:
         event, at_ms, strike = line["event"], int(line["at_ms"]), line.get("strike")
+        if event == "strike" and strike in fizzled:
+            continue
         node, role = _text(line.get("node")), _text(line.get("role"))
         if event in ("kill", "pause") and strike in strikes:
             at = strikes[strike]

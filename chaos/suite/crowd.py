@@ -4,17 +4,20 @@ import random
 import select
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import ClassVar, Final
 
 from chaos.history import History, Outcome, payload_of
-from chaos.suite.nemesis import NOTHING, Undo, nothing
+from chaos.suite.nemesis import NOTHING, Aside, Fizzled, Undo, nothing
 from chaos.suite.stage import Stage, now_ms
+from chaos.workloads.producer import outcome_of
 from timerclient import TimerClient
-from timerclient.errors import TimerError
+from timerclient.errors import OutcomeUnknown, TimerError, Unavailable
 
 FLOOD: Final = "flood"
 """The topic of floods. Nobody consumes it: its timers are due long after the run."""
@@ -39,12 +42,11 @@ class KillConsumer:
     lease_ms: int = 3000
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Start it, let it take what it gets, kill it."""
+        """Start it, let it take what it gets, kill it; it had no effect if that was nothing."""
         with TimerClient(stage.cluster.endpoints) as client:
             groups = [(t.name, g.name) for t in client.topics() for g in t.groups if g.consumers]
         if not groups:
-            stage.say("nobody consumes anything: no consumer is killed")
-            return nothing
+            raise Fizzled("nobody consumes anything: no consumer was killed")
         topic, group = chance.choice(groups)
         name = f"doomed-{next(_numbers)}"
         words = [str(stage.run.root), name, ",".join(stage.cluster.endpoints), topic, group]
@@ -63,8 +65,10 @@ class KillConsumer:
             took = bool(doomed.stdout.readline())
             doomed.wait()
         stage.record("kill-consumer", topic=topic, group=group, client=name)
-        hands = "messages in hand" if took else "nothing in hand"
-        stage.say(f"a consumer of {topic}, group {group}, died with {hands}")
+        who = f"a consumer of {topic}, group {group}, died with"
+        if not took:
+            raise Fizzled(f"{who} nothing in hand")
+        stage.say(f"{who} messages in hand")
         return nothing
 
 
@@ -77,48 +81,83 @@ class Flood:
     size_mb: int = 64
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Send it, and wait for all answers."""
+        """Send it, and wait for all answers; it had no effect if nobody was there to take it."""
         requests = max(1, self.size_mb * 1_000_000 // (_SIZE * _ROWS * self.clients))
-        answers: list[Outcome] = []
+        answers: list[TimerError | None] = []
         number = next(_numbers)
-        threads = [
-            threading.Thread(target=_pour, args=(stage, number, each, requests, answers))
+        pours = [
+            Aside("flood", partial(_pour, stage, number, each, requests, answers))
             for each in range(self.clients)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        taken = sum(outcome is Outcome.OK for outcome in answers)
+        for pour in pours:
+            pour.wait()
+        taken = answers.count(None)
         stage.record("flood", asked=len(answers), taken=taken)
         stage.say(f"a flood: {len(answers)} requests of {_SIZE * _ROWS:,} bytes, {taken} taken")
+        for pour in pours:
+            pour.check()
+        if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
+            raise Fizzled(f"nobody was there to take any of it: {answers[-1]!r}")
         return nothing
 
 
-def _pour(stage: Stage, number: int, each: int, requests: int, answers: list[Outcome]) -> None:
+def _pour(
+    stage: Stage, number: int, each: int, requests: int, answers: list[TimerError | None]
+) -> None:
     """Send requests, some at once, without asking twice: a refusal is final."""
-    name = f"flood-{number}-{each}"
     first = FLOOD_MARKS + (number * 1000 + each) * 10_000_000
-    due_ms = [now_ms() + FLOOD_DUE_MS] * _ROWS
-    history = History(stage.run, name)
-    with TimerClient(stage.cluster.endpoints) as client:
+    book = _Book(History(stage.run, f"flood-{number}-{each}"), answers)
+    with closing(book), TimerClient(stage.cluster.endpoints) as client:
         for start in range(0, requests, _UNDER_WAY):
-            at_ms, under_way = now_ms(), []
+            under_way = []
             for request in range(start, min(start + _UNDER_WAY, requests)):
                 marks = range(first + request * _ROWS, first + (request + 1) * _ROWS)
                 payloads = [payload_of(mark, _SIZE) for mark in marks]
-                future = client.submit_batch(FLOOD, payloads, due_ms=due_ms, timeout=5.0)
-                under_way.append((marks, future))
-            for marks, future in under_way:
-                ids, outcome, more = None, Outcome.OK, {}
+                book.asks(marks)
                 try:
-                    ids = future.result().ids
+                    future = client.submit_batch(FLOOD, payloads, due_ms=book.due_ms, timeout=5.0)
                 except TimerError as error:
-                    outcome = Outcome.FAIL if error.outcome_known else Outcome.UNKNOWN
-                    more = {"detail": repr(error)}
-                answers.append(outcome)
-                history.schedule(
-                    marks, ids=ids, due_ms=due_ms, topic=FLOOD, span_ms=(at_ms, now_ms()),
-                    outcome=outcome, **more,
-                )  # fmt: skip
-    history.close()
+                    book.answered(marks, error)
+                else:
+                    under_way.append((marks, future))
+            for marks, future in under_way:
+                try:
+                    book.answered(marks, future.result().ids)
+                except TimerError as error:
+                    book.answered(marks, error)
+
+
+class _Book:
+    """One flooding client's requests. All are in its history in the end, whatever it fails with."""
+
+    def __init__(self, history: History, answers: list[TimerError | None]) -> None:
+        self.due_ms: Final = [now_ms() + FLOOD_DUE_MS] * _ROWS
+        self._history = history
+        self._answers = answers
+        self._asked_ms: dict[range, int] = {}
+        """Marks -> when: of the requests without an answer."""
+
+    def asks(self, marks: range) -> None:
+        """A request is about to be sent."""
+        self._asked_ms[marks] = now_ms()
+
+    def answered(self, marks: range, known: Sequence[str] | TimerError) -> None:
+        """It was taken, and these are its timers' ids; or this is what is known of it instead."""
+        span_ms = (self._asked_ms[marks], now_ms())
+        ids, outcome, more = None, Outcome.OK, {}
+        if isinstance(known, TimerError):
+            outcome, more = outcome_of(known), {"detail": repr(known)}
+        else:
+            ids = known
+        self._history.schedule(
+            marks, ids=ids, due_ms=self.due_ms, topic=FLOOD, span_ms=span_ms, outcome=outcome,
+            **more,
+        )  # fmt: skip
+        del self._asked_ms[marks]
+        self._answers.append(known if isinstance(known, TimerError) else None)
+
+    def close(self) -> None:
+        """Write down what nobody waited for, and close the history. The client has ended."""
+        for marks in [*self._asked_ms]:
+            self.answered(marks, OutcomeUnknown("not waited for: its client failed"))
+        self._history.close()

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from chaos.suite.nemesis import DISKS, NOTHING, Undo, back, chosen, nothing, said
+from chaos.suite.nemesis import (
+    DISKS,
+    NOTHING,
+    Fizzled,
+    Undo,
+    back,
+    chosen,
+    nothing,
+    remaining,
+    said,
+)
 from chaos.suite.stage import Stage
 from cluster.space import WAITING
 from deploy.local import LaunchError
@@ -40,6 +50,8 @@ class Truncate:
         def truncate(name: str, path: Path) -> None:
             whole = path.stat().st_size
             size = max(segment.HEADER_SIZE, int(whole * (1 - self.share)))
+            if size >= whole:
+                raise Fizzled(f"the last segment of {name}'s log has no entry to lose")
             stage.say(f"{name}'s log ends {whole - size:,} bytes too early")
             os.truncate(path, size)
 
@@ -80,14 +92,17 @@ class Fill:
     """Bytes. 0: whoever writes finds no room, ends and waits for it."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Fill them, and wait until their nodes have noticed."""
-        names = stage.names if self.who == "all" else [chosen(stage, self.who, chance)]
+        """Fill them, and wait until their nodes have noticed; it had no effect if none has."""
+        names = remaining(stage) if self.who == "all" else [chosen(stage, self.who, chance)]
         for name in names:
             left = f"{self.leave:,} bytes of room" if self.leave else "no room"
             stage.say(f"the disk of {said(stage, name, self.who)} has {left}")
             stage.disks[name].fill(self.leave)
+        impressed = False
         for name in names:
             noticed = _notices(stage, name, waits=not self.leave)
+            impressed |= noticed is not None
+            noticed = noticed or f"not impressed: {stage.cluster.state(name)}"
             stage.record("full", node=name, leave=self.leave, noticed=noticed)
             stage.say(f"{name} is {noticed}")
 
@@ -98,19 +113,24 @@ class Fill:
             stage.leader()
             has = "has" if len(names) == 1 else "have"
             stage.say(f"{' and '.join(names)} {has} room again")
+            if not impressed:
+                raise Fizzled(f"{' and '.join(names)} did not notice within {NOTICE_S:g} s")
 
         return undo
 
 
-def _notices(stage: Stage, name: str, *, waits: bool) -> str:
-    """Return what a node whose disk was filled says of itself, at the latest after NOTICE_S."""
+def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
+    """Return what a node says of itself that has noticed that its disk was filled.
+
+    None: it has not, within NOTICE_S.
+    """
     deadline = time.monotonic() + NOTICE_S
     while True:
         state = stage.cluster.state(name)
         if state and state.disk_low and (not waits or state.role == WAITING):
             return state.role if waits else f"low, as {state.role}"
         if time.monotonic() > deadline:
-            return f"not impressed: {state}"
+            return None
         time.sleep(0.05)
 
 
@@ -141,12 +161,16 @@ class Wipe:
 def _damage(stage: Stage, name: str, mutate: Callable[[str, Path], None]) -> Undo:
     """Kill a node, have the last segment of its log mutated, start it: it heals by itself.
 
-    If it does not it is lost for this run.
+    If it does not it is lost for this run. If nothing was mutated, it is just brought back.
     """
     stage.kill(name)
     stage.archive.seal(name)
     log = stage.data(name) / "log"
-    mutate(name, max(path for path in log.iterdir() if segment.first_of(path.name) is not None))
+    try:
+        mutate(name, max(path for path in log.iterdir() if segment.first_of(path.name) is not None))
+    except Fizzled:
+        back(stage, name)
+        raise
     stage.damaged.add(name)
     stage.hurt.add(name)
     try:

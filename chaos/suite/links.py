@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chaos.suite.nemesis import NETWORK, Undo, chosen, said
+from chaos.suite.nemesis import NETWORK, Aside, Fizzled, Undo, chosen, remaining, said
 from chaos.suite.network import CLIENTS, Pair
 from chaos.suite.stage import Stage
 
@@ -62,7 +62,9 @@ class Bridge:
         """Cut the halves apart; the leader is in one of them."""
         leader = chosen(stage, "leader", chance)
         bridge = chosen(stage, "follower", chance)
-        rest = [name for name in stage.names if name not in (leader, bridge)]
+        rest = [name for name in remaining(stage) if name not in (leader, bridge)]
+        if not rest:
+            raise Fizzled(f"only {leader} and {bridge} are left: there are no halves")
         chance.shuffle(rest)
         half = len(rest) // 2
         left, right = [leader, *rest[:half]], rest[half:]
@@ -95,13 +97,13 @@ class Flap:
                 heal()
                 over.wait(self.period_s * chance.uniform(0.5, 1.5))
 
-        thread = threading.Thread(target=flap, name="flap", daemon=True)
-        thread.start()
+        flapping = Aside("flap", flap)
 
         def undo() -> None:
             over.set()
-            thread.join()
+            flapping.wait()
             _healed(stage, name)
+            flapping.check()
 
         return undo
 

@@ -170,8 +170,13 @@ class Network:
             raise
 
         def undo() -> None:
-            unrule()
-            end()
+            status = box.poll()
+            try:
+                unrule()
+            finally:
+                end()
+            if status is not None:
+                raise NetworkError(f"the slow link ended by itself, status {status}: it was a cut")
 
         return undo
 

@@ -1,13 +1,22 @@
 """Nemeses of processes: they die, sleep, restart, hand over, lose their power."""
 
-import contextlib
 import random
 import time
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from chaos.suite.nemesis import DISKS, NOTHING, Undo, back, chosen, nothing, said
+from chaos.suite.nemesis import (
+    DISKS,
+    NOTHING,
+    Fizzled,
+    Undo,
+    back,
+    chosen,
+    nothing,
+    remaining,
+    said,
+)
 from chaos.suite.stage import Stage
 from timerclient import TimerClient
 from timerclient.errors import TimerError
@@ -44,7 +53,7 @@ class KillMany:
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill them."""
         leader = chosen(stage, "leader", chance)
-        others = [name for name in stage.names if name != leader]
+        others = [name for name in remaining(stage) if name != leader]
         names = [leader, *chance.sample(others, min(self.count - 1, len(others)))]
         stage.say(f"kill -9 {' and '.join(names)} together")
         stage.kill(*names)
@@ -79,7 +88,8 @@ class RollingRestart:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Do all of it."""
-        for name in chance.sample(stage.names, len(stage.names)):
+        names = remaining(stage)
+        for name in chance.sample(names, len(names)):
             stage.say(f"SIGTERM {name}")
             stage.away.add(name)
             stage.cluster.stop(name)
@@ -99,14 +109,18 @@ class TransferStorm:
     times: int = 5
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Do all of it; a transfer that is refused is one, too."""
-        done = 0
+        """Do all of it; it had no effect if all transfers were refused."""
+        done = refused = 0
         with TimerClient(stage.cluster.endpoints) as client:
             for _ in range(self.times):
-                with contextlib.suppress(TimerError):
-                    client.transfer(chance.choice(["", *stage.names]))
+                try:
+                    client.transfer(chance.choice(["", *remaining(stage)]))
                     done += 1
+                except TimerError as error:
+                    refused += error.outcome_known
                 time.sleep(chance.uniform(0, 0.5))
+        if refused == self.times:
+            raise Fizzled(f"all {refused} transfers of the leadership were refused")
         stage.say(f"{done} of {self.times} transfers of the leadership")
         return nothing
 
@@ -121,7 +135,7 @@ class PowerCut:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Cut it."""
-        names = stage.names if self.who == "all" else [chosen(stage, self.who, chance)]
+        names = remaining(stage) if self.who == "all" else [chosen(stage, self.who, chance)]
         stage.say(f"power cut: {' '.join(names)}")
         stage.cut_power(*names)
         return partial(back, stage, *names)

@@ -5,6 +5,10 @@
 
 Every step leaves what it knows in the folder before the next begins. A nemesis that fails, a node
 that does not come back, a drain that gives up: noted, told, and the show goes on to the audit.
+
+The strikes that fell are told by their numbers in the schedule, and those that did not: they were
+not come to, or fizzled (chaos/suite/nemesis.py). A run of which none fell proved nothing,
+and fails; one that is to be struck whole fails by any that did not.
 """
 
 import contextlib
@@ -21,7 +25,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +34,7 @@ from typing import Any, Final
 from chaos.history import Run
 from chaos.suite import plan
 from chaos.suite.nemeses import needs_of, nemesis_of
+from chaos.suite.nemesis import Fizzled
 from chaos.suite.network import NetworkError
 from chaos.suite.plan import Lane, Need, Options, Strike
 from chaos.suite.stage import MANY_SETTINGS, OWNER, Stage, end_run
@@ -44,6 +49,7 @@ median by nothing; but while only two answer a new leader, its clock may be a fe
 DRAIN_S: Final = 90.0
 """After the last due time. Recovery from any strike takes seconds."""
 POLL_S: Final = 0.1
+NOT_REACHED: Final = "not come to"
 _DISTRIBUTIONS: Final = ("timer-cluster", "grpcio", "numpy", "pyarrow", "pyspark", "pysyncobj")
 
 
@@ -62,7 +68,8 @@ class Bill:
     settings: tuple[str, ...] = MANY_SETTINGS
     """Of the nodes."""
     complete: bool = False
-    """Every strike falls, however late a slow machine makes it; else the clients' end is theirs."""
+    """Every strike falls, however late a slow machine makes it, or the run fails; else the clients'
+    end is theirs."""
 
     def playable(self) -> list[tuple[int, Strike]]:
         """Return the numbered strikes that this stage allows."""
@@ -99,7 +106,10 @@ class Show:
         self._began = time.monotonic()
         self._over = threading.Event()
         self._failures: list[str] = []
-        self._struck: Counter[str] = Counter()
+        self._begun: set[int] = set()
+        """Numbers of strikes. One that failed stays in it: the run fails of that anyway."""
+        self._fizzled: dict[int, str] = {}
+        """Those among them that had no effect -> why."""
 
     def play(self) -> int:
         """Play it; return 0, or the audit's exit status, or 1 if the run itself went wrong."""
@@ -122,6 +132,7 @@ class Show:
             self._work(stage)
             self._guarded("taking the stage down", stack.close)
         self._failures += stage.failures
+        self._judge_strikes()
         self._say("all nodes stopped; auditing histories and logs")
         self._complain()
         self._write("stopped")
@@ -183,7 +194,7 @@ class Show:
             if so_far := self._progress():
                 self._say(so_far)
             self._mend(stage)
-        self._struck[strike.nemesis] += 1
+        self._begun.add(number)
         with stage.struck_by(number):
             stage.record("strike", nemesis=strike.nemesis, args=dict(strike.args))
             try:
@@ -192,6 +203,10 @@ class Show:
                     self._over.wait(strike.for_s)
                 finally:
                     undo()
+            except Fizzled as fizzled:
+                self._fizzled[number] = str(fizzled)
+                stage.record("fizzled", why=str(fizzled))
+                self._say(f"FIZZLED: {number}, {strike.nemesis}: {fizzled}")
             finally:
                 stage.record("healed")
 
@@ -226,6 +241,41 @@ class Show:
         well = self._guarded(workload.name, lambda: answer.append(workload.drained()))
         return not well or answer[0]
 
+    # ---- which strikes fell
+
+    @property
+    def _struck(self) -> dict[int, str]:
+        """Number -> nemesis of the strikes that fell."""
+        fell = self._begun - self._fizzled.keys()
+        return {number: s.nemesis for number, s in self._bill.playable() if number in fell}
+
+    @property
+    def _not_struck(self) -> dict[int, str]:
+        """Number -> nemesis of the playable strikes that did not fall."""
+        struck = self._struck
+        return {n: strike.nemesis for n, strike in self._bill.playable() if n not in struck}
+
+    def _why_not(self, number: int) -> str:
+        return self._fizzled.get(number, NOT_REACHED)
+
+    def _judge_strikes(self) -> None:
+        missed = self._not_struck
+        if missed and self._bill.complete:
+            self._failures.append(f"to be struck whole, and was not: {spans(missed)}")
+        elif missed and not self._struck:
+            self._failures.append(f"nothing was struck, none of {spans(missed)}")
+
+    def _tell_strikes(self) -> None:
+        struck = self._struck
+        strikes = ", ".join(f"{name} {n}" for name, n in sorted(Counter(struck.values()).items()))
+        numbers = f"; by number: {spans(struck)}" if struck else ""
+        self._say(f"struck: {strikes or 'nothing'}{numbers}")
+        late = [number for number in self._not_struck if number not in self._fizzled]
+        if late:
+            self._say(f"NOT STRUCK: {spans(late)}: {NOT_REACHED}")
+        for number, why in sorted(self._fizzled.items()):
+            self._say(f"NOT STRUCK: {number}, {self._not_struck[number]}: {why}")
+
     # ---- what goes wrong
 
     def _guarded(self, what: str, work: Callable[[], object]) -> bool:
@@ -243,8 +293,7 @@ class Show:
         return False
 
     def _complain(self) -> None:
-        strikes = ", ".join(f"{name} {n}" for name, n in sorted(self._struck.items()))
-        self._say(f"struck: {strikes or 'nothing'}")
+        self._tell_strikes()
         self._say_left_out()
         for failure in self._failures:
             self._say(f"FAILED: {failure}")
@@ -269,14 +318,20 @@ class Show:
         print(f"[{self._elapsed_s:5.1f} s] {text}", flush=True)
 
     def _write(self, state: str, **more: Any) -> None:
-        bill = self._bill
+        bill, struck, missed = self._bill, self._struck, self._not_struck
         about = {
             "scenario": bill.scenario,
             "seed": bill.seed,
             "state": state,
             "left_out": [*bill.left_out],
             "missing": dict(bill.missing),
-            "strikes": dict(self._struck),
+            "strikes": Counter(struck.values()),
+            "fizzled": Counter(missed[number] for number in self._fizzled),
+            "struck": [*struck],
+            "not_struck": [
+                {"strike": n, "nemesis": name, "why": self._why_not(n)}
+                for n, name in missed.items()
+            ],
             "failures": self._failures,
             **more,
             "options": dataclasses.asdict(bill.options),
@@ -289,6 +344,17 @@ class Show:
         other = self._run.about.with_suffix(".new")
         other.write_text(json.dumps(about, indent=2))
         other.rename(self._run.about)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return numbers in order, neighbours together: 1-3, 5."""
+    ends: list[list[int]] = []
+    for number in sorted(numbers):
+        if ends and number == ends[-1][1] + 1:
+            ends[-1][1] = number
+        else:
+            ends.append([number, number])
+    return ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in ends)
 
 
 def machine() -> dict[str, Any]:

@@ -231,7 +231,7 @@ class Stage:
         """Return the name of the controller, as the nodes know it; the leader's if nobody does."""
         for name in self.names:
             state = self.cluster.state(name) if self.cluster.is_running(name) else None
-            if state and state.controller in self.names:
+            if state and state.controller in self.names and state.controller not in self.lost:
                 return state.controller
         return self.leader()
 

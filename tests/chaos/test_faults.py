@@ -46,6 +46,22 @@ def test_kill_within_a_strike_names_its_victim_and_is_no_fault_of_its_own() -> N
     assert spans(lines) == [("kill_leader leader n1", 100, 210), ("pause follower n2", 300, 400)]
 
 
+def test_strike_that_fizzled_is_no_fault_but_a_kill_in_it_is() -> None:
+    lines = [
+        line("strike", 100, nemesis="truncate", strike=0),
+        line("kill", 101, node="n1", role="follower", strike=0),
+        line("restart", 200, node="n1", strike=0),
+        line("fizzled", 205, why="nothing to lose", strike=0),
+        line("healed", 210, strike=0),
+        line("strike", 300, nemesis="kill-consumer", strike=1),
+        line("fizzled", 310, why="nobody consumes", strike=1),
+        line("healed", 320, strike=1),
+        line("strike", 400, nemesis="slow", strike=2),
+        line("healed", 500, strike=2),
+    ]
+    assert spans(lines) == [("kill follower n1", 101, 200), ("slow", 400, 500)]
+
+
 def fault(start_ms: int, heal_ms: int, recovered_ms: int) -> Fault:
     (made,) = windows([line("strike", start_ms, nemesis="x", strike=1)], 0)
     return replace(made, heal_ms=heal_ms, recovered_ms=recovered_ms)

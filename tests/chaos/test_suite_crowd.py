@@ -1,23 +1,31 @@
-"""Nemeses of clients, without a cluster: what they do when there is nobody to be unkind to."""
+"""Nemeses of clients, without a cluster: whom they find, and what they write down."""
 
 import random
 import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
-from chaos.history import Run
+from chaos.history import Run, read
 from chaos.suite import crowd
-from chaos.suite.crowd import KillConsumer
+from chaos.suite.crowd import Flood, KillConsumer
+from chaos.suite.nemesis import Fizzled
+from timerclient.errors import Overloaded, Unreachable
+
+ROWS = 2
 
 
 class FakeClient:
-    """Knows of one group with a consumer."""
+    """Knows of one group, with so many consumers."""
+
+    consumers = 1
 
     def __init__(self, _: object) -> None:
-        group = SimpleNamespace(name="g", consumers=1)
+        group = SimpleNamespace(name="g", consumers=self.consumers)
         self.topics = lambda: [SimpleNamespace(name="t", groups=[group])]
 
     def __enter__(self) -> Self:
@@ -27,22 +35,139 @@ class FakeClient:
         pass
 
 
-def test_consumer_that_gets_nothing_is_killed_all_the_same(
+class FakeStage(SimpleNamespace):
+    """Has a run's folder, and remembers what it is told."""
+
+    def __init__(self, folder: Path, endpoint: str = "") -> None:
+        self.events: list[dict[str, Any]] = []
+        self.said: list[str] = []
+        super().__init__(
+            cluster=SimpleNamespace(endpoints=[endpoint]),
+            run=Run(folder),
+            record=lambda event, **more: self.events.append({"event": event, **more}),
+            say=self.said.append,
+        )
+
+
+def test_consumer_that_gets_nothing_is_killed_all_the_same_and_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crowd, "TimerClient", FakeClient)
     monkeypatch.setattr(crowd, "TAKE_S", 0.1)
-    events: list[dict[str, Any]] = []
-    said: list[str] = []
     with socket.socket() as silent:  # it connects, and is never answered
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        stage: Any = SimpleNamespace(
-            cluster=SimpleNamespace(endpoints=[f"127.0.0.1:{silent.getsockname()[1]}"]),
-            run=Run(tmp_path),
-            record=lambda event, **more: events.append({"event": event, **more}),
-            say=said.append,
-        )
-        KillConsumer(life_s=0).strike(stage, random.Random(1))()
-    assert [event["event"] for event in events] == ["kill-consumer"]
-    assert said == ["a consumer of t, group g, died with nothing in hand"]
+        stage: Any = FakeStage(tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(Fizzled, match="a consumer of t, group g, died with nothing in hand"):
+            KillConsumer(life_s=0).strike(stage, random.Random(1))
+    assert [event["event"] for event in stage.events] == ["kill-consumer"]
+
+
+def test_no_consumer_is_killed_where_nobody_consumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crowd, "TimerClient", FakeClient)
+    monkeypatch.setattr(FakeClient, "consumers", 0)
+    stage: Any = FakeStage(tmp_path)
+    with pytest.raises(Fizzled, match="nobody consumes anything"):
+        KillConsumer().strike(stage, random.Random(1))
+    assert stage.events == []
+
+
+# ---- floods
+
+Answer = Callable[[], Sequence[str]]
+
+
+def flooded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *sends: Exception | Answer
+) -> tuple[FakeStage, BaseException | None, list[tuple[str, int]]]:
+    """Flood with one client whose requests end thus, raised as they are sent or answered so.
+
+    Return the stage, what the strike raised, and outcome and first mark of what is written down.
+    """
+    fates = iter(sends)
+
+    class Client(FakeClient):
+        def submit_batch(self, *_: object, **__: object) -> "Future[Any]":
+            fate = next(fates)
+            if isinstance(fate, Exception):
+                raise fate
+            future: Future[Any] = Future()
+            try:
+                future.set_result(SimpleNamespace(ids=fate()))
+            except Exception as error:  # noqa: BLE001 - it is the answer
+                future.set_exception(error)
+            return future
+
+    monkeypatch.setattr(crowd, "TimerClient", Client)
+    monkeypatch.setattr(crowd, "_ROWS", ROWS)
+    monkeypatch.setattr(crowd, "_SIZE", 1_000_000)
+    stage: Any = FakeStage(folder)
+    raised = None
+    try:
+        Flood(clients=1, size_mb=ROWS * len(sends)).strike(stage, random.Random(1))()
+    except Exception as error:  # noqa: BLE001 - it is what is looked at
+        raised = error
+    [history] = Run(folder).histories.iterdir()
+    lines = sorted(read(history), key=lambda line: int(line["marks"][0]))
+    first = lines[0]["marks"][0]
+    assert all(line["start_ms"] <= line["end_ms"] for line in lines)
+    return stage, raised, [(line["outcome"], line["marks"][0] - first) for line in lines]
+
+
+def taken() -> Sequence[str]:
+    return ["a", "b"]
+
+
+def refused() -> Sequence[str]:
+    raise Overloaded("too much")
+
+
+def broken() -> Sequence[str]:
+    raise ValueError("a bug")
+
+
+def away() -> Sequence[str]:
+    raise Unreachable("no node answers")
+
+
+def test_flood_writes_down_what_was_taken_and_what_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sends = (taken, refused, Overloaded("not even sent"), taken, taken)
+    stage, raised, lines = flooded(tmp_path, monkeypatch, *sends)
+    assert raised is None
+    assert lines == [("ok", 0), ("fail", 2), ("fail", 4), ("ok", 6), ("ok", 8)]
+    assert stage.events == [{"event": "flood", "asked": 5, "taken": 3}]
+
+
+@pytest.mark.parametrize(
+    ("sends", "known"),
+    [
+        ((taken, taken, ValueError("a bug"), taken), ["unknown", "unknown", "unknown"]),
+        ((taken, broken, taken, taken), ["ok", "unknown", "unknown", "unknown"]),
+        ((taken, taken, taken, taken, ValueError("a bug")), ["ok"] * 4 + ["unknown"]),
+    ],
+)
+def test_flood_that_fails_midway_leaves_no_request_out_of_its_history(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sends: Sequence[Exception | Answer],
+    known: list[str],
+) -> None:
+    stage, raised, lines = flooded(tmp_path, monkeypatch, *sends)
+    assert str(raised) == "a bug", "it must be told"
+    assert lines == [(outcome, ROWS * number) for number, outcome in enumerate(known)]
+    assert stage.events == [{"event": "flood", "asked": len(known), "taken": known.count("ok")}]
+
+
+def test_flood_that_meets_nobody_fizzles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, raised, lines = flooded(tmp_path, monkeypatch, away, away)
+    assert isinstance(raised, Fizzled)
+    assert lines == [("fail", 0), ("fail", 2)]
+
+
+def test_flood_that_was_refused_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, raised, _ = flooded(tmp_path, monkeypatch, away, refused)
+    assert raised is None

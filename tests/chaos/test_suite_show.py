@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -18,10 +19,11 @@ from chaos import audit, cli
 from chaos.history import Run, read
 from chaos.suite import commands, damage, disks, show
 from chaos.suite.disks import Disk
+from chaos.suite.nemesis import Fizzled
 from chaos.suite.network import NetworkError
 from chaos.suite.network import run as run_program
 from chaos.suite.plan import Need, Options, Strike
-from chaos.suite.show import Bill, Show, fresh
+from chaos.suite.show import Bill, Show, fresh, spans
 from chaos.suite.stage import Stage, owning
 from deploy.local import LaunchError, LocalCluster
 from tests.cluster.running import Forking
@@ -206,9 +208,110 @@ def test_strike_that_fails_costs_neither_the_others_nor_the_audit(
     assert status == 1
     assert about(tmp_path)["failures"] == ["kill: it does not want to"]
     assert about(tmp_path)["strikes"] == {"kill": 2}
+    assert about(tmp_path)["struck"] == [1, 2], "what it did before it failed is not known"
     lines = capfd.readouterr().out.splitlines()
     assert lines[-2].endswith("FAILED: kill: it does not want to")
     assert lines[-1] == "verdict: OK"
+
+
+LATE = Strike(at_s=60, nemesis="pause")
+"""Long after the clients' end."""
+
+
+def fizzling(monkeypatch: pytest.MonkeyPatch, *fates: str) -> None:
+    """Let kills have these fates, one after the other."""
+    kills = iter(fates)
+
+    def fizzle(why: str) -> None:
+        raise Fizzled(why)
+
+    def strike(*_: object) -> Any:
+        fate = next(kills)
+        if fate == "in vain":
+            fizzle("nobody is hit")
+        return partial(fizzle, "nothing has changed") if fate == "seen later" else lambda: None
+
+    monkeypatch.setattr("chaos.suite.processes.Kill.strike", strike)
+
+
+def missed(folder: Path) -> list[tuple[int, str, str]]:
+    return [(each["strike"], each["nemesis"], each["why"]) for each in about(folder)["not_struck"]]
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_run_of_which_no_strike_fell_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert Show(Run(tmp_path), bill(LATE, LATE), lambda _: [], audit=GOOD).play() == 1
+    assert about(tmp_path)["failures"] == ["nothing was struck, none of 1-2"]
+    out = capfd.readouterr().out
+    assert "struck: nothing\n" in out
+    assert "NOT STRUCK: 1-2: not come to" in out
+    assert "FAILED: nothing was struck, none of 1-2" in out
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_run_of_which_all_strikes_fizzled_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fizzling(monkeypatch, "in vain")
+    kill = bill(Strike(at_s=0, nemesis="kill"))
+    assert Show(Run(tmp_path), kill, lambda _: [], audit=GOOD).play() == 1
+    assert about(tmp_path)["failures"] == ["nothing was struck, none of 1"]
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_strikes_that_were_not_come_to_are_told_by_number(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fizzling(monkeypatch, "hits")
+    some = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0, nemesis="isolate"), LATE, LATE)
+    some = replace(some, missing={Need.NETWORK: "not root"}, options=Options(minutes=2 / 60))
+    assert Show(Run(tmp_path), some, lambda _: [], audit=GOOD).play() == 0
+    told = about(tmp_path)
+    assert (told["strikes"], told["struck"], told["fizzled"]) == ({"kill": 1}, [1], {})
+    assert missed(tmp_path) == [(3, "pause", "not come to"), (4, "pause", "not come to")]
+    out = capfd.readouterr().out
+    assert "struck: kill 1; by number: 1\n" in out
+    assert "NOT STRUCK: 3-4: not come to" in out
+
+
+@pytest.mark.usefixtures("no_stage")
+@pytest.mark.parametrize(
+    ("fate", "why"), [("in vain", "nobody is hit"), ("seen later", "nothing has changed")]
+)
+@pytest.mark.parametrize("complete", [False, True])
+def test_strike_that_fizzled_does_not_count_as_struck(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fate: str,
+    why: str,
+    complete: bool,
+) -> None:
+    fizzling(monkeypatch, fate, "hits")
+    two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
+    two = replace(two, complete=complete, options=Options(minutes=2 / 60))
+    status = Show(Run(tmp_path), two, lambda _: [], audit=GOOD).play()
+    events = ["strike", "fizzled", "healed", "strike", "healed", "drained", "down"]
+    assert LAST[0].events == events
+    told = about(tmp_path)
+    assert (told["strikes"], told["fizzled"], told["struck"]) == ({"kill": 1}, {"kill": 1}, [2])
+    assert missed(tmp_path) == [(1, "kill", why)]
+    out = capfd.readouterr().out
+    assert f"FIZZLED: 1, kill: {why}" in out
+    assert "struck: kill 1; by number: 2\n" in out
+    assert f"NOT STRUCK: 1, kill: {why}" in out
+    failures = ["to be struck whole, and was not: 1"] if complete else []
+    assert (status, told["failures"]) == (int(complete), failures)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [([], ""), ([4], "4"), ([2, 1], "1-2"), ([9, 1, 2, 3, 5, 6], "1-3, 5-6, 9")],
+)
+def test_neighbours_are_told_together(numbers: list[int], said: str) -> None:
+    assert spans(numbers) == said
 
 
 @pytest.mark.usefixtures("no_stage")

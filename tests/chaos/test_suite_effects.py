@@ -1,0 +1,261 @@
+"""Whom nemeses hit and whether that had an effect, without a cluster: nothing is lost silently."""
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from chaos.history import Run
+from chaos.suite import damage, processes
+from chaos.suite.damage import Fill, Truncate
+from chaos.suite.links import Bridge, Flap
+from chaos.suite.nemesis import Fizzled, chosen
+from chaos.suite.network import Network, NetworkError
+from chaos.suite.plan import Need
+from chaos.suite.processes import KillMany, PowerCut, RollingRestart, TransferStorm
+from chaos.suite.stage import Stage
+from cluster.space import WAITING
+from timer import segment
+from timerclient.errors import CommitTimeout, NotReady, TimerError
+
+SEEDS = range(20)
+
+
+class FakeStage(SimpleNamespace):
+    """n1 leads. Remembers who was killed, cut off, stopped and brought back."""
+
+    def __init__(self, *lost: str, nodes: int = 3) -> None:
+        self.names = [f"n{number}" for number in range(1, nodes + 1)]
+        self.lost = {*lost}
+        self.away = {*lost}
+        self.calls: list[tuple[str, ...]] = []
+        super().__init__(
+            leader=lambda: "n1",
+            say=lambda _: None,
+            record=lambda *_, **__: None,
+            kill=self.calling("kill"),
+            restart=self.calling("restart"),
+            cut_power=self.calling("cut_power"),
+            await_ready=self.calling("await_ready"),
+            check_end=lambda _: None,
+            cluster=SimpleNamespace(
+                stop=self.calling("stop"), state=lambda _: None, endpoints=["n1:1"]
+            ),
+            network=SimpleNamespace(cut=self.cut),
+        )
+
+    def calling(self, what: str) -> Callable[..., None]:
+        return lambda *names: self.calls.append((what, *sorted(names)))
+
+    def cut(self, pairs: Iterable[tuple[str, str]]) -> Callable[[], None]:
+        self.calls += [("cut", *pair) for pair in pairs]
+        return lambda: self.calls.append(("heal",))
+
+    def hit(self) -> set[str]:
+        """Return all names that it was called with."""
+        return {name for _, *names in self.calls for name in names}
+
+
+# ---- victims
+
+
+@pytest.mark.parametrize(("who", "fit"), [("follower", {"n3"}), ("any", {"n1", "n3"})])
+def test_lost_node_is_nobodys_victim(who: str, fit: set[str]) -> None:
+    stage: Any = FakeStage("n2")
+    assert {chosen(stage, who, random.Random(seed)) for seed in SEEDS} == fit
+
+
+def test_who_is_away_is_a_victim_only_if_nobody_else_is_there() -> None:
+    stage: Any = FakeStage()
+    stage.away = {"n2"}
+    assert {chosen(stage, "any", random.Random(seed)) for seed in SEEDS} == {"n1", "n3"}
+    assert {chosen(stage, "follower", random.Random(seed)) for seed in SEEDS} == {"n3"}
+    stage.away = {"n2", "n3"}
+    assert {chosen(stage, "follower", random.Random(seed)) for seed in SEEDS} == {"n2", "n3"}
+
+
+def test_strike_at_nobody_fizzles_and_says_why() -> None:
+    stage: Any = FakeStage("n2", "n3")
+    with pytest.raises(Fizzled, match="no follower is left: n2 and n3 lost for good"):
+        chosen(stage, "follower", random.Random(1))
+
+
+def test_controller_that_is_lost_is_nobodys_victim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    said = {"n1": "n2", "n2": "n3", "n3": "n3"}  # n1 does not know better yet
+    monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
+    monkeypatch.setattr(stage.cluster, "state", lambda n: SimpleNamespace(controller=said[n]))
+    assert stage.controller() == "n2"
+    stage.lost = {"n2"}
+    assert stage.controller() == "n3"
+    stage.faults.close()
+
+
+@pytest.mark.parametrize("nemesis", [KillMany(7), RollingRestart(), PowerCut("all")])
+def test_who_hits_all_leaves_the_lost_alone(nemesis: KillMany | RollingRestart | PowerCut) -> None:
+    stage: Any = FakeStage("n2")
+    nemesis.strike(stage, random.Random(1))()
+    assert stage.hit() == {"n1", "n3"}
+
+
+def test_bridge_needs_two_halves() -> None:
+    stage: Any = FakeStage("n2")
+    with pytest.raises(Fizzled, match="only n1 and n3 are left"):
+        Bridge().strike(stage, random.Random(1))
+    assert stage.calls == []
+    stage = FakeStage("n2", nodes=5)
+    for seed in SEEDS:
+        Bridge().strike(stage, random.Random(seed))()
+    assert stage.hit() == {"n1", "n3", "n4", "n5"}
+
+
+# ---- effects
+
+
+@pytest.mark.parametrize(
+    ("errors", "fizzles"),
+    [
+        ([NotReady("starting")] * 3, True),
+        ([NotReady("starting"), None, NotReady("starting")], False),
+        ([NotReady("starting"), CommitTimeout("nobody knows"), NotReady("starting")], False),
+    ],
+)
+def test_transfers_of_which_all_were_refused_fizzle(
+    monkeypatch: pytest.MonkeyPatch, errors: list[TimerError | None], fizzles: bool
+) -> None:
+    answers = iter(errors)
+
+    class Client:
+        def __init__(self, _: object) -> None:
+            pass
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def transfer(self, _: str) -> None:
+            if error := next(answers):
+                raise error
+
+    monkeypatch.setattr(processes, "TimerClient", Client)
+    stage: Any = FakeStage()
+    storm = TransferStorm(times=len(errors))
+    if fizzles:
+        with pytest.raises(Fizzled, match="all 3 transfers of the leadership were refused"):
+            storm.strike(stage, random.Random(1))
+    else:
+        storm.strike(stage, random.Random(1))()
+
+
+@pytest.mark.parametrize("entries", [0, 1000])
+def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, entries: int) -> None:
+    path = tmp_path / "log" / f"{1:016x}.log"
+    path.parent.mkdir()
+    path.write_bytes(whole := bytes(segment.HEADER_SIZE + entries))
+    stage: Any = FakeStage()
+    stage.archive = SimpleNamespace(seal=lambda _: None)
+    stage.data = lambda _: tmp_path
+    stage.damaged, stage.hurt = set(), set()
+    stage.wait_until_whole = lambda _: None
+    if entries:
+        Truncate().strike(stage, random.Random(1))()
+        assert segment.HEADER_SIZE < path.stat().st_size < len(whole)
+    else:
+        with pytest.raises(Fizzled, match="has no entry to lose"):
+            Truncate().strike(stage, random.Random(1))
+        assert path.read_bytes() == whole
+    assert bool(stage.hurt) == bool(entries), "what is not damaged has no errors to log"
+    assert [what for what, *_ in stage.calls] == ["kill", "restart"]
+
+
+@pytest.mark.parametrize("noticing", [set[str](), {"n3"}])
+def test_full_disks_that_nobody_notices_fizzle_once_there_is_room_again(
+    monkeypatch: pytest.MonkeyPatch, noticing: set[str]
+) -> None:
+    monkeypatch.setattr(damage, "NOTICE_S", 0.0)
+    stage: Any = FakeStage("n2")
+
+    def state(name: str) -> Any:
+        return SimpleNamespace(role=WAITING, disk_low=True) if name in noticing else None
+
+    def disk(name: str) -> Any:
+        fill = stage.calling("fill")
+        return SimpleNamespace(
+            fill=lambda _: fill(name), drain=lambda: stage.calling("drain")(name)
+        )
+
+    stage.cluster.state = state
+    stage.disks = {name: disk(name) for name in stage.names}
+    undo = Fill("all").strike(stage, random.Random(1))
+    if noticing:
+        undo()
+    else:
+        with pytest.raises(Fizzled, match="n1 and n3 did not notice"):
+            undo()
+    filled_and_back = [("fill", "n1"), ("fill", "n3"), ("drain", "n1"), ("drain", "n3")]
+    assert stage.calls == [*filled_and_back, ("await_ready", "n1", "n3")]
+
+
+# ---- what fails aside
+
+
+def test_failure_of_flapping_links_is_raised_when_they_are_healed() -> None:
+    stage: Any = FakeStage()
+    cuts, failed = iter([True, False]), threading.Event()
+    cut = stage.network.cut
+
+    def once(pairs: Any) -> Callable[[], None]:
+        if next(cuts):
+            return cut(pairs)  # type: ignore[no-any-return]
+        failed.set()
+        raise NetworkError("ip: no such namespace")
+
+    stage.network.cut = once
+    said: list[str] = []
+    stage.say = said.append
+    undo = Flap("leader", period_s=0.01).strike(stage, random.Random(1))
+    assert failed.wait(60)
+    with pytest.raises(NetworkError, match="no such namespace"):
+        undo()
+    assert stage.calls[-1] == ("heal",)
+    assert said[-1] == "the links of n1 are whole"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_slow_link_that_ended_by_itself_is_told_when_it_is_undone(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    program = "print('up', flush=True)" + ("" if ends else "; input()")
+    boxes: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, _: object, stdin: int, **more: Any) -> None:
+            super().__init__([sys.executable, "-c", program], stdin=subprocess.PIPE, **more)
+            boxes.append(self)
+
+    rules: list[str] = []
+    net = Network(["n1"], "abcdef")
+    monkeypatch.setattr(net, "_ip", lambda _, *lines: rules.extend(lines))
+    monkeypatch.setattr("chaos.suite.network.subprocess.Popen", Popen)
+    undo = net.slow([("n1", "clients")], delay_ms=1)
+    [box] = boxes
+    if ends:
+        box.wait()
+        with pytest.raises(NetworkError, match="the slow link ended by itself, status 0"):
+            undo()
+    else:
+        undo()
+    assert box.stdin is not None
+    box.stdin.close()
+    assert box.poll() is not None
+    assert [rule.split()[1] for rule in rules] == ["add", "del"]
