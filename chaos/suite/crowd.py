@@ -79,9 +79,12 @@ class Flood:
     needs: ClassVar = NOTHING
     clients: int = 4
     size_mb: int = 64
+    refused: bool = False
+    """Whether it had no effect unless the nodes refused some of it."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Send it, and wait for all answers; it had no effect if nobody was there to take it."""
+        before = stage.refusals()
         requests = max(1, self.size_mb * 1_000_000 // (_SIZE * _ROWS * self.clients))
         answers: list[TimerError | None] = []
         number = next(_numbers)
@@ -92,12 +95,18 @@ class Flood:
         for pour in pours:
             pour.wait()
         taken = answers.count(None)
-        stage.record("flood", asked=len(answers), taken=taken)
-        stage.say(f"a flood: {len(answers)} requests of {_SIZE * _ROWS:,} bytes, {taken} taken")
+        refused = max(0, stage.refusals() - before)  # less than none: a node has started again
+        stage.record("flood", asked=len(answers), taken=taken, refused=refused)
+        stage.say(
+            f"a flood: {len(answers)} requests of {_SIZE * _ROWS:,} bytes, {taken} taken,"
+            f" {refused} times told to come again"
+        )
         for pour in pours:
             pour.check()
         if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
             raise Fizzled(f"nobody was there to take any of it: {answers[-1]!r}")
+        if self.refused and not refused:
+            raise Fizzled("none of it was too much")
         return nothing
 
 

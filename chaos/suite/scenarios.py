@@ -155,7 +155,7 @@ _SINGLE: Final = {
     "kill-consumers": _of("consumers die with messages in hand", around("kill-consumer", (0, 0)),
                           every_s=4),
     "overload": _of("floods of requests, more than the cluster takes",
-                    around("flood", (0, 0), size_mb=32), every_s=20),
+                    around("flood", (0, 0), size_mb=128, refused=True), every_s=60),
     "truncated": _of("the end of a follower's log is gone",
                      card("truncate", (0, 0)), every_s=20),
     "flipped": _of("one byte of a follower's log has changed",
@@ -169,7 +169,10 @@ _SINGLE: Final = {
                  every_s=20),
 }  # fmt: skip
 _ALL: Final = [each for one in _SINGLE.values() for each in one.cards]
-_OTHERS: Final = [each for each in _ALL if each not in _SINGLE["kill-leader"].cards]
+_BURST: Final = around("flood", (0, 0), size_mb=32)
+"""What hours of mix have room for on their disks; the cluster may well take all of it."""
+_ELSEWHERE: Final = (*_SINGLE["kill-leader"].cards, *_SINGLE["overload"].cards)
+_OTHERS: Final = [*(each for each in _ALL if each not in _ELSEWHERE), _BURST]
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     _SINGLE
     | {

@@ -8,9 +8,11 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -54,6 +56,8 @@ NO_ROOM: Final = 'msg="no room, to be waited for'
 LAG_MAX: Final = 100
 """Entries that a follower of a busy leader is behind."""
 WHOLE_POLL_S: Final = 0.2
+METRICS_S: Final = 5.0
+REFUSED: Final = re.compile(r'timer_grpc_errors_total\{.*"OVERLOADED".*\} ')
 
 
 def now_ms() -> int:
@@ -254,6 +258,22 @@ class Stage:
         self.away.difference_update(names)
         for name in names:
             self.record("restart", node=name)
+
+    def refusals(self) -> int:
+        """Return how many requests the nodes that run refused as too much, since they started.
+
+        Clients try again, and tell of it only if they give up. Who does not answer counts nothing.
+        """
+        count = 0
+        for name, node in self.cluster.nodes.items():
+            if not self.cluster.is_running(name):
+                continue
+            with contextlib.suppress(OSError):
+                page = f"http://{node.http}/metrics"
+                with urllib.request.urlopen(page, timeout=METRICS_S) as answer:
+                    lines = answer.read().decode().splitlines()
+                count += sum(int(float(line.split()[-1])) for line in lines if REFUSED.match(line))
+        return count
 
     def replace(self, name: str) -> None:
         """Let a node with a new disk, a learner, vote in the place of the voter that it was.

@@ -80,13 +80,17 @@ Answer = Callable[[], Sequence[str]]
 
 
 def flooded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *sends: Exception | Answer
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *sends: Exception | Answer,
+    refusals: Sequence[int] = (7, 7),
+    wanted: bool = False,
 ) -> tuple[FakeStage, BaseException | None, list[tuple[str, int]]]:
     """Flood with one client whose requests end thus, raised as they are sent or answered so.
 
     Return the stage, what the strike raised, and outcome and first mark of what is written down.
     """
-    fates = iter(sends)
+    fates, counts = iter(sends), iter(refusals)
 
     class Client(FakeClient):
         def submit_batch(self, *_: object, **__: object) -> "Future[Any]":
@@ -104,9 +108,12 @@ def flooded(
     monkeypatch.setattr(crowd, "_ROWS", ROWS)
     monkeypatch.setattr(crowd, "_SIZE", 1_000_000)
     stage: Any = FakeStage(folder)
+    stage.refusals = lambda: next(counts)
     raised = None
     try:
-        Flood(clients=1, size_mb=ROWS * len(sends)).strike(stage, random.Random(1))()
+        Flood(clients=1, size_mb=ROWS * len(sends), refused=wanted).strike(
+            stage, random.Random(1)
+        )()
     except Exception as error:  # noqa: BLE001 - it is what is looked at
         raised = error
     [history] = Run(folder).histories.iterdir()
@@ -139,7 +146,7 @@ def test_flood_writes_down_what_was_taken_and_what_was_refused(
     stage, raised, lines = flooded(tmp_path, monkeypatch, *sends)
     assert raised is None
     assert lines == [("ok", 0), ("fail", 2), ("fail", 4), ("ok", 6), ("ok", 8)]
-    assert stage.events == [{"event": "flood", "asked": 5, "taken": 3}]
+    assert stage.events == [{"event": "flood", "asked": 5, "taken": 3, "refused": 0}]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +166,8 @@ def test_flood_that_fails_midway_leaves_no_request_out_of_its_history(
     stage, raised, lines = flooded(tmp_path, monkeypatch, *sends)
     assert str(raised) == "a bug", "it must be told"
     assert lines == [(outcome, ROWS * number) for number, outcome in enumerate(known)]
-    assert stage.events == [{"event": "flood", "asked": len(known), "taken": known.count("ok")}]
+    counts = {"asked": len(known), "taken": known.count("ok"), "refused": 0}
+    assert stage.events == [{"event": "flood", **counts}]
 
 
 def test_flood_that_meets_nobody_fizzles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,3 +179,26 @@ def test_flood_that_meets_nobody_fizzles(tmp_path: Path, monkeypatch: pytest.Mon
 def test_flood_that_was_refused_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, raised, _ = flooded(tmp_path, monkeypatch, away, refused)
     assert raised is None
+
+
+@pytest.mark.parametrize(
+    ("refusals", "wanted", "fizzles", "told"),
+    [
+        ((7, 7), True, True, 0),
+        ((7, 7), False, False, 0),
+        ((7, 9), True, False, 2),
+        ((7, 0), True, True, 0),
+    ],
+)
+def test_flood_that_is_to_be_refused_and_is_not_fizzles(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusals: Sequence[int],
+    wanted: bool,
+    fizzles: bool,
+    told: int,
+) -> None:
+    stage, raised, _ = flooded(tmp_path, monkeypatch, taken, refusals=refusals, wanted=wanted)
+    assert isinstance(raised, Fizzled) == fizzles
+    assert (raised is None) != fizzles
+    assert stage.events[0]["refused"] == told
