@@ -105,8 +105,9 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
     summary |= leases.judged(
-        all_lines, epochs, summary, clock_error_ms=run.clock_error_ms(), offenders_max=OFFENDERS_MAX
-    )
+        lines, epochs, story["ttls"], summary,
+        clock_error_ms=run.clock_error_ms(), offenders_max=OFFENDERS_MAX,
+    )  # fmt: skip
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, _faults(run))

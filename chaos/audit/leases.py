@@ -1,23 +1,27 @@
 """Who handed messages out, and who acked them: what no timer's verdict shows.
 
     deposed_handed_out  P5  handed out by a leader after the next epoch had begun: two led at once
+    outlived            P5  handed out long after its time to live was over, whatever the log says
     acks_unasked            a figure: what the log has acked, though no history asked for it
 
-When a message was handed out, and when an epoch began, is said by two leaders' clocks: it is judged
-where the run says how far clocks may be apart, beyond that. An ack that nobody asked for may be of
-a client that died before it could write it down, so only who knows that none did may call it wrong.
+When a message was handed out its leader says (`handed_out_ms`). When an epoch began another one
+does: these are compared where the run says how far clocks may be apart, beyond that. An ack that
+nobody asked for may be of a client that died before it could write it down: only who knows that
+none did may call it wrong.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.clients import SLOT, name_of
+from chaos.audit.clients import SLOT, id_parts, name_of
 
 WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
+EXPIRY_MS: Final = 15_000
+"""So long after its time to live was over, or policies changed, nobody hands a message out."""
 
 
 def deposed_handed_out(
@@ -34,6 +38,31 @@ def deposed_handed_out(
     given = lines.where("op = 'deliver'").select(*WHOSE, "lease_id")
     late = F.col("handed_out_ms") > F.col("over_ms") + clock_error_ms
     return given.join(F.broadcast(table), "epoch").where(late).select(*WHOSE, "lease_id", "over_ms")
+
+
+def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
+    """Return the messages that were handed out though they had long expired: WHOSE, offset, due_ms.
+
+    `ttls`: the replay's. No time to live that its topic had of late let it live until then.
+    """
+    until = F.lead("from_ms", 1, 1 << 62).over(Window.partitionBy("of").orderBy("from_ms"))
+    spans = ttls.withColumnRenamed("topic", "of").withColumn("until_ms", until)
+    topics = F.broadcast(ttls.select("topic").distinct())
+    given = (
+        lines.where("op = 'deliver' AND handed_out_ms IS NOT NULL")
+        .join(topics, "topic", "left_semi")
+        .select(*WHOSE, F.inline(F.arrays_zip("offsets", "ids")))
+        .toDF(*WHOSE, "offset", "id")
+    )
+    given = given.withColumn("due_ms", id_parts("id")[0]).drop("id")
+    late_ms = F.col("handed_out_ms") - EXPIRY_MS
+    lets = (
+        (F.col("topic") == F.col("of"))
+        & (F.col("from_ms") <= F.col("handed_out_ms"))
+        & (F.col("until_ms") > late_ms)
+        & ((F.col("ttl_ms") == 0) | (F.col("due_ms") + F.col("ttl_ms") >= late_ms))
+    )
+    return given.join(F.broadcast(spans), lets, "left_anti")
 
 
 def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int:
@@ -61,18 +90,25 @@ def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int:
 
 
 def judged(
-    lines: DataFrame, epochs: Sequence[Row], summary: dict[str, Any], *,
+    lines: DataFrame, epochs: Sequence[Row], ttls: DataFrame, summary: dict[str, Any], *,
     clock_error_ms: int | None, offenders_max: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the summary's part about leaders that were deposed."""
-    found = deposed_handed_out(lines, epochs, clock_error_ms)
-    count = 0 if found is None else found.count()
-    violations = summary["violations"] | ({"deposed_handed_out": count} if count else {})
-    shown: list[Row] = []
-    if found is not None and count:
-        shown = found.orderBy("handed_out_ms", *WHOSE).limit(offenders_max).collect()
+    """Return the summary's part about what was handed out when it may not be.
+
+    `lines` with the topics as the replay names them.
+    """
+    deposed = deposed_handed_out(lines, epochs, clock_error_ms)
+    found = {} if deposed is None else {"deposed_handed_out": deposed}
+    if ttls.head(1):
+        found["outlived"] = outlived(lines, ttls)
+    violations, offenders = dict(summary["violations"]), []
+    for name, rows in found.items():
+        if count := rows.count():
+            violations[name] = count
+            shown = rows.orderBy("handed_out_ms", *rows.columns).limit(offenders_max).collect()
+            offenders += [{"verdict": name} | row.asDict() for row in shown]
     return {
         "verdict": "VIOLATED" if violations else "OK",
         "violations": violations,
-        "lease_offenders": [{"verdict": "deposed_handed_out"} | row.asDict() for row in shown],
+        "lease_offenders": offenders,
     }

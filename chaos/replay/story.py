@@ -138,6 +138,8 @@ class Story:
         """(scope, index) of every POLICY entry."""
         self.postponed: set[int] = set()
         """Topics with a policy, at some time, that makes timers due later than was asked for."""
+        self.ttls: dict[int, list[tuple[int, int]]] = {}
+        """Topic -> (from when, time to live in ms), in order; 0: none."""
         self.quotas = Quotas(self._ready)
         self._book = book
         self._pending = Pending(spill, rows_max=pending_max)
@@ -213,7 +215,7 @@ class Story:
         self.policies.append((scope, item.index))
         for topic in self.topics:
             self._retain(topic, item.time_ms)
-            self._note_postponed(topic)
+            self._note_times(topic, item.time_ms)
 
     def said_of(self, topic: int, name: str) -> Any:
         """Return what the narrowest scope says of a topic; None: nobody does."""
@@ -269,7 +271,11 @@ class Story:
             new = self._decided(item, new, keyed, modes)
         self._admit(item, new)
 
-    def _note_postponed(self, topic: int) -> None:
+    def _note_times(self, topic: int, at_ms: int) -> None:
+        """Note what policies say of the times of a topic's timers, from a moment on."""
+        ttls, ttl_ms = self.ttls.setdefault(topic, []), self._ttl_ms(topic)
+        if not ttls or ttls[-1][1] != ttl_ms:
+            ttls.append((at_ms, ttl_ms))
         if any(self.said_of(topic, name) for name in ("tick_ms", "delay_ms_min")):
             self.postponed.add(topic)
 
@@ -530,7 +536,7 @@ class Story:
         self.quotas.touched.add(op.topic)
 
     def _ttl_ms(self, topic: int) -> int:
-        return self.said_of(topic, "ttl_ms") or 0
+        return int(self.said_of(topic, "ttl_ms") or 0)
 
     def _ack(self, item: Entry, op: GroupOp, group: Group) -> npt.NDArray[np.bool_]:
         """Take an ack; return which offsets, all different, it was new for (n, bool)."""
@@ -590,7 +596,7 @@ class Story:
         made = TopicId(len(self.topics) + 1)
         self.topics[made], self.kept[made] = name, Kept()
         self._retain(made, 0)
-        self._note_postponed(made)
+        self._note_times(made, 0)
         self._paused.made(made)
         return made
 

@@ -23,6 +23,8 @@ quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedu
              ready (where it is one of what is ready: quotas.py)
 postponed    one row per topic with a policy, at some time, that makes timers due later than was
              asked for: topic
+ttls         one row per time to live that a topic had, one after the other: topic from_ms ttl_ms
+             (0: none); not of topics that never had one
 policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
 
 `topic` is what story.life says: a topic that has the name of a deleted one is another one. So is a
@@ -141,6 +143,7 @@ QUOTAS: Final = pa.schema(
     ]
 )
 POSTPONED: Final = pa.schema([("topic", pa.string())])
+TTLS: Final = pa.schema([("topic", pa.string()), ("from_ms", pa.int64()), ("ttl_ms", pa.int64())])
 POLICIES: Final = pa.schema([("topic", pa.string()), ("policy_index", pa.int64())])
 STORY: Final = {
     "fates": FATES,
@@ -153,6 +156,7 @@ STORY: Final = {
     "deletions": DELETIONS,
     "quotas": QUOTAS,
     "postponed": POSTPONED,
+    "ttls": TTLS,
     "policies": POLICIES,
 }
 FIGURES: Final = ", ".join(
@@ -390,6 +394,12 @@ def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
         "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
         "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.noted],
         "postponed": [(story.life(topic),) for topic in sorted(story.postponed)],
+        "ttls": [
+            (story.life(topic), *each)
+            for topic, ttls in story.ttls.items()
+            for each in ttls
+            if any(ttl_ms for _, ttl_ms in ttls)
+        ],
         "policies": [
             (story.life(scope.topic) if scope.topic else f"{scope.namespace}/", index)
             for scope, index in story.policies

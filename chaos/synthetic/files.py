@@ -88,7 +88,10 @@ _LIST: Final = {
 _SCHEMA: Final = pa.schema(
     [
         *((name, pa.string()) for name in ("op", "client", "outcome", "topic", "group")),
-        *((name, pa.int64()) for name in ("start_ms", "end_ms", "epoch", "received_ms")),
+        *(
+            (name, pa.int64())
+            for name in ("start_ms", "end_ms", "epoch", "received_ms", "delay_ms")
+        ),
         *_LIST.items(),
         *((name, pa.list_(pa.string())) for name in ("ids", "results", "keys")),
         *((name, pa.list_(pa.string())) for name in ("existing", "new_ids")),

@@ -40,6 +40,9 @@ CANCEL_EVERY: Final = 1009
 MOVE_EVERY: Final = 1013
 REPLACE_EVERY: Final = 1019
 REJECT_EVERY: Final = 1021
+CLOCK_ERROR_MS: Final = 100
+ANSWERED_MS: Final = 2
+"""From a request's entry to its answer."""
 NOWHERE: Final = 1 << 40
 """Queue offsets from here on are of messages that no queue holds."""
 BEGIN_MS: Final = 1_700_000_000_000
@@ -55,6 +58,8 @@ PLANTS: Final = {
     "duplicate_fire": "duplicate_fire",
     "phantom": "phantom",
     "early": "early",
+    "seen_early": "early",
+    "misdated": "misdated",
     "acked_again": "acked_again",
     "unmarked_redelivery": "unmarked_redelivery",
     "cancelled_delivered": "cancelled_delivered",
@@ -158,6 +163,7 @@ class World:
         self._alter = plan.diverged_entry
         nodes = [{"name": name, "data": name} for name in names]
         write_json(folder / "cluster.json", {"nodes": nodes})
+        write_json(self.run.about, {"clock_error_ms": CLOCK_ERROR_MS})
 
     def _choose(self) -> dict[int, str]:
         """Return mark -> what is planted there."""
@@ -265,7 +271,7 @@ class World:
                 continue
             self._plant_known(kinds[mark], mark, int(answered[at]) if in_log[at] else None)
         special = self._plants(marks, "phantom", "unknown_fired_once", "unknown_not_fired")
-        special |= self._plants(marks, "refused")
+        special |= self._plants(marks, "refused", "misdated")
         plain = ~special
         self._answer(
             "ok", marks[plain], asked[plain], ids.filter(plain), at_ms,
@@ -276,6 +282,10 @@ class World:
                 one = marks == mark
                 outcome = "fail" if kind == "refused" else "unknown"
                 self._answer(outcome, marks[one], asked[one], None, at_ms)
+            elif kind == "misdated":
+                one = marks == mark
+                delay_ms = int(due_ms[one][0]) - at_ms - ANSWERED_MS - CLOCK_ERROR_MS - 1
+                self._answer("ok", marks[one], None, ids.filter(one), at_ms, delay_ms=delay_ms)
 
     def _plant_known(self, kind: str, mark: int, seq: int | None) -> None:
         if kind in ("key_doubled", "conflict_untrue"):
@@ -319,11 +329,12 @@ class World:
         )
 
     def _answer(
-        self, outcome: str, marks: I64, due_ms: I64, ids: Any, at_ms: int, **more: Any
+        self, outcome: str, marks: I64, due_ms: I64 | None, ids: Any, at_ms: int, **more: Any
     ) -> None:
         self._producer.line(
-            "schedule", outcome=outcome, topic=TOPIC, start_ms=at_ms - 1, end_ms=at_ms + 2,
-            marks=marks, due_ms=due_ms, ids=ids if outcome == "ok" else None, **more,
+            "schedule", outcome=outcome, topic=TOPIC, start_ms=at_ms - 1,
+            end_ms=at_ms + ANSWERED_MS, marks=marks, due_ms=due_ms,
+            ids=ids if outcome == "ok" else None, **more,
         )  # fmt: skip
 
     def _change(self, tick: int, at_ms: int) -> None:
@@ -445,7 +456,9 @@ class World:
             early = self._plants(mine.mark, "expired_early")
             over = self._plants(mine.mark, "expired", "expired_delivered") | early
             given = ~(over | self._plants(mine.mark, "never_given"))
-            self._deliver(mine, at, given, 1, fired_ms)
+            seen_early = self._plants(mine.mark, "seen_early") & given
+            self._deliver(mine, at, given & ~seen_early, 1, fired_ms)
+            self._deliver(mine, at, seen_early, 1, fired_ms, ahead_ms=TICK_MS + CLOCK_ERROR_MS)
             self._group(Op.ACK, at[~(over | self._plants(mine.mark, "ack_lost"))], fired_ms)
             if early.any():
                 self._group(Op.EXPIRE, at[early], fired_ms)  # before its time to live is over
@@ -465,14 +478,18 @@ class World:
             self._group(Op.EXPIRE, self._over, at_ms)
         self._over, self._fired_over = self._fired_over, np.zeros(0, np.int64)
 
-    def _deliver(self, rows: Rows, offsets: I64, which: Mask, attempt: int, fired_ms: int) -> None:
+    def _deliver(
+        self, rows: Rows, offsets: I64, which: Mask, attempt: int, fired_ms: int, ahead_ms: int = -3
+    ) -> None:
+        """Deliver some, received so long before they fired."""
         count = int(np.count_nonzero(which))
         if not count:
             return
         mine = rows.where(which)
         self._consumer.line(
-            "deliver", topic=TOPIC, group=GROUP, epoch=self._logs.epoch, received_ms=fired_ms + 3,
-            offsets=offsets[which], ids=ids_of(mine.due_ms, mine.seq), marks=mine.mark,
+            "deliver", topic=TOPIC, group=GROUP, epoch=self._logs.epoch,
+            received_ms=fired_ms - ahead_ms, offsets=offsets[which],
+            ids=ids_of(mine.due_ms, mine.seq), marks=mine.mark,
             attempts=np.full(count, attempt, np.int32), fired_at_ms=np.full(count, fired_ms),
             due_ms=mine.due_ms,
         )  # fmt: skip

@@ -7,10 +7,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import history
-from chaos.audit.leases import judged, unasked_acks
+from chaos.audit.leases import EXPIRY_MS, judged, outlived, unasked_acks
 from chaos.history_check import check_line
 from chaos.replay.story import LIFE
-from chaos.replay.tables import ACKS, CARRIED
+from chaos.replay.tables import ACKS, CARRIED, TTLS
+from tests.chaos.world import id_of
 
 pytestmark = pytest.mark.spark
 
@@ -45,7 +46,8 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
         ],
     )
     before: dict[str, Any] = {"violations": {"lost": 1}}
-    found = judged(lines, EPOCHS, before, clock_error_ms=100, offenders_max=9)
+    none = spark.createDataFrame([], from_arrow_schema(TTLS))
+    found = judged(lines, EPOCHS, none, before, clock_error_ms=100, offenders_max=9)
     assert (found["verdict"], found["violations"]) == (
         "VIOLATED", {"lost": 1, "deposed_handed_out": 2}
     )  # fmt: skip
@@ -57,9 +59,39 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
     ]
     for epochs, error_ms in ((EPOCHS, None), (EPOCHS[:1], 100), (EPOCHS, 60_000)):
         nothing = judged(
-            lines, epochs, {"violations": {}}, clock_error_ms=error_ms, offenders_max=9
+            lines, epochs, none, {"violations": {}}, clock_error_ms=error_ms, offenders_max=9
         )
         assert nothing == {"verdict": "OK", "violations": {}, "lease_offenders": []}
+
+
+def test_what_is_handed_out_long_after_its_life_is_found(spark: SparkSession) -> None:
+    def of(topic: str, *messages: tuple[int, int], at_ms: int | None) -> dict[str, Any]:
+        offsets, due_ms = zip(*messages, strict=True)
+        columns = ("marks", "due_ms", "attempts", "fired_at_ms")
+        line = given(1, at_ms) | {"topic": topic, "offsets": [*offsets]}
+        line |= {name: [1] * len(messages) for name in columns}
+        return line | {"ids": [id_of(due, at) for at, due in zip(offsets, due_ms, strict=True)]}
+
+    at_ms, old_ms = 100_000, 100_000 - EXPIRY_MS
+    lines = lines_of(
+        spark,
+        [
+            of("t", (1, old_ms - 50), (2, old_ms - 51), (3, at_ms), at_ms=at_ms),
+            of("t", (4, old_ms - 51), at_ms=None),
+            of("t", (5, 9), at_ms=40_000),  # it had no time to live then
+            of("t", (6, 9), at_ms=60_000),  # nor had it just before
+            of("t", (7, 9), at_ms=65_000),
+            of("longer", (8, old_ms - 60_000), (9, old_ms - 60_001), at_ms=at_ms),
+            of("free", (10, 9), at_ms=at_ms),
+        ],
+    )
+    ttls = [("t", 0, 0), ("t", 50_000, 50), ("longer", 0, 60_000), ("longer", 90_000, 50)]
+    table = spark.createDataFrame(ttls, from_arrow_schema(TTLS))
+    found = outlived(lines, table).orderBy("offset").collect()
+    assert [(row["topic"], row["offset"]) for row in found] == [("t", 2), ("t", 7), ("longer", 9)]
+    before: dict[str, Any] = {"violations": {}}
+    part = judged(lines, EPOCHS[:1], table, before, clock_error_ms=None, offenders_max=2)
+    assert (part["violations"], len(part["lease_offenders"])) == ({"outlived": 3}, 2)
 
 
 def test_acks_that_nobody_asked_for_are_counted(spark: SparkSession) -> None:

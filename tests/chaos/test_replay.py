@@ -250,44 +250,6 @@ def test_reschedule_leaves_what_is_beyond_its_bytes(log: Log, tmp_path: Path) ->
     assert ends(read(log, tmp_path)) == [RESCHEDULED, FIRED, FIRED, FIRED]
 
 
-@pytest.mark.parametrize(
-    ("policy", "refused"),
-    [
-        (Policy(), ""),
-        (Policy(delayed_delivery=True, tick_ms=100, delay_ms_min=5, delay_ms_max=9), ""),
-        (Policy(pending_max=0, pending_bytes_max=1, ready_max=0, ready_bytes_max=0), ""),
-        (Policy(delayed_delivery=False), "delayed_delivery = False"),
-        (Policy(fixed_delay_ms=0), "fixed_delay_ms = 0"),
-    ],
-)
-def test_policy_that_makes_timers_due_before_they_were_asked_for_is_refused(
-    policy: Policy, refused: str, log: Log, tmp_path: Path
-) -> None:
-    log.entry(Kind.POLICY, encode_policy(Scope("ns"), policy))
-    log.schedule(T, [(100, 1)])
-    if refused:
-        with pytest.raises(ValueError, match=f"entry 3: the audit does not know {refused}"):
-            read(log, tmp_path)
-    else:
-        assert ends(read(log, tmp_path)) == [PENDING]
-
-
-@pytest.mark.parametrize(
-    ("said", "later"),
-    [(Policy(tick_ms=100), True), (Policy(delay_ms_min=5), True), (Policy(delay_ms_max=9), False)],
-)
-def test_topics_in_which_timers_may_be_due_later_than_asked_for_are_known(
-    said: Policy, later: bool, log: Log, tmp_path: Path
-) -> None:
-    log.topic("free/a")
-    log.entry(Kind.POLICY, encode_policy(Scope("default"), said))
-    log.topic("b")
-    log.entry(Kind.POLICY, encode_policy(Scope("default"), Policy()))
-    log.topic("c")
-    story, _ = read(log, tmp_path)
-    assert {story.topics[number] for number in story.postponed} == ({"t", "b"} if later else set())
-
-
 def test_ack_counts_once_and_only_below_what_was_reserved(log: Log, tmp_path: Path) -> None:
     log.schedule(T, [(100, mark) for mark in range(5)])
     log.fire(100)

@@ -1,0 +1,273 @@
+"""The audit of whole runs, from their folders: logs, histories, what nodes said; and bad ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from chaos import history
+from chaos.audit import command, job
+from chaos.audit.report import describe
+from chaos.history import Run
+from chaos.replay.nodelog import Piece, between, segments
+from tests.chaos.world import Log, id_of, write_log
+from timer import entry
+from timer.entry import Kind
+from timer.units import LogIndex
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Run:
+    """Two epochs, three nodes, four timers: one cancelled, one late; n2 has a stale tail."""
+    run = Run(tmp_path)
+    log = Log()
+    log.epoch(1)
+    topic = log.topic("t")
+    producer = log.producer(b"p" * 16)
+    log.schedule(topic, [(100, 1), (300, 2), (300, 3)], producer=(producer, 1), at_ms=10)
+    log.schedule(topic, [(100, 1), (300, 2), (300, 3)], producer=(producer, 1), at_ms=11)  # a retry
+    group = log.group(topic, "g")
+    log.cancel([(300, 3)])
+    log.reserve(topic, group, 10)
+    log.fire(120)
+    deposed = Log(log)
+    deposed.schedule(topic, [(700, 9)], at_ms=125)
+    log.epoch(2, at_ms=200)
+    log.schedule(topic, [(90, 4)], at_ms=210)  # due already
+    log.fire(310)
+    log.ack(topic, group, [0, 1, 2], at_ms=320)
+    log.entry(Kind.CHECKPOINT, b"", at_ms=330)
+    for node, story in (("n1", log), ("n2", deposed), ("n3", log)):
+        write_log(run.root / node / "log", story.frames, frames_per_segment=4)
+    ids = {m: id_of(due, s) for m, due, s in ((1, 100, 1), (2, 300, 2), (3, 300, 3), (4, 90, 4))}
+    with history.History(run, "producer") as h:
+        h.schedule([1, 2, 3], ids=[ids[1], ids[2], ids[3]], due_ms=[100, 300, 300], topic="t",
+                   span_ms=(9, 12), outcome=history.Outcome.OK)  # fmt: skip
+        h.schedule([4], ids=[ids[4]], due_ms=[90], topic="t",
+                   span_ms=(209, 212), outcome=history.Outcome.OK)  # fmt: skip
+        h.schedule([9], ids=None, due_ms=[700], topic="t",
+                   span_ms=(124, 190), outcome=history.Outcome.UNKNOWN)  # fmt: skip
+        h.cancel([ids[3]], results=["CANCELLED"], span_ms=(20, 21), outcome=history.Outcome.OK)
+    with history.History(run, "consumer") as h:
+        h.open("t", "g", start_ms=0)
+        given = {"epoch": 1, "lease_id": 1, "offsets": [0], "ids": [ids[1]], "marks": [1]}
+        h.deliver("t", "g", received_ms=121, **given, attempts=[1], fired_at_ms=[120], due_ms=[100])
+        h.deliver("t", "g", received_ms=315, epoch=2, lease_id=2, offsets=[0, 1, 2],
+                  ids=[ids[1], ids[4], ids[2]], marks=[1, 4, 2], attempts=[2, 1, 1],
+                  fired_at_ms=[120, 210, 310], due_ms=[100, 90, 300])  # fmt: skip
+        h.ack("t", "g", [0, 1, 2], results=["ACKED"] * 3, span_ms=(316, 322),
+              outcome=history.Outcome.OK)  # fmt: skip
+    with history.Faults(run) as faults:
+        faults.record("kill", at_ms=130, node="n1", role="leader", epoch=1)
+    with history.States(run) as states:
+        for node, index, *said in (
+            ("n1", 7, 3, 2, 0, 1), ("n2", 7, 3, 2, 0, 1), ("n1", 14, 4, 0, 3, 1),
+            ("n2", 99, 5, 1, 3, 1),  # of what the audit does not know to be committed
+        ):  # fmt: skip
+            counts = dict(zip(("scheduled", "pending", "fired", "cancelled"), said, strict=True))
+            states.counted(node, index, at_ms=1, **counts, dropped=0)
+        for node, index in (("n1", 14), ("n2", 14), ("n3", 14), ("n3", 14), ("n3", 99)):
+            states.digested(node, index, at_ms=2, digest=f"{index:016x}")
+    return run
+
+
+def test_honest_run_is_ok(spark: SparkSession, world: Run) -> None:
+    report = job.audit(spark, world)
+    assert report.line() == (
+        "verdict: OK kills=1 failovers=1 scheduled=4 fired=3 delivered=3 cancelled=1"
+        " redelivered=1 lost=0 duplicated=0 early=0"
+    )
+    assert report.ok
+    summary = json.loads((world.audit / "summary.json").read_text())
+    assert summary == report.summary
+    assert summary["verdicts"] == {"ok": 3, "cancelled": 1, "unknown_not_fired": 1}
+    assert summary["stale_entries"] == 1
+    assert summary["lateness_ms"]["fire"]["all"]["max"] == 20
+    assert summary["failover_gaps"] == [{"node": "n1", "epoch": 2, "fired_after_ms": 180}]
+    ends = {node["node"]: (node["upto"], node["stale"]) for node in summary["nodes"]}
+    assert ends == {"n1": (14, 0), "n2": (9, 1), "n3": (14, 0)}
+    assert (summary["replayed"]["node"], summary["replayed"]["fired"]) == ("n1", 3)
+    assert summary["redeliveries"] == {"failover": 1}
+    assert summary["conservation"] == {
+        "checkpoints": 1,
+        "unbalanced": [],
+        "last": [
+            {"index": 14, "time_ms": 330, "scheduled": 4, "pending": 0, "fired": 3, "cancelled": 1}
+            | {"dropped": 0, "balanced": True}
+        ],
+        "said": {"counts": 3, "digests": 4, "nodes": 3},
+        "miscounted": [],
+        "diverged_states": [],
+    }
+    assert [*describe(report)][-1] == report.line()
+
+
+def test_node_that_says_of_itself_what_does_not_follow_is_found(
+    spark: SparkSession, world: Run
+) -> None:
+    with history.States(world) as states:
+        states.counted("n3", 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0)
+        states.digested("n3", 14, at_ms=3, digest="other")
+    report = job.audit(spark, world)
+    assert report.summary["violations"] == {"miscounted": 1, "diverged_states": 1}
+    found = report.summary["conservation"]
+    assert [(row["node"], row["index"], row["said_fired"], row["fired"])
+            for row in found["miscounted"]] == [("n3", 8, 2, 0)]  # fmt: skip
+    assert [row["index"] for row in found["diverged_states"]] == [14]
+    assert "n3 other" in found["diverged_states"][0]["digests"]
+    lines = [*describe(report)]
+    assert any(line.startswith("  miscounted: node=n3 index=8 said_scheduled=3") for line in lines)
+    assert lines[-1].endswith(" miscounted=1 diverged_states=1")
+
+
+def test_run_in_which_no_node_was_asked_is_judged_by_the_log_alone(
+    spark: SparkSession, world: Run
+) -> None:
+    world.states.unlink()
+    report = job.audit(spark, world)
+    assert report.ok
+    assert report.summary["conservation"]["said"] == {"counts": 0, "digests": 0, "nodes": 0}
+
+
+def test_torn_last_word_of_a_node_is_left_out_and_others_are_refused(
+    spark: SparkSession, world: Run
+) -> None:
+    whole = world.states.read_text()
+    world.states.write_text(whole + '{"node": "n1", "ind')
+    assert job.audit(spark, world).ok
+    world.states.write_text("torn\n" + whole)
+    with pytest.raises(ValueError, match=r"states\.jsonl: 1 lines do not say which state"):
+        job.audit(spark, world)
+
+
+def test_frame_that_one_node_holds_otherwise_is_a_divergence(
+    spark: SparkSession, world: Run
+) -> None:
+    path = sorted((world.root / "n3/log").iterdir())[0]
+    other = Log()
+    other.epoch(1)
+    topic = other.topic("t")
+    other.producer(b"q" * 16)
+    other.schedule(topic, [(101, 1), (300, 2), (300, 3)], producer=(1, 1), at_ms=10)
+    path.unlink()
+    write_log(path.parent, other.frames, frames_per_segment=4)
+    report = job.audit(spark, world)
+    assert report.summary["violations"] == {"diverged": 3, "diverged_entries": 2}
+    assert {row["mark"] for row in report.summary["offenders"]} == {1, 2, 3}
+    assert report.line().startswith("verdict: VIOLATED kills=1 ")
+    assert report.line().endswith(" diverged=3 diverged_entries=2")
+
+
+def test_nodes_that_began_anew_are_compared_from_there_on(spark: SparkSession, world: Run) -> None:
+    # n1 lost its log after entry 8; n2 and n3 began after snapshots at 10 and 4, n3 from the start.
+    logs = {name: read_frames(world.root / name / "log") for name in ("n1", "n3")}
+    shutil.rmtree(world.root / "n1/log")
+    shutil.rmtree(world.root / "n2/log")
+    shutil.rmtree(world.root / "n3/log")
+    for node, life, first, last in (
+        ("n1", 0, 1, 8), ("n1", 1, 11, 14), ("n2", 0, 1, 3), ("n2", 1, 11, 13), ("n3", 0, 5, 14),
+    ):  # fmt: skip
+        folder = world.root / node / "log" / f"{life:03d}"
+        write_log(folder, logs["n3"][:last], first=first)
+    report = job.audit(spark, world)
+    assert report.ok, [*describe(report)]
+    summary = report.summary
+    assert summary["holes"] == [
+        {"node": "n1", "from": 9, "to": 10},
+        {"node": "n2", "from": 4, "to": 10},
+        {"node": "n2", "from": 14, "to": 14},
+        {"node": "n3", "from": 1, "to": 4},
+    ]
+    assert summary["thin"] == [{"from": 4, "to": 4}, {"from": 9, "to": 10}]
+    assert summary["replayed"]["node"] == "n1, n3"
+    assert (summary["fired"], summary["cancelled"]) == (3, 1)
+    told = "\n".join(describe(report))
+    assert "n2's log never held entries 4 .. 10" in told
+    # Without n3's log nobody has entries 9 and 10; without n2's, too, there is no majority.
+    shutil.rmtree(world.root / "n3/log/000")
+    write_log(world.root / "n3/log/000", logs["n3"], first=11)
+    with pytest.raises(ValueError, match=r"entries 9 \.\. 10 are in no node's log"):
+        job.audit(spark, world)
+    for node in ("n2", "n3"):
+        shutil.rmtree(world.root / node / "log")
+        (world.root / node / "log").mkdir()
+    shutil.rmtree(world.root / "n1/log/001")
+    with pytest.raises(ValueError, match="no entry is on a majority"):
+        job.audit(spark, world)
+
+
+def read_frames(log: Path) -> list[bytes]:
+    """Return a log's frames, from the first on."""
+    return [
+        entry.encode(each.kind, each.epoch, each.index, each.time_ms, [bytes(each.payload)])
+        for each in between(Piece(segments(log), LogIndex(1), LogIndex(1 << 40)))
+    ]
+
+
+def test_rows_of_the_log_are_those_that_were_appended(spark: SparkSession, world: Run) -> None:
+    rows = spark.read.format("timerlog").option("view", "rows").load(str(world.root))
+    found = rows.where("node = 'n2'").select("index", "position", "producer", "due_ms", "mark")
+    batch = [(0, 1, 100, 1), (1, 1, 300, 2), (2, 1, 300, 3)]
+    wanted = [(index, *row) for index in (4, 5) for row in batch] + [(10, 0, 0, 700, 9)]
+    schema = "index BIGINT, position INT, producer BIGINT, due_ms BIGINT, mark BIGINT"
+    assertDataFrameEqual(found, spark.createDataFrame(wanted, schema))
+
+
+def test_command_says_what_is_missing(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(command, "spark_session", lambda *_, **__: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    assert command.main([str(tmp_path)]) == 2
+    assert "no histories" in capsys.readouterr().err
+
+
+def test_damaged_segment_is_named_and_the_run_is_unusable(
+    world: Run, spark: SparkSession, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = sorted((world.root / "n1/log").iterdir())[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    monkeypatch.setattr(command, "spark_session", lambda *_, **__: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    assert command.main([str(world.root)]) == 2
+    assert path.name in capsys.readouterr().err
+
+
+def test_torn_last_line_of_a_history_is_left_out(spark: SparkSession, world: Run) -> None:
+    path = world.histories / "producer.jsonl"
+    path.write_text(path.read_text() + '{"op": "sched')
+    assert job.read_histories(spark, world).count() == 8
+
+
+@pytest.mark.parametrize(("tail", "count"), [("", 1), ('{"op": "sched', 2)])
+def test_history_with_more_than_a_torn_line_is_refused(
+    spark: SparkSession, world: Run, tail: str, count: int
+) -> None:
+    path = world.histories / "producer.jsonl"
+    path.write_text("nonsense\n" + path.read_text() + tail)
+    with pytest.raises(ValueError, match=f"producer.jsonl: {count} lines are not a history's"):
+        job.read_histories(spark, world)
+
+
+def test_what_a_node_never_held_is_told_also_if_it_is_its_logs_end_or_all() -> None:
+    held = [
+        {"node": "n1", "first": 1, "last": 40},
+        {"node": "n1", "first": 61, "last": 100},
+        {"node": "n2", "first": 1, "last": 70},
+        {"node": "n2", "first": 50, "last": 90},
+    ]
+    assert job._holes(held, ["n1", "n2", "n3"], 100) == [
+        {"node": "n1", "from": 41, "to": 60},
+        {"node": "n2", "from": 91, "to": 100},
+        {"node": "n3", "from": 1, "to": 100},
+    ]
+    assert job._holes(held[:2], ["n1"], 40) == [{"node": "n1", "from": 41, "to": 60}]

@@ -1,0 +1,69 @@
+"""What policies say of timers' times, as the audit's own reading of the log has it."""
+
+from pathlib import Path
+
+import pytest
+
+from chaos.replay.story import PENDING
+from tests.chaos.test_replay import T, ends, read
+from tests.chaos.world import Log
+from timer.entry import Kind
+from timer.policies import Policy, Scope, encode_policy
+
+
+@pytest.fixture
+def log() -> Log:
+    log = Log()
+    log.epoch(1)
+    log.topic("t")
+    return log
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        (Policy(), ""),
+        (Policy(delayed_delivery=True, tick_ms=100, delay_ms_min=5, delay_ms_max=9), ""),
+        (Policy(pending_max=0, pending_bytes_max=1, ready_max=0, ready_bytes_max=0), ""),
+        (Policy(delayed_delivery=False), "delayed_delivery = False"),
+        (Policy(fixed_delay_ms=0), "fixed_delay_ms = 0"),
+    ],
+)
+def test_policy_that_makes_timers_due_before_they_were_asked_for_is_refused(
+    policy: Policy, refused: str, log: Log, tmp_path: Path
+) -> None:
+    log.entry(Kind.POLICY, encode_policy(Scope("ns"), policy))
+    log.schedule(T, [(100, 1)])
+    if refused:
+        with pytest.raises(ValueError, match=f"entry 3: the audit does not know {refused}"):
+            read(log, tmp_path)
+    else:
+        assert ends(read(log, tmp_path)) == [PENDING]
+
+
+@pytest.mark.parametrize(
+    ("said", "later"),
+    [(Policy(tick_ms=100), True), (Policy(delay_ms_min=5), True), (Policy(delay_ms_max=9), False)],
+)
+def test_topics_in_which_timers_may_be_due_later_than_asked_for_are_known(
+    said: Policy, later: bool, log: Log, tmp_path: Path
+) -> None:
+    log.topic("free/a")
+    log.entry(Kind.POLICY, encode_policy(Scope("default"), said))
+    log.topic("b")
+    log.entry(Kind.POLICY, encode_policy(Scope("default"), Policy()))
+    log.topic("c")
+    story, _ = read(log, tmp_path)
+    assert {story.topics[number] for number in story.postponed} == ({"t", "b"} if later else set())
+
+
+def test_times_to_live_are_known_from_when_they_hold(log: Log, tmp_path: Path) -> None:
+    for at_ms, ttl_ms, scope in (
+        (10, None, Scope()), (20, 50, Scope()), (30, 50, Scope("default")), (40, 60, Scope("", T)),
+        (50, 0, Scope("", T)), (60, None, Scope("", T)),
+    ):  # fmt: skip
+        log.entry(Kind.POLICY, encode_policy(scope, Policy(ttl_ms=ttl_ms)), at_ms=at_ms)
+    log.topic("made")
+    story, _ = read(log, tmp_path)
+    by_name = {story.topics[number]: ttls for number, ttls in story.ttls.items()}
+    assert by_name == {"t": [(0, 0), (20, 50), (40, 60), (50, 0), (60, 50)], "made": [(0, 50)]}
