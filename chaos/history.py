@@ -86,6 +86,8 @@ MARK_SIZE: Final = 8
 MARK_NONE: Final = -1
 """The mark of a payload too short to have one."""
 _SIGN: Final = 1 << 63
+MS_MAX: Final = (1 << 48) - 1
+"""The last of times, in Unix milliseconds, and the longest of delays."""
 
 SCHEMA: Final = (
     "op STRING, client STRING, start_ms BIGINT, end_ms BIGINT, outcome STRING, detail STRING,"
@@ -166,9 +168,10 @@ class Run:
         """
         said = json.loads(self.about.read_text()) if self.about.exists() else {}
         error_ms = said.get("clock_error_ms")
-        if error_ms is None or (type(error_ms) is int and 0 <= error_ms < _SIGN):
+        if error_ms is None or (type(error_ms) is int and 0 <= error_ms <= MS_MAX):
             return error_ms
-        raise ValueError(f"{self.about}: clock_error_ms = {error_ms!r}: from 0 on, a whole number")
+        limit = f"must be an integer from 0 to {MS_MAX}, milliseconds"
+        raise ValueError(f"{self.about}: clock_error_ms = {error_ms!r}: {limit}")
 
     def kept(self, node: str) -> Path:
         """The folder of a node's log with what it has dropped, if the harness kept it."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chaos.history import MARK_NONE, SCHEMA, Outcome
+from chaos.history import MARK_NONE, MS_MAX, SCHEMA, Outcome
 
 SUFFIXES: Final = (".jsonl", ".parquet")
 SHOWN_MAX: Final = 80
@@ -83,7 +83,8 @@ def _is_map(value: Any) -> bool:
 
 _I64: Final = (1 << 63) - 1
 _I32: Final = (1 << 31) - 1
-MS: Final = _integer(0, (1 << 48) - 1, ", Unix milliseconds")
+MS: Final = _integer(0, MS_MAX, ", Unix milliseconds")
+DELAY_MS: Final = _integer(0, MS_MAX, ", milliseconds")
 COUNT: Final = _integer(0, _I64, "")
 NAME: Final = _text("a text that is not empty", ".+")
 TOPIC: Final = _text("a topic's name; without default/, as the log has it", "(?!default/.).+")
@@ -151,7 +152,7 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
         "marks": Field(_integer(0, _I64, ", unique in the run"), many=True),
         "ids": Field(ID, many=True, answer=True, null_if=frozenset({"REJECTED"})),
         "due_ms": Field(MS, many=True, required=False),
-        "delay_ms": _OPTIONAL,
+        "delay_ms": Field(DELAY_MS, required=False),
         "producer": _OPTIONAL,
         "sequence": _OPTIONAL,
         "keys": Field(NAME, many=True, required=False, gaps=True),

@@ -27,7 +27,7 @@ from chaos.audit import (
     clients,
     counts,
     figures,
-    leases,
+    handing_out,
     nacks,
     nodes,
     rules,
@@ -104,7 +104,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= _changed(lines, story["fates"], summary)
     summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
-    summary |= leases.judged(
+    summary |= handing_out.judged(
         lines, epochs, story["ttls"], summary,
         clock_error_ms=run.clock_error_ms(), offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
@@ -113,7 +113,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= _failovers(epochs, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
     summary |= _redelivered(run, lines, given, found)
-    summary["acks_unasked"] = None if parts else leases.unasked_acks(lines, story)
+    summary["acks_unasked"] = handing_out.unasked_acks(lines, story)
     return write(run, Report(summary))
 
 
@@ -295,8 +295,7 @@ def _judged(
     if parts:
         doubted = unkept.union(expired.select(*clients.SLOT))
         named = changes.named(lines, keyed)
-        special = story["deletions"], story["postponed"]
-        begin = sieve.starts(topics, starts, story["groups"], *special)
+        begin = sieve.starts(topics, starts, story["groups"], story["deletions"])
         told = _sifted(run, told, doubted, named, begin, parts)
     log = _of_topics(told.fates, topics)
     carried = story["carried"]
@@ -313,8 +312,7 @@ def _judged(
             F.col("delete_index").alias("end_index"), (~nodes.no()).alias("gone")
         )
         log = log.join(F.broadcast(gone), "end_index", "left")
-    later = F.broadcast(story["postponed"].withColumn("postponed", ~nodes.no()))
-    log = log.join(later, "topic", "left")
+    log = log.join(F.broadcast(story["postponed"]), "topic", "left")
     by_name = log.withColumn("topic", clients.name_of("topic"))
     by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
     changed = changes.changes(lines, keyed, by_name)

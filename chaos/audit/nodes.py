@@ -32,13 +32,14 @@ def agreed(entries: DataFrame, majority: int, floor: int = 0) -> DataFrame:
 def epochs(common: DataFrame) -> DataFrame:
     """Return what is held of each epoch: epoch, entries, last (its index), began_ms, fired_ms.
 
-    The times are those of its first entry, and of its first FIRE.
+    The times are those of its first entry but EPOCH, which has that of the entry before it, and of
+    its first FIRE; null where there is none.
     """
     fired_ms = F.min(F.when(F.col("kind") == "FIRE", F.col("time_ms"))).alias("fired_ms")
     return common.groupBy("epoch").agg(
         F.count("*").alias("entries"),
         F.max("index").alias("last"),
-        F.min("time_ms").alias("began_ms"),
+        F.min(F.when(F.col("kind") != "EPOCH", F.col("time_ms"))).alias("began_ms"),
         fired_ms,
     )
 

@@ -183,7 +183,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             [row[name] for name in ("op", "topic", "told", "logged")] for row in s["overcounted"]
         ]
         yield _table(("operation", "topic", "answered", "in the log"), rows, texts=2)
-    beside = [*s["rule_offenders"], *s["nack_offenders"], *s["lease_offenders"]]
+    beside = [*s["rule_offenders"], *s["nack_offenders"], *s["handing_out_offenders"]]
     for verdict in dict.fromkeys(row["verdict"] for row in beside):
         some = [{k: v for k, v in row.items() if k != "verdict"} for row in beside
                 if row["verdict"] == verdict]  # fmt: skip
@@ -279,7 +279,7 @@ def _nodes(s: dict[str, Any]) -> str:
 def _conservation(s: dict[str, Any]) -> Iterator[str]:
     points = s["conservation"]
     yield "<h2>Conservation</h2>"
-    bad = len(points["unbalanced"])
+    bad = s["violations"].get("unbalanced_checkpoints", 0)
     yield (
         f"<p>scheduled = pending + fired + cancelled + dropped at"
         f" {points['checkpoints'] - bad:,} of {points['checkpoints']:,} checkpoints. The last, and"
@@ -296,8 +296,8 @@ def _conservation(s: dict[str, Any]) -> Iterator[str]:
     yield (
         f"<p>{said['nodes']} nodes said {said['counts']:,} times what they had counted, and"
         f" {said['digests']:,} times which digest their state had;"
-        f" {len(points['miscounted']):,} of the counts do not follow from the log, and at"
-        f" {len(points['diverged_states']):,} checkpoints digests differ.</p>"
+        f" {s['violations'].get('miscounted', 0):,} of the counts do not follow from the log, and"
+        f" at {s['violations'].get('diverged_states', 0):,} checkpoints digests differ.</p>"
     )
     for name in ("miscounted", "diverged_states"):
         if points[name]:

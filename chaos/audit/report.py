@@ -42,10 +42,10 @@ class Report:
 def describe(report: Report) -> Iterator[str]:
     """Yield the report for people, line by line; the verdict last."""
     s = report.summary
-    points = s["conservation"]
+    points, unbalanced = s["conservation"], s["violations"].get("unbalanced_checkpoints", 0)
     yield (
         f"{s['entries']:,} log entries on a majority, {s['stale_entries']} stale ones beside them;"
-        f" counts balanced at {points['checkpoints'] - len(points['unbalanced'])}"
+        f" counts balanced at {points['checkpoints'] - unbalanced}"
         f" of {points['checkpoints']} checkpoints"
     )
     said = points["said"]
@@ -95,7 +95,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
             f" {row['logged']:,} in the log"
         )
-    for about in ("rule", "nack", "lease"):
+    for about in ("rule", "nack", "handing_out"):
         for row in s[f"{about}_offenders"][:SHOWN_MAX]:
             yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
     named = len(s["offenders"])

@@ -11,7 +11,6 @@ that it doubts, and would tell the same of the others: tests hold one against th
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -175,15 +174,14 @@ def not_surely_kept(lines: DataFrame, stretches: DataFrame) -> DataFrame:
 
 
 def starts(
-    asked_topics: DataFrame, read: DataFrame, groups: DataFrame, *special: DataFrame
+    asked_topics: DataFrame, read: DataFrame, groups: DataFrame, deletions: DataFrame
 ) -> dict[str, I64]:
-    """Return plain.Facts.starts: not of `special` topics, or such with groups that were sought.
+    """Return plain.Facts.starts: not of topics that were deleted, or with groups that were sought.
 
-    `read` as from `clients.consumed`, `groups`: the replay's; `special`: its deletions, and others
-    whose timers are not to be sifted.
+    `read` as from `clients.consumed`, `groups` and `deletions`: the replay's.
     """
     sought = groups.where("sought").select(name_of("topic").alias("topic"))
-    several = reduce(DataFrame.union, (each.select(name_of("topic")) for each in special), sought)
+    several = sought.union(deletions.select(name_of("topic")))
     topics = asked_topics.join(F.broadcast(several), "topic", "left_anti").distinct()
     first: dict[str, list[int]] = {row["topic"]: [] for row in topics.collect()}
     for row in read.join(F.broadcast(topics), "topic").collect():

@@ -37,15 +37,15 @@ owes what lies from its start on, and P5 holds within a life. A life that is ove
 **A reschedule** ends one timer, by seq, and begins another: each has a verdict. The first must not
 be given any more; the second is due at the new time, and was asked for by the reschedule.
 
-**No clock accuses.** P5 is judged in the log's order. An attempt is counted in the log, either
-when a lease ended (ENDED, applied before the message may be handed out again) or by an epoch that
-finds it handed out. So one (group, message, attempt) is handed out at most once, and the replay
-knows the highest attempt that was possible before the ack's entry. A delivery is after the ack if
-its attempt is higher than that, or its epoch than that of the ack. When a client received
-something, by its own clock, proves nothing: what was handed out before the ack may have been on
-its way, or its receiver asleep. Such arrivals are counted, as `arrived_after_ack`, not judged.
-Only a run that says how far clocks may differ (clock_error_ms) is judged by them, beyond that: what
-came before its time, or which time a delay was taken for. So a cluster whose own clock is wrong is
+**No clock accuses** by itself. P5 is judged in the log's order. An attempt is counted in the log,
+either when a lease ended (ENDED, applied before the message may be handed out again) or by an epoch
+that finds it handed out. So one (group, message, attempt) is handed out at most once, and the
+replay knows the highest attempt that was possible before the ack's entry. A delivery is after the
+ack if its attempt is higher than that, or its epoch than that of the ack. When a client received
+something, by its own clock, proves nothing: what was handed out before the ack may have been on its
+way, or its receiver asleep. Such arrivals are counted, as `arrived_after_ack`, not judged. Only a
+run that says how far clocks may differ (clock_error_ms) is judged by them, beyond that: what came
+before its time, or which time a delay was taken for. So a cluster whose own clock is wrong is
 found, which by its log is right.
 """
 
@@ -99,6 +99,8 @@ VIOLATIONS: Final = (
 
 GRACE_MS: Final = 5_000
 """A timer due this long before the run's end has to have fired."""
+TICK_MS_MAX: Final = 1_000
+"""Due times are rounded up to a node's tick, of which no log tells (timing.tick_ms)."""
 _CHANGED: Final = ("cancelled", "replaced", "rescheduled")
 """Ends that a later cancel or reschedule is told of as ALREADY_CANCELLED."""
 _ENDED: Final = (*_CHANGED, "dropped", "rejected", "kept")
@@ -229,12 +231,12 @@ def verdicts(
 
     `asks` as from `asked`, `log`: fates, and what was carried, with `disagree`, `given` from
     `judged_deliveries`, `groups`: (topic, group, start_offset) of the groups that were read to the
-    end. Of what dropped with its topic, `log` has `gone`; of topics that make timers due later than
-    was asked for, `postponed`.
+    end. Of what dropped with its topic, `log` has `gone`; of topics with policies that make timers
+    due later than was asked for, `by_ms`.
     """
     nobody = {
         "expired_groups": F.lit(0), "late": no(), "over_ms": F.lit(None).cast("bigint"),
-        "gone": no(), "postponed": no(), "carried_groups": F.lit(0),
+        "gone": no(), "by_ms": F.lit(0), "carried_groups": F.lit(0),
         "from_topic": F.lit(None).cast("string"),
     }  # fmt: skip
     log = log.withColumns({n: none for n, none in nobody.items() if n not in log.columns})
@@ -321,7 +323,7 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: Changes) -> DataFram
 def _violations(clocks: Clocks) -> dict[str, Column]:
     """Return violation -> its condition, in order of precedence. Unknown (null) is no violation."""
     c = F.col
-    error_ms = F.lit(clocks.error_ms).cast("bigint")
+    error_ms, by_ms = F.lit(clocks.error_ms).cast("bigint"), F.coalesce("by_ms", F.lit(0))
     in_log, was_given, was_asked = (
         c("end").isNotNull(),
         c("deliveries") > 0,
@@ -371,7 +373,7 @@ def _violations(clocks: Clocks) -> dict[str, Column]:
             c("due_ms") + error_ms < c("least_due_ms"),
             c("received_ms") + error_ms < c("due_ms"),
         ),
-        "misdated": ~F.coalesce(c("postponed"), no()) & (c("due_ms") - error_ms > c("most_due_ms")),
+        "misdated": c("due_ms") - error_ms - TICK_MS_MAX - by_ms > c("most_due_ms"),
         "acked_again": c("again") > 0,
         "expired_delivered": c("late"),
         "expired_early": fired & (c("due_ms") > c("over_ms")),

@@ -136,8 +136,8 @@ class Story:
         """Topic -> what its queue keeps."""
         self.policies: list[tuple[Scope, int]] = []
         """(scope, index) of every POLICY entry."""
-        self.postponed: set[int] = set()
-        """Topics with a policy, at some time, that makes timers due later than was asked for."""
+        self.postponed: dict[int, int] = {}
+        """Topic -> by how many milliseconds its policies ever made timers due later than asked."""
         self.ttls: dict[int, list[tuple[int, int]]] = {}
         """Topic -> (from when, time to live in ms), in order; 0: none."""
         self.quotas = Quotas(self._ready)
@@ -276,8 +276,8 @@ class Story:
         ttls, ttl_ms = self.ttls.setdefault(topic, []), self._ttl_ms(topic)
         if not ttls or ttls[-1][1] != ttl_ms:
             ttls.append((at_ms, ttl_ms))
-        if any(self.said_of(topic, name) for name in ("tick_ms", "delay_ms_min")):
-            self.postponed.add(topic)
+        said = (self.said_of(topic, name) or 0 for name in ("tick_ms", "delay_ms_min"))
+        self.postponed[topic] = max(self.postponed.get(topic, 0), sum(said))
 
     def _note_quotas(self, item: Entry, rows: RowArray) -> None:
         said = self._said.records.values()

@@ -22,7 +22,7 @@ deletions    one row per topic that was deleted: topic topic_id delete_index
 quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,
              ready (where it is one of what is ready: quotas.py)
 postponed    one row per topic with a policy, at some time, that makes timers due later than was
-             asked for: topic
+             asked for: topic, by_ms (at most)
 ttls         one row per time to live that a topic had, one after the other: topic from_ms ttl_ms
              (0: none); not of topics that never had one
 policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
@@ -142,7 +142,7 @@ QUOTAS: Final = pa.schema(
         ("ready", pa.int64()),
     ]
 )
-POSTPONED: Final = pa.schema([("topic", pa.string())])
+POSTPONED: Final = pa.schema([("topic", pa.string()), ("by_ms", pa.int64())])
 TTLS: Final = pa.schema([("topic", pa.string()), ("from_ms", pa.int64()), ("ttl_ms", pa.int64())])
 POLICIES: Final = pa.schema([("topic", pa.string()), ("policy_index", pa.int64())])
 STORY: Final = {
@@ -393,7 +393,7 @@ def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
         "groups": groups,
         "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
         "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.noted],
-        "postponed": [(story.life(topic),) for topic in sorted(story.postponed)],
+        "postponed": [(story.life(t), by_ms) for t, by_ms in story.postponed.items() if by_ms],
         "ttls": [
             (story.life(topic), *each)
             for topic, ttls in story.ttls.items()

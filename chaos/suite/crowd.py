@@ -79,8 +79,8 @@ class Flood:
     needs: ClassVar = NOTHING
     clients: int = 4
     size_mb: int = 64
-    refused: bool = False
-    """Whether it had no effect unless the nodes refused some of it."""
+    has_to_be_refused: bool = False
+    """In part, by the nodes: else it had no effect."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Send it, and wait for all answers; it had no effect if nobody was there to take it."""
@@ -105,7 +105,7 @@ class Flood:
             pour.check()
         if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
             raise Fizzled(f"nobody was there to take any of it: {answers[-1]!r}")
-        if self.refused and not refused:
+        if self.has_to_be_refused and not refused:
             raise Fizzled("none of it was too much")
         return nothing
 

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -88,13 +89,14 @@ class Flap:
         network = stage.network
         stage.say(f"the links of {said(stage, name, self.who)} flap")
         pairs = [pair for other in stage.names if other != name for pair in both(name, other)]
-        over = threading.Event()
+        over, cuts = threading.Event(), list[Callable[[], None]]()
 
         def flap() -> None:
             while not over.is_set():
-                heal = network.cut(pairs)
+                cuts.append(network.cut(pairs))
                 over.wait(self.period_s * chance.uniform(0.5, 1.5))
-                heal()
+                cuts[-1]()
+                cuts.pop()
                 over.wait(self.period_s * chance.uniform(0.5, 1.5))
 
         flapping = Aside("flap", flap)
@@ -102,6 +104,8 @@ class Flap:
         def undo() -> None:
             over.set()
             flapping.wait()
+            for heal in cuts:  # it failed
+                heal()
             _healed(stage, name)
             flapping.check()
 

@@ -18,6 +18,8 @@ FIRST_S: Final = 4.0
 KILLS_S: Final = 13.0
 KILL_JITTER_S: Final = 2.0
 assert KILLS_S + KILL_JITTER_S <= 15
+LONG_S: Final = (14.0, 18.0)
+"""Who follows a wrong clock, by half a second per second, is then off by more than is allowed."""
 BETWEEN_S: Final = 5.0
 """From a kill of the leader in a mix to what strikes next."""
 
@@ -143,19 +145,19 @@ _SINGLE: Final = {
                       around("slow", who="leader", delay_ms=100, jitter_ms=50, loss=0.01),
                       around("slow", who="follower", delay_ms=250, jitter_ms=100, loss=0.03)),
     "clock-jump": _of("a node's wall clock jumps and jumps back",
-                      around("clock-jump", who="leader", offset_ms=60_000),
-                      around("clock-jump", who="leader", offset_ms=-60_000),
-                      around("clock-jump", who="follower", offset_ms=900)),
+                      around("clock-jump", LONG_S, who="leader", offset_ms=60_000),
+                      around("clock-jump", LONG_S, who="leader", offset_ms=-60_000),
+                      around("clock-jump", who="follower", offset_ms=900), every_s=20),
     "clock-drift": _of("a node's wall clock runs fast or slow",
-                       around("clock-drift", who="leader", drift_ppm=300_000),
-                       around("clock-drift", who="any", drift_ppm=-300_000)),
+                       around("clock-drift", LONG_S, who="leader", drift_ppm=500_000),
+                       around("clock-drift", LONG_S, who="any", drift_ppm=-500_000), every_s=20),
     "power-cut": _of("nodes die and lose what they had not synced",
                      card("power-cut", who="leader"), card("power-cut", who="follower"),
                      card("power-cut", who="all"), every_s=12),
     "kill-consumers": _of("consumers die with messages in hand", around("kill-consumer", (0, 0)),
                           every_s=4),
     "overload": _of("floods of requests, more than the cluster takes",
-                    around("flood", (0, 0), size_mb=128, refused=True), every_s=60),
+                    around("flood", (0, 0), size_mb=128, has_to_be_refused=True), every_s=60),
     "truncated": _of("the end of a follower's log is gone",
                      card("truncate", (0, 0)), every_s=20),
     "flipped": _of("one byte of a follower's log has changed",

@@ -12,8 +12,8 @@ import re
 import signal
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -268,10 +268,12 @@ class Stage:
         for name, node in self.cluster.nodes.items():
             if not self.cluster.is_running(name):
                 continue
-            with contextlib.suppress(OSError):
-                page = f"http://{node.http}/metrics"
-                with urllib.request.urlopen(page, timeout=METRICS_S) as answer:
-                    lines = answer.read().decode().splitlines()
+            with (
+                contextlib.closing(HTTPConnection(node.http, timeout=METRICS_S)) as connection,
+                contextlib.suppress(OSError, HTTPException),
+            ):
+                connection.request("GET", "/metrics")
+                lines = connection.getresponse().read().decode().splitlines()
                 count += sum(int(float(line.split()[-1])) for line in lines if REFUSED.match(line))
         return count
 

@@ -38,8 +38,9 @@ class Listener:
             while not over:
                 over = self._closed.wait(POLL_S)  # and once more then
                 try:
-                    index = self._count(stub, name, index)
-                    checkpoint = self._digest(stub, name, checkpoint)
+                    before, index = index, self._count(stub, name, index)
+                    if index != before:  # else there is no other CHECKPOINT
+                        checkpoint = self._digest(stub, name, checkpoint)
                 except grpc.RpcError:
                     continue  # it is away, or slow
 

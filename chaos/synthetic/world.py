@@ -41,6 +41,7 @@ MOVE_EVERY: Final = 1013
 REPLACE_EVERY: Final = 1019
 REJECT_EVERY: Final = 1021
 CLOCK_ERROR_MS: Final = 100
+MISDATED_MS: Final = CLOCK_ERROR_MS + 1_001
 ANSWERED_MS: Final = 2
 """From a request's entry to its answer."""
 NOWHERE: Final = 1 << 40
@@ -240,6 +241,7 @@ class World:
     def _schedule(self, tick: int, first: int, count: int, at_ms: int) -> None:
         marks = np.arange(first, first + count)
         delay = self._chance.integers(TICK_MS, TICK_MS * self._plan.spread, count)
+        delay[self._plants(marks, "misdated")] = 3 * TICK_MS  # more than it is off by
         for start in range(0, count, self._plan.batch):
             part = slice(start, start + self._plan.batch)
             at = at_ms + start * (TICK_MS // 4) // count
@@ -284,7 +286,7 @@ class World:
                 self._answer(outcome, marks[one], asked[one], None, at_ms)
             elif kind == "misdated":
                 one = marks == mark
-                delay_ms = int(due_ms[one][0]) - at_ms - ANSWERED_MS - CLOCK_ERROR_MS - 1
+                delay_ms = int(due_ms[one][0]) - at_ms - ANSWERED_MS - MISDATED_MS
                 self._answer("ok", marks[one], None, ids.filter(one), at_ms, delay_ms=delay_ms)
 
     def _plant_known(self, kind: str, mark: int, seq: int | None) -> None:

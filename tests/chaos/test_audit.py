@@ -10,6 +10,7 @@ from pyspark.sql.functions import lit
 
 from chaos import history
 from chaos.audit import changes, verdict
+from chaos.audit.verdict import TICK_MS_MAX
 from tests.chaos.world import SALT, id_of
 from timer import timer_id
 
@@ -19,6 +20,8 @@ DUE_MS = 1_000_000
 UNTIL_MS = 2_000_000
 ERROR_MS = 1_000
 """How far the clocks differ at most."""
+POSTPONED_MS = 200
+"""By how much a policy makes timers due later, in the last case."""
 APART = 10_000  # between the marks, seqs and offsets of one case and the next
 OF_KEYS_AND_CHANGES = (
     *("key_doubled", "replaced_delivered", "rescheduled_delivered"),
@@ -358,7 +361,7 @@ def plant_early(p: Planted, expected: dict[int, str]) -> None:
     p.drop(37, "deliver")
     p.give(37, received_ms=DUE_MS + 37 - ERROR_MS - 1)
     p.delay(38, DUE_MS + 38 + ERROR_MS)
-    p.delay(39, DUE_MS + 39 - ERROR_MS - 3)
+    p.delay(39, DUE_MS + 39 - ERROR_MS - TICK_MS_MAX - 3)
     expected |= {37: "early", 38: "early", 39: "misdated"}
 
 
@@ -548,7 +551,7 @@ def honest() -> Case:
     p.drop(18, "deliver")
     p.give(18, received_ms=DUE_MS + 18 - ERROR_MS)
     p.delay(19, DUE_MS + 19 + ERROR_MS - 1)
-    p.delay(20, DUE_MS + 20 - ERROR_MS - 2)
+    p.delay(20, DUE_MS + 20 - ERROR_MS - TICK_MS_MAX - 2)
     # Redelivered, and marked as such, before its ack in the log's order. The second copy had a
     # long way: its receiver's clock says that it came after the ack was confirmed.
     for mark, received_ms in ((1, DUE_MS + 15), (2, DUE_MS + 99)):
@@ -600,14 +603,16 @@ def honest() -> Case:
 
 
 def postponed() -> Case:
-    """Timers of a topic in which they are due later than was asked for, but not early."""
-    p = Planted(range(1, 4))
-    p.delay(1, 0)
-    p.delay(2, DUE_MS + 2 + ERROR_MS)
-    return Case(p, {1: "ok", 2: "early", 3: "ok"})
+    """Timers of a topic in which they are due later than was asked for, by POSTPONED_MS."""
+    p = Planted(range(1, 5))
+    off_ms = ERROR_MS + TICK_MS_MAX + POSTPONED_MS
+    p.delay(1, DUE_MS + 1 - off_ms - 2)
+    p.delay(2, DUE_MS + 2 - off_ms - 3)
+    p.delay(3, DUE_MS + 3 + ERROR_MS)
+    return Case(p, {1: "ok", 2: "misdated", 3: "early", 4: "ok"})
 
 
-def test_where_a_policy_postpones_timers_they_may_be_due_late(
+def test_where_a_policy_postpones_timers_they_may_be_due_later_by_as_much(
     all_found: dict[str, tuple[Case, Found]],
 ) -> None:
     case, found = all_found["postponed"]

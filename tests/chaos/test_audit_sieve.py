@@ -18,6 +18,7 @@ from chaos.history import Run
 from chaos.replay.tables import CARRIED
 from tests.chaos.test_audit import (
     ERROR_MS,
+    POSTPONED_MS,
     UNTIL_MS,
     Case,
     Planted,
@@ -62,7 +63,9 @@ def verdicts(
         "groups": spark.createDataFrame([], groups),
         "carried": spark.createDataFrame([], from_arrow_schema(CARRIED)),
         "deletions": spark.createDataFrame([], "topic STRING, delete_index BIGINT"),
-        "postponed": spark.createDataFrame([(f"t{len(cases) - 1}",)], "topic STRING"),
+        "postponed": spark.createDataFrame(
+            [(f"t{len(cases) - 1}", POSTPONED_MS)], "topic STRING, by_ms BIGINT"
+        ),
     }
     asks, given = job._asked_and_given(lines, run, parts)
     path = run.audit / "work/replay/fates/part-0.parquet"

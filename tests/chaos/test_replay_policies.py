@@ -42,19 +42,26 @@ def test_policy_that_makes_timers_due_before_they_were_asked_for_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("said", "later"),
-    [(Policy(tick_ms=100), True), (Policy(delay_ms_min=5), True), (Policy(delay_ms_max=9), False)],
+    ("said", "by_ms"),
+    [
+        (Policy(tick_ms=100), 100),
+        (Policy(delay_ms_min=5), 5),
+        (Policy(delay_ms_min=5, tick_ms=20), 25),
+        (Policy(delay_ms_max=9), 0),
+    ],
 )
-def test_topics_in_which_timers_may_be_due_later_than_asked_for_are_known(
-    said: Policy, later: bool, log: Log, tmp_path: Path
+def test_by_how_much_timers_were_ever_due_later_than_asked_for_is_known(
+    said: Policy, by_ms: int, log: Log, tmp_path: Path
 ) -> None:
     log.topic("free/a")
+    log.entry(Kind.POLICY, encode_policy(Scope("default"), Policy(tick_ms=3)))
     log.entry(Kind.POLICY, encode_policy(Scope("default"), said))
     log.topic("b")
     log.entry(Kind.POLICY, encode_policy(Scope("default"), Policy()))
     log.topic("c")
     story, _ = read(log, tmp_path)
-    assert {story.topics[number] for number in story.postponed} == ({"t", "b"} if later else set())
+    known = {story.topics[number]: each for number, each in story.postponed.items()}
+    assert known == {"t": max(3, by_ms), "free/a": 0, "b": by_ms, "c": 0}
 
 
 def test_times_to_live_are_known_from_when_they_hold(log: Log, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def summary(**other: Any) -> dict[str, Any]:
         "delivered": 3, "redelivered": 0, "arrived_after_ack": 0,
         "entries": 9, "stale_entries": 0, "nodes": [node], "replayed": {"node": "n1"},
         "offenders": [OFFENDER], "diverged_entries": [], "overcounted": [],
-        "rule_offenders": [], "nack_offenders": [], "lease_offenders": [], "acks_unasked": None,
+        "rule_offenders": [], "nack_offenders": [], "handing_out_offenders": [],
+        "acks_unasked": None,
         "holes": [], "thin": [],
         "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",
                         "n": 3}],
@@ -110,7 +111,7 @@ def test_page_of_a_run_without_anything_is_whole() -> None:
 BESIDE = {
     "rule_offenders": [{"verdict": "policy_lost", "topic": "of rules", "told": 2, "logged": 1}],
     "nack_offenders": [{"verdict": "nack_lost", "topic": "of nacks", "queue_offset": 8}],
-    "lease_offenders": [{"verdict": "deposed_handed_out", "topic": "of leases", "epoch": 3}],
+    "handing_out_offenders": [{"verdict": "deposed_handed_out", "topic": "of leases", "epoch": 3}],
     "acks_unasked": 1234,
 }
 

@@ -111,7 +111,7 @@ def flooded(
     stage.refusals = lambda: next(counts)
     raised = None
     try:
-        Flood(clients=1, size_mb=ROWS * len(sends), refused=wanted).strike(
+        Flood(clients=1, size_mb=ROWS * len(sends), has_to_be_refused=wanted).strike(
             stage, random.Random(1)
         )()
     except Exception as error:  # noqa: BLE001 - it is what is looked at

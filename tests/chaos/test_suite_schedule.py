@@ -64,6 +64,16 @@ def test_mix_takes_nodes_away_one_strike_at_a_time(name: str) -> None:
         assert not away & {s.nemesis for s in schedule if s.lane is Lane.AROUND}
 
 
+@pytest.mark.parametrize(
+    ("name", "error_ms"),
+    [("kill-leader", 1_000), ("clock-jump", 5_000), ("clock-drift", 5_000), ("mix", 30_000)],
+)
+def test_clocks_are_vouched_for_as_far_as_strikes_let_them(name: str, error_ms: int) -> None:
+    schedule = scenarios.schedule(name, 1, Options(minutes=10))
+    assert plan.clock_error_ms(schedule) == error_ms
+    assert plan.clock_error_ms([]) == 1_000
+
+
 def test_mix_has_every_fault() -> None:
     found = {s.nemesis for s in scenarios.schedule("mix", 1, Options(minutes=10))}
     assert found == NEMESES.keys()

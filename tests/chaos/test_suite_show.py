@@ -129,14 +129,30 @@ def test_acks_that_no_client_asked_for_fail_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], count: int | None
 ) -> None:
     run = Run(tmp_path)
-    summary = json.dumps({"acks_unasked": count})
+    summary = json.dumps({"acks_unasked": count, "conservation": {"said": {"nodes": 3}}})
     into = run.audit / "summary.json"
     audit = f"mkdir -p {run.audit} && echo '{summary}' > {into} && echo verdict: OK"
     judge = ("/bin/sh", "-c", f"{audit} # ")
     assert Show(run, bill(), lambda _: [], audit=judge).play() == bool(count)
     words = "7 messages are acked that no client asked to ack"
     assert about(tmp_path)["failures"] == ([words] if count else [])
-    assert (f"FAILED: {words}" in capfd.readouterr().out) == bool(count)
+    out = capfd.readouterr().out
+    assert (f"FAILED: {words}" in out) == bool(count)
+    assert ("LEFT OUT, too many acks" in out) == (count is None)
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_nodes_that_were_never_heard_fail_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    run.audit.mkdir()
+    summary = {"acks_unasked": 0, "conservation": {"said": {"nodes": 2}}}
+    (run.audit / "summary.json").write_text(json.dumps(summary))
+    assert Show(run, bill(), lambda _: [], audit=GOOD).play() == 1
+    words = "2 nodes said what they had counted, not all of them"
+    assert about(tmp_path)["failures"] == [words]
+    assert f"FAILED: {words}" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("no_stage")

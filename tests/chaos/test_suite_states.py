@@ -71,6 +71,7 @@ def test_each_state_is_written_down_once_and_who_does_not_answer_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "POLL_S", 0.01)
+    monkeypatch.setattr(states, "ANSWER_S", 60.0)
     run, node = Run(tmp_path), new_node()
     with served(node) as address:
         listener = Listener(run, {"n1": address})
@@ -78,6 +79,7 @@ def test_each_state_is_written_down_once_and_who_does_not_answer_is_asked_again(
         node.applied = 7
         node.wait_asked(3)
         node.checkpoint = 6
+        node.applied = 8
         node.wait_asked(3)
         node.is_slow = True
         node.wait_asked()
@@ -91,7 +93,7 @@ def test_each_state_is_written_down_once_and_who_does_not_answer_is_asked_again(
         {"node": "n1", "index": at, **dict(zip(counts, (5 * at, at, 2 * at, at, at), strict=True))}
         if digest is None
         else {"node": "n1", "index": at, "digest": digest}
-        for at, digest in ((7, None), (6, "6"), (9, None), (10, None))
+        for at, digest in ((7, None), (8, None), (6, "6"), (9, None), (10, None))
     ]
 
 
@@ -99,6 +101,7 @@ def test_nodes_that_are_away_keep_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "POLL_S", 0.01)
+    monkeypatch.setattr(states, "ANSWER_S", 60.0)
     run, node = Run(tmp_path), new_node()
     node.applied = 3
     with served(new_node()) as gone:

@@ -7,7 +7,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import history
-from chaos.audit.leases import EXPIRY_MS, judged, outlived, unasked_acks
+from chaos.audit.handing_out import EXPIRY_MS, judged, outlived, unasked_acks
+from chaos.audit.nodes import epochs
 from chaos.history_check import check_line
 from chaos.replay.story import LIFE
 from chaos.replay.tables import ACKS, CARRIED, TTLS
@@ -16,7 +17,23 @@ from tests.chaos.world import id_of
 pytestmark = pytest.mark.spark
 
 HEAD = {"client": "c", "topic": "t", "group": "g"}
-EPOCHS = [Row(epoch=number, began_ms=at_ms) for number, at_ms in ((1, 0), (4, 5_000), (6, 9_000))]
+BEGAN_MS = {1: 0, 4: 5_000, 5: None, 6: 9_000}
+EPOCHS = [Row(epoch=number, began_ms=at_ms) for number, at_ms in BEGAN_MS.items()]
+
+
+def test_an_epoch_begins_with_what_its_leader_writes_first(spark: SparkSession) -> None:
+    # The header of EPOCH has the time of the entry before it: no clock is asked.
+    entries = [
+        (1, 1, "EPOCH", 0), (2, 1, "TOPIC", 0), (3, 1, "FIRE", 70), (4, 4, "EPOCH", 70),
+        (5, 4, "CHECKPOINT", 5_000), (6, 4, "FIRE", 5_100), (7, 5, "EPOCH", 5_100),
+        (8, 6, "EPOCH", 5_100), (9, 6, "GROUP", 9_000),
+    ]  # fmt: skip
+    common = spark.createDataFrame(
+        entries, "index BIGINT, epoch BIGINT, kind STRING, time_ms BIGINT"
+    )
+    rows = epochs(common).orderBy("epoch").collect()
+    assert {row["epoch"]: row["began_ms"] for row in rows} == BEGAN_MS
+    assert [row["fired_ms"] for row in rows] == [70, 5_100, None, None]
 
 
 def given(epoch: int, at_ms: int | None, lease_id: int = 1) -> dict[str, Any]:
@@ -52,16 +69,16 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
         "VIOLATED", {"lost": 1, "deposed_handed_out": 2}
     )  # fmt: skip
     assert [
-        (row["epoch"], row["lease_id"], row["over_ms"]) for row in found["lease_offenders"]
+        (row["epoch"], row["lease_id"], row["over_ms"]) for row in found["handing_out_offenders"]
     ] == [
         (1, 2, 5_000),
         (4, 3, 9_000),
     ]
-    for epochs, error_ms in ((EPOCHS, None), (EPOCHS[:1], 100), (EPOCHS, 60_000)):
+    for known, error_ms in ((EPOCHS, None), (EPOCHS[:1], 100), (EPOCHS, 60_000)):
         nothing = judged(
-            lines, epochs, none, {"violations": {}}, clock_error_ms=error_ms, offenders_max=9
+            lines, known, none, {"violations": {}}, clock_error_ms=error_ms, offenders_max=9
         )
-        assert nothing == {"verdict": "OK", "violations": {}, "lease_offenders": []}
+        assert nothing == {"verdict": "OK", "violations": {}, "handing_out_offenders": []}
 
 
 def test_what_is_handed_out_long_after_its_life_is_found(spark: SparkSession) -> None:
@@ -91,7 +108,7 @@ def test_what_is_handed_out_long_after_its_life_is_found(spark: SparkSession) ->
     assert [(row["topic"], row["offset"]) for row in found] == [("t", 2), ("t", 7), ("longer", 9)]
     before: dict[str, Any] = {"violations": {}}
     part = judged(lines, EPOCHS[:1], table, before, clock_error_ms=None, offenders_max=2)
-    assert (part["violations"], len(part["lease_offenders"])) == ({"outlived": 3}, 2)
+    assert (part["violations"], len(part["handing_out_offenders"])) == ({"outlived": 3}, 2)
 
 
 def test_acks_that_nobody_asked_for_are_counted(spark: SparkSession) -> None:
