@@ -1,17 +1,16 @@
 """Who handed messages out, and who acked them: what no timer's verdict shows.
 
     deposed_handed_out  P5  handed out by a leader after the next epoch had begun: two led at once
-    outlived            P5  handed out long after its time to live was over, whatever the log says
+    outlived            P5  handed out after its time to live was over, whatever the log says
     acks_unasked            a figure: what the log has acked, though no history asked for it
 
-When a message was handed out its leader says (`handed_out_ms`); when the next one began, its first
-entry after EPOCH. They are compared where the run says how far clocks may be apart, beyond that. An
-ack that nobody asked for may be of a client that died before it could write it down: only who knows
-that none did may call it wrong.
+When a message was handed out its leader says (`handed_out_ms`); when the next epoch began, the
+first entry after its EPOCH. They are compared where the run says how far clocks may be apart,
+beyond that. An ack that nobody asked for may be of a client that died before it could write it
+down: only who knows that none did may call it wrong.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Row, Window
@@ -22,8 +21,9 @@ from chaos.audit.clients import SLOT, id_parts, name_of
 ACKS_MAX: Final = 5_000_000
 """Of more acks it is not counted which nobody asked for."""
 WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
-EXPIRY_MS: Final = 15_000
-"""So long after its time to live was over, or policies changed, nobody hands a message out."""
+POLICY_MS: Final = 5_000
+"""So long after a policy changed the old one may be followed, by a leader that was deposed and does
+not know it yet."""
 
 
 def deposed_handed_out(
@@ -33,8 +33,11 @@ def deposed_handed_out(
 
     `epochs` as from `nodes.epochs`, in order. None: nothing can be said.
     """
-    acted = [row for row in epochs if row["began_ms"] is not None]
-    over = [(row["epoch"], after["began_ms"]) for row, after in pairwise(acted)]
+    over, next_ms = [], None
+    for row in reversed(epochs):
+        if next_ms is not None:
+            over.append((row["epoch"], next_ms))
+        next_ms = next_ms if row["began_ms"] is None else row["began_ms"]
     if clock_error_ms is None or not over:
         return None
     table = lines.sparkSession.createDataFrame(over, "epoch BIGINT, over_ms BIGINT")
@@ -44,9 +47,10 @@ def deposed_handed_out(
 
 
 def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
-    """Return the messages that were handed out though they had long expired: WHOSE, offset, due_ms.
+    """Return the messages that were handed out though they had expired: WHOSE, offset, due_ms.
 
-    `ttls`: the replay's. No time to live that its topic had of late let it live until then.
+    `ttls`: the replay's. No time to live that its topic had of late (POLICY_MS) let it live until
+    then. A leader also follows policies that it has appended, and then fails to commit.
     """
     until = F.lead("from_ms", 1, 1 << 62).over(Window.partitionBy("of").orderBy("from_ms"))
     spans = ttls.withColumnRenamed("topic", "of").withColumn("until_ms", until)
@@ -58,12 +62,11 @@ def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
         .toDF(*WHOSE, "offset", "id")
     )
     given = given.withColumn("due_ms", id_parts("id")[0]).drop("id")
-    late_ms = F.col("handed_out_ms") - EXPIRY_MS
     lets = (
         (F.col("topic") == F.col("of"))
         & (F.col("from_ms") <= F.col("handed_out_ms"))
-        & (F.col("until_ms") > late_ms)
-        & ((F.col("ttl_ms") == 0) | (F.col("due_ms") + F.col("ttl_ms") >= late_ms))
+        & (F.col("until_ms") > F.col("handed_out_ms") - POLICY_MS)
+        & ((F.col("ttl_ms") == 0) | (F.col("due_ms") + F.col("ttl_ms") >= F.col("handed_out_ms")))
     )
     return given.join(F.broadcast(spans), lets, "left_anti")
 

@@ -235,7 +235,9 @@ def _lateness(s: dict[str, Any]) -> str:
 
 def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
     yield "<h2>Redeliveries</h2>"
-    if s["acks_unasked"]:
+    if s["acks_unasked"] is None:
+        yield "<p>Too many acks to look for those that no history asked for.</p>"
+    elif s["acks_unasked"]:
         yield f"<p>{s['acks_unasked']:,} messages are acked that no history asked to ack.</p>"
     if not s["redeliveries"]:
         yield "<p>None.</p>"

@@ -70,7 +70,9 @@ def describe(report: Report) -> Iterator[str]:
     if s["redeliveries"]:
         reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
         yield f"redeliveries: {reasons}"
-    if s["acks_unasked"]:
+    if s["acks_unasked"] is None:
+        yield "too many acks to look for those that no history asked for"
+    elif s["acks_unasked"]:
         yield f"{s['acks_unasked']:,} messages are acked that no history asked to ack"
     for row in s["operations"]:
         how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))

@@ -274,7 +274,9 @@ class Story:
     def _note_times(self, topic: int, at_ms: int) -> None:
         """Note what policies say of the times of a topic's timers, from a moment on."""
         ttls, ttl_ms = self.ttls.setdefault(topic, []), self._ttl_ms(topic)
-        if not ttls or ttls[-1][1] != ttl_ms:
+        if ttls and ttls[-1][0] == at_ms:
+            ttls[-1] = at_ms, ttl_ms
+        elif not ttls or ttls[-1][1] != ttl_ms:
             ttls.append((at_ms, ttl_ms))
         said = (self.said_of(topic, name) or 0 for name in ("tick_ms", "delay_ms_min"))
         self.postponed[topic] = max(self.postponed.get(topic, 0), sum(said))

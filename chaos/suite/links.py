@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -89,25 +88,21 @@ class Flap:
         network = stage.network
         stage.say(f"the links of {said(stage, name, self.who)} flap")
         pairs = [pair for other in stage.names if other != name for pair in both(name, other)]
-        over, cuts = threading.Event(), list[Callable[[], None]]()
+        over = threading.Event()
 
         def flap() -> None:
             while not over.is_set():
-                cuts.append(network.cut(pairs))
+                heal = network.cut(pairs)
                 over.wait(self.period_s * chance.uniform(0.5, 1.5))
-                cuts[-1]()
-                cuts.pop()
+                heal()
                 over.wait(self.period_s * chance.uniform(0.5, 1.5))
 
         flapping = Aside("flap", flap)
 
         def undo() -> None:
             over.set()
-            flapping.wait()
-            for heal in cuts:  # it failed
-                heal()
-            _healed(stage, name)
             flapping.check()
+            _healed(stage, name)
 
         return undo
 

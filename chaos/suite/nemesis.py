@@ -20,7 +20,7 @@ Undo = Callable[[], None]
 
 
 class Fizzled(Exception):
-    """A strike hit nobody, or changed nothing that anybody saw; says why. All is as before it."""
+    """A strike hit nobody, or changed nothing that anybody saw; says why. It is undone."""
 
 
 class Aside:

@@ -187,16 +187,27 @@ class Network:
             f"from {self.address(a)} to {self.address(b)} {action} priority {priority}"
             for (a, b), priority in zip(pairs, priorities, strict=False)
         ]
-        self._ip(_ROUTER, *(f"rule add {rule}" for rule in rules))
-        return lambda: self._ip(_ROUTER, *(f"rule del {rule}" for rule in rules))
+
+        def heal() -> None:
+            self._ip(_ROUTER, *(f"rule del {rule}" for rule in rules), force=True)
+
+        try:
+            self._ip(_ROUTER, *(f"rule add {rule}" for rule in rules))
+        except NetworkError:
+            with contextlib.suppress(NetworkError):  # some were never there
+                heal()
+            raise
+        return heal
 
     # ---- making and removing
 
     def _space(self, part: str) -> str:
         return f"{self._tag}-{part}"
 
-    def _ip(self, part: str, *lines: str) -> None:
-        run("ip", "-n", self._space(part), "-batch", "-", stdin="\n".join(lines) + "\n")
+    def _ip(self, part: str, *lines: str, force: bool = False) -> None:
+        """Carry out commands; with `force` all of them, though one may fail."""
+        words = ["-n", self._space(part), *["-force"] * force, "-batch", "-"]
+        run("ip", *words, stdin="\n".join(lines) + "\n")
 
     def _make(self) -> None:
         parts = [_ROUTER, *self._nodes]

@@ -64,7 +64,6 @@ class Strike:
     """What the nemesis is told: numbers and texts."""
 
 
-CLOCKS: Final = frozenset({"clock-jump", "clock-drift"})
 QUIET_S: Final = 6.0
 """At a run's end nothing strikes: what was struck last has healed when the drain begins."""
 
@@ -99,6 +98,9 @@ class Draw:
         return sorted(self._strikes, key=lambda strike: strike.at_s)
 
 
+_CLOCKS: Final = frozenset({"clock-jump", "clock-drift"})
+
+
 def clock_error_ms(schedule: Iterable[Strike]) -> int:
     """Return how far the clients' clocks and the cluster's differ at most while this is played.
 
@@ -108,9 +110,9 @@ def clock_error_ms(schedule: Iterable[Strike]) -> int:
     and that is long where strikes take several nodes away, too.
     """
     kinds = {strike.nemesis for strike in schedule}
-    if not kinds & CLOCKS:
+    if not kinds & _CLOCKS:
         return 1_000
-    return 5_000 if kinds <= CLOCKS else 30_000
+    return 5_000 if kinds <= _CLOCKS else 30_000
 
 
 def to_json(strikes: Iterable[Strike]) -> list[dict[str, Any]]:

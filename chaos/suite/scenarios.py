@@ -19,7 +19,8 @@ KILLS_S: Final = 13.0
 KILL_JITTER_S: Final = 2.0
 assert KILLS_S + KILL_JITTER_S <= 15
 LONG_S: Final = (14.0, 18.0)
-"""Who follows a wrong clock, by half a second per second, is then off by more than is allowed."""
+"""Who follows a wrong clock, by half a second per second, is then off by more than is allowed
+where nothing but clocks is struck."""
 BETWEEN_S: Final = 5.0
 """From a kill of the leader in a mix to what strikes next."""
 

@@ -32,15 +32,16 @@ class Listener:
         self._work = [self._threads.submit(self._listen, *each) for each in addresses.items()]
 
     def _listen(self, name: str, address: str) -> None:
-        index, checkpoint, over = 0, 0, False
+        index, checkpoint, owed, over = 0, 0, False, False
         with grpc.insecure_channel(address, _OPTIONS) as channel:
             stub = timer_pb2_grpc.AdminServiceStub(channel)
             while not over:
                 over = self._closed.wait(POLL_S)  # and once more then
                 try:
                     before, index = index, self._count(stub, name, index)
-                    if index != before:  # else there is no other CHECKPOINT
-                        checkpoint = self._digest(stub, name, checkpoint)
+                    owed |= index != before  # else there is no other CHECKPOINT
+                    if owed:
+                        checkpoint, owed = self._digest(stub, name, checkpoint), False
                 except grpc.RpcError:
                     continue  # it is away, or slow
 

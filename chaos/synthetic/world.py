@@ -41,7 +41,7 @@ MOVE_EVERY: Final = 1013
 REPLACE_EVERY: Final = 1019
 REJECT_EVERY: Final = 1021
 CLOCK_ERROR_MS: Final = 100
-MISDATED_MS: Final = CLOCK_ERROR_MS + 1_001
+MISDATED_MS: Final = CLOCK_ERROR_MS + 1_001  # a tick of the node's, too
 ANSWERED_MS: Final = 2
 """From a request's entry to its answer."""
 NOWHERE: Final = 1 << 40

@@ -1,4 +1,4 @@
-"""Leaders that hand out after their epoch, and acks that nobody asked for, are found."""
+"""Found: who hands out after its epoch, or what has expired; acks that nobody asked for."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import history
-from chaos.audit.handing_out import EXPIRY_MS, judged, outlived, unasked_acks
+from chaos.audit import handing_out
+from chaos.audit.handing_out import POLICY_MS, judged, outlived, unasked_acks
 from chaos.audit.nodes import epochs
 from chaos.history_check import check_line
 from chaos.replay.story import LIFE
@@ -59,6 +60,7 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
             given(1, None),
             given(4, 8_000),
             given(4, 20_000, 3),
+            given(5, 20_000, 4),
             given(6, 20_000),
         ],
     )
@@ -66,13 +68,14 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
     none = spark.createDataFrame([], from_arrow_schema(TTLS))
     found = judged(lines, EPOCHS, none, before, clock_error_ms=100, offenders_max=9)
     assert (found["verdict"], found["violations"]) == (
-        "VIOLATED", {"lost": 1, "deposed_handed_out": 2}
+        "VIOLATED", {"lost": 1, "deposed_handed_out": 3}
     )  # fmt: skip
     assert [
         (row["epoch"], row["lease_id"], row["over_ms"]) for row in found["handing_out_offenders"]
     ] == [
         (1, 2, 5_000),
         (4, 3, 9_000),
+        (5, 4, 9_000),
     ]
     for known, error_ms in ((EPOCHS, None), (EPOCHS[:1], 100), (EPOCHS, 60_000)):
         nothing = judged(
@@ -89,20 +92,20 @@ def test_what_is_handed_out_long_after_its_life_is_found(spark: SparkSession) ->
         line |= {name: [1] * len(messages) for name in columns}
         return line | {"ids": [id_of(due, at) for at, due in zip(offsets, due_ms, strict=True)]}
 
-    at_ms, old_ms = 100_000, 100_000 - EXPIRY_MS
+    at_ms = 100_000
     lines = lines_of(
         spark,
         [
-            of("t", (1, old_ms - 50), (2, old_ms - 51), (3, at_ms), at_ms=at_ms),
-            of("t", (4, old_ms - 51), at_ms=None),
+            of("t", (1, at_ms - 50), (2, at_ms - 51), (3, at_ms), at_ms=at_ms),
+            of("t", (4, at_ms - 51), at_ms=None),
             of("t", (5, 9), at_ms=40_000),  # it had no time to live then
-            of("t", (6, 9), at_ms=60_000),  # nor had it just before
-            of("t", (7, 9), at_ms=65_000),
-            of("longer", (8, old_ms - 60_000), (9, old_ms - 60_001), at_ms=at_ms),
+            of("t", (6, 9), at_ms=50_000 + POLICY_MS - 1),  # nor had it just before
+            of("t", (7, 9), at_ms=50_000 + POLICY_MS),
+            of("longer", (8, at_ms - 60_000), (9, at_ms - 60_001), at_ms=at_ms),
             of("free", (10, 9), at_ms=at_ms),
         ],
     )
-    ttls = [("t", 0, 0), ("t", 50_000, 50), ("longer", 0, 60_000), ("longer", 90_000, 50)]
+    ttls = [("t", 0, 0), ("t", 50_000, 50), ("longer", 0, 60_000), ("longer", 99_000, 50)]
     table = spark.createDataFrame(ttls, from_arrow_schema(TTLS))
     found = outlived(lines, table).orderBy("offset").collect()
     assert [(row["topic"], row["offset"]) for row in found] == [("t", 2), ("t", 7), ("longer", 9)]
@@ -111,7 +114,9 @@ def test_what_is_handed_out_long_after_its_life_is_found(spark: SparkSession) ->
     assert (part["violations"], len(part["handing_out_offenders"])) == ({"outlived": 3}, 2)
 
 
-def test_acks_that_nobody_asked_for_are_counted(spark: SparkSession) -> None:
+def test_acks_that_nobody_asked_for_are_counted_unless_there_are_too_many(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ack(*offsets: int, outcome: str = "ok", **other: Any) -> dict[str, Any]:
         results = {"results": ["ACKED"] * len(offsets)} if outcome == "ok" else {}
         span = {"start_ms": 1, "end_ms": 2, "outcome": outcome}
@@ -151,3 +156,5 @@ def test_acks_that_nobody_asked_for_are_counted(spark: SparkSession) -> None:
         ),
     }
     assert unasked_acks(lines, story) == 4
+    monkeypatch.setattr(handing_out, "ACKS_MAX", sum(row[-1] for row in acks) - 1)
+    assert unasked_acks(lines, story) is None

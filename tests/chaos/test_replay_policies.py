@@ -67,7 +67,7 @@ def test_by_how_much_timers_were_ever_due_later_than_asked_for_is_known(
 def test_times_to_live_are_known_from_when_they_hold(log: Log, tmp_path: Path) -> None:
     for at_ms, ttl_ms, scope in (
         (10, None, Scope()), (20, 50, Scope()), (30, 50, Scope("default")), (40, 60, Scope("", T)),
-        (50, 0, Scope("", T)), (60, None, Scope("", T)),
+        (50, 0, Scope("", T)), (60, 70, Scope("", T)), (60, None, Scope("", T)),
     ):  # fmt: skip
         log.entry(Kind.POLICY, encode_policy(scope, Policy(ttl_ms=ttl_ms)), at_ms=at_ms)
     log.topic("made")

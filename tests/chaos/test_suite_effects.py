@@ -228,7 +228,21 @@ def test_failure_of_flapping_links_is_raised_when_they_are_healed() -> None:
     with pytest.raises(NetworkError, match="no such namespace"):
         undo()
     assert stage.calls[-1] == ("heal",)
-    assert said[-1] == "the links of n1 are whole"
+    assert said == ["the links of n1, the leader flap"]
+
+
+def test_cut_that_fails_midway_takes_back_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Network(["n1"], "abcdef")
+    done: list[tuple[str, bool]] = []
+
+    def carry_out(_: str, *lines: str, force: bool = False) -> None:
+        done.extend((" ".join(line.split()[:2]), force) for line in lines)
+        raise NetworkError("ip: the second one")
+
+    monkeypatch.setattr(net, "_ip", carry_out)
+    with pytest.raises(NetworkError, match="the second one"):
+        net.cut([("n1", "clients"), ("clients", "n1")])
+    assert done == [("rule add", False)] * 2 + [("rule del", True)] * 2
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -245,7 +259,7 @@ def test_slow_link_that_ended_by_itself_is_told_when_it_is_undone(
 
     rules: list[str] = []
     net = Network(["n1"], "abcdef")
-    monkeypatch.setattr(net, "_ip", lambda _, *lines: rules.extend(lines))
+    monkeypatch.setattr(net, "_ip", lambda _, *lines, **__: rules.extend(lines))
     monkeypatch.setattr("chaos.suite.network.subprocess.Popen", Popen)
     undo = net.slow([("n1", "clients")], delay_ms=1)
     [box] = boxes

@@ -21,8 +21,8 @@ class Node(rpc.AdminServiceServicer):
     """Says what it is told to, and how often it was asked; nobody calls its other methods."""
 
     def __init__(self) -> None:
-        self.applied, self.checkpoint = 0, 0
-        self.is_slow = False
+        self.applied, self.checkpoint, self.digests_asked = 0, 0, 0
+        self.is_slow = self.hides_digest = False
         self.asked = threading.Semaphore(0)
 
     def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
@@ -37,9 +37,12 @@ class Node(rpc.AdminServiceServicer):
         return pb.GetStatusResponse(nodes=[node])
 
     def GetCheckpoint(  # noqa: N802
-        self, request: pb.GetCheckpointRequest, _: Any
+        self, request: pb.GetCheckpointRequest, context: Any
     ) -> pb.GetCheckpointResponse:
         assert request.local
+        self.digests_asked += 1
+        if self.hides_digest:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "asleep")
         node = pb.NodeCheckpoint(checkpoint_index=self.checkpoint, digest=f"{self.checkpoint:x}")
         return pb.GetCheckpointResponse(nodes=[node])
 
@@ -111,3 +114,22 @@ def test_nodes_that_are_away_keep_nobody_waiting(
         node.wait_asked()
         listener.close()
     assert {line["node"] for line in read(run.states)} == {"n2"}
+
+
+def test_digest_that_was_not_told_is_asked_for_again_and_only_where_there_may_be_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "POLL_S", 0.01)
+    monkeypatch.setattr(states, "ANSWER_S", 60.0)
+    run, node = Run(tmp_path), new_node()
+    node.applied, node.checkpoint, node.hides_digest = 7, 6, True
+    with served(node) as address:
+        listener = Listener(run, {"n1": address})
+        node.wait_asked(3)
+        node.hides_digest = False
+        node.wait_asked(3)
+        asked = node.digests_asked
+        node.wait_asked(3)
+        listener.close()
+    assert [line["index"] for line in read(run.states)] == [7, 6]
+    assert node.digests_asked == asked > 1
