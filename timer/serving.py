@@ -562,8 +562,8 @@ class Serving:
             leases = self._leases[turns[0]]
             group = leases.group
             topic = self.machine.topics[group.topic]
-            if self.expiry.busy(topic.topic_id):
-                turns.popleft()  # it is fed when that is done
+            if topic.topic_id in self.doomed or self.expiry.busy(topic.topic_id):
+                turns.popleft()  # its policy is gone already; or it is fed when that is done
                 continue
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
             lease = leases.hand_out(

@@ -518,6 +518,18 @@ def test_policy_that_is_appended_decides_before_it_is_applied() -> None:
     assert topic_of(play).expired == 1
 
 
+def test_what_has_expired_is_not_handed_out_while_its_topic_is_being_deleted() -> None:
+    play = playing()
+    group, consumer = delivered(play, 0, credit=1)
+    fired(play, 0)
+    play.wait(TTL_MS)
+    play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
+    play.leader.groups.credit(group, consumer, 5)
+    assert play.hand_out() == [], "its policy went with the deletion, which may never be committed"
+    play.settle()
+    assert play.answers["delete"].topic is not None
+
+
 def test_expiry_that_the_log_refuses_is_tried_again() -> None:
     play = playing()
     group = play.make_group()
