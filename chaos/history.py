@@ -164,9 +164,16 @@ class Run:
         """Return how far the clients' clocks and the cluster's differ at most; None: nobody says.
 
         Raises:
-            ValueError: it is no number of milliseconds.
+            ValueError: it is no number of milliseconds, or run.json no JSON object.
         """
-        said = json.loads(self.about.read_text()) if self.about.exists() else {}
+        if not self.about.exists():
+            return None
+        try:
+            said = json.loads(self.about.read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.about}: {error}") from error
+        if not isinstance(said, dict):
+            raise ValueError(f"{self.about}: must be a JSON object")
         error_ms = said.get("clock_error_ms")
         if error_ms is None or (type(error_ms) is int and 0 <= error_ms <= MS_MAX):
             return error_ms

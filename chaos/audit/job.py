@@ -9,9 +9,10 @@ and no step needs memory for a whole run; only counts and figures are collected.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -40,7 +41,6 @@ from chaos.history import Run
 from chaos.replay import tables
 from chaos.replay.nodelog import Piece
 from chaos.replay.story import ENDS
-from timer.columns import I64
 from timer.units import LogIndex
 
 SMALL_SIZE: Final = 512 << 20
@@ -61,8 +61,10 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     Raises:
         FileNotFoundError: the folder holds no histories, or no node's log.
         StorageError: a node's log is damaged.
-        ValueError: entries are in no node's log, so it can't be replayed; a history is damaged.
+        ValueError: entries are in no node's log, so it can't be replayed; a history, states.jsonl
+            or run.json is damaged.
     """
+    error_ms = run.clock_error_ms()
     lines = read_histories(spark, run)
     logs = run.logs()
     entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")
@@ -87,6 +89,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         for name, schema in tables.STORY.items()
     }
     end_ms = until_ms(lines, run)
+    clocks = verdict.Clocks(end_ms, error_ms)
     diverged = any(life["diverged"] for life in held)
     disputed = disputes.where("NOT stale") if diverged else None
     if story["deletions"].head(1):
@@ -98,7 +101,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         # Kept: what is planned from these joins again and again takes minutes to plan.
         lines, given = (_kept(each, run, name) for each, name in zip(named, LIVED, strict=True))
     told = Witnesses(asks, story["fates"], given, disputed)
-    found = _judged(run, lines, told, story, until_ms=end_ms, parts=parts)
+    found = _judged(run, lines, told, story, clocks=clocks, parts=parts)
     summary = _counts(found, disputes, held)
     summary |= _conserved(run, story, summary, end)
     summary |= _changed(lines, story["fates"], summary)
@@ -106,7 +109,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
     summary |= handing_out.judged(
         lines, epochs, story["ttls"], summary,
-        clock_error_ms=run.clock_error_ms(), offenders_max=OFFENDERS_MAX,
+        clock_error_ms=error_ms, offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
@@ -271,8 +274,8 @@ class Witnesses(NamedTuple):
 
 
 def _judged(
-    run: Run, lines: DataFrame, told: Witnesses, story: dict[str, DataFrame], *, until_ms: int,
-    parts: int,
+    run: Run, lines: DataFrame, told: Witnesses, story: dict[str, DataFrame], *,
+    clocks: verdict.Clocks, parts: int,
 ) -> DataFrame:  # fmt: skip
     """Write the verdict table; return it. With `parts`, the witnesses are cut so, and sifted.
 
@@ -296,7 +299,8 @@ def _judged(
         doubted = unkept.union(expired.select(*clients.SLOT))
         named = changes.named(lines, keyed)
         begin = sieve.starts(topics, starts, story["groups"], story["deletions"])
-        told = _sifted(run, told, doubted, named, begin, parts)
+        sift = partial(sieve.sift, parts=parts, begin=begin, clock_error_ms=clocks.error_ms)
+        told = _sifted(run, told, doubted, named, sift, parts)
     log = _of_topics(told.fates, topics)
     carried = story["carried"]
     if carried.head(1):
@@ -327,7 +331,7 @@ def _judged(
             _kept(changed.flags, run, "flags"),
         ),
         starts,
-        verdict.Clocks(until_ms, run.clock_error_ms()),
+        clocks,
     )
     found.write.mode("append" if parts else "overwrite").parquet(str(into))
     return _read(found, into)
@@ -340,14 +344,13 @@ def _of_topics(rows: DataFrame, topics: DataFrame) -> DataFrame:
 
 
 def _sifted(
-    run: Run, told: Witnesses, doubted: DataFrame, named: DataFrame, begin: dict[str, I64],
-    parts: int,
+    run: Run, told: Witnesses, doubted: DataFrame, named: DataFrame,
+    sift: Callable[[SparkSession, Path, Path], DataFrame], parts: int,
 ) -> Witnesses:  # fmt: skip
     """Write the verdicts of what is plainly fine; return what the witnesses say of the rest.
 
-    `doubted` and `named` as in plain.Facts, `begin`: its `starts`.
+    `doubted` and `named` as in plain.Facts, `sift`: sieve.sift with the rest of these.
     """
-    error_ms = run.clock_error_ms()
     spark, work, into = named.sparkSession, run.audit / "work", run.audit / "verdicts.parquet"
     sieve.clear(into, work / "named")
     fates = sieve.cut_file(spark, work / "replay/fates/part-0.parquet", work / "log", parts)
@@ -357,7 +360,7 @@ def _sifted(
     times, more = 0, named.select("seq")
     while True:
         _kept(more, run, f"named/{times}")
-        doubts = _kept(sieve.sift(spark, work, into, parts, begin, error_ms), run, "doubts")
+        doubts = _kept(sift(spark, work, into), run, "doubts")
         foreign = doubts.where("seq IS NOT NULL").select("seq")
         if not foreign.head(1):
             break
@@ -422,9 +425,7 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
 
 
 def _first(rows: DataFrame, *order: str) -> list[dict[str, Any]]:
-    """Return the first rows by columns; without these, as they are sorted already."""
-    rows = rows.orderBy(*order) if order else rows
-    return [row.asDict() for row in rows.limit(OFFENDERS_MAX).collect()]
+    return [row.asDict() for row in rows.orderBy(*order).limit(OFFENDERS_MAX).collect()]
 
 
 def _conserved(
@@ -441,28 +442,27 @@ def _conserved(
     table = _kept(counts.counted(story["fates"], story["carried"], at), run, "counted")
     points = counts.conservation(table, checkpoints)
     last = F.max_by(F.struct(*points.columns), "index")
-    found = points.agg(F.count("*"), F.count_if(~F.col("balanced")), last).first()
+    found = points.agg(F.count("*"), last).first()
     said = states.agg(F.count("scheduled"), F.count("digest"), F.count_distinct("node")).first()
     assert found is not None
     assert said is not None
-    wrong = {
-        "unbalanced": points.where(~F.col("balanced")).orderBy("index"),
-        "miscounted": counts.miscounted(table, states).orderBy("index", "node"),
-        "diverged_states": counts.diverged_states(states).orderBy("index"),
-    }
-    numbers = {"unbalanced": found[1]}
-    numbers |= {name: wrong[name].count() for name in ("miscounted", "diverged_states") if said[2]}
-    names = {"unbalanced": "unbalanced_checkpoints"}
-    violations = {names.get(name, name): number for name, number in numbers.items() if number}
-    violations = summary["violations"] | violations
+    violations, shown = dict(summary["violations"]), {}
+    for violation, name, rows in (
+        ("unbalanced_checkpoints", "unbalanced", points.where(~F.col("balanced"))),
+        ("miscounted", "miscounted", counts.miscounted(table, states)),
+        ("diverged_states", "diverged_states", counts.diverged_states(states)),
+    ):
+        if count := rows.count():
+            violations[violation] = count
+        shown[name] = _first(rows, "index") if count else []
     return {
         "verdict": "VIOLATED" if violations else "OK",
         "violations": violations,
         "conservation": {
             "checkpoints": found[0],
-            "last": [found[2].asDict()] if found[2] else [],
+            "last": [found[1].asDict()] if found[1] else [],
             "said": dict(zip(("counts", "digests", "nodes"), said, strict=True)),
-            **{n: _first(rows) if numbers.get(n) else [] for n, rows in wrong.items()},
+            **shown,
         },
     }
 

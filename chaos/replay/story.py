@@ -213,7 +213,8 @@ class Story:
         _check_policy(item)
         scope = self._said.take(item)
         self.policies.append((scope, item.index))
-        for topic in self.topics:
+        meant = {scope.topic} & self.topics.keys() if scope.topic else self.topics
+        for topic in meant:
             self._retain(topic, item.time_ms)
             self._note_times(topic, item.time_ms)
 

@@ -460,7 +460,7 @@ class World:
             given = ~(over | self._plants(mine.mark, "never_given"))
             seen_early = self._plants(mine.mark, "seen_early") & given
             self._deliver(mine, at, given & ~seen_early, 1, fired_ms)
-            self._deliver(mine, at, seen_early, 1, fired_ms, ahead_ms=TICK_MS + CLOCK_ERROR_MS)
+            self._deliver(mine, at, seen_early, 1, fired_ms, after_ms=-TICK_MS - CLOCK_ERROR_MS)
             self._group(Op.ACK, at[~(over | self._plants(mine.mark, "ack_lost"))], fired_ms)
             if early.any():
                 self._group(Op.EXPIRE, at[early], fired_ms)  # before its time to live is over
@@ -481,16 +481,16 @@ class World:
         self._over, self._fired_over = self._fired_over, np.zeros(0, np.int64)
 
     def _deliver(
-        self, rows: Rows, offsets: I64, which: Mask, attempt: int, fired_ms: int, ahead_ms: int = -3
+        self, rows: Rows, offsets: I64, which: Mask, attempt: int, fired_ms: int, after_ms: int = 3
     ) -> None:
-        """Deliver some, received so long before they fired."""
+        """Deliver some, received so long after they fired, or before."""
         count = int(np.count_nonzero(which))
         if not count:
             return
         mine = rows.where(which)
         self._consumer.line(
             "deliver", topic=TOPIC, group=GROUP, epoch=self._logs.epoch,
-            received_ms=fired_ms - ahead_ms, offsets=offsets[which],
+            received_ms=fired_ms + after_ms, offsets=offsets[which],
             ids=ids_of(mine.due_ms, mine.seq), marks=mine.mark,
             attempts=np.full(count, attempt, np.int32), fired_at_ms=np.full(count, fired_ms),
             due_ms=mine.due_ms,

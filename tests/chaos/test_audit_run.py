@@ -125,6 +125,23 @@ def test_node_that_says_of_itself_what_does_not_follow_is_found(
     assert lines[-1].endswith(" miscounted=1 diverged_states=1")
 
 
+def test_clocks_that_the_run_vouches_for_are_what_it_is_judged_by(
+    spark: SparkSession, world: Run
+) -> None:
+    with history.History(world, "consumer") as h:
+        h.deliver("t", "g", received_ms=400, epoch=1, lease_id=9, offsets=[0], handed_out_ms=260,
+                  ids=[id_of(100, 1)], marks=[1], attempts=[1], fired_at_ms=[120], due_ms=[100],
+                  )  # fmt: skip
+    before = job.audit(spark, world).summary["violations"]
+    world.about.write_text('{"clock_error_ms": 50}')
+    assert job.audit(spark, world).summary["violations"] == before, "as far as clocks may differ"
+    world.about.write_text('{"clock_error_ms": 49}')
+    assert job.audit(spark, world).summary["violations"] == before | {"deposed_handed_out": 1}
+    world.about.write_text('{"clock_error_ms": -1}')
+    with pytest.raises(ValueError, match=r"run\.json: clock_error_ms = -1: must be"):
+        job.audit(spark, world)
+
+
 def test_run_in_which_no_node_was_asked_is_judged_by_the_log_alone(
     spark: SparkSession, world: Run
 ) -> None:

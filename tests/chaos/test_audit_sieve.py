@@ -1,7 +1,6 @@
 """What is sifted gets the verdicts that the rules alone would have given."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from chaos import history
 from chaos.audit import job, plain, sieve
+from chaos.audit.verdict import Clocks
 from chaos.history import Run
 from chaos.replay.tables import CARRIED
 from tests.chaos.test_audit import (
@@ -50,7 +50,7 @@ def verdicts(
 ) -> tuple[Run, DataFrame]:
     """Judge all cases, cut into parts or not; return the run and its verdict table."""
     run = Run(folder)
-    run.about.write_text(json.dumps({"clock_error_ms": ERROR_MS}))
+    clocks = Clocks(UNTIL_MS, ERROR_MS)
     tables = told_by(spark, cases)
     lines, fates = tables["lines"], tables["fates"]
     index = F.when(F.col("disagree"), DISPUTED).otherwise(F.col("schedule_index"))
@@ -73,7 +73,7 @@ def verdicts(
     pq.write_table(fates.toArrow(), path, row_group_size=50)
     disputed = spark.createDataFrame([(DISPUTED,)], "index BIGINT")
     told = job.Witnesses(asks, fates, given, disputed)
-    return run, job._judged(run, lines, told, story, until_ms=UNTIL_MS, parts=parts)
+    return run, job._judged(run, lines, told, story, clocks=clocks, parts=parts)
 
 
 CASES = (violations, of_changes, honest_changes, honest, given_by_others, postponed)

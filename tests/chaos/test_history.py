@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from chaos.history import MARK_NONE, Faults, History, Outcome, Run, mark_of, payload_of, read
+from chaos.history import (
+    MARK_NONE,
+    MS_MAX,
+    Faults,
+    History,
+    Outcome,
+    Run,
+    mark_of,
+    payload_of,
+    read,
+)
 
 
 @pytest.fixture
@@ -81,3 +91,29 @@ def test_run_finds_nodes_by_its_cluster_file(run: Run) -> None:
 def test_run_without_nodes_says_so(run: Run) -> None:
     with pytest.raises(FileNotFoundError, match=r"neither cluster\.json nor"):
         run.nodes()
+
+
+@pytest.mark.parametrize(
+    ("text", "error_ms"), [(None, None), ("{}", None), ('{"clock_error_ms": 0}', 0),
+                           ('{"clock_error_ms": 281474976710655}', MS_MAX)],
+)  # fmt: skip
+def test_run_says_how_far_clocks_differ_or_does_not(
+    run: Run, text: str | None, error_ms: int | None
+) -> None:
+    if text is not None:
+        run.about.write_text(text)
+    assert run.clock_error_ms() == error_ms
+
+
+@pytest.mark.parametrize("value", ["-1", "281474976710656", "1.5", "true", '"5"', "[]"])
+def test_clocks_that_are_no_milliseconds_are_named(run: Run, value: str) -> None:
+    run.about.write_text(f'{{"clock_error_ms": {value}}}')
+    with pytest.raises(ValueError, match=r"run\.json: clock_error_ms = .*: must be an integer"):
+        run.clock_error_ms()
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '{"clock_err', ""])
+def test_run_json_that_is_none_is_named(run: Run, text: str) -> None:
+    run.about.write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json: "):
+        run.clock_error_ms()

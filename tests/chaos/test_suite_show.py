@@ -121,6 +121,7 @@ def test_quiet_run_is_told_drained_and_judged(
     assert "three nodes are up, n1 leads" in lines[0]
     assert lines[-1] == "verdict: OK"
     assert (about(tmp_path)["state"], about(tmp_path)["failures"]) == ("audited", [])
+    assert Run(tmp_path).clock_error_ms() == 1_000, "the audit judges by clocks"
 
 
 @pytest.mark.usefixtures("no_stage")

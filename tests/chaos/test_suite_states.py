@@ -54,6 +54,13 @@ class Node(rpc.AdminServiceServicer):
             assert self.asked.acquire(timeout=60)
 
 
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who listens asks without a pause, and waits for an answer however long it takes."""
+    monkeypatch.setattr(states, "POLL_S", 0.01)
+    monkeypatch.setattr(states, "ANSWER_S", 60.0)
+
+
 def new_node() -> Node:
     return Node()  # type: ignore[abstract]
 
@@ -71,10 +78,8 @@ def served(node: Node) -> Iterator[str]:
 
 
 def test_each_state_is_written_down_once_and_who_does_not_answer_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(states, "POLL_S", 0.01)
-    monkeypatch.setattr(states, "ANSWER_S", 60.0)
     run, node = Run(tmp_path), new_node()
     with served(node) as address:
         listener = Listener(run, {"n1": address})
@@ -101,10 +106,8 @@ def test_each_state_is_written_down_once_and_who_does_not_answer_is_asked_again(
 
 
 def test_nodes_that_are_away_keep_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(states, "POLL_S", 0.01)
-    monkeypatch.setattr(states, "ANSWER_S", 60.0)
     run, node = Run(tmp_path), new_node()
     node.applied = 3
     with served(new_node()) as gone:
@@ -117,10 +120,8 @@ def test_nodes_that_are_away_keep_nobody_waiting(
 
 
 def test_digest_that_was_not_told_is_asked_for_again_and_only_where_there_may_be_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(states, "POLL_S", 0.01)
-    monkeypatch.setattr(states, "ANSWER_S", 60.0)
     run, node = Run(tmp_path), new_node()
     node.applied, node.checkpoint, node.hides_digest = 7, 6, True
     with served(node) as address:
