@@ -392,3 +392,10 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     before, *_, after = stage.run.logs()[name]
     assert next(between(Piece(before, LogIndex(1), LogIndex(1)))).index == 1
     assert after[0].first > 1
+
+
+def test_nodes_are_listened_to_all_along(stage: Stage) -> None:
+    said = len([*read(stage.run.states)])
+    schedules(stage)
+    alive = {*stage.names} - stage.lost
+    until(lambda: {entry["node"] for entry in [*read(stage.run.states)][said:]} >= alive)
