@@ -108,7 +108,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
     summary |= handing_out.judged(
-        lines, epochs, story["ttls"], summary,
+        lines, epochs, story, summary,
         clock_error_ms=error_ms, offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from timer.columns import I64, U64
 from timer.entry import Entry
+from timer.payloads import SHARED
 
 ACK: Final = np.dtype(
     [
@@ -59,6 +60,7 @@ class Group:
     expired_count: int = 0
     kept: int = 0
     """The first offset that its topic kept as it began."""
+    type: str = SHARED
     over: bool = False
     """It was sought, and lives on under another id, or it was deleted, or its topic was."""
     deleted: bool = False
@@ -79,8 +81,10 @@ class Group:
         """
         self.over = True
         reserved = max(self.reserved, start)
-        anew = Group(group_id, self.topic, self.name, start, reserved, start, base=start, kept=kept)
-        anew.again = True
+        anew = Group(
+            group_id, self.topic, self.name, start, reserved, start,
+            base=start, kept=kept, type=self.type, again=True,
+        )  # fmt: skip
         mark = min(self.reserved, queue_end)
         anew._marks = [mark] if mark > start else []
         return anew

@@ -616,7 +616,7 @@ class Story:
         number = len(self.groups) + 1
         self.groups[number] = Group(
             number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,
-            again=bool(known),
+            type=create.settings.type, again=bool(known),
         )  # fmt: skip
 
 

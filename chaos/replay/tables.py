@@ -16,7 +16,7 @@ expired      one row per message that was not acked in time by a group: topic gr
 groups       one row per life of a group: topic group group_id start_offset kept_offset (the first
              that the topic kept then) acked lease_ends; sought: one of several lives, or one that
              is over while its topic is there; over: it or its topic was deleted, or it was
-             sought; deleted: it was, by itself
+             sought; deleted: it was, by itself; type: shared, key_shared, …
 checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
 deletions    one row per topic that was deleted: topic topic_id delete_index
 quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,
@@ -121,6 +121,7 @@ GROUPS: Final = pa.schema(
         ("sought", pa.bool_()),
         ("over", pa.bool_()),
         ("deleted", pa.bool_()),
+        ("type", pa.string()),
     ]
 )
 CHECKPOINTS: Final = pa.schema(
@@ -385,7 +386,7 @@ def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
             story.life(group.topic), story.life_of(group), group.group_id, group.start, group.kept,
             group.acked_count, group.ended_count,
             group.again or (group.over and group.topic not in story.deleted),
-            group.over, group.deleted,
+            group.over, group.deleted, group.type,
         )
         for group in story.groups.values()
     ]  # fmt: skip

@@ -50,7 +50,7 @@ class Source:
     nacks: float = 0.0
     """So many of the messages it gives back at first, or holds longer."""
     options: GroupOptions = field(default_factory=GroupOptions)
-    """Of the group, which is made with them; if it keeps an order, the consumer looks at it."""
+    """Of the group, which is made with them."""
 
 
 class Consumer:
@@ -72,9 +72,6 @@ class Consumer:
         self._habit = habit
         self._nacks = source.nacks
         self._options = source.options
-        self._type = source.options.get("type")
-        self._firsts: dict[str, int] = {}
-        """Key -> offset of the last message that came for the first time; see _check_order."""
         self._moods = random.Random(name)
         self._opened = threading.Event()
         self._closing = threading.Event()
@@ -149,19 +146,7 @@ class Consumer:
             due_ms=[*batch.due_ms],
         )
         self._books.given(self._group, batch.queue_offsets, marks)
-        if self._type:
-            self._check_order(batch)
         return marks
-
-    def _check_order(self, batch: Batch) -> None:
-        """What comes for the first time of a key, or of a group that serves one, comes in order."""
-        for message in batch:
-            key = message.key if self._type == "key_shared" else ""
-            if message.attempt > 1 or key is None:
-                continue
-            before, offset = self._firsts.get(key, -1), message.queue_offset
-            assert before < offset, f"{self._name}: {offset} of {key!r} came after {before}"
-            self._firsts[key] = offset
 
     def _complain(self, batch: Batch) -> set[int]:
         """Give some messages back, or hold their batch longer; return which were given back."""

@@ -659,6 +659,7 @@ def test_tables_hold_what_the_story_told(log: Log, tmp_path: Path) -> None:
     assert row == {
         "topic": "t", "group": "g", "group_id": 1, "start_offset": 0, "kept_offset": 0, "acked": 1,
         "lease_ends": 1, "sought": False, "over": False, "deleted": False,
+        "type": "shared",
     }  # fmt: skip
     (point,) = pq.read_table(tmp_path / "out/checkpoints").to_pylist()
     assert point == {"index": 11, "time_ms": 130, "scheduled": 3, "fired": 1}
@@ -701,7 +702,8 @@ def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None
     log = Log()
     log.epoch(1)
     topic, other = log.topic("t"), log.topic("other")
-    group, kept, gone = (log.group(topic, name) for name in ("g", "kept", "gone"))
+    group = log.group(topic, "g", type="key_shared")
+    kept, gone = (log.group(topic, name) for name in ("kept", "gone"))
     log.schedule(topic, [(100, 7), (100, 8), (100, 9)])
     log.fire(100, 10)
     log.reserve(topic, group, 3)
@@ -721,6 +723,7 @@ def test_sought_and_deleted_groups_begin_anew_and_say_so(tmp_path: Path) -> None
     pieces = [Piece(segments(tmp_path / "log"), LogIndex(1), EVERYTHING)]
     tables.replay(pieces, tmp_path / "out", tmp_path / "spill")
     rows = pq.read_table(tmp_path / "out/groups").to_pylist()
+    assert {row["group"] for row in rows if row["type"] == "key_shared"} == {"g", f"g{LIFE}4"}
     columns = ("start_offset", "acked", "sought", "over", "deleted")
     assert {row["group"]: tuple(row[name] for name in columns) for row in rows} == {
         "kept": (0, 0, False, False, False),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -110,8 +111,10 @@ class Log:
         fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max)
         self.entry(Kind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
 
-    def group(self, topic: TopicId, name: str, start: Start = Start.EARLIEST) -> GroupId:
-        create = CreateGroup(topic, name, start, GroupSettings(lease_ms=1000))
+    def group(
+        self, topic: TopicId, name: str, start: Start = Start.EARLIEST, **settings: Any
+    ) -> GroupId:
+        create = CreateGroup(topic, name, start, GroupSettings(**{"lease_ms": 1000} | settings))
         self.entry(Kind.GROUP, *payloads.encode_group([create]))
         self.groups += 1
         return GroupId(self.groups)
