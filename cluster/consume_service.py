@@ -20,10 +20,11 @@ from cluster.groups import DELAY_MS_MAX, GroupDesk
 from cluster.host import Host
 from cluster.rpc import Context, Service, answered, within
 from timer.errors import InvalidRequest, NotLeader, Overloaded, TimerError
+from timer.gathering import Done
 from timer.groups import Group
 from timer.leader import Delivery, Leader
 from timer.leases import Consumer
-from timer.serving import OVERLOAD_RETRY_MS, Done
+from timer.serving import OVERLOAD_RETRY_MS
 from timer.units import Epoch, LeaseId, Now, QueueOffset
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc

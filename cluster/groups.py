@@ -22,11 +22,12 @@ from timer.errors import (
     TimerError,
     TopicDeleted,
 )
+from timer.gathering import Done
 from timer.groups import Group
 from timer.leader import Leader
 from timer.leases import Consumer
 from timer.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, Start
-from timer.serving import OVERLOAD_RETRY_MS, Delivery, Done
+from timer.serving import OVERLOAD_RETRY_MS, Delivery
 from timer.topic import Topic
 from timer.units import DUE_MS_MAX, QueueOffset, UnixMs
 from timerclient.proto import timer_pb2 as pb

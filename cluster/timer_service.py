@@ -166,13 +166,14 @@ class TimerService(Service, rpc.TimerServiceServicer):
 
         Raises:
             NotFound: it does not exist, and auto_create_topics is off.
+            NotReady: likewise, but it is being deleted.
             InvalidRequest: its name is longer than a new topic's may be.
         """
+        if not (create or self._auto_create_topics):
+            return leader.find_topic(name)
         known = leader.topic_named(name)
         if known is not None:
             return known
-        if not (create or self._auto_create_topics):
-            raise NotFound("topic", name)
         wire.check_name("topic", name, bytes_max=self._topic_name_bytes_max)
         now = self._host.now()
         topic = await self._host.ask(lambda done: leader.topic(name, now, done))

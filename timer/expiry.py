@@ -10,8 +10,10 @@ read for the block at the border only. What lies behind something younger is see
 handed out, and is not.
 
 What has expired is decided by the policies at the end of the leader's log, and appended in the same
-call: so the log has the entry before any change of a policy that would have decided otherwise. A
-pure core, a part of timer/serving.py.
+call: so the log has the entry before any change of a policy that would have decided otherwise. No
+entry says that something was handed out: a topic in which messages live longer by what was appended
+than by what is committed is not handed out, since that may never be. A pure core, a part of
+timer/serving.py.
 """
 
 from collections.abc import Callable, Iterable
@@ -81,7 +83,11 @@ class Expiry:
         ttl_ms: Callable[[Topic], int],
         applied: Callable[[Iterable[TopicId], GroupApplied | None], None],
     ) -> None:
-        """`ttl_ms`: a topic's, 0 for none. `applied` hears of each entry; None: it was refused."""
+        """`ttl_ms`: a topic's, 0 for none, by the policies at the end of the leader's log.
+
+        `applied` hears of which topics more may be handed out, and of the entry that ended some of
+        their messages; None: none did.
+        """
         self._machine, self._propose, self._ttl_ms = machine, propose, ttl_ms
         self._heard = applied
         self._alarms: Alarms[TopicId] = Alarms()
@@ -91,6 +97,8 @@ class Expiry:
         self._reading: set[TopicId] = set()
         """Pages of these are wanted."""
         self._in_flight: set[TopicId] = set()
+        self._undecided: set[TopicId] = set()
+        """Of these nothing is handed out until a policy that was appended is applied."""
         self.look_at_all()
 
     def look_at_all(self) -> None:
@@ -115,9 +123,20 @@ class Expiry:
         self._looks |= dict.fromkeys(self._reading)
         self._reading.clear()
 
-    def busy(self, topic: TopicId) -> bool:
-        """Return whether what has expired of a topic is on its way through the log."""
-        return topic in self._in_flight
+    def decided(self) -> None:
+        """A policy was applied."""
+        topics, self._undecided = self._undecided, set()
+        self._heard(topics, None)
+
+    def busy(self, topic: Topic) -> bool:
+        """Return whether what ends messages of a topic, or lets more live, is under way.
+
+        Who asked hears when it is applied.
+        """
+        committed_ms = self._machine.policies.said("ttl_ms", topic.name, topic.topic_id) or 0
+        if committed_ms and not 0 < self._ttl_ms(topic) <= committed_ms:
+            self._undecided.add(topic.topic_id)
+        return topic.topic_id in self._in_flight | self._undecided
 
     def outlived_ms(self, topic: Topic, clock_ms: UnixMs) -> UnixMs | None:
         """Return the due time up to which a topic's messages have expired; None: none does."""

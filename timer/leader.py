@@ -35,16 +35,18 @@ from timer.entry import PAYLOAD_SIZE_MAX, Entry, Kind
 from timer.errors import (
     InvalidRequest,
     LeadershipLost,
+    NotFound,
     Overloaded,
     SequenceGap,
     TimerError,
 )
+from timer.gathering import Done, fitting
 from timer.machine import Machine
 from timer.payloads import Fire, Ids, Keys, Reschedule, Targets
 from timer.policies import DEFAULTS, Policies, Policy, Scope, encode_policy
 from timer.producers import IDLE_MS_MAX, Answer
 from timer.quotas import Charge, Quotas
-from timer.serving import OVERLOAD_RETRY_MS, Delivery, Done, Serving, fitting
+from timer.serving import OVERLOAD_RETRY_MS, Delivery, Serving
 from timer.topic import Topic
 from timer.units import (
     DUE_MS_MAX,
@@ -398,6 +400,19 @@ class Leader:
         known = self.machine.topic_by_name.get(name)
         return None if known is None or known.topic_id in self.groups.doomed else known
 
+    def find_topic(self, name: str) -> Topic:
+        """Return the topic of a name.
+
+        Raises:
+            NotFound: there is none.
+            NotReady: it is being deleted, and may still be there in the end.
+        """
+        known = self.machine.topic_by_name.get(name)
+        if known is None:
+            raise NotFound("topic", name)
+        self.groups.check_topic(known.topic_id)
+        return known
+
     def delete_topic(self, topic_id: TopicId, now: Now, done: Done) -> None:
         """Delete a topic with all that is of it; `done` gets the DeleteTopicApplied.
 
@@ -409,7 +424,7 @@ class Leader:
         self.groups.check_topic(topic_id)
         self._flush_schedules(now, all_of_them=True)  # what names it goes before
         if self._change(Kind.TOPIC, [payloads.encode_delete_topic(topic_id)], now, done):
-            self.groups.doomed.add(topic_id)
+            self.groups.doom(topic_id)
             self.admission.change(Scope("", topic_id), Policy())
 
     def topic(self, name: str, now: Now, done: Done) -> None:
@@ -492,6 +507,7 @@ class Leader:
             self.groups.feed(applied.ready)
         elif isinstance(applied, Policies):
             self._fire_again |= self.machine.pauses.swept is not None
+            self.groups.expiry.decided()
 
     def refuse(self, why: TimerError) -> None:
         """Take nothing new but acks, hand nothing out; what was taken goes on: a drain begins."""

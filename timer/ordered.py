@@ -214,18 +214,21 @@ class Ordered(Leases):
     def ack_up_to(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> tuple[int, U64]:
         """Judge an ack of everything up to `offset`; return the verdict and what it acks.
 
-        Accepted as single acks are, if nothing of it is leased to another consumer. Of groups that
-        serve one consumer at a time.
+        Accepted as single acks are, if nothing of it is leased to another consumer. If all of it is
+        on its way to be acked, the last message is once more, behind that: so the answer waits for
+        it. Of groups that serve one consumer at a time.
         """
         nothing = np.zeros(0, np.uint64)
         if self._of_another_life(epoch, lease_id):
             return LEASE_LOST, nothing
         if offset >= max(self._fresh, *self.group.marks, 0):
             return NOT_DELIVERED, nothing
-        offsets = self.group.first_unacked(offset + 1, offset + 1)
-        offsets = offsets[self._marks.of(offsets) != ACKING]
-        if not len(offsets):
+        unacked = self.group.first_unacked(offset + 1, offset + 1)
+        if not len(unacked):
             return EXPIRED if offset < self.group.expired_to else ALREADY_ACKED, nothing
+        offsets = unacked[self._marks.of(unacked) != ACKING]
+        if not len(offsets):
+            return ACCEPT, unacked[-1:]
         theirs = offsets[leased(self._marks.of(offsets))]
         lease = self._held.get(lease_id) if epoch == self.epoch else None
         holders = {self._held[LeaseId(each)].consumer for each in self._marks.of(theirs).tolist()}

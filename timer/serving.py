@@ -15,13 +15,13 @@ log; what is gathered here are the ops that move it.
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from timer import deadletters, payloads
+from timer import deadletters, gathering, payloads
 from timer.alarms import Alarms
 from timer.applied import (
     AcksApplied,
@@ -48,8 +48,9 @@ from timer.errors import (
     TopicDeleted,
 )
 from timer.expiry import Expiry, Propose
+from timer.gathering import Acks, Asked, Batch, Done, Told, Verdicts
 from timer.groups import Group
-from timer.leases import ACCEPT, ALREADY_ACKED, EXPIRED, LEASE_LOST, Consumer, Lease, Leases
+from timer.leases import ACCEPT, LEASE_LOST, Consumer, Lease, Leases
 from timer.machine import Machine
 from timer.ordered import Ordered, leases_of
 from timer.payloads import (
@@ -60,7 +61,6 @@ from timer.payloads import (
     CreateGroup,
     GroupOp,
     Move,
-    Nack,
     Op,
 )
 from timer.topic import Topic
@@ -76,12 +76,6 @@ from timer.units import (
     UnixMs,
 )
 
-GROUP_OFFSETS_MAX: Final = 2 * 65_536
-"""Offsets in one GROUP entry."""
-NACK_WEIGHT: Final = 8
-"""What a nacked offset counts for in there: to apply 16,384 in any order takes about 10 ms."""
-ENDED_OFFSETS_MAX: Final = 65_536
-"""Offsets in one ENDED op."""
 WAITING_OFFSETS_MAX: Final = 1 << 20
 """Acked and nacked offsets that wait, beyond which they are refused as Overloaded."""
 DELIVERY_ROWS_MAX: Final = 2048
@@ -94,11 +88,7 @@ ROOM_LOOK_MS: Final = 1000
 OPS_MAX: Final = 256
 """Ops that wait, beyond which dead letters stay where they are; each may have a megabyte."""
 OVERLOAD_RETRY_MS: Final = 50
-
-Verdicts: TypeAlias = npt.NDArray[np.uint8]
-Done: TypeAlias = Callable[[object], None]
-"""Called once with the result, or with the TimerError that came instead."""
-Told: TypeAlias = Callable[[Verdicts | TimerError], None]
+_DOOMED: Final = "the topic is being deleted; ask again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,100 +102,6 @@ class Delivery:
     attempts: npt.NDArray[np.uint32]
     at_ms: UnixMs
     """When it was leased, on the cluster's clock."""
-
-
-class _Asked(NamedTuple):
-    """An op, and who waits for its result."""
-
-    op: AnyOp
-    done: Done | None = None
-
-
-@dataclass(slots=True)
-class _Acks:
-    """Accepted offsets of one ack or nack request on their way through the log."""
-
-    group: Group
-    group_id: GroupId
-    """That it had when the acks were taken: a seek gives it another."""
-    verdict: Verdicts
-    accepted: U64
-    not_before_ms: I64 | None
-    """Of a nack, (n,)."""
-    done: Told
-
-
-_Same: TypeAlias = tuple[GroupId, bool]
-"""Acks that become one op: those of a group, or its nacks."""
-
-
-@dataclass(slots=True)
-class _Batch:
-    """What is gathered for the next GROUP entries."""
-
-    ops: list[_Asked] = field(default_factory=list)
-    acks: list[_Acks] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.ops or self.acks)
-
-    def take(self) -> "_Batch":
-        """Split off what comes next and fits into one entry."""
-        room = GROUP_OFFSETS_MAX
-        ops, room = fitting([_weight(asked.op) for asked in self.ops], room)
-        ops = ops or len(self.ops[:1])  # at least one of anything
-        weights = [
-            len(ack.accepted) * (1 if ack.not_before_ms is None else NACK_WEIGHT)
-            for ack in self.acks
-        ]
-        acks, _ = fitting(weights, room)
-        acks = acks or len(self.acks[:1])
-        taken = _Batch(self.ops[:ops], self.acks[:acks])
-        del self.ops[:ops], self.acks[:acks]
-        return taken
-
-    def put_back(self, batch: "_Batch") -> None:
-        """Undo a `take`, but for what somebody waits for: these were answered."""
-        self.ops[:0] = [asked for asked in batch.ops if asked.done is None]
-        self.acks[:0] = batch.acks
-
-    def together(self) -> dict[_Same, list[_Acks]]:
-        """Return the acks that become one op, in order."""
-        acks: dict[_Same, list[_Acks]] = {}
-        for ack in self.acks:
-            acks.setdefault((ack.group_id, ack.not_before_ms is not None), []).append(ack)
-        return acks
-
-    @property
-    def offsets(self) -> int:
-        """How many offsets its acks have."""
-        return sum(len(ack.accepted) for ack in self.acks)
-
-
-def _weight(op: AnyOp) -> int:
-    if isinstance(op, Move):
-        return len(op.rows) // 8 + len(op.offsets)
-    return len(op.offsets) + 2 if isinstance(op, GroupOp) else 64
-
-
-def fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
-    """Return how many of the weights fit one after the other, and the room that they leave."""
-    count = 0
-    for weight in weights:
-        if weight > room:
-            break
-        count += 1
-        room -= weight
-    return count, room
-
-
-def _one_op(acks: list[_Acks]) -> GroupOp:
-    topic, group_id = acks[0].group.topic, acks[0].group_id
-    offsets = np.concatenate([ack.accepted for ack in acks])
-    times = [ack.not_before_ms for ack in acks if ack.not_before_ms is not None]
-    if times:
-        return Nack(Op.NACK, topic, group_id, offsets, np.concatenate(times))
-    return GroupOp(Op.ACK, topic, group_id, offsets)
 
 
 class Serving:
@@ -227,7 +123,7 @@ class Serving:
         self._closed: TimerError | None = None
         self._propose = propose
         self._id_salt = id_salt
-        self._batch = _Batch()
+        self._batch = Batch()
         self._acks_waiting = 0
         """Offsets in the acks of `_batch`."""
         self._in_flight = 0
@@ -267,19 +163,19 @@ class Serving:
         if known is not None:
             done(known)
             return
-        self._batch.ops.append(_Asked(create, done))
+        self._batch.asked.append(Asked(create, done))
 
     def alter(self, alter: AlterGroup, done: Done) -> None:
         """Change settings of a group; `done` gets the Group."""
         self._check_open()
         self.check_topic(alter.topic)
-        self._batch.ops.append(_Asked(alter, done))
+        self._batch.asked.append(Asked(alter, done))
 
     def delete(self, group: Group, done: Done) -> None:
         """Delete a group; its consumers are sent away. `done` gets the DeleteApplied."""
         self._check_group(group)
         op = GroupOp(Op.DELETE, group.topic, group.group_id, np.zeros(0, np.uint64))
-        self._batch.ops.append(_Asked(op, done))
+        self._batch.asked.append(Asked(op, done))
 
     def seek(self, group: Group, offset: QueueOffset, done: Done) -> None:
         """Let a group go on from a queue offset, which is kept; `done` gets the SeekApplied.
@@ -295,7 +191,7 @@ class Serving:
             limit = f"the topic keeps {queue.begin} to {queue.end} (its end)"
             raise InvalidRequest("offset", offset, limit)
         op = GroupOp(Op.SEEK, group.topic, group.group_id, np.array([offset], np.uint64))
-        self._batch.ops.append(_Asked(op, done))
+        self._batch.asked.append(Asked(op, done))
 
     def seek_time(self, group: Group, time_ms: UnixMs, done: Done) -> None:
         """Let a group go on from the first message that is kept and fired at or after a time."""
@@ -332,9 +228,18 @@ class Serving:
             TopicDeleted: it was.
         """
         if topic in self.doomed:
-            raise NotReady("the topic is being deleted; ask again")
+            raise NotReady(_DOOMED)
         if topic not in self.machine.topics:
             raise TopicDeleted(topic)
+
+    def doom(self, topic: TopicId) -> None:
+        """The deletion of a topic was appended; what is redriven behind it would make it anew."""
+        self.doomed.add(topic)
+        name = self.machine.topics[topic].name
+        self._batch.refuse(
+            NotReady(_DOOMED),
+            lambda op: isinstance(op, Move) and not op.to_group and op.to == name,
+        )
 
     def _gone(self, group: Group) -> TimerError:
         """Return why nothing can be done with a group that is deleted."""
@@ -380,8 +285,8 @@ class Serving:
         """A consumer is gone; what it held is handed out again at once."""
         if self._closed is None and not group.deleted:
             leases = self._leases[group.group_id]
-            self._add_op(leases.leave(consumer))
-            self._add_op(leases.recall())
+            self._batch.add(leases.leave(consumer))
+            self._batch.add(leases.recall())
             self._hungry.setdefault(group.group_id)  # the next one may have its turn
 
     def retire(self, group: Group, consumer: Consumer) -> None:
@@ -394,8 +299,8 @@ class Serving:
         """A consumer is gone before anything reached it: what it has comes again, unfailed."""
         if self._closed is None and not group.deleted:
             leases = self._leases[group.group_id]
-            self._add_op(leases.give_up(consumer))
-            self._add_op(leases.recall())
+            self._batch.add(leases.give_up(consumer))
+            self._batch.add(leases.recall())
             self._hungry.setdefault(group.group_id)
 
     def credit(self, group: Group, consumer: Consumer, messages: int) -> None:
@@ -429,25 +334,18 @@ class Serving:
             done(InvalidRequest("cumulative", "true", limit + group.settings.type))
             return
         verdict, offsets = leases.ack_up_to(epoch, lease_id, int(offset))
-        verdicts = np.array([verdict], np.uint8)
         if not len(offsets):
-            done(verdicts)
+            done(np.array([verdict], np.uint8))
             return
-        pieces = np.split(offsets, range(ENDED_OFFSETS_MAX, len(offsets), ENDED_OFFSETS_MAX))
+        pieces = gathering.pieces(offsets)
+        told: list[Verdicts | TimerError] = []
 
         def one(result: Verdicts | TimerError) -> None:
-            pieces.pop()
-            if isinstance(result, TimerError):
-                worst.append(result)
-            elif (result == LEASE_LOST).any():
-                verdicts[0] = LEASE_LOST
-            elif (result == EXPIRED).any() and verdicts[0] == ACCEPT:
-                verdicts[0] = EXPIRED
-            if not pieces:
-                done(worst[0] if worst else verdicts)
+            told.append(result)
+            if len(told) == len(pieces):
+                done(gathering.whole(told))
 
-        worst: list[TimerError] = []
-        for piece in [*pieces]:
+        for piece in pieces:
             self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, one)
 
     def nack(  # noqa: PLR0913 -- as ack, and when
@@ -465,7 +363,7 @@ class Serving:
         delays = group.backoff_ms(offsets) if delay_ms is None else np.full(len(offsets), delay_ms)
         not_before = np.minimum(now.clock_ms + delays, DUE_MS_MAX).astype(np.int64)
         verdict = leases.nack(epoch, lease_id, offsets)
-        self._add_op(leases.recall())
+        self._batch.add(leases.recall())
         self._gather(group, verdict, offsets, not_before, done)
 
     def give_back(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> Verdicts:
@@ -480,8 +378,8 @@ class Serving:
         verdict = leases.nack(epoch, lease_id, offsets)
         accepted = np.sort(offsets[verdict == ACCEPT])
         if len(accepted):
-            self._add_op(GroupOp(Op.RECALL, group.topic, group.group_id, accepted))
-            self._add_op(leases.recall())
+            self._batch.add(GroupOp(Op.RECALL, group.topic, group.group_id, accepted))
+            self._batch.add(leases.recall())
         return verdict
 
     def extend(
@@ -519,7 +417,7 @@ class Serving:
             done(verdict)
             return
         times = None if not_before_ms is None else not_before_ms[taken]
-        self._batch.acks.append(_Acks(group, group.group_id, verdict, accepted, times, done))
+        self._batch.acks.append(Acks(group, group.group_id, verdict, accepted, times, done))
         self._acks_waiting += len(accepted)
 
     # ---- time
@@ -529,8 +427,8 @@ class Serving:
         for group_id in self._ends.due(now.mono_ms):
             leases = self._leases.get(group_id)
             if leases is not None:
-                self._add_op(leases.expire(now.mono_ms))
-                self._add_op(leases.recall())
+                self._batch.add(leases.expire(now.mono_ms))
+                self._batch.add(leases.recall())
                 self._ends.set(group_id, leases.wake_at_ms())
         for group_id in self._returns.due(now.clock_ms):
             if group_id in self._leases:
@@ -562,8 +460,8 @@ class Serving:
             leases = self._leases[turns[0]]
             group = leases.group
             topic = self.machine.topics[group.topic]
-            if topic.topic_id in self.doomed or self.expiry.busy(topic.topic_id):
-                turns.popleft()  # its policy is gone already; or it is fed when that is done
+            if self.expiry.busy(topic):
+                turns.popleft()  # it is fed when that is done
                 continue
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
             lease = leases.hand_out(
@@ -576,9 +474,9 @@ class Serving:
                 self._ends.set(turns[0], lease.deadline_ms)
                 turns.rotate(-1)
             else:
-                self._add_op(leases.reserve())
+                self._batch.add(leases.reserve())
                 more = leases.unfinished
-                if leases.dying and not (room and len(self._batch.ops) < OPS_MAX):
+                if leases.dying and not (room and len(self._batch.asked) < OPS_MAX):
                     self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
                 elif room:
                     more |= self._bury(leases, topic)
@@ -596,7 +494,7 @@ class Serving:
         return out
 
     def _expired(self, topics: Iterable[TopicId], applied: GroupApplied | None) -> None:
-        """What had expired of topics is gone, for all groups; None: it was refused."""
+        """What had expired of topics is gone, for all groups; None: nothing is."""
         there = [each for each in topics if each in self.machine.topics]  # or deleted meanwhile
         for topic_id in there if applied is not None else ():
             for group_id in self.machine.topics[topic_id].group_by_id:
@@ -621,7 +519,7 @@ class Serving:
         if len(offsets):
             group, due_ms = leases.group, self.machine.last_read_time_ms
             move = deadletters.bury(group, topic.name, topic.queue, offsets, due_ms, self._id_salt)
-            self._batch.ops.append(_Asked(move))
+            self._batch.asked.append(Asked(move))
         return bool(len(offsets)) or leases.unfinished
 
     def redrive(self, delivery: Delivery, done: Done) -> list[Move]:
@@ -640,9 +538,13 @@ class Serving:
             queue,
             offsets,
             due_ms,
-            lambda name: name in known and known[name] is not delivery.topic,
+            lambda name: (
+                name in known
+                and known[name] is not delivery.topic
+                and known[name].topic_id not in self.doomed
+            ),
         )
-        self._batch.ops += [_Asked(move, done) for move in moves]
+        self._batch.asked += [Asked(move, done) for move in moves]
         return moves
 
     def feed(self, topics: Iterable[TopicId]) -> None:
@@ -661,13 +563,6 @@ class Serving:
 
     # ---- the log
 
-    def _add_op(self, op: GroupOp | None) -> None:
-        if op is None:
-            return
-        for start in range(0, len(op.offsets), ENDED_OFFSETS_MAX):
-            offsets = op.offsets[start : start + ENDED_OFFSETS_MAX]
-            self._batch.ops.append(_Asked(GroupOp(op.op, op.topic, op.group, offsets)))
-
     def flush(self, now: Now) -> None:
         """Append what is gathered, unless enough is in flight."""
         self._find_times()
@@ -676,16 +571,14 @@ class Serving:
         batch = self._batch.take()
         self._acks_waiting -= batch.offsets
         self._in_flight += 1
-        ops = [asked.op for asked in batch.ops]
-        ops += [_one_op(acks) for acks in batch.together().values()]
 
-        def answer(applied: Applied | TimerError) -> None:
+        def answered(applied: Applied | TimerError) -> None:
             self._in_flight -= 1
             if isinstance(applied, GroupApplied):
                 self._applied(batch, applied)
                 return
             assert isinstance(applied, TimerError)
-            for asked in batch.ops:
+            for asked in batch.asked:
                 if asked.done is not None:
                     asked.done(applied)
             if self._closed is None:
@@ -696,10 +589,10 @@ class Serving:
             for ack in batch.acks:
                 ack.done(applied)
 
-        self._propose(Kind.GROUP, payloads.encode_group(ops), now, answer)
+        self._propose(Kind.GROUP, payloads.encode_group(batch.ops()), now, answered)
 
-    def _applied(self, batch: _Batch, applied: GroupApplied) -> None:
-        waiters = [asked.done for asked in batch.ops]
+    def _applied(self, batch: Batch, applied: GroupApplied) -> None:
+        waiters = [asked.done for asked in batch.asked]
         for result, done in zip(applied.results, waiters, strict=False):
             self._notice(result)
             if done is not None and isinstance(result, NobodyApplied):
@@ -713,7 +606,7 @@ class Serving:
                 continue
             assert isinstance(result, AcksApplied), result
             self._notice(result)
-            _answer(acks, result.new)
+            gathering.answer(acks, result.new)
 
     def _nobody(self, op: AnyOp) -> TimerError:
         """Return why an op found nobody."""
@@ -721,7 +614,7 @@ class Serving:
             return TopicDeleted(op.topic)
         return NotFound("group", op.group)
 
-    def _answer_nobody(self, acks: list[_Acks]) -> None:
+    def _answer_nobody(self, acks: list[Acks]) -> None:
         """Their group was deleted or sought meanwhile."""
         for ack in acks:
             if ack.group.deleted:
@@ -779,22 +672,9 @@ class Serving:
         for _, _, done in self._seeks:
             done(why)
         self._seeks = []
-        batch, self._batch = self._batch, _Batch()
-        for asked in batch.ops:
+        batch, self._batch = self._batch, Batch()
+        for asked in batch.asked:
             if asked.done is not None:
                 asked.done(why)
         for ack in batch.acks:
             ack.done(why)
-
-
-def _answer(acks: list[_Acks], new: npt.NDArray[np.bool_]) -> None:
-    start = 0
-    for ack in acks:
-        mine = new[start : start + len(ack.accepted)]
-        start += len(ack.accepted)
-        if not mine.all():
-            where = np.flatnonzero(ack.verdict == ACCEPT)
-            late = where[~mine]
-            expired = ack.accepted[~mine] < ack.group.expired_to
-            ack.verdict[late] = np.where(expired, EXPIRED, ALREADY_ACKED)
-        ack.done(ack.verdict)

@@ -7,7 +7,7 @@ from unittest import mock
 
 from chaos.sim.planted import Planting, patch
 from chaos.sim.timers import TimerWorld
-from timer import expiry, serving
+from timer import expiry, gathering
 from timer.expiry import Expiry
 from timer.machine import Machine
 from timer.queues import Queue
@@ -66,7 +66,7 @@ def _trim(self: Topic) -> None:
         self.queue.drop_below(self.unacked_from)
 
 
-_answer = serving._answer  # noqa: SLF001
+_answer = gathering.answer
 
 
 def _answer_what_was_asked(acks: Any, new: Any) -> None:
@@ -117,7 +117,7 @@ EXPIRY_MUTATIONS: Final = (
         {"expiry"},
         60,
         "an ack on its way through the log as its message expires",
-        patch(serving, "_answer", _answer_what_was_asked),
+        patch(gathering, "answer", _answer_what_was_asked),
         proposals_per_s=16,
         sync_us=8_000,
         faults=("slow_disk",),

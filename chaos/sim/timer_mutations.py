@@ -65,7 +65,7 @@ def _gather_nothing_told(self: Serving, *args: Any) -> None:
     leases = self._leases[group.group_id]
     ended = offsets[verdict == ACCEPT]
     op = GroupOp(Op.ENDED, group.topic, group.group_id, ended)
-    self._add_op(op if len(ended) else None)
+    self._batch.add(op if len(ended) else None)
     assert leases.epoch == self.epoch
     done(verdict)
 

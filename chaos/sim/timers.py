@@ -90,8 +90,6 @@ class TimerApp(KeeperCalls):
         self._rng = random.Random(node.world.rng.getrandbits(64))
         self._flush_every = node.world.options.manifest_every
         self._rooms: tuple[Leader, Rooms] | None = None
-        self._altering: list[Leader] = []
-        """As often as a change of policies is on its way through their logs."""
         if node.world.options.tight:
             node.later(0, self._look_at_room)
 
@@ -254,8 +252,7 @@ class TimerApp(KeeperCalls):
             for delivery in leader.hand_out(now):
                 book, served = self._town.book, self.node.world.referee.served
                 book.handed_out(self.node, delivery, served)
-                if leader not in self._altering:  # else it may know more than is applied
-                    book.expiry.handed_out(delivery, self.applied_index + 1)
+                book.expiry.handed_out(delivery, self.applied_index + 1)
                 delivery.lease.consumer.sink(delivery)
             leader.step(now)
         if not self._fetching and self.engine.machine.pages.wanted(1):
@@ -491,11 +488,8 @@ class TimerApp(KeeperCalls):
         if leader is None or (topic is None and where and not where.endswith("/")):
             return
         scope = Scope(where.rstrip("/")) if topic is None else Scope("", topic.topic_id)
-        self._altering.append(leader)
-        try:
-            leader.alter(scope, said, unset, self._now(), lambda _: self._altering.remove(leader))
-        except TimerError:
-            self._altering.remove(leader)
+        with suppress(TimerError):
+            leader.alter(scope, said, unset, self._now(), lambda _: None)
         self._kick()
 
     def open(self, consumer: SimConsumer, stream: int, credit: int) -> None:

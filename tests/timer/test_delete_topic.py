@@ -366,6 +366,17 @@ def test_consumers_are_sent_away_and_their_acks_told_only_when_it_is_committed()
     assert group.deleted
 
 
+def test_topic_is_not_said_to_be_gone_before_its_deletion_is_committed() -> None:
+    play = Play()
+    assert play.leader.find_topic("a").topic_id == play.topic_id
+    play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
+    with pytest.raises(errors.NotReady):
+        play.leader.find_topic("a")
+    play.settle()
+    with pytest.raises(errors.NotFound, match="'a'"):
+        play.leader.find_topic("a")
+
+
 def test_refused_deletion_dooms_nothing() -> None:
     play = Play()
     play.full = errors.Overloaded("the log", retry_after_ms=1)

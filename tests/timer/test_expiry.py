@@ -1,7 +1,8 @@
 """Time to live: what expires when, told against naive models and with a leader in memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -518,16 +519,55 @@ def test_policy_that_is_appended_decides_before_it_is_applied() -> None:
     assert topic_of(play).expired == 1
 
 
-def test_what_has_expired_is_not_handed_out_while_its_topic_is_being_deleted() -> None:
+LONGER: Final[dict[str, Callable[[Play], None]]] = {
+    "longer": lambda play: _say_only(play, Policy(ttl_ms=9 * TTL_MS)),
+    "for ever": lambda play: _say_only(play, Policy(ttl_ms=0)),
+    "unset": lambda play: _say_only(play, Policy(), "ttl_ms"),
+    "deleted": lambda play: play.leader.delete_topic(play.topic_id, play.now, play.done("delete")),
+}
+
+
+def _say_only(play: Play, said: Policy, *unset: str) -> None:
+    """Append it; settling commits it."""
+    scope = Scope("", play.topic_id)
+    play.leader.alter(scope, said, unset, play.now, play.done("policy"))
+
+
+@pytest.mark.parametrize("how", LONGER)
+@pytest.mark.parametrize("committed", [True, False])
+def test_what_is_over_is_not_handed_out_by_a_policy_that_may_never_be_committed(
+    how: str, committed: bool
+) -> None:
+    play = playing()
+    group, consumer = delivered(play, 0, credit=1)
+    play.ack("ack", play.deliveries[0])
+    fired(play, 0)
+    play.wait(TTL_MS)
+    LONGER[how](play)
+    play.leader.groups.credit(group, consumer, 5)
+    assert play.hand_out() == []
+    if committed:
+        before = len(play.deliveries)
+        play.settle()
+        handed_out = [offset for d in play.deliveries[before:] for offset in d.lease.offsets]
+        assert (1 in handed_out) == (how != "deleted"), "its groups are fed by that"
+        return
+    del play.log.entries[play.machine.applied_index :]
+    play.restart()
+    play.join(group)
+    play.settle()
+    assert topic_of(play).queue.begin == 2
+    assert topic_of(play).expired == 1
+
+
+def test_policy_that_shortens_lives_does_not_wait() -> None:
     play = playing()
     group, consumer = delivered(play, 0, credit=1)
     fired(play, 0)
-    play.wait(TTL_MS)
-    play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
+    play.wait(TTL_MS // 2)
+    _say_only(play, Policy(ttl_ms=TTL_MS - 1))
     play.leader.groups.credit(group, consumer, 5)
-    assert play.hand_out() == [], "its policy went with the deletion, which may never be committed"
-    play.settle()
-    assert play.answers["delete"].topic is not None
+    assert play.hand_out() == [[1]]
 
 
 def test_expiry_that_the_log_refuses_is_tried_again() -> None:

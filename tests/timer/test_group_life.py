@@ -202,6 +202,14 @@ def test_cumulative_ack_is_one_answer_and_refused_where_several_consume() -> Non
         play.settle()
         assert play.verdict(name) == [verdict]
     assert group.cursor == 3
+    for name, offset in (("all", 3), ("repeated", 3), ("less", 2)):
+        held = play.deliveries[-1].epoch, lease, QueueOffset(offset)
+        play.leader.groups.ack_up_to(group, *held, play.done(name))
+        play.step()
+    answered = {name: play.answers.get(name) for name in ("all", "repeated", "less")}
+    assert answered == {"all": None, "repeated": None, "less": [ALREADY_ACKED]}, "not committed yet"
+    play.settle()
+    assert [play.verdict(name) for name in ("all", "repeated")] == [[ACCEPT], [ALREADY_ACKED]]
     shared = play.make_group("shared")
     play.leader.groups.ack_up_to(shared, *held, play.done("refused"))
     assert "'shared' is shared" in str(play.answers["refused"])

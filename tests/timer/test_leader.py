@@ -8,8 +8,8 @@ import pytest
 from chaos.simdisk import SimDisk
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import machine_on, part_of
+from timer import gathering, serving
 from timer import leader as leader_module
-from timer import serving
 from timer.applied import CANCELLED
 from timer.columns import decode_schedule
 from timer.entry import Kind
@@ -467,8 +467,8 @@ def test_refused_acks_and_ended_leases_are_tried_again() -> None:
 def test_many_leases_that_end_at_once_go_in_bounded_entries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(serving, "ENDED_OFFSETS_MAX", 4)
-    monkeypatch.setattr(serving, "GROUP_OFFSETS_MAX", 10)
+    monkeypatch.setattr(gathering, "OP_OFFSETS_MAX", 4)
+    monkeypatch.setattr(gathering, "GROUP_OFFSETS_MAX", 10)
     play = Play()
     group, consumer = delivered(play, *[0] * 21)
     before = len(play.log.entries)

@@ -26,6 +26,7 @@ from timer.conflicts import Verdict
 from timer.cut import Filter
 from timer.engine import Engine
 from timer.errors import CorruptFile, InvalidRequest, Overloaded
+from timer.gathering import Done
 from timer.keys import hash_keys
 from timer.leader import (
     CHANGES_MAX,
@@ -36,7 +37,6 @@ from timer.leader import (
     Now,
 )
 from timer.payloads import Targets
-from timer.serving import Done
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 
 FAR = START_MS + 10**7

@@ -10,10 +10,11 @@ from timer.applied import MoveApplied
 from timer.columns import ROW
 from timer.errors import (
     DiskFull,
+    NotReady,
 )
 from timer.groups import Group
 from timer.leader import Delivery, LeaderConfig
-from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED, Consumer
+from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED
 from timer.payloads import SHARED, TYPES
 from timer.units import QueueOffset
 
@@ -274,6 +275,36 @@ def test_lower_limit_makes_dead_letters_of_what_failed_before_also_for_a_new_lea
     assert [m[2][deadletters.REASON] for m in play.messages("elsewhere")] == ["nacked"]
 
 
+def letters_of(play: Play, letters: Group) -> Delivery:
+    play.join(letters)
+    assert play.hand_out() == [], "nothing is reserved yet"
+    play.step()
+    play.commit()
+    (delivery,) = play.hand_out_new()
+    return delivery
+
+
+def test_dead_letters_stay_where_their_topic_is_being_deleted() -> None:
+    play = Play()
+    group = dead_letters(play)
+    play.alter(group, max_attempts=1)
+    play.nack("n", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    letters = play.machine.topic_by_name["a.g.dead"].groups[deadletters.GROUP]
+    delivery, told = letters_of(play, letters), list[object]()
+    assert len(play.leader.groups.redrive(delivery, told.append)) == 1
+    play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
+    assert [str(each) for each in told] == [str(NotReady("the topic is being deleted; ask again"))]
+    assert play.leader.groups.redrive(delivery, told.append) == []
+    play.settle()
+    assert play.leader.groups.redrive(delivery, told.append) == []
+    play.settle()
+    assert play.answers["delete"].topic is not None
+    assert "a" not in play.machine.topic_by_name
+    assert letters.cursor == 0
+    assert len(told) == 1
+
+
 def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
     play = Play()
     group = dead_letters(play)
@@ -285,22 +316,9 @@ def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
     play.schedule("stray", 0)  # nobody's dead letter
     play.settle()
     moved: list[object] = []
-    asked = []
     letters = dead.groups[deadletters.GROUP]
-
-    def send_back(delivery: Delivery) -> None:
-        asked.append(len(play.leader.groups.redrive(delivery, moved.append)))
-
-    consumer = Consumer("redrive", LEASE_MS, send_back)
-    play.leader.groups.join(letters, consumer)
-    play.leader.groups.credit(letters, consumer, 10)
-    assert play.hand_out() == [], "nothing is reserved yet"
-    play.step()
-    play.commit()
-    for delivery in play.hand_out_new():
-        delivery.lease.consumer.sink(delivery)
+    assert len(play.leader.groups.redrive(letters_of(play, letters), moved.append)) == 1
     play.settle()
-    assert asked == [1]
     assert [m.new.tolist() for m in moved if isinstance(m, MoveApplied)] == [[True, True]]
     assert [m[0] for m in play.messages("a")] == [b"x", b"x"]
     assert all(m[2] == {} for m in play.messages("a"))

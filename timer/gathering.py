@@ -1,0 +1,179 @@
+"""What is gathered for the next GROUP entry: ops, acks and nacks, and who waits for them.
+
+    ack, nack ----> Acks    those of one group become one op  --+--> GROUP entry --applied--> answer
+    all others ---> Asked   an op each, in order              --+
+
+A pure core, a part of timer/serving.py.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.columns import I64, U64
+from timer.errors import TimerError
+from timer.groups import Group
+from timer.leases import ACCEPT, ALREADY_ACKED, EXPIRED, LEASE_LOST
+from timer.payloads import AnyOp, GroupOp, Move, Nack, Op
+from timer.units import GroupId
+
+GROUP_OFFSETS_MAX: Final = 2 * 65_536
+"""Offsets in one GROUP entry."""
+NACK_WEIGHT: Final = 8
+"""What a nacked offset counts for in there: to apply 16,384 in any order takes about 10 ms."""
+OP_OFFSETS_MAX: Final = 65_536
+"""Offsets in one op."""
+
+Verdicts: TypeAlias = npt.NDArray[np.uint8]
+Done: TypeAlias = Callable[[object], None]
+"""Called once with the result, or with the TimerError that came instead."""
+Told: TypeAlias = Callable[[Verdicts | TimerError], None]
+
+
+class Asked(NamedTuple):
+    """An op, and who waits for its result."""
+
+    op: AnyOp
+    done: Done | None = None
+
+
+@dataclass(slots=True)
+class Acks:
+    """Accepted offsets of one ack or nack request on their way through the log."""
+
+    group: Group
+    group_id: GroupId
+    """That it had when the acks were taken: a seek gives it another."""
+    verdict: Verdicts
+    accepted: U64
+    not_before_ms: I64 | None
+    """Of a nack, (n,)."""
+    done: Told
+
+
+_Same: TypeAlias = tuple[GroupId, bool]
+"""Acks that become one op: those of a group, or its nacks."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What waits for the next GROUP entries, or goes into one."""
+
+    asked: list[Asked] = field(default_factory=list)
+    acks: list[Acks] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.asked or self.acks)
+
+    def add(self, op: GroupOp | None) -> None:
+        """Gather an op, in pieces that fit; None, or one without offsets: there is none."""
+        if op is not None and len(op.offsets):
+            where = op.op, op.topic, op.group
+            self.asked += [Asked(GroupOp(*where, piece)) for piece in pieces(op.offsets)]
+
+    def take(self) -> "Batch":
+        """Split off what comes next and fits into one entry."""
+        room = GROUP_OFFSETS_MAX
+        ops, room = fitting([_weight(asked.op) for asked in self.asked], room)
+        ops = ops or len(self.asked[:1])  # at least one of anything
+        weights = [
+            len(ack.accepted) * (1 if ack.not_before_ms is None else NACK_WEIGHT)
+            for ack in self.acks
+        ]
+        acks, _ = fitting(weights, room)
+        acks = acks or len(self.acks[:1])
+        taken = Batch(self.asked[:ops], self.acks[:acks])
+        del self.asked[:ops], self.acks[:acks]
+        return taken
+
+    def put_back(self, batch: "Batch") -> None:
+        """Undo a `take`, but for what somebody waits for: these were answered."""
+        self.asked[:0] = [asked for asked in batch.asked if asked.done is None]
+        self.acks[:0] = batch.acks
+
+    def together(self) -> dict[_Same, list[Acks]]:
+        """Return the acks that become one op, in order."""
+        acks: dict[_Same, list[Acks]] = {}
+        for ack in self.acks:
+            acks.setdefault((ack.group_id, ack.not_before_ms is not None), []).append(ack)
+        return acks
+
+    def ops(self) -> list[AnyOp]:
+        """Return what the entry says: the ops that were asked for, then one for acks together."""
+        ops: list[AnyOp] = [asked.op for asked in self.asked]
+        return ops + [_one_op(acks) for acks in self.together().values()]
+
+    def refuse(self, why: TimerError, unwanted: Callable[[AnyOp], bool]) -> None:
+        """Drop ops that somebody waits for, and tell so."""
+        kept: list[Asked] = []
+        gathered, self.asked = self.asked, kept
+        for asked in gathered:
+            if asked.done is not None and unwanted(asked.op):
+                asked.done(why)
+            else:
+                kept.append(asked)
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets its acks have."""
+        return sum(len(ack.accepted) for ack in self.acks)
+
+
+def pieces(offsets: U64) -> list[U64]:
+    """Return offsets in pieces for one op each."""
+    return np.split(offsets, range(OP_OFFSETS_MAX, len(offsets), OP_OFFSETS_MAX))
+
+
+def _weight(op: AnyOp) -> int:
+    if isinstance(op, Move):
+        return len(op.rows) // 8 + len(op.offsets)
+    return len(op.offsets) + 2 if isinstance(op, GroupOp) else 64
+
+
+def fitting(weights: Iterable[int], room: int) -> tuple[int, int]:
+    """Return how many of the weights fit one after the other, and the room that they leave."""
+    count = 0
+    for weight in weights:
+        if weight > room:
+            break
+        count += 1
+        room -= weight
+    return count, room
+
+
+def _one_op(acks: list[Acks]) -> GroupOp:
+    topic, group_id = acks[0].group.topic, acks[0].group_id
+    offsets = np.concatenate([ack.accepted for ack in acks])
+    times = [ack.not_before_ms for ack in acks if ack.not_before_ms is not None]
+    if times:
+        return Nack(Op.NACK, topic, group_id, offsets, np.concatenate(times))
+    return GroupOp(Op.ACK, topic, group_id, offsets)
+
+
+def answer(acks: list[Acks], new: npt.NDArray[np.bool_]) -> None:
+    """Tell what became of acks that were one op, of which these offsets were still open."""
+    start = 0
+    for ack in acks:
+        mine = new[start : start + len(ack.accepted)]
+        start += len(ack.accepted)
+        if not mine.all():
+            where = np.flatnonzero(ack.verdict == ACCEPT)
+            late = where[~mine]
+            expired = ack.accepted[~mine] < ack.group.expired_to
+            ack.verdict[late] = np.where(expired, EXPIRED, ALREADY_ACKED)
+        ack.done(ack.verdict)
+
+
+def whole(told: list[Verdicts | TimerError]) -> Verdicts | TimerError:
+    """Return one verdict, (1, uint8), on messages that were acked together."""
+    verdicts: list[Verdicts] = []
+    for each in told:
+        if isinstance(each, TimerError):
+            return each
+        verdicts.append(each)
+    found = {*np.concatenate(verdicts).tolist()}
+    worst = (LEASE_LOST, EXPIRED, ACCEPT, ALREADY_ACKED)
+    return np.array([next(each for each in worst if each in found)], np.uint8)
