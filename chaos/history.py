@@ -1,9 +1,10 @@
 """Histories: what clients asked, were answered and were given, as JSON lines.
 
-Every operation is one line, written as it ends, so that a crash of the harness loses nothing
-but a torn last line. What exists many times is a list, element i of each belonging together:
-a batch of a thousand timers is one line, not a thousand. Times are Unix milliseconds on the
-client's clock, except due times, `fired_at_ms` and `handed_out_ms`, which are the cluster's.
+Every operation is one line, written as it ends. What may change something is written down before it
+is sent, too, with the outcome `asked`, so that a crash of the client loses nothing but a torn last
+line. What exists many times is a list, element i of each belonging together: a batch of a thousand
+timers is one line, not a thousand. Times are Unix milliseconds on the client's clock, except due
+times, `fired_at_ms` and `handed_out_ms`, which are the cluster's.
 
     op        lists                                             single values
     schedule  marks, ids | null, due_ms | null                  start_ms end_ms outcome topic
@@ -36,7 +37,9 @@ those; a schedule has it as `delay_ms`. Where a row has no key, no id or no othe
 is null.
 
 An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (timed out, the
-connection broke: it may have happened). An unknown one has no ids or results.
+connection broke: it may have happened). An unknown one has no ids or results. One that was `asked`
+has what was asked for, no end_ms, and a `request`, a number that the line of its outcome has, too.
+Without such a line its outcome is unknown.
 
 **Marks.** A timer whose answer was lost has no id that anybody knows. So a workload numbers its
 timers itself and puts that number into the first eight bytes of the payload: the *mark*, unique
@@ -73,7 +76,9 @@ in the schedule, from its `strike` (with `nemesis`) to its `healed`.
 """
 
 import enum
+import itertools
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +102,8 @@ SCHEMA: Final = (
     " attempts ARRAY<INT>, fired_at_ms ARRAY<BIGINT>, keys ARRAY<STRING>, on_conflict STRING,"
     " existing ARRAY<STRING>, new_ids ARRAY<STRING>, due_from_ms BIGINT, due_to_ms BIGINT,"
     " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT,"
-    " said STRING, topic_id BIGINT, pending BIGINT, group_id BIGINT, to_offset BIGINT"
+    " said STRING, topic_id BIGINT, pending BIGINT, group_id BIGINT, to_offset BIGINT,"
+    " request BIGINT"
 )
 """Of all lines together, in Spark's words."""
 COUNTS: Final = ("scheduled", "pending", "fired", "cancelled", "dropped")
@@ -113,6 +119,8 @@ class Outcome(enum.StrEnum):
     OK = "ok"
     FAIL = "fail"
     UNKNOWN = "unknown"
+    ASKED = "asked"
+    """It is about to be sent: a later line says what came of it."""
 
 
 def payload_of(mark: int, size: int = MARK_SIZE) -> bytes:
@@ -244,6 +252,13 @@ class History(_Lines):
     def __init__(self, run: Run, client: str) -> None:
         super().__init__(run.histories / f"{client}.jsonl")
         self._client = client
+        self._requests = itertools.count(time.time_ns())  # no earlier process of its name had them
+
+    def asks(self, op: str, *, start_ms: int, **fields: Any) -> int:
+        """Record an operation that is about to be sent; return its `request` number."""
+        request = next(self._requests)
+        self._line(op, start_ms=start_ms, outcome=Outcome.ASKED, request=request, **fields)
+        return request
 
     def schedule(
         self,

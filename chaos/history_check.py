@@ -89,7 +89,8 @@ COUNT: Final = _integer(0, _I64, "")
 NAME: Final = _text("a text that is not empty", ".+")
 TOPIC: Final = _text("a topic's name; without default/, as the log has it", "(?!default/.).+")
 ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
-OUTCOME: Final = _one_of(*Outcome)
+OUTCOME: Final = _one_of(Outcome.OK, Outcome.FAIL, Outcome.UNKNOWN)
+OUTCOME_OR_ASKED: Final = _one_of(*Outcome)
 _MAP: Final = Kind("a JSON object, as text", _is_map)
 CANCEL_RESULT: Final = _one_of(
     *("CANCELLED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "TIMER_NOT_FOUND", "DROPPED")
@@ -126,7 +127,13 @@ _DETAIL: Final = {"detail": Field(Kind("a text", lambda v: isinstance(v, str)), 
 _WHERE: Final = {"topic": Field(TOPIC), "group": Field(NAME)}
 _OPTIONAL: Final = Field(COUNT, required=False)
 
-_ENDED: Final = {**_SPAN, **_DETAIL}
+_ENDED: Final = {
+    "start_ms": Field(MS),
+    "end_ms": Field(MS, required=False),
+    "outcome": Field(OUTCOME_OR_ASKED),
+    "request": _OPTIONAL,
+    **_DETAIL,
+}
 _TOPIC: Final = {"topic": Field(TOPIC)}
 _IDS: Final = {"ids": Field(ID, many=True)}
 _KEYS: Final = {**_TOPIC, "keys": Field(NAME, many=True)}
@@ -324,6 +331,12 @@ def _wrong_relations(
         if (name in given) != (given["outcome"] == Outcome.OK):
             rule = f"must be there if, and only if, outcome is ok; it is {given['outcome']}"
             yield name, given.get(name), rule
+    if "request" in fields:
+        asked = given["outcome"] == Outcome.ASKED
+        for name, there in (("end_ms", not asked), ("request", asked)):
+            if (name in given) != there and (name == "end_ms" or asked):
+                must = "must be there" if there else "must not be there"
+                yield name, given.get(name), f"{must}: outcome is {given['outcome']}"
     lists = [name for name, field in fields.items() if field.many and name in given]
     for name in lists[1:]:
         if len(given[name]) != len(given[lists[0]]):

@@ -21,6 +21,23 @@ _STRETCH_BITS: Final = 8
 _SAID: Final = ("ack", "nack", "extend")
 
 
+def with_unanswered(lines: DataFrame) -> DataFrame:
+    """Return what became of each request; unknown, where a line tells only that it was asked.
+
+    Nothing of such a one is known after its begin, which is its end here.
+    """
+    is_asked = F.col("outcome").eqNullSafe("asked")
+    if not lines.where(is_asked).head(1):
+        return lines
+    ids = ["client", "request"]
+    told = lines.where(~is_asked & F.col("request").isNotNull()).select(*ids)
+    lost = (
+        lines.where(is_asked).join(told, ids, "left_anti").withColumn("end_ms", F.col("start_ms"))
+    )
+    lost = lost.withColumn("outcome", F.lit("unknown")).select(*lines.columns)
+    return lines.where(~is_asked).unionByName(lost)
+
+
 def schedules(lines: DataFrame) -> DataFrame:
     """Return the lines that `flat.asked` is about."""
     return lines.where("op = 'schedule'").select(*flat.ASKED_OF)

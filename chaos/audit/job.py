@@ -126,6 +126,8 @@ LIVED: Final = ("lived", "given_lived")
 def read_histories(spark: SparkSession, run: Run) -> DataFrame:
     """Return the lines of all histories, whichever form they have (history.SCHEMA).
 
+    None was `asked` any more: what became of such a request is told, or unknown.
+
     Raises:
         FileNotFoundError: there are none.
         ValueError: a line is no JSON, and not the last one, which a crash may have torn.
@@ -146,7 +148,9 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
         parts.append(lines.where("op IS NOT NULL").drop("file"))
     if columns:
         parts.append(reader.parquet(*map(str, columns)))
-    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    lines = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    told = clients.with_unanswered(lines)
+    return lines if told is lines else _kept(told, run, "told")
 
 
 def _torn(history_file: Path) -> int:

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from chaos.history import History, Outcome, payload_of
 from chaos.suite.nemesis import NOTHING, Aside, Fizzled, Undo, nothing
@@ -143,30 +143,33 @@ class _Book:
         self.due_ms: Final = [now_ms() + FLOOD_DUE_MS] * _ROWS
         self._history = history
         self._answers = answers
-        self._asked_ms: dict[range, int] = {}
-        """Marks -> when: of the requests without an answer."""
+        self._asked: dict[range, tuple[int, int]] = {}
+        """Marks -> when, and the request's number: of those without an answer."""
 
     def asks(self, marks: range) -> None:
         """A request is about to be sent."""
-        self._asked_ms[marks] = now_ms()
+        at_ms, named = now_ms(), {"topic": FLOOD, "marks": [*marks], "due_ms": self.due_ms}
+        self._asked[marks] = at_ms, self._history.asks("schedule", start_ms=at_ms, **named)
 
     def answered(self, marks: range, known: Sequence[str] | TimerError) -> None:
         """It was taken, and these are its timers' ids; or this is what is known of it instead."""
-        span_ms = (self._asked_ms[marks], now_ms())
-        ids, outcome, more = None, Outcome.OK, {}
+        asked_ms, request = self._asked[marks]
+        ids, outcome, span_ms = None, Outcome.OK, (asked_ms, now_ms())
+        more: dict[str, Any] = {"request": request}
         if isinstance(known, TimerError):
-            outcome, more = outcome_of(known), {"detail": repr(known)}
+            outcome = outcome_of(known)
+            more["detail"] = repr(known)
         else:
             ids = known
         self._history.schedule(
             marks, ids=ids, due_ms=self.due_ms, topic=FLOOD, span_ms=span_ms, outcome=outcome,
             **more,
         )  # fmt: skip
-        del self._asked_ms[marks]
+        del self._asked[marks]
         self._answers.append(known if isinstance(known, TimerError) else None)
 
     def close(self) -> None:
         """Write down what nobody waited for, and close the history. The client has ended."""
-        for marks in [*self._asked_ms]:
+        for marks in [*self._asked]:
             self.answered(marks, OutcomeUnknown("not waited for: its client failed"))
         self._history.close()

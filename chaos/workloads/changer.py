@@ -186,13 +186,14 @@ class Changer:
     ) -> dict[str, Any] | None:
         """Do it and write it down; return the answer. None: there was none, or it was refused."""
         start_ms, more = now_ms(), dict[str, Any]()
+        more["request"] = self._history.asks(op, start_ms=start_ms, **named)
         answer: dict[str, Any] | None = None
         outcome = Outcome.OK
         try:
             answer = call()
         except TimerError as error:
             outcome = outcome_of(error) if certain else Outcome.UNKNOWN
-            more = {"detail": repr(error)}
+            more["detail"] = repr(error)
         span_ms = (start_ms, now_ms())
         self._history.change(
             op, span_ms=span_ms, outcome=outcome, **named, **(answer or {}), **more

@@ -81,8 +81,9 @@ class Producer:
         """
         payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
         self.will_be_due(max(due_ms))
-        named = {"keys": [*keys], "on_conflict": on_conflict}
+        named: dict[str, Any] = {"keys": [*keys], "on_conflict": on_conflict}
         start_ms = now_ms()
+        named["request"] = self._asks(marks, due_ms, start_ms, **named)
         try:
             timers = self.client.schedule_batch(
                 self._topic, payloads, due_ms=due_ms, keys=keys, on_conflict=on_conflict
@@ -156,19 +157,20 @@ class Producer:
         payloads = [payload_of(mark, size) for mark in marks]
         start_ms = now_ms()
         self._expect(marks, max(due_ms))
+        request = self._asks(marks, due_ms, start_ms)
         try:
             future = self.client.submit_batch(
                 self._topic, payloads, due_ms=due_ms, timeout=timeout_s
             )
         except TimerError as error:
-            self._answered(marks, due_ms, start_ms, error)
+            self._answered(marks, due_ms, start_ms, error, request=request)
             return None
 
         def answered(future: "Future[Timers]") -> None:
             with self._books.noting_failure():
                 error = future.exception()
                 known = error if error is not None else future.result().ids
-                self._answered(marks, due_ms, start_ms, known)
+                self._answered(marks, due_ms, start_ms, known, request=request)
 
         future.add_done_callback(answered)
         return future
@@ -187,12 +189,21 @@ class Producer:
         **more: Any,
     ) -> list[str]:  # fmt: skip
         start_ms = now_ms()
+        more["request"] = self._asks(marks, due_ms, start_ms, **more)
         try:
             known: list[str] | TimerError = call()
         except TimerError as error:
             known = error
         self._answered(marks, due_ms, start_ms, known, **more)
         return [] if isinstance(known, TimerError) else known
+
+    def _asks(
+        self, marks: Sequence[int], due_ms: Sequence[int] | None, start_ms: int, **more: Any
+    ) -> int:
+        due = {} if due_ms is None else {"due_ms": [*due_ms]}
+        return self._history.asks(
+            "schedule", start_ms=start_ms, topic=self._topic, marks=[*marks], **due, **more
+        )
 
     def _answered(
         self,
@@ -224,15 +235,18 @@ class Producer:
 
         Return whether it is over: False if it was refused, and had no effect.
         """
-        start_ms, results, more = now_ms(), None, {}
-        outcome = Outcome.OK
+        start_ms, results, outcome = now_ms(), None, Outcome.OK
+        more: dict[str, Any] = {
+            "request": self._history.asks("cancel", start_ms=start_ms, ids=[*ids])
+        }
         try:
             if len(ids) == 1:
                 results = [self.client.cancel(ids[0]).name]
             else:
                 results = [result.name for result in self.client.cancel_batch(ids)]
         except TimerError as error:
-            outcome, more = outcome_of(error), {"detail": repr(error)}
+            outcome = outcome_of(error)
+            more["detail"] = repr(error)
         span_ms = (start_ms, now_ms())
         self._history.cancel(ids, results=results, span_ms=span_ms, outcome=outcome, **more)
         over = ("CANCELLED", "ALREADY_CANCELLED", "DROPPED")

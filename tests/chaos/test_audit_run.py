@@ -259,6 +259,27 @@ def test_damaged_segment_is_named_and_the_run_is_unusable(
     assert path.name in capsys.readouterr().err
 
 
+def test_what_a_client_was_about_to_send_as_it_crashed_was_asked_for(
+    spark: SparkSession, world: Run
+) -> None:
+    path = world.histories / "producer.jsonl"
+    answered, four, unknown, cancel = history.read(path)
+    path.unlink()
+    with history.History(world, "producer") as h:
+        for line, ended in ((answered, True), (four, False), (unknown, True), (cancel, False)):
+            names = ("topic", "marks", "due_ms") if line["op"] == "schedule" else ("ids",)
+            asks = {name: line[name] for name in names}
+            request = h.asks(line["op"], start_ms=line["start_ms"], **asks)
+            if ended:
+                h.write(line | {"request": request})
+    report = job.audit(spark, world)
+    verdicts = {"ok": 2, "cancelled": 1, "unknown_fired_once": 1, "unknown_not_fired": 1}
+    assert (report.summary["verdicts"], report.ok) == (verdicts, True)
+    assert {row["outcome"] for row in job.read_histories(spark, world).collect()} == {
+        None, "ok", "unknown"
+    }  # fmt: skip
+
+
 def test_torn_last_line_of_a_history_is_left_out(spark: SparkSession, world: Run) -> None:
     path = world.histories / "producer.jsonl"
     path.write_text(path.read_text() + '{"op": "sched')

@@ -19,7 +19,7 @@ EXAMPLES = [
     for block in re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     for line in block.splitlines()
 ]
-BY_OP = {kind_of(line): line for line in reversed(EXAMPLES)}
+BY_OP = {kind_of(line): line for line in reversed(EXAMPLES) if line.get("outcome") != "asked"}
 """The first example of each operation; of schedule and of ack, one that was answered."""
 
 
@@ -30,6 +30,12 @@ def write(path: Path, lines: Sequence[Mapping[str, Any]], tail: str = "") -> Pat
 
 def changed(example: str, **fields: Any) -> dict[str, Any]:
     return {**BY_OP[example], **fields}
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    """Return what the document has as about to be sent, changed."""
+    (line,) = [line for line in EXAMPLES if line.get("outcome") == "asked"]
+    return {**line, **fields}
 
 
 # ---- the document
@@ -73,7 +79,8 @@ def test_required_field_that_is_missing_is_named(op: str) -> None:
         line = {key: value for key, value in BY_OP[op].items() if key != name}
         found = [each[0] for each in check_line(line)]
         if kind_of(line) == op:
-            assert found == ([name] if field.required else [])
+            required = field.required or name == "end_ms"  # but of what was only asked
+            assert found == ([name] if required else [])
         else:  # without it, it is a line of another kind
             assert found != [], name
 
@@ -90,6 +97,12 @@ def test_value_of_another_kind_is_named(op: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "field", "allowed"),
     [
+        (changed("open", outcome="asked"), "outcome", "open has no such field"),
+        (changed("ack", outcome="asked"), "outcome", "one of ok, fail, unknown"),
+        (asked(end_ms=1795252672009), "end_ms", "must not be there: outcome is asked"),
+        (asked(request=None), "request", "must be there: outcome is asked"),
+        (asked(ids=["0" * 24] * 2), "ids", "only if, outcome is ok; it is asked"),
+        (asked(outcome="unknown"), "end_ms", "must be there: outcome is unknown"),
         (changed("open", op="opened"), "op", "schedule, cancel, reschedule, open, deliver, ack"),
         (changed("open", client=""), "client", "a text that is not empty"),
         (changed("open", topic="default/orders"), "topic", "without default/"),
@@ -160,7 +173,10 @@ def test_what_our_own_clients_write_is_right(tmp_path: Path) -> None:
         for due_ms in (None, [5, 6]):
             history.schedule([1, 2], ids=ids, due_ms=due_ms, topic="t", span_ms=(1, 2),
                              outcome=Outcome.OK)  # fmt: skip
-        history.cancel(ids, results=None, span_ms=(1, 1), outcome=Outcome.UNKNOWN, detail="")
+        request = history.asks("cancel", start_ms=1, ids=ids)
+        history.cancel(
+            ids, request=request, results=None, span_ms=(1, 1), outcome=Outcome.UNKNOWN, detail=""
+        )
         history.open("t", "g", start_ms=1)
     assert [*check(run.histories / "c.jsonl")] == []
 

@@ -14,6 +14,7 @@ from chaos.history import Run, read
 from chaos.suite import crowd
 from chaos.suite.crowd import Flood, KillConsumer
 from chaos.suite.nemesis import Fizzled
+from tests.chaos.world import told
 from timerclient.errors import Overloaded, Unreachable
 
 ROWS = 2
@@ -117,7 +118,9 @@ def flooded(
     except Exception as error:  # noqa: BLE001 - it is what is looked at
         raised = error
     [history] = Run(folder).histories.iterdir()
-    lines = sorted(read(history), key=lambda line: int(line["marks"][0]))
+    lines = sorted(told(history), key=lambda line: int(line["marks"][0]))
+    asked = [line for line in read(history) if line["outcome"] == "asked"]
+    assert sorted(line["request"] for line in asked) == [line["request"] for line in lines]
     first = lines[0]["marks"][0]
     assert all(line["start_ms"] <= line["end_ms"] for line in lines)
     return stage, raised, [(line["outcome"], line["marks"][0] - first) for line in lines]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chaos import workloads
-from chaos.history import Outcome, Run, payload_of, read
+from chaos.history import Outcome, Run, payload_of
 from chaos.history_check import check
 from chaos.workloads import clients as clients_module
 from chaos.workloads.agenda import Agenda
@@ -22,6 +22,7 @@ from chaos.workloads.clients import Clients, Kind, Setting
 from chaos.workloads.consumer import Consumer, Habit, Source, prompt
 from chaos.workloads.kinds import KINDS
 from chaos.workloads.producer import Producer, outcome_of
+from tests.chaos.world import told
 from tests.cluster.running import until
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS, Group, wire_error
@@ -35,7 +36,7 @@ from timerclient.timers import Timer
 def lines(run: Run, name: str, op: str) -> list[dict[str, Any]]:
     """Return the lines of one operation from all histories whose names begin with `name`."""
     paths = sorted(run.histories.glob(f"{name}*.jsonl"))
-    return [line for path in paths for line in read(path) if line["op"] == op]
+    return [line for path in paths for line in told(path) if line["op"] == op]
 
 
 def flat(found: Sequence[dict[str, Any]], field: str) -> list[Any]:
@@ -276,7 +277,7 @@ def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: Run) -> None:
     assert changer.rule({"ttl_ms": 5}, among=("retention_ms", "ttl_ms"))
     assert [changer.delete(), changer.delete()] == [True, True]
     changer.close()
-    found = [*read(run.histories / "c.jsonl")]
+    found = told(run.histories / "c.jsonl")
     assert [(line["op"], line["outcome"], line.get("said")) for line in found] == [
         ("policy", "ok", '{"paused": true}'),
         ("policy", "ok", '{"catch_up": "drop", "paused": false}'),
@@ -302,7 +303,7 @@ def test_changer_names_the_scope_that_it_lets_say_something(run: Run) -> None:
         changer.close()
     assert asked[:3] == [{"topic": "ns/t"}, {"namespace": "ns"}, {}]
     assert asked[3:] == [{"topic": "plain"}, {"namespace": "default"}, {}]
-    names = [line["topic"] for at in "np" for line in read(run.histories / f"{at}.jsonl")]
+    names = [line["topic"] for at in "np" for line in told(run.histories / f"{at}.jsonl")]
     assert names == ["ns/t", "ns/", "/", "plain", "default/", "/"]
     assert [*check(run.histories / "n.jsonl")] == []
 
@@ -324,7 +325,7 @@ def test_changer_writes_down_every_way_and_outcome(run: Run) -> None:
     changer.cancel_where({"key_prefix": "k"})  # a page of it may be done
     changer.reschedule_where({"key_prefix": "k"}, 6)
     changer.close()
-    found = [*read(run.histories / "c.jsonl")]
+    found = told(run.histories / "c.jsonl")
     assert [(line["op"], line["outcome"]) for line in found] == [
         ("cancel", "ok"), ("reschedule", "ok"), ("reschedule", "fail"), ("cancel", "ok"),
         ("cancel", "unknown"), ("reschedule", "ok"),
@@ -347,7 +348,7 @@ def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: Run) ->
     changer.redrive("t.g.dead", None)
     changer.redrive("t.g.dead", 3)  # some may be sent
     changer.close()
-    found = [*read(run.histories / "c.jsonl")]
+    found = told(run.histories / "c.jsonl")
     assert [(each["op"], each["outcome"]) for each in found] == [
         *[("seek", "ok")] * 3, ("seek", "fail"), ("delete_group", "ok"),
         ("delete_group", "unknown"), ("redrive", "ok"), ("redrive", "unknown"),

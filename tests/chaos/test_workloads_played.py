@@ -54,7 +54,7 @@ class Deeds:
         found = chain.from_iterable(
             lines for stem, lines in self._lines.items() if stem.startswith(name)
         )
-        return [line for line in found if line["op"] == op]
+        return [line for line in found if line["op"] == op and line.get("outcome") != "asked"]
 
     def results(self, name: str, op: str) -> set[str]:
         return {*flat(self.of(name, op), "results")}

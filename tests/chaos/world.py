@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from chaos.history import Outcome, read
 from timer import entry, payloads, segment, timer_id
 from timer.columns import Binary, OnConflict, Part, encode_schedule
 from timer.entry import Kind
@@ -172,3 +173,8 @@ def write_log(
         path = segment.path_of(folder, header.first)
         path.write_bytes(header.encode() + b"".join(part))
         epoch, before = segment.peek(memoryview(part[-1]))[0], start + 1
+
+
+def told(history: Path) -> list[dict[str, Any]]:
+    """Return the lines of a history, but for those of what was about to be sent."""
+    return [line for line in read(history) if line.get("outcome") != Outcome.ASKED]
