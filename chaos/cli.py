@@ -90,7 +90,7 @@ def _audit(args: argparse.Namespace) -> int:
             return run(args)
         from chaos.audit import run_audit
     except ModuleNotFoundError as missing:
-        print(f"audit: {missing.name} is missing: pip install 'timer-cluster[server,audit]'")
+        print(f"audit: {missing.name} is missing: pip install '.[server,audit]' in a clone")
         return 2
     return run_audit(args.folder, output=args.output, check_history=args.check_history)
 

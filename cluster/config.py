@@ -504,7 +504,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help=f"TOML file (or {ENV_FILE})")
     for name in _FLAGS:
         parser.add_argument(f"--{name}", help=f"the setting {name!r}")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="any setting, such as limits.key_bytes_max=512; may be repeated",
+    )
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, str]:

@@ -6,8 +6,9 @@
     timerd --config n1.toml --raft-lost      ... once, though raft/ is gone (docs/members.md)
 
 Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
-files, or a founder formatted again; 67 the disk failed; 68 the replicas' states differ, and no
-majority agrees on one; 70-75 the control plane (see cluster/raft.py); 1 anything else.
+files, another version's, a lost promise, or a founder formatted again; 67 the disk failed; 68 the
+replicas' states differ, and no majority agrees on one; 70-75 the control plane (see
+cluster/raft.py); 1 anything else.
 
 A node whose state or log is damaged, or whose state differs from that of a majority, does not end:
 it fetches both anew from the leader (cluster/repair.py). To install what was fetched is to start
@@ -20,13 +21,36 @@ import os
 import secrets
 import sys
 from pathlib import Path
+from typing import Final
 
-from cluster.config import add_flags, flags_of, load_config, print_config
-from cluster.exits import exit_code
+from cluster.exits import EXIT_OTHER, exit_code
 from timer.directory import format_directory, founding_replica_id
 from timer.disk import RealDisk
 from timer.errors import ConfigError, TimerError
 from timer.units import ReplicaId
+
+_DESCRIPTION: Final = """\
+Run one node of the cluster.
+
+  timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3
+
+formats its data directory first, once: timerd init --help.
+"""
+_EPILOG: Final = """\
+Settings: docs/settings.md, or --print-config. A file, then the environment
+(TIMERD_LIMITS__PAYLOAD_BYTES_MAX=...), then flags.
+
+exit codes:
+  0      stopped as asked
+  1      anything else
+  2      usage
+  64     a setting or a port
+  65     the data directory
+  66     damaged files, another version's, a lost promise; a founder formatted again
+  67     the disk failed
+  68     the replicas' states differ, and no majority agrees on one
+  70-75  the control plane; may be restarted
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,6 +65,10 @@ def main(argv: list[str] | None = None) -> int:
     except TimerError as error:
         print(f"timerd: {error}", file=sys.stderr)  # noqa: T201
         return exit_code(error)
+    except ModuleNotFoundError as missing:  # the client alone was installed
+        text = f"needs {missing.name}: pip install '.[server]' in a clone of timer-cluster"
+        print(f"timerd: {text}", file=sys.stderr)  # noqa: T201
+        return EXIT_OTHER
 
 
 def init(argv: list[str]) -> int:
@@ -86,7 +114,14 @@ def init(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> int:
     """Run a node until SIGTERM or SIGINT, or show its settings."""
-    parser = argparse.ArgumentParser(prog="timerd", description="Run one node of the cluster.")
+    from cluster.config import add_flags, flags_of, load_config, print_config
+
+    parser = argparse.ArgumentParser(
+        prog="timerd",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_flags(parser)
     parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
     parser.add_argument(

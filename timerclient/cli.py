@@ -263,8 +263,8 @@ def why_missing(error: Exception) -> str:
         return f"can't be loaded: {type(error).__name__}: {_one_line(error)}"
     extras = _extras_with(error.name.partition(".")[0])
     if extras:
-        wanted = " or ".join(f"pip install '{DISTRIBUTION}[{extra}]'" for extra in extras)
-        return f"needs {error.name}: {wanted}"
+        wanted = " or ".join(f"pip install '.[{extra}]'" for extra in extras)
+        return f"needs {error.name}: {wanted} in a clone of {DISTRIBUTION}"
     return f"needs the module {error.name}, which is not installed"
 
 

@@ -1,12 +1,14 @@
 """`timerd init`: who may vote after a directory was formatted."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from cluster.config import build_config
 from cluster.storage import open_storage
-from cluster.timerd import init
+from cluster.timerd import init, main
 from replication.promise import PromiseFile
 from timer.directory import founding_replica_id, read_identity
 from timer.disk import RealDisk
@@ -56,3 +58,23 @@ def test_name_that_is_no_voter_must_say_that_it_is_a_learner(tmp_path: Path) -> 
         init(arguments(tmp_path / "d", name="n4"))
     assert not (tmp_path / "d").exists()
     assert init(arguments(tmp_path / "d", "--learner", name="n4")) == 0
+
+
+@pytest.mark.parametrize("module", ["numpy", "uvloop"])
+def test_extra_that_is_missing_is_named_and_how_to_install_it(module: str, tmp_path: Path) -> None:
+    words = ["--name", "n1", "--data", str(tmp_path / "d"), "--set", "cluster_id=c"]
+    words += ["--set", "peers=n1=127.0.0.1:7001"]
+    blocked = f"import sys; sys.modules[{module!r}] = None; from cluster.timerd import main"
+    command = [sys.executable, "-c", f"{blocked}; sys.exit(main({words}))"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"timerd: needs {module}: pip install '.[server]'")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_tells_of_init_of_set_and_of_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    for word in ("timerd init --data", "any setting", "70-75", "  66 "):
+        assert word in out
