@@ -77,19 +77,19 @@ test: setup  ## check, 60 simulated worlds, every test; without Java the Spark t
 	  wait $$worlds || failed=$$?; \
 	  cat build/sim.txt; exit $$failed
 
-demo: setup java  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
+demo: java setup  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
 	$(BIN)/python -m chaos.demo $(ARGS)
 
 sim: setup  ## the deterministic simulator; SEEDS=n worlds, SEED=n replays one
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-chaos: setup java  ## the fault-injection suite: a 10-minute mix of all faults, and the audit
+chaos: java setup  ## the fault-injection suite: a 10-minute mix of all faults, and the audit
 	$(BIN)/python -m chaos.suite run mix --minutes 10 $(ARGS)
 
-chaos-short: setup java  ## a 2-minute mix; works without root, and says what that leaves out
+chaos-short: java setup  ## a 2-minute mix; works without root, and says what that leaves out
 	$(BIN)/python -m chaos.suite run short --minutes 2 $(ARGS)
 
-audit: setup java  ## re-check a run's folder: make audit RUN=run/demo
+audit: java setup  ## re-check a run's folder: make audit RUN=run/demo
 	$(BIN)/python -m chaos.audit $(RUN) $(ARGS)
 
 bench: setup  ## the benchmarks

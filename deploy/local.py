@@ -33,6 +33,7 @@ from typing import Any, BinaryIO, Final, Protocol
 
 import grpc
 
+from timerclient.cli import DEFAULT_CLUSTER
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
 
@@ -41,6 +42,7 @@ READY_TIMEOUT_S: Final = 120.0
 """Only nodes that hang take so long: one that ends is reported at once."""
 STOP_TIMEOUT_S: Final = 60.0
 """Far more than a node takes to hand over and finish what it has in flight."""
+FOLDER: Final = Path("run/local")
 LOOPBACK: Final = "127.0.0.1"
 POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
@@ -506,15 +508,25 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         ("status", _status, "show the nodes"),
     ):
         parser = actions.add_parser(name, help=text)
-        parser.add_argument("--dir", type=Path, default=Path("run/local"), help="where it lies")
+        parser.add_argument(
+            "--dir", type=Path, default=FOLDER, help=f"where it lies; default: {FOLDER}"
+        )
         if name == "status":
             parser.set_defaults(run=_reporting(run), names=[], nodes=3, base_port=None)
             continue
         parser.add_argument("names", nargs="*", metavar="NODE")
         parser.set_defaults(run=_reporting(run), nodes=3, base_port=None)
         if name == "up":
-            parser.add_argument("--nodes", type=int, default=3, help="how many, if it is new")
-            parser.add_argument("--base-port", type=int, help="first port, if it is new")
+            parser.add_argument(
+                "--nodes", type=int, default=3, help="how many, if it is new; default: 3"
+            )
+            parser.add_argument(
+                "--base-port",
+                type=int,
+                metavar="P",
+                help="if it is new: gRPC at P, P + 1, ..., HTTP ten above; default: free ports. "
+                "timerctl looks at 7401 to 7403 unless it is told otherwise",
+            )
 
 
 def _reporting(run: Callable[[LocalCluster, Sequence[str]], None]) -> Callable[..., int]:
@@ -535,6 +547,9 @@ def _reporting(run: Callable[[LocalCluster, Sequence[str]], None]) -> Callable[.
 def _up(cluster: LocalCluster, names: Sequence[str]) -> None:
     cluster.start(*names)
     _status(cluster, names)
+    looked_at = os.environ.get("TIMERCTL_CLUSTER", DEFAULT_CLUSTER)
+    if not {*cluster.endpoints} <= {each.strip() for each in looked_at.split(",")}:
+        print(f"\nexport TIMERCTL_CLUSTER={','.join(cluster.endpoints)}")
 
 
 def _down(cluster: LocalCluster, names: Sequence[str]) -> None:

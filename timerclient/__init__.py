@@ -18,6 +18,7 @@ from timerclient.aio import AsyncConsumer, AsyncTimerClient
 from timerclient.errors import (
     AlreadyExists,
     DiskFull,
+    GroupHeld,
     InvalidRequest,
     LeaseLost,
     NotFound,
@@ -59,6 +60,7 @@ __all__ = [
     "Consumer",
     "DiskFull",
     "ExtendResult",
+    "GroupHeld",
     "InvalidRequest",
     "LeaseLost",
     "Message",

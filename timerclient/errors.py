@@ -1,4 +1,4 @@
-"""Everything that a call of this package can raise, as one tree.
+"""Everything that the cluster, or the way to it, lets a call of this package raise: one tree.
 
 TimerError
 +-- InvalidRequest         change the request; names field and limit (a ValueError, too)
@@ -28,6 +28,10 @@ TimerError
 +-- BadConfig              between operator and node
 +-- RpcFailed              the transport or a proxy refused it, without a reason of the cluster's
 +-- Closed                 you closed the client or the consumer
+
+A RuntimeError is none of these, but a misuse that nothing was asked by: a client that was made
+before a fork, or while the parent had one open (see timerclient/sync.py); waiting in the callback
+of a future.
 
 Two flags decide what to do: `retryable` (the identical call may succeed later) and
 `outcome_known` (True: it certainly had no effect). The client itself already retries, as the

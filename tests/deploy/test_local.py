@@ -173,6 +173,29 @@ def test_commands_up_status_down(
     assert capsys.readouterr().out.rstrip().endswith("down")
 
 
+def test_up_says_how_timerctl_finds_the_nodes_unless_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = LocalCluster(tmp_path / "d", nodes=1, program=FAKE)
+
+    def last_line() -> str:
+        local._up(cluster, [])
+        return capsys.readouterr().out.splitlines()[-1]
+
+    try:
+        monkeypatch.delenv("TIMERCTL_CLUSTER", raising=False)
+        said = last_line()
+        [address] = cluster.endpoints
+        assert said == f"export TIMERCTL_CLUSTER={address}"
+        monkeypatch.setenv("TIMERCTL_CLUSTER", f"127.0.0.1:1, {address}")
+        assert last_line().startswith("n1")
+        monkeypatch.delenv("TIMERCTL_CLUSTER")
+        monkeypatch.setattr(local, "DEFAULT_CLUSTER", f"{address},127.0.0.1:1")
+        assert last_line().startswith("n1")
+    finally:
+        cluster.stop()
+
+
 def test_leader_is_none_where_nobody_answers(cluster: LocalCluster) -> None:
     cluster.start("n1")
     assert cluster.state("n1") is None
