@@ -1,0 +1,98 @@
+"""The reference pages say what the code does: every setting, every metric, in both directions."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import wire
+from cluster.config import TYPES, NodeConfig, build_config, flatten
+from cluster.telemetry import Levels, Telemetry
+from timer.errors import InvalidRequest
+
+ROOT = Path(__file__).parent.parent
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The rows of tables whose first cell is a name in code: that name -> the other cells."""
+    cells = [
+        [cell.strip() for cell in line.strip("| ").split(" | ")]
+        for line in text.splitlines()
+        if line.startswith("| `")
+    ]
+    named = {row[0].strip("` "): row[1:] for row in cells}
+    assert len(named) == len(cells), "no name twice"
+    return named
+
+
+def declared(part: type = NodeConfig, section: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """Key and field of every setting."""
+    for each in fields(part):
+        if isinstance(each.type, type) and is_dataclass(each.type):
+            yield from declared(each.type, f"{each.name}.")
+        else:
+            yield section + each.name, each
+
+
+def number(cell: str) -> int:
+    return int(re.fullmatch(r"`([0-9_]+)`", cell)[1])  # type: ignore[index]
+
+
+def test_page_of_settings_has_each_with_its_default_and_range() -> None:
+    told = rows(page("docs/settings.md").partition("## Names")[0].partition("## The node")[2])
+    settings = dict(declared())
+    assert told.keys() == settings.keys() == TYPES.keys()
+    for key, (unit, default, limits, meaning) in told.items():
+        each = settings[key]
+        if each.default is MISSING:
+            assert default == "must be set", key
+        else:
+            assert tomllib.loads(f"x = {default.strip('`')}") == {"x": each.default}, key
+        if "range" in each.metadata:
+            low, high = limits.split(" to ")
+            assert (number(low), number(high)) == each.metadata["range"], key
+            assert unit == ("ms" if "_ms" in key else "bytes/s" if "per_s" in key else unit), key
+        assert meaning, key
+
+
+def test_page_of_settings_has_the_rules_of_names() -> None:
+    names = page("docs/settings.md").partition("## Names")[2]
+    for pattern in (wire.TOPIC_NAME, wire.GROUP_NAME):
+        with pytest.raises(InvalidRequest) as refused:
+            wire.check_name("name", "/", pattern)
+        assert f"| {refused.value.limit.removeprefix('must be ')};" in names.replace("`", "")
+
+
+def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
+    lag = ((("t", "g"), (1, 2)),)
+    levels = Levels(lagging_groups=lag, late_topics=((("t",), (1,)),), fullest_quotas=lag)
+    telemetry = Telemetry(node="n1", version="1", read_levels=lambda: levels)
+    telemetry.error("Cancel", "NOT_FOUND")
+    shown = {}
+    for family in telemetry.registry.collect():
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labels = dict.fromkeys(label for sample in family.samples for label in sample.labels)
+        labels.pop("le", None)
+        shown[name + f"{{{','.join(labels)}}}" * bool(labels)] = family.type
+    alerts, _, reference = page("docs/metrics.md").partition("## State")
+    told = {name: kind for name, (kind, _) in rows(reference).items()}
+    assert told == shown
+    names = {name.partition("{")[0] for name in shown}
+    assert {*re.findall(r"timer_[a-z_]+", alerts)} <= names
+
+
+def test_settings_of_the_readme_are_taken_from_other_machines() -> None:
+    [text] = re.findall(r"```toml\n(.*?)```", page("README.md"), re.DOTALL)
+    config = build_config(flatten(tomllib.loads(text)))
+    assert config.insecure
+    for address in (config.grpc, config.http, *config.peers.values()):
+        assert address.startswith("10.0.0."), address
+    assert config.grpc == config.peers[config.name]
