@@ -52,7 +52,7 @@ class Enough(Exception):
 
 
 def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    [example] = examples("README.md")
+    example, _ = examples("README.md")
     processed: list[bytes] = []
 
     def process(message: Message) -> None:
@@ -77,6 +77,29 @@ def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch
         with fake.client() as client:
             [topic] = client.topics()
             assert (topic.pending, topic.cancelled, topic.fired) == (0, 4, 3)
+
+
+def test_example_of_throughput_sends_what_was_submitted() -> None:
+    _, example = examples("README.md")
+    parts = [[b"%d" % n for n in range(at, at + 1_000)] for at in range(0, 5_000, 1_000)]
+    sent: list[bytes] = []
+
+    def send(payloads: list[bytes]) -> None:
+        sent.extend(payloads)
+        if len(sent) == 5_000:
+            raise Enough
+
+    with FakeCluster() as fake, fake.client() as client:
+        names: dict[str, Any] = {
+            "client": client,
+            "parts": parts,
+            "due_ms": fake.now_ms,
+            "send": send,
+        }
+        with pytest.raises(Enough):
+            exec(example, names)
+        assert [each for part in parts for each in part] == sent
+        assert sum(len(timers) for timers in names["timers"]) == 5_000
 
 
 def test_example_of_quotas_is_refused_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
