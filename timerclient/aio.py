@@ -41,6 +41,7 @@ from timerclient.topics import TopicCalls
 T = TypeVar("T")
 
 WINDOW = 1_000
+"""Messages on their way or waiting: with a lease of 30 s, 15 ms of work each."""
 CHANGES = {
     "add": pb.ChangeMembersRequest.ADD,
     "replace": pb.ChangeMembersRequest.REPLACE,
@@ -304,10 +305,12 @@ class AsyncTimerClient(TopicCalls):
     ) -> "AsyncConsumer":
         """Return a consumer of a group; the group and the topic are made if they don't exist.
 
-        `lease`: how long a message is this consumer's before others may get it; None: the group's
-        default. `start`: where the group begins if this creates it. `window`: how many messages
-        may be on their way or waiting here. `max_messages`: iteration ends after so many; no
-        more are leased. `name` is for people.
+        `lease`: how long a message is this consumer's before others may get it, from when it was
+        handed out; None: the group's default. `start`: where the group begins if this creates it;
+        it then keeps `lease` as its default, too. `window`: how many messages may be on their way
+        or waiting here; those taken, a batch at a time, count no longer, so 2 x window x work per
+        message has to be less than `lease`. `max_messages`: iteration ends after so many; no more
+        are leased. `name` is for people.
         """
         credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)

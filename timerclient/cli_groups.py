@@ -175,7 +175,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dead-letter-topic", metavar="TOPIC", help="default: TOPIC.GROUP.dead")
     parser.add_argument("--backoff-min", help="wait after a first nack without a delay", **duration)
-    parser.add_argument("--backoff-max", help="the longest such wait; each is doubled", **duration)
+    parser.add_argument(
+        "--backoff-max",
+        help="the longest such wait, each twice the last; 0: always --backoff-min",
+        **duration,
+    )
 
 
 def _options(args: argparse.Namespace) -> GroupOptions:

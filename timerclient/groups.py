@@ -28,9 +28,9 @@ class GroupOptions(TypedDict, total=False):
     dead_letter_topic: str
     """Where dead letters go. Empty: TOPIC.GROUP.dead."""
     backoff_min: Seconds
-    """How long a nack without a delay waits the first time; each time after twice as long …"""
+    """How long a nack without a delay waits the first time; then twice as long each time …"""
     backoff_max: Seconds
-    """… but never longer than this."""
+    """… but never longer than this. 0: always as long as the first time."""
     type: str
     """shared, key_shared, exclusive or failover; of a new group only."""
     max_in_flight: int

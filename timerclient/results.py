@@ -11,8 +11,10 @@ class CancelResult(IntEnum):
     ALREADY_CANCELLED = 2
     """An earlier cancel did it: perhaps this one, if its answer was lost and it was retried."""
     ALREADY_FIRED = 3
+    """Or it was due, and had gone with its topic: nothing is kept of that."""
     NOT_FOUND = 4
-    """It never existed, or ended longer ago than the cluster remembers."""
+    """It never existed; was due, or ended, over ten minutes ago; or went with its topic, and is not
+    due yet."""
     DROPPED = 5
     """Its topic was paused, and went on without it: it never fires."""
 

@@ -442,10 +442,12 @@ class TimerClient(TopicFront):
     ) -> "Consumer":
         """Return a consumer of a group, once a leader has opened it.
 
-        `lease`: how long a message is this consumer's before others may get it; None: the group's
-        default. `start`: where the group begins if this creates it. `window`: how many messages
-        may be on their way or waiting here. `max_messages`: iteration ends after so many; no
-        more are leased. `name` is for people.
+        `lease`: how long a message is this consumer's before others may get it, from when it was
+        handed out; None: the group's default. `start`: where the group begins if this creates it;
+        it then keeps `lease` as its default, too. `window`: how many messages may be on their way
+        or waiting here; those taken, a batch at a time, count no longer, so 2 x window x work per
+        message has to be less than `lease`. `max_messages`: iteration ends after so many; no more
+        are leased. `name` is for people.
 
         Raises:
             Unreachable: no leader opened it in time.

@@ -181,10 +181,13 @@ class _CancelResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelRe
     """it was pending and will never fire"""
     ALREADY_CANCELLED: _CancelResult.ValueType  # 2
     ALREADY_FIRED: _CancelResult.ValueType  # 3
+    """or it was due, and had gone with its topic: nothing is kept of that"""
     TIMER_NOT_FOUND: _CancelResult.ValueType  # 4
-    """never existed, or ended longer ago than the horizon"""
+    """never existed; was due, or ended, over ten minutes ago; or went with its"""
     DROPPED: _CancelResult.ValueType  # 5
-    """its topic was paused, and went on without it (Policy.catch_up)"""
+    """topic, and is not due yet
+    its topic was paused, and went on without it (Policy.catch_up)
+    """
 
 class CancelResult(_CancelResult, metaclass=_CancelResultEnumTypeWrapper): ...
 
@@ -193,10 +196,13 @@ CANCELLED: CancelResult.ValueType  # 1
 """it was pending and will never fire"""
 ALREADY_CANCELLED: CancelResult.ValueType  # 2
 ALREADY_FIRED: CancelResult.ValueType  # 3
+"""or it was due, and had gone with its topic: nothing is kept of that"""
 TIMER_NOT_FOUND: CancelResult.ValueType  # 4
-"""never existed, or ended longer ago than the horizon"""
+"""never existed; was due, or ended, over ten minutes ago; or went with its"""
 DROPPED: CancelResult.ValueType  # 5
-"""its topic was paused, and went on without it (Policy.catch_up)"""
+"""topic, and is not due yet
+its topic was paused, and went on without it (Policy.catch_up)
+"""
 Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
 
 class _RescheduleResult:
@@ -1278,7 +1284,7 @@ class ReceiveRequest(_message.Message):
     wait_ms: _builtins.int
     """until the first message is there; at most 20000"""
     lease_ms: _builtins.int
-    """0: the group's default"""
+    """0: the group's default. A group that this creates keeps it as its own"""
     start: Global___GroupStart.ValueType
     """where the group begins if this creates it"""
     def __init__(
@@ -1313,7 +1319,7 @@ class OpenConsumer(_message.Message):
     topic: _builtins.str
     group: _builtins.str
     lease_ms: _builtins.int
-    """0: the group's default"""
+    """0: the group's default. A group that this creates keeps it as its own"""
     start: Global___GroupStart.ValueType
     """where the group begins if this creates it"""
     consumer: _builtins.str
@@ -1358,7 +1364,7 @@ class AckRequest(_message.Message):
     epoch: _builtins.int
     """of the delivery"""
     topic: _builtins.str
-    """of a unary request only, as in the two below"""
+    """of a unary request, which needs both, as in the two below"""
     group: _builtins.str
     cumulative: _builtins.bool
     """everything up to the one offset; exclusive and failover groups only"""
@@ -2309,7 +2315,7 @@ class GroupSettings(_message.Message):
     backoff_ms_min: _builtins.int
     """a nack without a delay waits so long, then twice as long, …"""
     backoff_ms_max: _builtins.int
-    """… up to this"""
+    """… up to this; 0: always backoff_ms_min"""
     type: _builtins.str
     """shared, key_shared, exclusive or failover; of a new group"""
     max_in_flight: _builtins.int
