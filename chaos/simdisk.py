@@ -160,6 +160,10 @@ class SimDisk:
         """
         self._failing = (after, rng)
 
+    def mend(self) -> None:
+        """Let no sync fail that has not failed yet."""
+        self._failing = None
+
     def flip(self, path: Path, position: int, *, mask: int = 1) -> None:
         """Damage one byte, as it is seen and on the platter."""
         assert 0 < mask < 256, mask

@@ -133,6 +133,7 @@ class World:
         for node in self.nodes:
             node.slow_disk = 1
             node.disk.capacity_bytes = node.capacity_bytes = None
+            node.disk.mend()
             node.resume()
             node.start()
         target = LogIndex(len(self.referee.committed) + 1)

@@ -168,6 +168,15 @@ def test_sync_fails_after_as_many_as_asked() -> None:
         file.sync()
 
 
+def test_mended_disk_syncs() -> None:
+    disk = fresh()
+    disk.fail_sync(random.Random(1))
+    disk.mend()
+    disk.write_atomic(PATH, b"new")
+    disk.crash(random.Random(1))
+    assert disk.read(PATH) == b"new"
+
+
 def test_full_disk_takes_what_fits_and_fails_with_enospc() -> None:
     disk = SimDisk(capacity_bytes=10)
     disk.make_dir(ROOT)
