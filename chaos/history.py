@@ -59,7 +59,8 @@ A run's folder:
                         a folder for each time that it began anew (000, 001, …)
     logs/               what the nodes printed
     run.json            of the suite: seed, versions, machine, options, schedule; and, of anybody,
-                        clock_error_ms: how far the clients' clocks and the cluster's differ at most
+                        clock_error_ms, how far the clients' clocks and the cluster's differ at
+                        most, and clients_error_ms, the clients' among each other
     audit/              what the audit found
 
 Each line of the timeline has `event` and `at_ms`, and where it applies `node`, `role` and `epoch`
@@ -106,6 +107,7 @@ SCHEMA: Final = (
     " request BIGINT"
 )
 """Of all lines together, in Spark's words."""
+CLIENTS_ERROR: Final = "clients_error_ms"
 COUNTS: Final = ("scheduled", "pending", "fired", "cancelled", "dropped")
 """What a node counts: P7."""
 STATES_SCHEMA: Final = "node STRING, at_ms BIGINT, index BIGINT, digest STRING, " + ", ".join(
@@ -168,8 +170,10 @@ class Run:
         """What the suite says of the run: seed, versions, machine, options, schedule."""
         return self.root / "run.json"
 
-    def clock_error_ms(self) -> int | None:
+    def clock_error_ms(self, of: str = "clock_error_ms") -> int | None:
         """Return how far the clients' clocks and the cluster's differ at most; None: nobody says.
+
+        `of` CLIENTS_ERROR: how far the clients' clocks differ among each other.
 
         Raises:
             ValueError: it is no number of milliseconds, or run.json no JSON object.
@@ -182,11 +186,11 @@ class Run:
             raise ValueError(f"{self.about}: {error}") from error
         if not isinstance(said, dict):
             raise ValueError(f"{self.about}: must be a JSON object")
-        error_ms = said.get("clock_error_ms")
+        error_ms = said.get(of)
         if error_ms is None or (type(error_ms) is int and 0 <= error_ms <= MS_MAX):
             return error_ms
         limit = f"must be an integer from 0 to {MS_MAX}, milliseconds"
-        raise ValueError(f"{self.about}: clock_error_ms = {error_ms!r}: {limit}")
+        raise ValueError(f"{self.about}: {of} = {error_ms!r}: {limit}")
 
     def kept(self, node: str) -> Path:
         """The folder of a node's log with what it has dropped, if the harness kept it."""

@@ -2,16 +2,14 @@
 
     deposed_handed_out  P5  handed out by a leader after the next epoch had begun: two led at once
     outlived            P5  handed out after its time to live was over, whatever the log says
-    disordered          handed out for the first time in a group that keeps an order, by anybody,
-                        after what comes behind it there: in `key_shared` groups, of its key
+    disordered          handed out in a group that keeps an order, before what it comes behind was
+                        done with (chaos/audit/ordering.py)
     acks_unasked            a figure: what the log has acked, though no history asked for it
 
 When a message was handed out its leader says (`handed_out_ms`); when the next epoch began, the
 first entry after its EPOCH. They are compared where the run says how far clocks may be apart,
-beyond that. In which order messages were handed out their leases tell: `lease_id` counts up within
-an epoch. Only first deliveries are looked at: when a message came back stands in no history. An
-ack that nobody asked for may be of a client that died before it could write it down: only who knows
-that none did may call it wrong.
+beyond that. An ack that nobody asked for may be of a client that died before it could write it
+down: only who knows that none did may call it wrong.
 """
 
 from collections.abc import Sequence
@@ -21,11 +19,11 @@ from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.clients import SLOT, id_parts, name_of
-from timer.payloads import KEY_SHARED, SHARED
+from chaos.audit.ordering import WHOSE, disordered, ordered
+from chaos.audit.verdict import Clocks
 
 ACKS_MAX: Final = 5_000_000
 """Of more acks it is not counted which nobody asked for."""
-WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
 POLICY_MS: Final = 5_000
 """So long after a policy changed the old one may be followed, by a leader that was deposed and does
 not know it yet."""
@@ -76,39 +74,6 @@ def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
     return given.join(F.broadcast(spans), lets, "left_anti")
 
 
-def disordered(lines: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return what came after a message that it goes before: WHOSE, lease_id, offset, mark, behind.
-
-    `groups`: the replay's. A key is known by the schedules in the histories; without one, a message
-    of a `key_shared` group waits for nobody.
-    """
-    ordered = groups.where(f"type != '{SHARED}'").select("topic", "group", "type")
-    heads = [*WHOSE, "lease_id", "type"]
-    columns = ("offsets", "attempts", "marks")
-    given = (
-        lines.where("op = 'deliver' AND lease_id IS NOT NULL")
-        .join(F.broadcast(ordered), ["topic", "group"])
-        .select(*heads, F.inline(F.arrays_zip(*columns)))
-        .toDF(*heads, "offset", "attempt", "mark")
-        .where("attempt = 1")
-    )
-    whole = given.where(f"type != '{KEY_SHARED}'").withColumn("key", F.lit(""))
-    keys = (
-        lines.where("op = 'schedule' AND keys IS NOT NULL")
-        .select(F.inline(F.arrays_zip("marks", "keys")))
-        .toDF("mark", "key")
-        .where("key IS NOT NULL")
-    )
-    keyed = given.where(f"type = '{KEY_SHARED}'").join(keys, "mark")
-    before = (
-        Window.partitionBy("topic", "group", "key")
-        .orderBy("epoch", "lease_id", "offset")
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    rows = whole.unionByName(keyed).withColumn("behind", F.max("offset").over(before))
-    return rows.where("behind > offset").select(*WHOSE, "lease_id", "offset", "mark", "behind")
-
-
 def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int | None:
     """Return how many messages are acked in the log that no history asked to ack.
 
@@ -141,19 +106,19 @@ def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int | None:
 
 def judged(
     lines: DataFrame, epochs: Sequence[Row], story: dict[str, DataFrame], summary: dict[str, Any],
-    *, clock_error_ms: int | None, offenders_max: int,
+    *, clocks: Clocks, offenders_max: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the summary's part about what was handed out when it may not be.
 
     `lines` with the topics and groups as the replay, whose `story` it is, names them.
     """
-    ttls, groups = story["ttls"], story["groups"]
-    deposed = deposed_handed_out(lines, epochs, clock_error_ms)
+    ttls = story["ttls"]
+    deposed = deposed_handed_out(lines, epochs, clocks.error_ms)
     found = {} if deposed is None else {"deposed_handed_out": deposed}
     if ttls.head(1):
         found["outlived"] = outlived(lines, ttls)
-    if groups.where(f"type != '{SHARED}'").head(1):
-        found["disordered"] = disordered(lines, groups)
+    if ordered(story).head(1):
+        found["disordered"] = disordered(lines, story, clocks.clients_error_ms)
     violations, offenders = dict(summary["violations"]), []
     for name, rows in found.items():
         if count := rows.count():

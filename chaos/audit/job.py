@@ -64,7 +64,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         ValueError: entries are in no node's log, so it can't be replayed; a history, states.jsonl
             or run.json is damaged.
     """
-    error_ms = run.clock_error_ms()
+    errors_ms = run.clock_error_ms(), run.clock_error_ms(history.CLIENTS_ERROR)
     lines = read_histories(spark, run)
     logs = run.logs()
     entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")
@@ -89,7 +89,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         for name, schema in tables.STORY.items()
     }
     end_ms = until_ms(lines, run)
-    clocks = verdict.Clocks(end_ms, error_ms)
+    clocks = verdict.Clocks(end_ms, *errors_ms)
     diverged = any(life["diverged"] for life in held)
     disputed = disputes.where("NOT stale") if diverged else None
     if story["deletions"].head(1):
@@ -109,7 +109,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
     summary |= handing_out.judged(
         lines, epochs, story, summary,
-        clock_error_ms=error_ms, offenders_max=OFFENDERS_MAX,
+        clocks=clocks, offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}

@@ -117,6 +117,8 @@ class Clocks(NamedTuple):
     """When somebody looked last."""
     error_ms: int | None = None
     """How far they and the cluster's differ at most; None: nobody knows."""
+    clients_error_ms: int | None = None
+    """How far they differ among each other at most."""
 
 
 def unkept_acks(

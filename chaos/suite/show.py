@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from chaos.history import Run
+from chaos.history import CLIENTS_ERROR, Run
 from chaos.suite import plan
 from chaos.suite.nemeses import needs_of, nemesis_of
 from chaos.suite.nemesis import Fizzled
@@ -347,6 +347,7 @@ class Show:
             "options": dataclasses.asdict(bill.options),
             "settings": bill.settings,
             "clock_error_ms": plan.clock_error_ms(bill.schedule),
+            CLIENTS_ERROR: 0,  # all are on this machine
             "machine": machine(),
             "schedule": plan.to_json(bill.schedule),
         }

@@ -1,4 +1,4 @@
-"""Found: who hands out after its epoch, what has expired, or out of order; acks not asked for."""
+"""Found: who hands out after its epoch, or what has expired; acks that nobody asked for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +9,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import history
 from chaos.audit import handing_out
-from chaos.audit.handing_out import POLICY_MS, disordered, judged, outlived, unasked_acks
+from chaos.audit.handing_out import POLICY_MS, judged, outlived, unasked_acks
 from chaos.audit.nodes import epochs
+from chaos.audit.verdict import Clocks
 from chaos.history_check import check_line
 from chaos.replay.story import LIFE
 from chaos.replay.tables import ACKS, CARRIED, GROUPS, TTLS
@@ -49,12 +50,10 @@ def lines_of(spark: SparkSession, lines: list[dict[str, Any]]) -> DataFrame:
     return spark.createDataFrame(lines, history.SCHEMA)
 
 
-def story_of(
-    spark: SparkSession, ttls: Sequence[Any] = (), groups: Sequence[Any] = ()
-) -> dict[str, DataFrame]:
+def story_of(spark: SparkSession, ttls: Sequence[Any] = ()) -> dict[str, DataFrame]:
     return {
         "ttls": spark.createDataFrame([*ttls], from_arrow_schema(TTLS)),
-        "groups": spark.createDataFrame([*groups], from_arrow_schema(GROUPS)),
+        "groups": spark.createDataFrame([], from_arrow_schema(GROUPS)),
     }
 
 
@@ -76,7 +75,7 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
     )
     before: dict[str, Any] = {"violations": {"lost": 1}}
     none = story_of(spark)
-    found = judged(lines, EPOCHS, none, before, clock_error_ms=100, offenders_max=9)
+    found = judged(lines, EPOCHS, none, before, clocks=Clocks(0, 100), offenders_max=9)
     assert (found["verdict"], found["violations"]) == (
         "VIOLATED", {"lost": 1, "deposed_handed_out": 3}
     )  # fmt: skip
@@ -89,7 +88,12 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
     ]
     for known, error_ms in ((EPOCHS, None), (EPOCHS[:1], 100), (EPOCHS, 60_000)):
         nothing = judged(
-            lines, known, none, {"violations": {}}, clock_error_ms=error_ms, offenders_max=9
+            lines,
+            known,
+            none,
+            {"violations": {}},
+            clocks=Clocks(0, error_ms),
+            offenders_max=9,
         )
         assert nothing == {"verdict": "OK", "violations": {}, "handing_out_offenders": []}
 
@@ -120,65 +124,15 @@ def test_what_is_handed_out_long_after_its_life_is_found(spark: SparkSession) ->
     found = outlived(lines, story["ttls"]).orderBy("offset").collect()
     assert [(row["topic"], row["offset"]) for row in found] == [("t", 2), ("t", 7), ("longer", 9)]
     before: dict[str, Any] = {"violations": {}}
-    part = judged(lines, EPOCHS[:1], story, before, clock_error_ms=None, offenders_max=2)
-    assert (part["violations"], len(part["handing_out_offenders"])) == ({"outlived": 3}, 2)
-
-
-def test_what_comes_first_behind_what_it_goes_before_is_found(spark: SparkSession) -> None:
-    def of(group: str, lease_id: int | None, *offsets: int, **other: Any) -> dict[str, Any]:
-        line = given(1, 9, lease_id or 0) | {"group": group, "offsets": [*offsets]}
-        line |= {"marks": [100 + each for each in offsets], "ids": ["0" * 24] * len(offsets)}
-        line |= {name: [1] * len(offsets) for name in ("due_ms", "attempts", "fired_at_ms")}
-        return {k: v for k, v in (line | other).items() if k != "lease_id" or lease_id is not None}
-
-    keyed = {
-        "op": "schedule", "client": "p", "topic": "t", "start_ms": 1, "end_ms": 2,
-        "outcome": "unknown", "marks": [*range(101, 107)], "due_ms": [1] * 6,
-        "keys": ["a", "b", "a", None, "b", "a"], "on_conflict": "reject",
-    }  # fmt: skip
-    lines = lines_of(
-        spark,
-        [
-            keyed,
-            of("queue", 3, 1, 2),
-            of("queue", 5, 4, client="d"),
-            of("queue", 6, 3),  # found: to another consumer, behind 4
-            of("queue", 7, 3, attempts=[2]),
-            of("queue", 9, 6),
-            of("queue", 1, 5, epoch=2),  # found: a later epoch's leases count anew
-            of("queue", 2, 7, epoch=2),
-            of("queue", None, 0),
-            of(f"queue{LIFE}7", 10, 1),  # another life
-            of("keys", 2, 2, 5),
-            of("keys", 4, 4),  # it has no key
-            of("keys", 6, 1, 6, client="d"),
-            of("keys", 7, 3),  # found
-            of("any", 1, 2),
-            of("any", 2, 1),
-        ],
+    part = judged(
+        lines,
+        EPOCHS[:1],
+        story,
+        before,
+        clocks=Clocks(0, None),
+        offenders_max=2,
     )
-    types = {
-        "queue": "failover",
-        f"queue{LIFE}7": "failover",
-        "keys": "key_shared",
-        "any": "shared",
-    }
-    rows = [{"topic": "t", "group": group, "type": kind} for group, kind in types.items()]
-    groups = spark.createDataFrame(rows, from_arrow_schema(GROUPS))
-    found = disordered(lines, groups).orderBy("group", "epoch").collect()
-    assert [(row["group"], row["client"], row["offset"], row["behind"]) for row in found] == [
-        ("keys", "c", 3, 6),
-        ("queue", "c", 3, 4),
-        ("queue", "c", 5, 6),
-    ]
-    before: dict[str, Any] = {"violations": {}}
-    for story, violations in (
-        (story_of(spark, groups=groups.collect()), {"disordered": 3}),
-        (story_of(spark, groups=groups.where("group = 'any'").collect()), {}),
-    ):
-        part = judged(lines, EPOCHS[:1], story, before, clock_error_ms=None, offenders_max=2)
-        assert part["violations"] == violations
-        assert len(part["handing_out_offenders"]) == len(violations) * 2
+    assert (part["violations"], len(part["handing_out_offenders"])) == ({"outlived": 3}, 2)
 
 
 def test_acks_that_nobody_asked_for_are_counted_unless_there_are_too_many(

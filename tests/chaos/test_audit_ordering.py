@@ -1,0 +1,135 @@
+"""Found: what was handed out before the message that it comes behind was done with."""
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from chaos import history
+from chaos.audit.handing_out import judged
+from chaos.audit.ordering import disordered
+from chaos.audit.verdict import Clocks
+from chaos.history_check import check_line
+from chaos.replay.story import LIFE
+from chaos.replay.tables import ACKS, CARRIED, EXPIRED, GROUPS, TTLS
+
+pytestmark = pytest.mark.spark
+
+TYPES = {"queue": "failover", "keys": "key_shared", f"queue{LIFE}7": "failover", "any": "shared"}
+KEYS = ["a", "b", "a", None, "b", "a", "a"]
+"""Of the messages at offsets 1 to 7."""
+
+
+def given(group: str, client: str, lease_id: int | None, at_ms: int, *offsets: int, epoch: int = 1,
+          attempt: int = 1) -> dict[str, Any]:  # fmt: skip
+    n = len(offsets)
+    line = {
+        "op": "deliver", "client": client, "topic": "t", "group": group, "epoch": epoch,
+        "received_ms": at_ms, "handed_out_ms": at_ms, "offsets": [*offsets],
+        "marks": [100 + each for each in offsets], "ids": ["0" * 24] * n, "due_ms": [1] * n,
+        "fired_at_ms": [1] * n, "attempts": [attempt] * n,
+    }  # fmt: skip
+    return line if lease_id is None else line | {"lease_id": lease_id}
+
+
+def ack(group: str, client: str, at_ms: int, *offsets: int, outcome: str = "ok") -> dict[str, Any]:
+    results = {"results": ["ACKED"] * len(offsets)} if outcome == "ok" else {}
+    where = {"op": "ack", "client": client, "topic": "t", "group": group, "offsets": [*offsets]}
+    return where | results | {"start_ms": at_ms, "end_ms": at_ms + 5, "outcome": outcome}
+
+
+def found(
+    spark: SparkSession, *lines: dict[str, Any], error_ms: int | None = 0, **tables: list[Any]
+) -> list[tuple[Any, ...]]:
+    keyed = {
+        "op": "schedule", "client": "p", "topic": "t", "start_ms": 1, "end_ms": 2,
+        "outcome": "unknown", "marks": [*range(101, 108)], "due_ms": [1] * 7, "keys": KEYS,
+        "on_conflict": "reject",
+    }  # fmt: skip
+    said = [keyed, *lines]
+    assert [complaint for line in said for complaint in check_line(line)] == []
+    table = spark.createDataFrame(said, history.SCHEMA)
+    story = story_of(spark, **tables)
+    rows = disordered(table, story, error_ms).orderBy("epoch", "lease_id", "offset").collect()
+    part = judged(
+        table, [], story, {"violations": {}},
+        clocks=Clocks(0, None, error_ms), offenders_max=9,
+    )  # fmt: skip
+    assert part["violations"] == ({"disordered": len(rows)} if rows else {})
+    return [(row["client"], row["offset"], row["behind"], row["holder"]) for row in rows]
+
+
+def story_of(spark: SparkSession, **tables: list[Any]) -> dict[str, DataFrame]:
+    groups = [{"topic": "t", "group": group, "type": kind} for group, kind in TYPES.items()]
+    schemas = {"acks": ACKS, "carried": CARRIED, "expired": EXPIRED, "ttls": TTLS}
+    story = {
+        name: spark.createDataFrame(tables.get(name, []), from_arrow_schema(schema))
+        for name, schema in schemas.items()
+    }
+    return story | {"groups": spark.createDataFrame(groups, from_arrow_schema(GROUPS))}
+
+
+def test_message_waits_for_the_one_before_it_unless_they_are_with_one_consumer(
+    spark: SparkSession,
+) -> None:
+    assert found(
+        spark,
+        given("queue", "c", 1, 10, 1, 2),
+        given("queue", "c", 2, 11, 3),
+        ack("queue", "c", 20, 3),
+        given("queue", "d", 3, 20, 4),
+        ack("queue", "d", 31, 4),
+        given("queue", "c", 4, 30, 5),  # found: 4 is with d, who has not asked yet to ack it
+        ack("queue", "c", 40, 5, outcome="fail"),
+        given("queue", "d", 5, 50, 6),  # found: it had no effect
+        given("any", "c", 6, 10, 1),
+        given("any", "d", 7, 10, 2),
+    ) == [("c", 5, 4, "d"), ("d", 6, 5, "c")]
+
+
+def test_what_is_passed_over_or_came_back_holds_up_what_is_behind_it(spark: SparkSession) -> None:
+    assert found(
+        spark,
+        given("queue", "c", 1, 10, 1),
+        given("queue", "c", 2, 11, 3),  # nobody was given 2 before
+        given("queue", "d", 3, 12, 2),  # 1 is with c
+        given("queue", "c", 1, 13, 4, epoch=2),  # a later epoch's leases count anew
+        given("queue", "c", 2, 14, 3, epoch=2, attempt=2),  # 2 is with d
+        given("queue", "d", 3, 15, 3, epoch=2, attempt=3),
+        given("queue", "c", 4, 16, 4, epoch=2, attempt=2),  # 3 went to d again
+        given("queue", "d", 5, 17, 4, epoch=2, attempt=3),
+    ) == [("c", 3, 2, None), ("d", 2, 1, "c"), ("c", 3, 2, "d"), ("c", 4, 3, "d")]
+
+
+def test_only_what_has_the_same_key_is_waited_for(spark: SparkSession) -> None:
+    assert found(
+        spark,
+        given("keys", "c", 1, 10, 1),
+        given("keys", "d", 2, 11, 2),
+        given("keys", "d", 3, 12, 4),  # it has no key
+        given("keys", "d", 4, 13, 3),  # found: 1 is with c
+        given("keys", "d", 5, 14, 5),
+        given("keys", "d", None, 15, 6),  # of no known place
+    ) == [("d", 3, 1, "c")]
+
+
+def test_what_ended_otherwise_is_waited_for_no_more(spark: SparkSession) -> None:
+    slots = {n: {"topic": "t", "group": "queue", "queue_offset": n} for n in (1, 2, 3)}
+    moved = {"from_topic": "t", "from_group": "queue", "from_offset": 2}
+    given_out = [given("queue", "cd"[n % 2], n, 10 + n, n) for n in (1, 2, 3, 4, 5)]
+    assert found(
+        spark, *given_out, ack("queue", "c", 99, 4),
+        expired=[slots[1]], carried=[moved], acks=[slots[3] | {"count": 1}],
+    ) == [("d", 5, 4, "c")]  # fmt: skip
+
+
+def test_clocks_that_differ_accuse_nobody_within_that(spark: SparkSession) -> None:
+    lines = (
+        given("queue", "c", 1, 10, 1),
+        given("queue", "d", 2, 20, 2),
+        ack("queue", "c", 50, 1),
+    )
+    for error_ms, offenders in ((29, 1), (30, 0), (None, 0)):
+        assert len(found(spark, *lines, error_ms=error_ms)) == offenders
+    assert len(found(spark, *lines[:2], error_ms=None)) == 1, "nobody ever asked"
