@@ -131,6 +131,8 @@ class Driver:
         self._soon = False
         self._told: tuple[Role, Epoch, bool] = (core.role, core.epoch, False)
         self._told_commit = core.commit_index
+        self._version = core.version
+        """Of the log as the writer knows it: the core may be ahead, waiting for a promise."""
 
     # ---------------------------------------------------------------- events
 
@@ -202,7 +204,8 @@ class Driver:
         core, io = self.core, self._io
         if effects.truncate_after is not None:
             self._truncate_cache(effects.truncate_after)
-            io.write(Truncate(core.version, effects.truncate_after, core.commit_index))
+            self._version = core.version
+            io.write(Truncate(self._version, effects.truncate_after, core.commit_index))
         if effects.append is not None:
             first, last = effects.append
             new = chunk[first - chunk[0].entry.index :]
@@ -247,7 +250,7 @@ class Driver:
     def _append(self, new: Sequence[Framed]) -> None:
         self._cache.extend(new)
         self._last_time_ms = new[-1].entry.time_ms
-        self._io.write(Write(self.core.version, [framed.frame for framed in new]))
+        self._io.write(Write(self._version, [framed.frame for framed in new]))
 
     def _truncate_cache(self, after: LogIndex) -> None:
         keep = after - self._cache_first + 1
@@ -317,7 +320,7 @@ class Driver:
 
     def drop_before(self, index: LogIndex, beyond: LogIndex = LogIndex(0)) -> None:
         """Forget the log below `index`, which a manifest covers; see `Core.drop_before`."""
-        self._io.write(Drop(self.core.version, self.core.drop_before(index, beyond)))
+        self._io.write(Drop(self._version, self.core.drop_before(index, beyond)))
 
     @property
     def last_time_ms(self) -> UnixMs:

@@ -90,13 +90,15 @@ class Outgoing:
     def offer(self, known: LogIndex = LogIndex(0)) -> Snapshot:
         """Return the pinned snapshot, or pin the newest: if none is, or none beyond `known`.
 
+        To be offered again and again what one has no room for keeps it no longer.
+
         Raises:
             NotReady, CorruptFile: see `take`.
         """
         if self.pinned is None or self.pinned.index <= known:
             self.pinned = None
             self.pinned = take(self._disk, self._state, self._directory)
-        self._used = True
+            self._used = True
         return self.pinned
 
     def read(self, part: Part, offset: int, size: int) -> bytes | None:

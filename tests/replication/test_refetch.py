@@ -167,6 +167,17 @@ async def test_fetch_goes_on_after_the_source_forgot_and_flushed(tmp_path: Path)
     assert state_of(engine.machine) == state_of(source.engine.machine)
 
 
+async def test_what_is_asked_for_and_never_read_is_let_go_of(tmp_path: Path) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        source.outgoing.offer()
+        for now_ms in range(10**9, 10**9 + PINNED_MS + 1, PINNED_MS // 4):
+            source.now_ms = now_ms
+            await source.snapshots.expire()
+            if now_ms < 10**9 + PINNED_MS:
+                source.outgoing.offer()  # by one that has no room for it
+        assert source.snapshots.kept_from is None
+
+
 async def test_what_is_here_is_checked_before_anybody_has_to_wait_for_it(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
         stopped = fetch_from(source, tmp_path / "in")

@@ -1,0 +1,78 @@
+"""The order in which the driver hands work to its shell."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replication.config import ReplicationConfig
+from replication.core import Core
+from replication.driver import Driver, Framed
+from replication.messages import Append, Start
+from replication.promise import Promise
+from replication.shape import Shape
+from replication.steps import Durable, Persist, Received
+from replication.writer import Drop, Order, Truncate, Write
+from timer.entry import HEADER_SIZE, Entry, Kind, encode
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+ME, OLD, NEW = map(ReplicaId, (1, 2, 3))
+VOTERS = frozenset((ME, OLD, NEW))
+
+
+class Shell:
+    """Keeps what it is asked to do; listens to nothing."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.persists: list[Persist] = []
+        self.persist, self.write = self.persists.append, self.orders.append
+
+    def mono_ms(self) -> MonoMs:
+        return MonoMs(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def framed(epoch: int, index: int) -> Framed:
+    where = Epoch(epoch), LogIndex(index), UnixMs(5)
+    frame = encode(Kind.FIRE, *where, [b""])
+    return Framed(frame, Entry(Kind.FIRE, *where, memoryview(frame)[HEADER_SIZE:]))
+
+
+def follower(shell: Shell) -> Driver:
+    """Return a follower with the entries 1 to 100 of epoch 3, all durable."""
+    shape = Shape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
+    shape.extend(LogIndex(100), [Start(LogIndex(1), Epoch(3), VOTERS)])
+    core = Core(
+        me=ME, nonce=Nonce(7), conf=ReplicationConfig(), unsure=False, shape=shape,
+        promise=Promise(Epoch(3), OLD, Nonce(20)), commit_index=LogIndex(50), now_ms=MonoMs(0),
+    )  # fmt: skip
+    return Driver(core, shell, shell, UnixMs(5))
+
+
+def conflicting(last: int) -> tuple[Append, Sequence[Framed]]:
+    """Return what the leader of epoch 4 sends instead of 91 and what follows it."""
+    message = Append(
+        under=Promise(Epoch(4), NEW, Nonce(30)), sent_ms=MonoMs(0), to_nonce=Nonce(7),
+        prev_epoch=Epoch(3), prev_index=LogIndex(90), last_index=LogIndex(last),
+        starts=(Start(LogIndex(91), Epoch(4), VOTERS),), commit_index=LogIndex(50),
+        kept_from=LogIndex(0),
+    )  # fmt: skip
+    return message, [framed(4, index) for index in range(91, last + 1)]
+
+
+def test_log_that_is_dropped_while_a_promise_is_awaited_makes_nothing_durable() -> None:
+    shell = Shell()
+    driver = follower(shell)
+    message, chunk = conflicting(120)
+    driver.handle(Received(NEW, message, UnixMs(0), [len(f.frame) for f in chunk]), chunk)
+    assert (len(shell.persists), shell.orders) == (1, [])
+    driver.drop_before(LogIndex(40))
+    (drop,) = shell.orders
+    assert isinstance(drop, Drop)
+    driver.handle(Durable(drop.version, LogIndex(100)))  # the log as it still is
+    driver.persisted()
+    assert driver.core.durable_index == 90
+    assert [type(order) for order in shell.orders] == [Drop, Truncate, Write]
+    driver.handle(Durable(shell.orders[-1].version, LogIndex(120)))
+    assert driver.core.durable_index == 120
