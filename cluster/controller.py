@@ -21,7 +21,7 @@ Time arrives as `now_ms`; no clock, socket or random source is read here.
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Self, TypeAlias, assert_never
 
 from cluster.control import Appoint, ControlState, Init
@@ -34,6 +34,8 @@ _NEVER: Final = MonoMs(-(1 << 62))
 class Role(enum.StrEnum):
     """What a replica does in the log."""
 
+    LEARNER = "learner"
+    """It has no vote, as far as its own log tells."""
     FOLLOWER = "follower"
     PROMOTING = "promoting"
     LEADER = "leader"
@@ -327,7 +329,10 @@ class Controller:
         node = self._nodes.get(report.name)
         if node is None or node.replica_id != report.replica_id:
             self._learners[report.name] = (report, now_ms)
-            return  # a learner, or another directory under a voter's name
+            if node is None or not self._is_heir(now_ms, report, node):
+                return  # a learner, or another directory under a voter's name
+            node = self._nodes[report.name] = replace(node, replica_id=report.replica_id)
+            del self._learners[report.name]
         node.report, node.reported_at_ms = report, now_ms
         if node.replica_id != self._state.leader:
             return
@@ -338,6 +343,14 @@ class Controller:
             self._lease_bad_since_ms = self._lease_bad_since_ms or now_ms
         else:
             self._lease_bad_since_ms = None
+
+    def _is_heir(self, now_ms: MonoMs, report: Report, voter: _Node) -> bool:
+        """Return whether a replica votes in place of a silent one, though nobody has said so.
+
+        By its log it does, and the leader of that change died before it could publish it.
+        """
+        silent_ms = now_ms - voter.reported_at_ms
+        return report.role is not Role.LEARNER and silent_ms >= self.config.report_timeout_ms
 
     def _note_state(self, now_ms: MonoMs, state: ControlState) -> None:
         if state.voters and state.voters != self._state.voters:

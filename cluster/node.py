@@ -103,7 +103,7 @@ PEER_OPTIONS: Final = (
 
 
 _ROLES: Final = {
-    replication.Role.LEARNER: Role.FOLLOWER,
+    replication.Role.LEARNER: Role.LEARNER,
     replication.Role.FOLLOWER: Role.FOLLOWER,
     replication.Role.CANDIDATE: Role.PROMOTING,
     replication.Role.LEADER: Role.LEADER,

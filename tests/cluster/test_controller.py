@@ -94,8 +94,8 @@ class Play:
                 self.state = replace(self.state, cluster_id=cluster_id, voters=voters)
             case Appoint(epoch=epoch, leader=leader):
                 self.state = replace(self.state, epoch=epoch, leader=leader)
-                name = self.state.name_of(leader)
-                assert name is not None
+                ids = {report.replica_id: name for name, report in self.reports.items()}
+                name = self.state.name_of(leader) or ids[leader]
                 self.appointed.append((epoch, name))
         self.do(StateApplied(self.state))
         self.do(ProposalEnded())
@@ -395,7 +395,8 @@ def test_successor_has_the_longest_log_then_applied_it_then_is_not_the_controlle
 
 def test_report_under_a_voters_name_from_another_directory_counts_for_nothing() -> None:
     play = in_service()
-    play.reports["c"] = replace(play.reports["c"], replica_id=ReplicaId(9))
+    other = replace(play.reports["c"], replica_id=ReplicaId(9), role=Role.LEARNER)
+    play.reports["c"] = other
     play.run(CONFIG.report_timeout_ms)
     play.lose("b")
     play.run(5_000)
@@ -475,7 +476,7 @@ def with_learner(name: str, *, index: int = 100) -> Play:
         play.lose(name)
         play.run(STEP_MS)
     learner = replace(follower("c", epoch=5, index=index), name=name, replica_id=LEARNER)
-    play.reports[name] = learner
+    play.reports[name] = replace(learner, role=Role.LEARNER)
     play.do(LinkChanged(name, up=True))
     play.run(1_100)  # what the dead one said is old by then
     return play
@@ -493,6 +494,30 @@ def test_learner_replaces_the_voter_of_its_name_under_the_same_leader() -> None:
     assert play.refusal is None
     assert play.appointed == [(6, "b")]
     assert proposal(play).voters == {"a": VOTERS["a"], "b": VOTERS["b"], "c": LEARNER}
+
+
+@pytest.mark.parametrize(("epoch", "leader"), [(6, "c"), (5, "a")])
+def test_replacement_votes_though_the_leader_died_before_it_could_say_so(
+    epoch: int, leader: str
+) -> None:
+    play = with_learner("c")
+    play.do(ChangeAsked(Change.REPLACE, "c"))
+    play.reports["b"] = serving("b", epoch=6)
+    play.reports["c"] = replace(play.reports["c"], last_epoch=Epoch(epoch), role=Role.FOLLOWER)
+    play.reports["a"] = replace(play.reports["a"], last_epoch=Epoch(5 if leader == "c" else 6))
+    play.run(STEP_MS)
+    play.lose("b")
+    play.run(2_000)
+    assert play.appointed[1] == (7, leader)
+
+
+def test_other_replica_of_a_name_is_none_as_long_as_the_voter_speaks() -> None:
+    play = in_service()
+    other = replace(play.reports["c"], replica_id=LEARNER)
+    for _ in range(20):
+        play.do(Reported(other))
+        play.run(STEP_MS)
+    assert {row["replica_id"] for row in play.core.describe(play.now_ms)} == {*VOTERS.values()}
 
 
 def test_learner_is_added_and_reports_as_a_voter_at_once() -> None:
