@@ -259,7 +259,11 @@ class RaftLink(grpc.GenericRpcHandler):
                 raise _Broken("silence")
             if len(peer.frames) > QUEUE_FRAMES_MAX:
                 raise _Broken("the peer does not read")
-            await call.write(peer.take())
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    await call.write(peer.take())
+            except TimeoutError:
+                raise _Broken("the peer does not read") from None
 
     def _set_up(self, peer: _Peer, *, up: bool) -> None:
         peer.up = up

@@ -108,6 +108,7 @@ class End:
     address: str
     peers: dict[str, str]
     cluster_id: str = "test"
+    silence_s: float = 3600  # what breaks here breaks by itself
     raft: list[tuple[str, RaftMessage]] = field(default_factory=list)
     frames: list[tuple[str, Kind, object]] = field(default_factory=list)
     ups: list[bool] = field(default_factory=list)
@@ -121,7 +122,7 @@ class End:
             on_raft=lambda peer, message: self.raft.append((peer, message)),
             on_up=lambda _, up: self.ups.append(up),
             on_frame=lambda peer, kind, body: self.frames.append((peer, kind, body)),
-            silence_s=3600,  # what breaks here breaks by itself
+            silence_s=self.silence_s,
         )
 
     async def start(self) -> None:
@@ -211,6 +212,39 @@ def test_link_breaks_at_once_with_its_peer_and_is_rebuilt() -> None:
             assert a.ups == [True, False, True]
             a.link.send("b", Kind.ASK, ("again",))
             await until(lambda: b.frames == [("a", Kind.ASK, ("again",))])
+
+    asyncio.run(scenario())
+
+
+def test_peer_that_does_not_read_is_cut_off() -> None:
+    async def greet(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await context.read()
+        await context.write(raft_link._hello("b", "a", "test"))
+        await asyncio.Event().wait()
+
+    class Deaf(grpc.GenericRpcHandler):
+        def service(self, _: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
+            return grpc.stream_stream_rpc_method_handler(greet)
+
+    async def scenario() -> None:
+        a, b = (f"127.0.0.1:{port}" for port in free_ports(2))
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers([Deaf()])
+        server.add_insecure_port(b)
+        await server.start()
+        end = End("a", a, {"b": b}, silence_s=1.0)
+        await end.start()
+        peer = end.link._peers["b"]
+        try:
+            await until(lambda: end.ups == [True])
+            peer.heard_at_s += DEADLINE_S  # it speaks all the time
+            for _ in range(1_000):
+                end.link.send("b", Kind.REPORT, (b"x" * 60_000,))
+            await until(lambda: end.ups[:2] == [True, False])
+            assert not peer.frames
+        finally:
+            await end.stop()
+            await server.stop(None)
 
     asyncio.run(scenario())
 
