@@ -85,13 +85,13 @@ def _figures(total: Outcome, tasks: Sequence[Task], took_s: float) -> str:
 
 def _summary(total: Outcome, tasks: Sequence[Task], took_s: float) -> str:
     faults = total.faults
-    injected = ", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())) or "none"
+    struck = ", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())) or "none"
     text = (
         f"PASSED {len(tasks)} seeds from {tasks[0].seed}, {tasks[0].seconds} s each:"
         f" {total.events} events ({total.events / took_s:,.0f}/s), {total.entries} entries"
         f" committed, {total.rows} timers scheduled, fired and acked ({total.rows / took_s:,.0f}/s)"
         f", {total.epochs} epochs served, {total.snapshots} snapshots installed"
-        f", {faults.total()} faults ({injected}) in {took_s:.1f} s"
+        f", {faults.total()} faults ({struck}) in {took_s:.1f} s"
     )
     if total.stranded:
         text += f"; {total.stranded} worlds wait for the repair of a damaged replica"

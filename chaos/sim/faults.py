@@ -9,7 +9,9 @@
     lying_disk           what was synced is lost in a power cut     flip, shorten, wipe: damage.py
     newborn, ambush      wait for a leader's birth, for an appointment, and strike then
 
-Every fault but damage ends by itself, or when the world is healed.
+Every fault but damage ends by itself, or when the world is healed. Not every one that is drawn
+strikes: a dead node can't be killed, nor may the last majority of whole disks be broken. So each
+method says whether something in the world is not as it was, and only that counts.
 """
 
 import random
@@ -40,9 +42,12 @@ class Faults:
         self._world = world
         self._rng = rng
         self._end_us = end_us
-        self.injected: list[str] = []
+        self.struck: list[str] = []
+        """The kind of each fault that has struck, in order."""
         self._armed: set[str] = set()
-        self._kinds: dict[str, Callable[[], None]] = {
+        self._awaited: set[tuple[str, ReplicaId]] = set()
+        """Disks that are going to fail, and have not yet."""
+        self._kinds: dict[str, Callable[[], bool]] = {
             kind: getattr(self, f"_{kind}") for kind in world.options.faults
         }
         if not self._kinds:
@@ -63,9 +68,12 @@ class Faults:
 
     def _inject(self) -> None:
         kind = self._rng.choice(sorted(self._kinds))
-        self.injected.append(kind)
         self._world.timeline.note("fault", kind)
-        self._kinds[kind]()
+        self._try(kind, self._kinds[kind])
+
+    def _try(self, kind: str, call: Callable[[], bool]) -> None:
+        if call():
+            self.struck.append(kind)
 
     # ---------------------------------------------------------------- helpers
 
@@ -81,6 +89,11 @@ class Faults:
         ms = self._rng.choice((50, 400, 600, 1_200, self._rng.randint(0, LONG_MS)))
         self._world.timeline.after(ms * 1_000, undo)
 
+    def _lose_power(self, node: "SimNode") -> bool:
+        ran = _runs(node)
+        node.stop_hard()
+        return ran
+
     def _cut(self, links: list[tuple["SimNode", "SimNode"]]) -> Callable[[], None]:
         network = self._world.network
         pairs = [(one.replica, other.replica) for one, other in links]
@@ -95,12 +108,17 @@ class Faults:
 
         return mend
 
+    def _cut_for_a_while(self, links: list[tuple["SimNode", "SimNode"]]) -> bool:
+        self._for_a_while(self._cut(links))
+        return True
+
     # ---------------------------------------------------------------- moments
 
     def on_leader(self, node: "SimNode") -> None:
         """Strike a leader at its birth: its EPOCH entry may be nowhere, or anywhere."""
         if "newborn" in self._armed and self._rng.random() < EDGE_PROBABILITY:
-            self._strike("newborn", node.stop_hard, self._rng.choice((0, 1_000, 10_000)))
+            soon_us = self._rng.choice((0, 1_000, 10_000))
+            self._strike("newborn", lambda: self._lose_power(node), soon_us)
             self._for_a_while(node.start)
 
     def on_appointed(self, leader: ReplicaId) -> None:
@@ -113,27 +131,35 @@ class Faults:
         match self._rng.choice(("restart", "cut", "slow", "parts")):
             case "restart":
                 node = self._rng.choice(self._world.nodes)
-                self._strike("ambush", node.stop_hard, soon_us)
+                self._strike("ambush", lambda: self._lose_power(node), soon_us)
                 self._world.timeline.after(
                     soon_us + self._rng.choice((1_000, 20_000, 100_000)), node.start
                 )
             case "cut" if present and present[0].replica != leader:
                 pair = [(present[0], nodes[leader]), (nodes[leader], present[0])]
-                self._strike("ambush", lambda: self._for_a_while(self._cut(pair)), 0)
+                self._strike("ambush", lambda: self._cut_for_a_while(pair), 0)
             case "parts":
                 self._strike("ambush", self._parts, soon_us)
             case _:
                 self._strike("ambush", self._slow_disk, soon_us)
 
-    def _strike(self, kind: str, call: Callable[[], None], delay_us: int) -> None:
-        self.injected.append(kind)
-        self._world.timeline.after(delay_us, call)
+    def on_disk_failed(self, node: "SimNode", *, full: bool) -> None:
+        """Count what was done to the disk of `node` before, now that it shows."""
+        awaited = "full_disk" if full else "sync_fails", node.replica
+        if awaited in self._awaited:
+            self._awaited.remove(awaited)
+            self.struck.append(awaited[0])
 
-    def _newborn(self) -> None:
+    def _strike(self, kind: str, call: Callable[[], bool], delay_us: int) -> None:
+        self._world.timeline.after(delay_us, self._try, kind, call)
+
+    def _newborn(self) -> bool:
         self._armed.add("newborn")
+        return False  # it counts when it strikes
 
-    def _ambush(self) -> None:
+    def _ambush(self) -> bool:
         self._armed.add("ambush")
+        return False  # it counts when it strikes
 
     def disarm(self) -> None:
         """Strike no more."""
@@ -141,27 +167,34 @@ class Faults:
 
     # ---------------------------------------------------------------- kinds
 
-    def _power(self) -> None:
+    def _power(self) -> bool:
         node = self._node()
-        node.stop_hard()
+        ran = self._lose_power(node)
         self._for_a_while(node.start)
+        return ran
 
-    def _power_all(self) -> None:
+    def _power_all(self) -> bool:
+        ran = False
         for node in self._world.nodes:
-            node.stop_hard()
+            ran |= self._lose_power(node)
             self._for_a_while(node.start)
+        return ran
 
-    def _kill(self) -> None:
+    def _kill(self) -> bool:
         node = self._node()
+        ran = _runs(node)
         node.stop()
         self._for_a_while(node.start)
+        return ran
 
-    def _pause(self) -> None:
+    def _pause(self) -> bool:
         node = self._node()
+        ran = _runs(node) and not node.paused
         node.pause()
         self._for_a_while(node.resume)
+        return ran
 
-    def _isolate(self) -> None:
+    def _isolate(self) -> bool:
         node = self._node()
         others = [each for each in self._world.nodes if each is not node]
         mend = self._cut([(node, each) for each in others] + [(each, node) for each in others])
@@ -169,90 +202,107 @@ class Faults:
             self._world.control.deaf.add(node.replica)
             self._world.timeline.after(LONG_MS * 1_000, self._hear, node)
         self._for_a_while(mend)
+        return True
 
     def _hear(self, node: "SimNode") -> None:
         if self._world.control is not None and node.replica in self._world.control.deaf:
             self._world.control.deaf.remove(node.replica)
             self._world.control.welcome(node)
 
-    def _one_way(self) -> None:
+    def _one_way(self) -> bool:
         node = self._node()
         others = [each for each in self._world.nodes if each is not node]
         if self._rng.random() < 0.3:
             others = [self._rng.choice(others)]
         deaf = self._rng.random() < 0.5
-        self._for_a_while(self._cut([(each, node) if deaf else (node, each) for each in others]))
+        links = [(each, node) if deaf else (node, each) for each in others]
+        return self._cut_for_a_while(links)
 
-    def _split(self) -> None:
+    def _split(self) -> bool:
         one, other = self._rng.sample(self._world.nodes, 2)
-        self._for_a_while(self._cut([(one, other), (other, one)]))
+        return self._cut_for_a_while([(one, other), (other, one)])
 
-    def _parts(self) -> None:
+    def _parts(self) -> bool:
         """Let the nodes be two groups that don't hear each other."""
         nodes = self._world.nodes
         some = self._rng.sample(nodes, self._rng.randint(1, len(nodes) - 1))
         pairs = [(one, other) for one in some for other in nodes if other not in some]
-        self._for_a_while(self._cut(pairs + [(other, one) for one, other in pairs]))
+        return self._cut_for_a_while(pairs + [(other, one) for one, other in pairs])
 
-    def _flap(self) -> None:
+    def _flap(self) -> bool:
         one, other = self._rng.sample(self._world.nodes, 2)
         for number in range(self._rng.randint(2, 8)):
             self._world.timeline.after(number * 200_000, self._flap_once, one, other)
+        return True
 
     def _flap_once(self, one: "SimNode", other: "SimNode") -> None:
         self._world.timeline.after(100_000, self._cut([(one, other), (other, one)]))
 
-    def _clock(self) -> None:
+    def _clock(self) -> bool:
         self._node().set_clock(jump_ms=self._rng.choice((-3_600_000, -500, 500, 86_400_000)))
+        return True
 
-    def _drift(self) -> None:
+    def _drift(self) -> bool:
         self._node().set_clock(drift_ppm=self._rng.choice((-500_000, -10_000, 10_000, 1_000_000)))
+        return True
 
-    def _full_disk(self) -> None:
+    def _full_disk(self) -> bool:
         """The process stops at the first write that does not fit, and restarts in vain until
-        there is room again.
+        there is room again. It counts when it stops.
         """
         node = self._node()
         disk = node.disk
         disk.capacity_bytes = disk.used_bytes() + self._rng.choice((0, 1, 100, 5_000))
+        self._awaited.add(("full_disk", node.replica))
 
         def undo() -> None:
             disk.capacity_bytes = node.capacity_bytes
+            self._awaited.discard(("full_disk", node.replica))
 
         self._for_a_while(undo)
+        return False
 
-    def _flip(self) -> None:
+    def _flip(self) -> bool:
         node = self._node()
         if not damage.may_damage(self._world, node):
-            return
+            return False
         restarts = self._rng.random() < 0.7
         if restarts:
             self._rng.choice((node.stop, node.stop_hard))()
-        damage.flip(node, self._rng)
+        flipped = damage.flip(node, self._rng)
         if restarts:
             self._for_a_while(node.start)
+        return flipped
 
-    def _shorten(self) -> None:
+    def _shorten(self) -> bool:
         node = self._node()
-        if damage.may_damage(self._world, node):
-            self._rng.choice((node.stop, node.stop_hard))()
-            damage.shorten(node, self._rng)
-            self._for_a_while(node.start)
+        if not damage.may_damage(self._world, node):
+            return False
+        self._rng.choice((node.stop, node.stop_hard))()
+        shortened = damage.shorten(node, self._rng)
+        self._for_a_while(node.start)
+        return shortened
 
-    def _wipe(self) -> None:
+    def _wipe(self) -> bool:
         node = self._node()
-        if damage.may_damage(self._world, node):
-            node.stop_hard()
-            damage.wipe(node)
-            self._for_a_while(node.start)
-            self._for_a_while(self._world.add_learner().start)  # what people put in its place
+        if not damage.may_damage(self._world, node):
+            return False
+        was_empty = damage.ROOT in node.damage
+        node.stop_hard()
+        damage.wipe(node)
+        self._for_a_while(node.start)
+        self._for_a_while(self._world.add_learner().start)  # what people put in its place
+        return not was_empty
 
-    def _sync_fails(self) -> None:
+    def _sync_fails(self) -> bool:
+        """Fail one of the next fsyncs; it counts when that comes."""
         node = self._node()
         if node.alive:
             node.disk.fail_sync(self._rng, after=self._rng.randint(0, 5))
+            self._awaited.add(("sync_fails", node.replica))
+        return False
 
-    def _slow_disk(self) -> None:
+    def _slow_disk(self) -> bool:
         node = self._node()
         node.slow_disk = self._rng.choice((10, 100))
 
@@ -260,8 +310,9 @@ class Faults:
             node.slow_disk = 1
 
         self._for_a_while(undo)
+        return True
 
-    def _lossy(self) -> None:
+    def _lossy(self) -> bool:
         network, options = self._world.network, self._world.options
         network.loss = self._rng.choice((0.05, 0.3))
 
@@ -269,16 +320,16 @@ class Faults:
             network.loss = options.loss if not self._world.heals else 0.0
 
         self._for_a_while(undo)
+        return True
 
-    def _lying_disk(self) -> None:
+    def _lying_disk(self) -> bool:
         """Cut power, and with it the end of what was synced: one replica's at a time.
 
         It hurts when others lag behind it and its leader goes, too.
         """
         node = self._node()
         if self._rng.random() < 0.5:
-            self._lose_tail(node)
-            return
+            return self._lose_tail(node)
         others = [each for each in self._world.nodes if each is not node and not each.leading]
         if others:
             lagging = self._rng.choice(others)
@@ -286,23 +337,33 @@ class Faults:
             behind_ms = self._rng.randint(50, 1_000)
             self._world.timeline.after((behind_ms + 1) * 1_000, self._cut(pairs))
             self._world.timeline.after(behind_ms * 1_000, self._lose_tail_and_leader, node)
+        return False  # it counts when the end is lost
 
     def _lose_tail_and_leader(self, node: "SimNode") -> None:
         leaders = [each for each in self._world.nodes if each.leading]
-        self._lose_tail(node)
+        self._try("lying_disk", lambda: self._lose_tail(node))
         for leader in leaders:
             leader.stop_hard()
             self._world.timeline.after(self._rng.randint(500, LONG_MS) * 1_000, leader.start)
 
-    def _lose_tail(self, node: "SimNode") -> None:
+    def _lose_tail(self, node: "SimNode") -> bool:
         if any(each.lied or each.damage for each in self._world.nodes) or not node.alive:
-            return
+            return False
         node.stop_hard()
         node.lied = lose_tail(node, self._rng)
         self._for_a_while(node.start)
+        return node.lied
 
-    def _handover(self) -> None:
-        self._node().hand_over()
+    def _handover(self) -> bool:
+        node = self._node()
+        leads = node.leading  # others have nothing to hand over
+        node.hand_over()
+        return leads
+
+
+def _runs(node: "SimNode") -> bool:
+    """Return whether there is a process to stop."""
+    return node.alive or node.refetch is not None
 
 
 def lose_tail(node: "SimNode", rng: random.Random) -> bool:

@@ -248,7 +248,9 @@ class SimNode:
     def fail(self, error: DiskFailed) -> None:
         """End the process, as a failed disk does; start another soon."""
         self.world.timeline.note(f"node {self.replica}", error)
-        if is_full(error) and self.disk.capacity_bytes == self.capacity_bytes:
+        full = is_full(error)
+        self.world.faults.on_disk_failed(self, full=full)
+        if full and self.disk.capacity_bytes == self.capacity_bytes:
             self.world.ran_out(self)
         self.stop()
         self.world.timeline.after(RESTART_MS * 1000, self.start)

@@ -68,6 +68,7 @@ class Outcome:
     rows: int = 0
     """Timers scheduled and fired, and messages acked, in the log: each counts once."""
     faults: Counter[str] = field(default_factory=Counter[str])
+    """That struck, by kind (chaos/sim/faults.py)."""
 
     def add(self, other: "Outcome") -> None:
         """Count what came of another seed."""
@@ -104,7 +105,7 @@ def play(task: Task) -> Outcome:
         epochs=world.referee.epochs,
         snapshots=sum(node.snapshots for node in world.nodes),
         rows=world.rows(),
-        faults=Counter(world.faults.injected),
+        faults=Counter(world.faults.struck),
     )
 
 

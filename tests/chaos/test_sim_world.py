@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from chaos.sim import __main__ as command
+from chaos.sim.faults import Faults
 from chaos.sim.options import FAULTS, FAULTS_MIN, Options
-from chaos.sim.planted import PLAIN
+from chaos.sim.planted import PLAIN, calm
 from chaos.sim.play import APPS, EXIT_FAILED, EXIT_PROMISE, Task, play
 from chaos.sim.referee import CHECKERS, Broken
 from chaos.sim.timers import TimerWorld
@@ -21,20 +22,59 @@ from timer.units import Epoch
 def test_promises_hold(seed: int) -> None:
     world = World(seed)
     world.run(60)
-    assert len(world.faults.injected) >= FAULTS_MIN
+    assert len(world.faults.struck) >= FAULTS_MIN
     assert len(world.referee.committed) > 10
     assert world.referee.epochs >= 1
 
 
-def test_every_fault_is_injected_within_a_few_worlds() -> None:
-    injected = set[str]()
+def test_every_fault_strikes_within_a_few_worlds() -> None:
+    struck = set[str]()
     for seed in range(12):
         world = World(seed, options=Options.draw(random.Random(seed)).aim(faults=FAULTS))
         world.run(60)
-        injected.update(world.faults.injected)
-        if injected == set(FAULTS):
+        struck.update(world.faults.struck)
+        if struck == set(FAULTS):
             break
-    assert injected == set(FAULTS)
+    assert struck == set(FAULTS)
+
+
+def struck_at_once(world: World, kind: str) -> list[str]:
+    """Inject a fault three times in one instant; return what strikes within a few seconds."""
+    world.options = world.options.aim(faults=(kind,))
+    world.faults = Faults(world, random.Random(7), 0)
+    world.timeline.run_until(world.timeline.now_us + 4_000_000)
+    return world.faults.struck
+
+
+NEEDS_PROCESS = ["power", "power_all", "kill", "pause", "handover", "sync_fails", "lying_disk"]
+NEEDS_MOMENT = ["full_disk", "newborn", "ambush"]
+
+
+@pytest.mark.parametrize("kind", NEEDS_PROCESS + NEEDS_MOMENT)
+def test_fault_that_finds_nothing_to_strike_does_not_count(kind: str) -> None:
+    assert struck_at_once(World(3, options=calm(3)), kind) == []
+
+
+@pytest.mark.parametrize("kind", ["power", "kill", "pause", "sync_fails", "lying_disk"])
+def test_fault_counts_where_processes_run(kind: str) -> None:
+    world = running()
+    assert 1 <= struck_at_once(world, kind).count(kind) <= FAULTS_MIN
+
+
+@pytest.mark.parametrize("kind", ["power_all", "wipe"])
+def test_fault_that_has_taken_all_it_may_counts_once(kind: str) -> None:
+    assert struck_at_once(running(), kind) == [kind]
+
+
+def running() -> World:
+    """Return a world of three voters, all well so far."""
+    world = World(3, options=calm(3).aim(nodes=3))
+    world.faults = Faults(world, random.Random(7), 0)
+    for node in world.nodes:
+        node.start()
+    world._clients_act()
+    world.timeline.run_until(3_000_000)
+    return world
 
 
 @pytest.mark.parametrize("app", [*APPS])
