@@ -75,6 +75,13 @@ class Faults:
         if call():
             self.struck.append(kind)
 
+    def one_more(self) -> bool:
+        """Draw another one if fewer than FAULTS_MIN have struck; return whether that was so."""
+        if not self._kinds or len(self.struck) >= FAULTS_MIN:
+            return False
+        self._inject()
+        return True
+
     # ---------------------------------------------------------------- helpers
 
     def _node(self) -> "SimNode":

@@ -19,6 +19,9 @@ from timer.units import LogIndex, Nonce, ReplicaId
 HEAL_MS_MAX: Final = 15_000
 """A healed cluster must have made progress everywhere within this."""
 HEAL_LOOK_MS: Final = 250
+MORE_MS: Final = 1_000
+"""Between two faults that are drawn at the end, as too few have struck."""
+MORE_MAX: Final = 20
 
 
 class World:
@@ -66,7 +69,8 @@ class World:
         return Nonce(self.rng.randint(1, (1 << 63) - 1))
 
     def run(self, seconds: int) -> None:
-        """Play `seconds` with faults, then heal the world and see it recover.
+        """Play `seconds` with faults, and on until three have struck, if any can; then heal the
+        world and see it recover.
 
         Raises:
             Broken: a promise was.
@@ -79,6 +83,10 @@ class World:
             self.timeline.after(self._clients.randrange(within_us), node.start)
         self.timeline.after(0, self._clients_act)
         self.timeline.run_until(end_us)
+        for _ in range(MORE_MAX):
+            if not self.faults.one_more():
+                break
+            self.timeline.run_until(self.timeline.now_us + MORE_MS * 1_000)
         self._recover()
         if not self.stranded:
             self.referee.at_end(self.kept_up())

@@ -66,6 +66,22 @@ def test_fault_that_has_taken_all_it_may_counts_once(kind: str) -> None:
     assert struck_at_once(running(), kind) == [kind]
 
 
+def test_world_in_which_little_struck_goes_on_until_three_faults_have() -> None:
+    struck = []
+    for seed in range(4):
+        options = Options.draw(random.Random(seed)).aim(faults=("sync_fails", "handover", "kill"))
+        world = World(seed, options=options)
+        world.run(5)
+        struck.append(len(world.faults.struck))
+    assert min(struck) == FAULTS_MIN, struck
+
+
+def test_world_in_which_too_little_can_strike_ends_all_the_same() -> None:
+    world = World(3, options=calm(3).aim(nodes=3, faults=("wipe",)))
+    world.run(5)
+    assert world.faults.struck == ["wipe"]
+
+
 def running() -> World:
     """Return a world of three voters, all well so far."""
     world = World(3, options=calm(3).aim(nodes=3))
