@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 from unittest import mock
 
@@ -13,7 +14,7 @@ from replication import core, promise
 from replication.config import ReplicationConfig
 from replication.core import Core
 from replication.knowledge import Bid, Held, Progress
-from replication.messages import Append, AppendAnswer, Conflict
+from replication.messages import Append, AppendAnswer, Conflict, Fetch, FetchAnswer
 from replication.promise import Promise, PromiseFile
 from replication.quorum import Voters
 from replication.shape import Shape
@@ -203,6 +204,35 @@ class _NeverGoBack(Core):
         """It is not told that the follower lacks something."""
 
 
+class _CommitByTheLeadersWord(Core):
+    def _on_append(
+        self, sender: ReplicaId, append: Append, sizes: Sequence[int], out: Effects
+    ) -> None:
+        if append.under == self.promise:
+            self._heard_commit = LogIndex(0)
+        super()._on_append(sender, append, sizes, out)
+
+    def _follow(self, out: Effects) -> None:
+        if 0 < self._heard_commit < self.commit_index:
+            self.commit_index = self._heard_commit
+        super()._follow(out)
+
+
+class _FetchWithoutStarts(Core):
+    def _answer_fetch(
+        self,
+        to: ReplicaId,
+        fetch: Fetch,
+        last: LogIndex,
+        conflict: Conflict | None,
+        out: Effects,
+    ) -> None:
+        super()._answer_fetch(to, fetch, last, conflict, out)
+        sent = out.send[-1]
+        assert isinstance(sent.message, FetchAnswer)
+        out.send[-1] = sent._replace(message=replace(sent.message, starts=()))
+
+
 _MANY: Final = {"fault_gap_ms": 1_500, "proposals_per_s": 30}
 _CHANGES: Final = {"faults": ("newborn", "isolate", "power"), "mischief": ("spurious", "dead")}
 """Leaders that change before their entries are anywhere."""
@@ -354,6 +384,24 @@ MUTATIONS: Final = (
         40,
         "a lost message",
         _core(_NeverGoBack),
+    ),
+    Mutation(
+        "commit_by_the_leaders_word",
+        "a follower takes the commit index that it hears, also when it knows of a later one",
+        frozenset({"commit"}),
+        20,
+        "messages that overtake each other, or a new leader that knows less",
+        _core(_CommitByTheLeadersWord),
+        {"reorder": False, "duplicate": 0.0, "faults": ("handover", "kill", "isolate")},
+    ),
+    Mutation(
+        "fetch_without_starts",
+        "what a candidate fetches does not say where epochs begin in it",
+        frozenset({"frames"}),
+        20,
+        "a candidate that lacks an epoch's start",
+        _core(_FetchWithoutStarts),
+        {**_CHANGES, "fault_gap_ms": 800},
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

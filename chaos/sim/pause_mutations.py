@@ -16,7 +16,9 @@ from timer.memtable import Left, Memtable
 from timer.order import after
 from timer.pauses import Pauses
 from timer.store import Store
-from timer.topic import Topic
+from timer.timer_id import SEQ_MAX
+from timer.topic import Release, Topic
+from timer.units import Seq
 
 _in_store = Store.cancel
 _cancel = Machine._cancel  # noqa: SLF001
@@ -60,6 +62,18 @@ def _made_firing(self: Pauses, topic: Topic) -> None:
     self._note(topic)
 
 
+_release = Pauses._release  # noqa: SLF001
+
+
+def _release_late_ones_too(self: Pauses, topic: Topic, release: Release, *args: Any) -> Any:
+    """Whatever is due by the time of the resume is overdue, also what was scheduled since."""
+    seq_end, release.seq_end = release.seq_end, Seq(SEQ_MAX)
+    try:
+        return _release(self, topic, release, *args)
+    finally:
+        release.seq_end = seq_end
+
+
 _mutation: Final = Planting(TimerWorld, policies=True, mischief=())
 
 PAUSE_MUTATIONS: Final = (
@@ -99,6 +113,15 @@ PAUSE_MUTATIONS: Final = (
         manifest_every=20,
         faults=("kill", "power"),
         fault_gap_ms=1_500,
+    ),
+    _mutation(
+        "resume_drops_what_came_after",
+        "a resume that drops what is overdue drops what was scheduled after it, too",
+        {"drop"},
+        60,
+        "a timer that is scheduled as due while its topic catches up",
+        patch(Pauses, "_release", _release_late_ones_too),
+        proposals_per_s=16,
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""

@@ -1,5 +1,7 @@
 """Planted bugs in the state plane (chaos/sim/planted.py says what they are for)."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -9,7 +11,7 @@ import numpy as np
 from chaos.sim.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
 from chaos.sim.timers import TimerApp, TimerWorld
 from chaos.simdisk import SimDisk
-from timer import leader, machine, manifest
+from timer import leader, lookup, machine, manifest
 from timer.applied import CANCELLED, RESCHEDULED
 from timer.clock import ClusterClock
 from timer.columns import I64, U64
@@ -130,6 +132,24 @@ def _fire_from_checkpoint(self: Leader, now: Now) -> None:
         _fire(self, now)
 
 
+@contextlib.contextmanager
+def _fire_by_its_own_clock() -> Iterator[None]:
+    """What is due is told by the leader's clock, and stamped with the cluster's."""
+    walls: dict[int, UnixMs] = {}
+    now_of = TimerApp._now  # noqa: SLF001
+
+    def now(self: TimerApp) -> Now:
+        walls[id(self.engine.machine)] = self.node.wall_ms()
+        return now_of(self)
+
+    def fire(self: Leader, now: Now) -> None:
+        self._read_time_ms = max(self._read_time_ms, walls[id(self.machine)])
+        _fire(self, now)
+
+    with mock.patch.object(TimerApp, "_now", now), mock.patch.object(Leader, "_fire", fire):
+        yield
+
+
 # ---- what outlives a restart
 
 
@@ -227,6 +247,25 @@ def _keep_own(self: Verdicts, start: int, stop: int) -> Verdicts | None:
 
 
 _verdicts_part = Verdicts.part
+
+
+class _ShiftedPacker:
+    """Whose rows lie in a run: their payloads begin one byte late."""
+
+    def __init__(self, to: lookup.Packer) -> None:
+        self._to = to
+
+    def put(self, at: int, row: Any, bufs: Any) -> None:
+        row["payload_start"] += min(1, row["payload_size"])
+        self._to.put(at, row, bufs)
+
+
+_read_rows = lookup.read_rows
+
+
+def _read_shifted(*args: Any) -> None:
+    *where, to, places = args
+    _read_rows(*where, _ShiftedPacker(to), places)  # type: ignore[call-arg]
 
 
 # ---- handing out
@@ -377,6 +416,16 @@ TIMER_MUTATIONS: Final = (
         fault_gap_ms=10_000,
     ),
     _mutation(
+        "fires_by_its_own_clock",
+        "a leader fires what is due by its own clock, which may be ahead of the log's",
+        {"early"},
+        20,
+        "a leader whose clock is wrong",
+        _fire_by_its_own_clock,
+        faults=("clock", "drift"),
+        fault_gap_ms=4_000,
+    ),
+    _mutation(
         "fire_from_checkpoint",
         "a new leader reads on from the last checkpoint instead of from the last FIRE",
         {"time"},
@@ -436,6 +485,15 @@ TIMER_MUTATIONS: Final = (
         40,
         "a flush",
         patch(Window, "peek", _peek_short),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "flushed_payload_is_shifted",
+        "a reschedule of a timer in a run copies its payload from one byte further on",
+        {"phantom"},
+        40,
+        "a reschedule of what was flushed",
+        patch(lookup, "read_rows", _read_shifted),
         **_RESTARTS,
     ),
     _mutation(

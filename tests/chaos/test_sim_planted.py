@@ -13,7 +13,7 @@ from chaos.sim.planted import ANY_WORLD, Mutation, calm, hunt
 from chaos.sim.policy_mutations import POLICY_MUTATIONS
 from chaos.sim.quota_mutations import QUOTA_MUTATIONS
 from chaos.sim.redrive_mutations import REDRIVE_MUTATIONS
-from chaos.sim.referee import Broken
+from chaos.sim.referee import CHECKERS, Broken
 from chaos.sim.request_mutations import REQUEST_MUTATIONS
 from chaos.sim.snapshot_mutations import SNAPSHOT_MUTATIONS
 from chaos.sim.timer_mutations import TIMER_MUTATIONS
@@ -34,11 +34,13 @@ SOON = {
     "old_log_stays": 1002,
     "key_of_two_consumers": 1003,
     "no_guard": 1004,
+    "topic_by_topic": 1004,
     "guard_under_lease": 1004,
     "count_unsure": 1005,
     "any_leader_of_the_epoch": 1006,
     "ack_unmatched": 1006,
     "lead_without_fetching": 1008,
+    "resume_drops_what_came_after": 1008,
     "log_never_stays": 1014,
     "cancel_before_commit": 1020,
     "ack_from_before_the_seek": 3005,
@@ -74,6 +76,11 @@ def test_hunt_that_begins_later_begins_within_its_number_of_the_first_seed() -> 
     for name, begins in SOON.items():
         first = FIRST_OF_ITS_OWN.get(name, FIRST_SEED)
         assert first < begins < first + seeds[name], name
+
+
+def test_every_checker_has_a_bug_to_find() -> None:
+    checkers = {name for mutation in ALL for name in mutation.checkers}
+    assert checkers == CHECKERS.keys()
 
 
 @every_mutation
