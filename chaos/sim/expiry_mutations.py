@@ -74,6 +74,18 @@ def _answer_what_was_asked(acks: Any, new: Any) -> None:
     _answer(acks, new | True)
 
 
+_hand_out = serving.Serving.hand_out
+
+
+def _hand_out_doomed(self: serving.Serving, *args: Any, **more: Any) -> Any:
+    """Until its deletion is applied a topic is like any other, but for its policy."""
+    doomed, self.doomed = self.doomed, type(self.doomed)()
+    try:
+        return _hand_out(self, *args, **more)
+    finally:
+        self.doomed = doomed
+
+
 _mutation: Final = Planting(TimerWorld, expiry=True, mischief=())
 
 EXPIRY_MUTATIONS: Final = (
@@ -121,6 +133,19 @@ EXPIRY_MUTATIONS: Final = (
         proposals_per_s=16,
         sync_us=8_000,
         faults=("slow_disk",),
+    ),
+    _mutation(
+        "doomed_is_handed_out",
+        "a topic whose deletion is on its way goes on being handed out, without its policy",
+        {"expiry"},
+        120,
+        "messages that expire while the deletion of their topic is on its way",
+        patch(serving.Serving, "hand_out", _hand_out_doomed),
+        deletions=True,
+        proposals_per_s=16,
+        sync_us=8_000,
+        faults=("slow_disk",),
+        fault_gap_ms=800,
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""
