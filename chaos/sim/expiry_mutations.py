@@ -74,16 +74,9 @@ def _answer_what_was_asked(acks: Any, new: Any) -> None:
     _answer(acks, new | True)
 
 
-_hand_out = serving.Serving.hand_out
-
-
-def _hand_out_doomed(self: serving.Serving, *args: Any, **more: Any) -> Any:
-    """Until its deletion is applied a topic is like any other, but for its policy."""
-    doomed, self.doomed = self.doomed, type(self.doomed)()
-    try:
-        return _hand_out(self, *args, **more)
-    finally:
-        self.doomed = doomed
+def _busy_with_ends_alone(self: Expiry, topic: Topic) -> bool:
+    """What the leader has appended is as good as committed."""
+    return topic.topic_id in self._in_flight
 
 
 _mutation: Final = Planting(TimerWorld, expiry=True, mischief=())
@@ -135,12 +128,12 @@ EXPIRY_MUTATIONS: Final = (
         faults=("slow_disk",),
     ),
     _mutation(
-        "doomed_is_handed_out",
-        "a topic whose deletion is on its way goes on being handed out, without its policy",
+        "handed_out_by_what_may_be_lost",
+        "what a policy that is not committed yet lets live, or a deletion, is handed out at once",
         {"expiry"},
-        120,
-        "messages that expire while the deletion of their topic is on its way",
-        patch(serving.Serving, "hand_out", _hand_out_doomed),
+        60,
+        "what has expired where such a policy, or a deletion, is on its way",
+        patch(Expiry, "busy", _busy_with_ends_alone),
         deletions=True,
         proposals_per_s=16,
         sync_us=8_000,

@@ -37,7 +37,6 @@ SOON = {
     "topic_by_topic": 1004,
     "guard_under_lease": 1004,
     "count_unsure": 1005,
-    "doomed_is_handed_out": 1005,
     "any_leader_of_the_epoch": 1006,
     "ack_unmatched": 1006,
     "lead_without_fetching": 1008,
