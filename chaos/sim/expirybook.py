@@ -31,6 +31,8 @@ class ExpiryBook:
     """Topic id -> all below this has expired, or was let go before."""
     begins: dict[int, int] = field(default_factory=dict)
     """Topic id -> where its queue began after the last entry that was applied somewhere."""
+    reached: dict[int, int] = field(default_factory=dict)
+    """Topic id -> the furthest cursor of a group that it had then; 0: it had none."""
     single: set[tuple[int, int]] = field(default_factory=set)
     """(group id, offset) of those that expired one by one."""
     acked: set[tuple[int, int]] = field(default_factory=set)
@@ -73,9 +75,9 @@ class ExpiryBook:
             before, begin = self.begins.get(topic_id, 0), topic.queue.begin
             if begin > before:
                 self._let_go(entry, machine, topic_id, before)
-            if topic.groups:
-                self.retained += min(g.cursor for g in topic.groups.values()) > begin
-            self.begins[topic_id] = begin
+            cursors = [group.cursor for group in topic.groups.values()]
+            self.retained += min(cursors, default=0) > begin
+            self.begins[topic_id], self.reached[topic_id] = begin, max(cursors, default=0)
 
     def _note(self, machine: Machine) -> None:
         for topic_id, topic in machine.topics.items():
@@ -114,7 +116,8 @@ class ExpiryBook:
         late = [group.name for group in groups if group.cursor <= last]
         kept_ms = self.rules(entry.index, topic.name).get("retention_ms")
         if kept_ms is None:
-            kept_ms = 0 if groups else WEEK_MS
+            # One entry may delete several groups: what the last one had acked went with the first.
+            kept_ms = 0 if groups or last < self.reached.get(topic_id, 0) else WEEK_MS
         fired_at_ms = self.messages[topic_id][last][1]
         if late or fired_at_ms + kept_ms > entry.time_ms:
             raise Broken("retention", f"{what}, fired at {fired_at_ms}, not acked by {late}")

@@ -10,8 +10,9 @@ from chaos.sim.planted import calm
 from chaos.sim.referee import Broken
 from chaos.sim.timers import TimerWorld
 from chaos.simdisk import SimDisk
-from tests.timer.machines import START_MS, Log, machine_on, part_of
-from timer.payloads import Op
+from tests.timer.machines import START_MS, Log, machine_on, part_of, u64
+from timer.payloads import GroupOp, Op
+from timer.units import GroupId, TopicId
 
 TTL_MS = 1_000
 
@@ -85,3 +86,13 @@ def test_what_is_let_go_is_acked_and_not_retained() -> None:
         story.op(Op.ACK, 1, 0)  # the machine knows of no policy
     assert broken.value.checker == "retention"
     Story({"retention_ms": TTL_MS}).op(Op.ACK, 1, 0, after_ms=TTL_MS)
+
+
+def test_groups_that_are_deleted_together_had_acked_what_went_with_the_first() -> None:
+    story = Story({})
+    story.log.create_group(1, "h")
+    story.log.op(Op.RESERVE, 1, 2, [10])
+    story.op(Op.ACK, 2, 0, 1)
+    story.log.group(*(GroupOp(Op.DELETE, TopicId(1), GroupId(each), u64([])) for each in (1, 2)))
+    story.read()
+    assert story.machine.topics[TopicId(1)].queue.begin == 2
