@@ -34,7 +34,10 @@ class Fault:
     start_ms: int
     heal_ms: int
     recovered_ms: int
-    """When schedules were answered and timers fired again, both; heal_ms until that is known."""
+    """When schedules were answered and timers fired again, both; heal_ms until that is known, the
+    run's end if they never did."""
+    recovered: bool = True
+    """Whether they did."""
 
     @property
     def label(self) -> str:

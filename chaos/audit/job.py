@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -507,8 +506,10 @@ def _figures(run: Run, lines: DataFrame, found: DataFrame, end_ms: int) -> dict[
     spark = lines.sparkSession
     moments = _kept(figures.successes(lines, found), run, "successes")
     faults = windows(_faults(run), end_ms)
-    back = figures.recovered(spark, moments, faults)
-    faults = [replace(each, recovered_ms=back.get(each.number, end_ms)) for each in faults]
+    between = figures.gaps(moments, figures.works(lines, found, end_ms) if faults else [])
+    faults = figures.recovered(moments, between, faults, end_ms)
+    late_in = figures.lateness_by_fault(found, faults)
+    hit = zip(faults, figures.unavailability(spark, between, faults), strict=True)
     begin = moments.agg(F.min("at_ms")).first()
     begin_ms = begin[0] if begin and begin[0] is not None else end_ms
     bucket_ms = 1000 * max(1, -(-(end_ms - begin_ms) // (1000 * STRETCHES_MAX)))
@@ -517,7 +518,7 @@ def _figures(run: Run, lines: DataFrame, found: DataFrame, end_ms: int) -> dict[
     series = _series(figures.throughput(lines, bucket_ms).collect(), late)
     return {
         "lateness_ms": _lateness(late),
-        "faults": figures.unavailability(spark, figures.gaps(moments), faults),
+        "faults": [told | figures.late_in(each, late_in) for each, told in hit],
         "timeline": {"bucket_ms": bucket_ms, "from_ms": begin_ms, "to_ms": end_ms, **series},
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from chaos.audit.chart import Axis, Band, Line, chart, short
-from chaos.audit.figures import PLANES, QUANTILES
+from chaos.audit.figures import FAULT_LATE, PLANES, QUANTILES
 from chaos.audit.verdict import FINE, VIOLATIONS
 
 Row = Sequence[Any]
@@ -38,6 +38,7 @@ svg .band { fill: var(--dim); font-size: 11px; }
 svg .grid { stroke: var(--rule); } svg .notch { stroke: var(--dim); }
 svg .fault { fill: var(--fault); } svg .recovery { fill: var(--recovery); }
 """
+_NOT_RECOVERED: Final = '<span class="breach">not recovered</span>'
 _LATENESS: Final = """After the due time, or after the request if that came later; exact. The phase
 is that of the moment when the timer could fire."""
 
@@ -85,7 +86,9 @@ def _charts(s: dict[str, Any]) -> Iterator[str]:
             f["fault"],
             f["start_ms"],
             f["start_ms"] + f["healed_after_ms"],
-            f["start_ms"] + f["healed_after_ms"] + f["recovered_after_ms"],
+            flow["to_ms"]
+            if f["recovered_after_ms"] is None
+            else f["start_ms"] + f["healed_after_ms"] + f["recovered_after_ms"],
         )
         for f in s["faults"]
     ]
@@ -202,18 +205,25 @@ def _faults(s: dict[str, Any]) -> Iterator[str]:
     yield "<h2>Faults</h2>"
     yield (
         "<p>The longest time without a success that the fault touches, and when after the strike"
-        " it began. Where nothing was asked or due, nothing could succeed.</p>"
+        " it began; &ldquo;to the end&rdquo;: nothing succeeded any more, though it was asked for,"
+        " or due. Where nothing was asked or due, nothing could succeed. Late: what could fire from"
+        " the strike to the recovery, or in the two seconds after the strike.</p>"
     )
     begin = s["timeline"]["from_ms"]
     heads = ["fault", "at, s", "healed after, ms", "recovered after, ms"]
     for plane in PLANES:
         heads += [f"no {plane}, ms", "from, ms"]
-    rows = [
-        [f["fault"], short((f["start_ms"] - begin) / 1000), f["healed_after_ms"]]
-        + [f["recovered_after_ms"]]
-        + [f[f"{plane}_gap{what}_ms"] for plane in PLANES for what in ("", "_after")]
-        for f in s["faults"]
-    ]
+    heads += [f"{what} late, {name}, ms" for what, name in FAULT_LATE]
+    rows = []
+    for f in s["faults"]:
+        row = [f["fault"], short((f["start_ms"] - begin) / 1000), f["healed_after_ms"]]
+        after_ms = f["recovered_after_ms"]
+        row.append(_Html(_NOT_RECOVERED) if after_ms is None else after_ms)
+        for plane in PLANES:
+            gap_ms = f[f"{plane}_gap_ms"]
+            row.append(f"{gap_ms:,}, to the end" if f[f"{plane}_gap_open"] else gap_ms)
+            row.append(f[f"{plane}_gap_after_ms"])
+        rows.append(row + [f[f"{what}_late_{name}_ms"] for what, name in FAULT_LATE])
     yield _table(heads, rows)
     for gap in s["failover_gaps"]:
         yield (

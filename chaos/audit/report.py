@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chaos.audit import page
+from chaos.audit.figures import PLANES
 from chaos.history import Run
 
 SHOWN_MAX: Final = 10
@@ -63,6 +64,7 @@ def describe(report: Report) -> Iterator[str]:
     for gap in s["failover_gaps"]:
         text = f"leader {gap['node']} killed: epoch {gap['epoch']} fired first"
         yield f"{text} {gap['fired_after_ms']} ms later"
+    yield from _unrecovered(s)
     for what, past in (("fire", "fired"), ("deliver", "delivered")):
         for phase, row in s["lateness_ms"][what].items():
             values = " ".join(f"{key} {value} ms" for key, value in row.items() if key != "n")
@@ -80,6 +82,18 @@ def describe(report: Report) -> Iterator[str]:
     yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
     yield from _offenders(s)
     yield report.line()
+
+
+def _unrecovered(s: dict[str, Any]) -> Iterator[str]:
+    for fault in s["faults"]:
+        gaps = [
+            f"no {plane} for {fault[f'{plane}_gap_ms']:,} ms, to the end"
+            for plane in PLANES
+            if fault[f"{plane}_gap_open"]
+        ]
+        if gaps:
+            at_s = (fault["start_ms"] - s["timeline"]["from_ms"]) / 1000
+            yield f"not recovered from {fault['fault']} at {at_s:.1f} s: {'; '.join(gaps)}"
 
 
 def _offenders(s: dict[str, Any]) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """Figures of the audit, against figures that were counted by hand or by numpy."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from chaos.audit import figures
@@ -71,19 +72,130 @@ def test_unavailability_is_the_longest_gap_that_a_fault_touches(
         "fire": [995, 1005, 1600, 2600, 50_500, 50_510],
         "deliver": [1, 2],
     }
-    rows = [(plane, at_ms) for plane, times in moments.items() for at_ms in times]
-    table = spark.createDataFrame(rows, "plane STRING, at_ms BIGINT")
-    back = figures.recovered(spark, table, faults)
-    assert back == {0: 1800}  # of the second, nothing is known
-    told = [replace(f, recovered_ms=back.get(f.number, f.heal_ms)) for f in faults]
-    first, second = figures.unavailability(spark, figures.gaps(table), told)
+    table = successes(spark, moments)
+    done = [figures.Work(plane, times[0], times[-1], False) for plane, times in moments.items()]
+    between = figures.gaps(table, done)
+    told = figures.recovered(table, between, faults, 60_000)
+    assert [(each.recovered_ms, each.recovered) for each in told] == [
+        (1800, True),
+        (51_000, True),  # nothing was left to do
+    ]
+    first, second = figures.unavailability(spark, between, told)
     assert first == {
         "fault": "pause n1", "start_ms": 1000, "healed_after_ms": 500, "recovered_after_ms": 300,
-        "schedule_gap_ms": 18_190, "schedule_gap_after_ms": 810,
-        "fire_gap_ms": 47_900, "fire_gap_after_ms": 1600,
-        "deliver_gap_ms": 0, "deliver_gap_after_ms": 0,
+        "schedule_gap_ms": 18_190, "schedule_gap_after_ms": 810, "schedule_gap_open": False,
+        "fire_gap_ms": 47_900, "fire_gap_after_ms": 1600, "fire_gap_open": False,
+        "deliver_gap_ms": 0, "deliver_gap_after_ms": 0, "deliver_gap_open": False,
     }  # fmt: skip
     assert (second["schedule_gap_ms"], second["fire_gap_after_ms"]) == (0, -47_400)
+
+
+def successes(spark: SparkSession, moments: dict[str, list[int]]) -> DataFrame:
+    rows = [(plane, at_ms) for plane, times in moments.items() for at_ms in times]
+    return spark.createDataFrame(rows, "plane STRING, at_ms BIGINT")
+
+
+def test_outage_that_never_ends_lasts_until_nobody_waits_any_more(
+    spark: SparkSession, faults: list[Fault]
+) -> None:
+    table = successes(spark, {"schedule": [900, 1400, 50_500], "fire": [950, 1450]})
+    done = [
+        figures.Work("schedule", 900, 58_000, True),  # producers asked until then
+        figures.Work("fire", 950, 60_000, True),
+        figures.Work("deliver", 40_000, 60_000, True),  # not one
+    ]
+    between = figures.gaps(table, done)
+    told = figures.recovered(table, between, faults, 60_000)
+    # Schedules were answered after the first fault, and nothing fired after it.
+    assert [(each.recovered_ms, each.recovered) for each in told] == [(60_000, False)] * 2
+    first, second = figures.unavailability(spark, between, told)
+    assert [each["recovered_after_ms"] for each in (first, second)] == [None, None]
+    assert [(first[f"{p}_gap_ms"], first[f"{p}_gap_open"]) for p in figures.PLANES] == [
+        (7500, True),  # also before one of 49,100 ms that is over
+        (58_550, True),
+        (20_000, True),
+    ]
+    assert second["fire_gap_after_ms"] == 1450 - 50_000
+
+
+def test_fault_that_was_over_before_the_last_outage_is_recovered_from(
+    spark: SparkSession, faults: list[Fault]
+) -> None:
+    table = successes(spark, {"schedule": [900, 1600, 49_000], "fire": [950, 1600, 40_000]})
+    done = [figures.Work("schedule", 900, 55_000, True), figures.Work("fire", 900, 40_000, False)]
+    told = figures.recovered(table, figures.gaps(table, done), faults, 60_000)
+    assert [(each.recovered_ms, each.recovered) for each in told] == [(1600, True), (60_000, False)]
+
+
+def test_silence_before_the_first_success_is_a_gap(
+    spark: SparkSession, faults: list[Fault]
+) -> None:
+    table = successes(spark, {"fire": [9000]})
+    between = figures.gaps(table, [figures.Work("fire", 1100, 9000, False)])
+    first, _ = figures.unavailability(spark, between, faults)
+    assert (first["fire_gap_ms"], first["fire_gap_after_ms"]) == (7900, 100)
+
+
+LINES = """op STRING, outcome STRING, start_ms BIGINT, end_ms BIGINT"""
+FOUND = (
+    "verdict STRING, end STRING, due_ms BIGINT, scheduled_at_ms BIGINT, ended_at_ms BIGINT,"
+    " received_ms BIGINT"
+)
+FIRED = [("ok", "fired", 100, 90, 110, 130), ("ok", "fired", 400, 90, 410, 420)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "found", "wanted"),
+    [
+        (
+            [("schedule", "ok", 90, 95), ("schedule", "unknown", 94, 300)],  # all but one answered
+            [("lost", "fired", 150, 90, 160, None)],  # others came later: that was no outage
+            {"schedule": (90, 95, False), "fire": (100, 410, False), "deliver": (110, 420, False)},
+        ),
+        (
+            [("schedule", "ok", 90, 95), ("schedule", "fail", 96, 500), ("open", None, 120, None)],
+            [("lost", "pending", 600, 90, None, None), ("lost", "fired", 405, 90, 425, None)],
+            {"schedule": (90, 500, True), "fire": (100, 900, True), "deliver": (120, 900, True)},
+        ),
+        (
+            [("schedule", "unknown", 90, 95)],
+            [("held", "pending", 600, 90, None, None), ("pending", "pending", 950, 90, None, None)],
+            {"schedule": (90, 95, True), "fire": (100, 410, False), "deliver": (110, 420, False)},
+        ),
+    ],
+)
+def test_work_of_a_plane_ends_with_its_last_success_or_when_it_is_given_up(
+    spark: SparkSession, lines: list[Any], found: list[Any], wanted: dict[str, Any]
+) -> None:
+    told = figures.works(
+        spark.createDataFrame(lines, LINES), spark.createDataFrame([*FIRED, *found], FOUND), 900
+    )
+    assert {each.plane: tuple(each[1:]) for each in told} == wanted
+
+
+def test_lateness_of_a_fault_is_that_of_what_could_fire_in_it(
+    spark: SparkSession, faults: list[Fault]
+) -> None:
+    # due, scheduled, fired, received
+    rows = [
+        (999, 1, 9000, 9000),
+        (1000, 1, 1700, None),
+        (1, 2999, 3100, 3111),  # the fault's aftermath, longer than its recovery
+        (3000, 1, 9000, 9000),
+        (51_999, 1, 52_000, 52_000),
+    ]
+    found = spark.createDataFrame([("ok", "fired", *row) for row in rows], FOUND)
+    told = figures.lateness_by_fault(found, [*faults, replace(faults[0], number=2)])
+    assert [figures.late_in(replace(faults[0], number=n), told) for n in range(4)] == [
+        {"fire_late_p99_ms": 700, "fire_late_max_ms": 700}
+        | {"deliver_late_p99_ms": 112, "deliver_late_max_ms": 112},
+        {"fire_late_p99_ms": 1, "fire_late_max_ms": 1}
+        | {"deliver_late_p99_ms": 1, "deliver_late_max_ms": 1},
+        {"fire_late_p99_ms": 700, "fire_late_max_ms": 700}
+        | {"deliver_late_p99_ms": 112, "deliver_late_max_ms": 112},
+        dict.fromkeys(f"{what}_late_{name}_ms" for what, name in figures.FAULT_LATE),
+    ]
+    assert figures.lateness_by_fault(found, []) == {}
 
 
 def test_redeliveries_are_told_apart_by_their_reason(spark: SparkSession) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaos.audit import command, page
-from chaos.audit.figures import PLANES
+from chaos.audit.figures import FAULT_LATE, PLANES
 from chaos.audit.report import Report, describe, write
 from chaos.history import History, Run
 from timer.errors import CorruptFile
@@ -20,7 +20,11 @@ def summary(**other: Any) -> dict[str, Any]:
     late = {"n": 9, "p50": 1, "p90": 2, "p99": 3, "p999": 4, "max": 5}
     point = {"index": 9, "time_ms": 1, "scheduled": 5, "pending": 1, "fired": 3, "cancelled": 1}
     node = {"node": "n1", "life": 0, "first": 1, "last": 9, "upto": 9, "stale": 0, "diverged": 0}
-    gaps = {f"{plane}_gap{what}_ms": 120 for plane in PLANES for what in ("", "_after")}
+    gaps: dict[str, Any] = {
+        f"{plane}_gap{what}_ms": 120 for plane in PLANES for what in ("", "_after")
+    }
+    gaps |= {f"{plane}_gap_open": False for plane in PLANES}
+    gaps |= {f"{what}_late_{name}_ms": 4711 for what, name in FAULT_LATE}
     columns = ("schedule", "failed", "fire", "deliver", "p50", "p99", "max")
     return {
         "verdict": "VIOLATED",
@@ -125,6 +129,23 @@ def test_page_names_what_is_judged_beside_the_table() -> None:
         assert text in told
     for text in ("deposed_handed_out, the first 1", "of leases", "1,234 messages are acked"):
         assert text in told
+
+
+def test_fault_that_was_not_recovered_from_is_told() -> None:
+    s = summary()
+    assert not any("not recovered" in line for line in describe(Report(s)))
+    text = page.html("r", s, "")
+    assert ">not recovered<" not in text
+    assert ">4,711<" in text
+    s["faults"][0] |= {"recovered_after_ms": None, "fire_gap_ms": 6500, "fire_gap_open": True}
+    lines = [*describe(Report(s))]
+    assert "not recovered from kill <n1> at 0.5 s: no fire for 6,500 ms, to the end" in lines
+    text = page.html("r", s, "")
+    parsed = Page()
+    parsed.feed(text)
+    assert parsed.open == []
+    assert ">not recovered<" in text
+    assert ">6,500, to the end<" in text
 
 
 def test_text_names_the_offenders_and_ends_with_the_verdict() -> None:
