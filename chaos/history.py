@@ -170,6 +170,22 @@ class Run:
         """What the suite says of the run: seed, versions, machine, options, schedule."""
         return self.root / "run.json"
 
+    def said(self) -> dict[str, Any]:
+        """Return what run.json says; nothing if there is none.
+
+        Raises:
+            ValueError: it is no JSON object.
+        """
+        if not self.about.exists():
+            return {}
+        try:
+            said = json.loads(self.about.read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.about}: {error}") from error
+        if not isinstance(said, dict):
+            raise ValueError(f"{self.about}: must be a JSON object")
+        return said
+
     def clock_error_ms(self, of: str = "clock_error_ms") -> int | None:
         """Return how far the clients' clocks and the cluster's differ at most; None: nobody says.
 
@@ -178,15 +194,7 @@ class Run:
         Raises:
             ValueError: it is no number of milliseconds, or run.json no JSON object.
         """
-        if not self.about.exists():
-            return None
-        try:
-            said = json.loads(self.about.read_text())
-        except ValueError as error:
-            raise ValueError(f"{self.about}: {error}") from error
-        if not isinstance(said, dict):
-            raise ValueError(f"{self.about}: must be a JSON object")
-        error_ms = said.get(of)
+        error_ms = self.said().get(of)
         if error_ms is None or (type(error_ms) is int and 0 <= error_ms <= MS_MAX):
             return error_ms
         limit = f"must be an integer from 0 to {MS_MAX}, milliseconds"

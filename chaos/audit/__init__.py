@@ -16,7 +16,7 @@ judges a run that was drained: clients went on until everything due had come.
     plain sieve                  of a large run, what needs no such judgement, by columns
     faults figures               windows of faults; lateness, gaps, redeliveries, throughput
     job session command          one run: read, replay, judge, write; Spark; exit status
-    report page chart            one line, text, JSON, HTML
+    report page chart about      one line, text, JSON, HTML; what the run says of itself
 
 docs/audit.md says how to run it, here and on a cluster. Spark lives in a run's folder only:
 Parquet in, Parquet out, nothing collected but figures.

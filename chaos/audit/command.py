@@ -1,6 +1,7 @@
 """The command: `timerctl audit RUN`, `python -m chaos.audit RUN`, `spark-submit … RUN`.
 
-Exit status: 0 every promise was kept, 1 one was broken, 2 the input can't be audited.
+Exit status: 0 every promise was kept, 1 one was broken or the run itself failed, 2 the input can't
+be audited.
 """
 
 import argparse
@@ -90,8 +91,10 @@ def run_audit(
         print(json.dumps(report.summary, indent=2))
     else:
         print("\n".join(describe(report)))
+        if report.why_bad:
+            print(report.why_bad)
         print(f"report: {run.audit / 'report.html'}")
-    return 0 if report.ok else 1
+    return 0 if report.ok and not report.why_bad else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:

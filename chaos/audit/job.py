@@ -34,6 +34,7 @@ from chaos.audit import (
     sieve,
     verdict,
 )
+from chaos.audit.about import about
 from chaos.audit.faults import phases, windows
 from chaos.audit.report import Report, write
 from chaos.history import Run
@@ -63,7 +64,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         ValueError: entries are in no node's log, so it can't be replayed; a history, states.jsonl
             or run.json is damaged.
     """
-    errors_ms = run.clock_error_ms(), run.clock_error_ms(history.CLIENTS_ERROR)
+    errors_ms, said = (run.clock_error_ms(), run.clock_error_ms(history.CLIENTS_ERROR)), about(run)
     lines = read_histories(spark, run)
     logs = run.logs()
     entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")
@@ -115,6 +116,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= _failovers(epochs, _faults(run))
     summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
     summary |= _redelivered(run, lines, given, found)
+    summary["run"] = said
     summary["acks_unasked"] = handing_out.unasked_acks(lines, story)
     return write(run, Report(summary))
 

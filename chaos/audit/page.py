@@ -4,6 +4,7 @@ import html as _html
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from chaos.audit import about
 from chaos.audit.chart import Axis, Band, Line, chart, short
 from chaos.audit.figures import FAULT_LATE, PLANES, QUANTILES
 from chaos.audit.verdict import FINE, VIOLATIONS
@@ -22,6 +23,8 @@ body { margin: 0 auto; max-width: 1100px; padding: 24px 20px 60px; background: v
   color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 34px 0 8px; }
 p { margin: 4px 0 10px; color: var(--dim); max-width: 80ch; }
+pre { margin: 4px 0 10px; font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; }
+p.breach { color: var(--bad); }
 .line { font: 13px/1.6 ui-monospace, monospace; color: var(--ink); max-width: none; }
 .OK { color: var(--good); } .VIOLATED { color: var(--bad); }
 .wide { overflow-x: auto; }
@@ -50,6 +53,7 @@ def html(name: str, summary: dict[str, Any], line: str) -> str:
     body = [
         f'<h1>{_text(name)}: <span class="{verdict}">{verdict}</span></h1>',
         f'<p class="line">{_text(line)}</p>',
+        *_run(s["run"]),
         *_charts(s),
         "<h2>Verdicts</h2>",
         _verdicts(s),
@@ -75,6 +79,16 @@ def html(name: str, summary: dict[str, Any], line: str) -> str:
 
 def _text(value: Any) -> str:
     return _html.escape(str(value))
+
+
+def _run(said: dict[str, Any]) -> Iterator[str]:
+    """What the run says of itself: not the verdict's, and told apart from it."""
+    if words := about.title(said):
+        yield f"<p>{_text(words)}</p>"
+    if why := about.why_bad(said):
+        yield f'<p class="breach">{_text(why[0].upper() + why[1:])}:</p>'
+        yield "".join(f"<pre>{_text(failure)}</pre>" for failure in said["failures"])
+    yield from (f"<p>{_text(line[0].upper() + line[1:])}</p>" for line in about.limits(said))
 
 
 def _charts(s: dict[str, Any]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chaos.audit import page
+from chaos.audit import about, page
 from chaos.audit.figures import PLANES
 from chaos.history import Run
 
@@ -25,6 +25,11 @@ class Report:
         """Whether every promise was kept."""
         return not self.summary["violations"]
 
+    @property
+    def why_bad(self) -> str:
+        """Why the run is not good, though every promise may have been kept; empty: it may be."""
+        return about.why_bad(self.summary["run"])
+
     def line(self) -> str:
         """Return the verdict in one line."""
         s, counts = self.summary, self.summary["verdicts"]
@@ -43,6 +48,7 @@ class Report:
 def describe(report: Report) -> Iterator[str]:
     """Yield the report for people, line by line; the verdict last."""
     s = report.summary
+    yield from about.describe(s["run"])
     points, unbalanced = s["conservation"], s["violations"].get("unbalanced_checkpoints", 0)
     yield (
         f"{s['entries']:,} log entries on a majority, {s['stale_entries']} stale ones beside them;"
@@ -111,8 +117,8 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
             f" {row['logged']:,} in the log"
         )
-    for about in ("rule", "nack", "handing_out"):
-        for row in s[f"{about}_offenders"][:SHOWN_MAX]:
+    for beside in ("rule", "nack", "handing_out"):
+        for row in s[f"{beside}_offenders"][:SHOWN_MAX]:
             yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
     named = len(s["offenders"])
     total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])

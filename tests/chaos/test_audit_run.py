@@ -77,6 +77,7 @@ def world(tmp_path: Path) -> Run:
 
 
 def test_honest_run_is_ok(spark: SparkSession, world: Run) -> None:
+    world.about.write_text('{"failures": ["n2 ended by itself"], "seed": 7}')
     report = job.audit(spark, world)
     assert report.line() == (
         "verdict: OK kills=1 failovers=1 scheduled=4 fired=3 delivered=3 cancelled=1"
@@ -85,6 +86,8 @@ def test_honest_run_is_ok(spark: SparkSession, world: Run) -> None:
     assert report.ok
     summary = json.loads((world.audit / "summary.json").read_text())
     assert summary == report.summary
+    told = {"seed": 7, "failures": ["n2 ended by itself"]}
+    assert summary["run"] == told | {"left_out": [], "without": [], "not_struck": []}
     assert summary["verdicts"] == {"ok": 3, "cancelled": 1, "unknown_not_fired": 1}
     assert summary["stale_entries"] == 1
     assert summary["lateness_ms"]["fire"]["all"]["max"] == 20
@@ -243,6 +246,14 @@ def test_command_says_what_is_missing(
     monkeypatch.setattr(spark, "stop", lambda: None)
     assert command.main([str(tmp_path)]) == 2
     assert "no histories" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["nonsense", '{"clock_error_ms": -1}', '{"failures": 1}'])
+def test_run_json_is_read_before_any_work(spark: SparkSession, tmp_path: Path, text: str) -> None:
+    run = Run(tmp_path)
+    run.about.write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json: "):  # that there are no histories comes later
+        job.audit(spark, run)
 
 
 def test_damaged_segment_is_named_and_the_run_is_unusable(

@@ -1,5 +1,6 @@
 """The report of an audit: as text, as a page, as an exit status. Without Spark."""
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chaos.audit import command, page
+from chaos.audit import about, command, page
 from chaos.audit.figures import FAULT_LATE, PLANES
 from chaos.audit.report import Report, describe, write
 from chaos.history import History, Run
@@ -36,6 +37,7 @@ def summary(**other: Any) -> dict[str, Any]:
         "offenders": [OFFENDER], "diverged_entries": [], "overcounted": [],
         "rule_offenders": [], "nack_offenders": [], "handing_out_offenders": [],
         "acks_unasked": None,
+        "run": {"failures": [], "left_out": [], "without": [], "not_struck": []},
         "holes": [], "thin": [],
         "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",
                         "n": 3}],
@@ -129,6 +131,69 @@ def test_page_names_what_is_judged_beside_the_table() -> None:
         assert text in told
     for text in ("deposed_handed_out, the first 1", "of leases", "1,234 messages are acked"):
         assert text in told
+
+
+RUN_JSON: dict[str, Any] = {
+    "scenario": "mix", "seed": 7, "state": "audited", "machine": {"commit": "0abc<1>"},
+    "failures": ["n2 ended by itself", "drain: Traceback\n  line"],
+    "left_out": ["not allowed here: fill"], "missing": {"network": "not root", "disks": ""},
+    "not_struck": [{"strike": n, "nemesis": "pause", "why": "not come to"} for n in (3, 4)],
+}  # fmt: skip
+
+
+def test_what_a_run_says_of_itself_is_shown_apart_from_the_verdict(tmp_path: Path) -> None:
+    Run(tmp_path).about.write_text(json.dumps(RUN_JSON))
+    report = Report(summary(run=about.about(Run(tmp_path)), violations={}, verdict="OK"))
+    assert report.ok
+    assert report.why_bad == "the run itself failed, apart from the promises: 2 failures"
+    lines = [*describe(report)]
+    assert lines[:6] == [
+        "run: mix, seed 7, commit 0abc<1>",
+        "left out: not allowed here: fill",
+        "without network: not root",
+        "not struck: 3 pause, 4 pause: not come to",
+        "the run itself FAILED: n2 ended by itself",
+        "the run itself FAILED: drain: Traceback\n      line",
+    ]
+    assert lines[-1].startswith("verdict: OK ")
+    text = page.html("r", report.summary, report.line())
+    parsed = Page()
+    parsed.feed(text)
+    assert parsed.open == []
+    for shown in ("mix, seed 7, commit 0abc&lt;1&gt;", "<pre>n2 ended by itself</pre>",
+                  "The run itself failed, apart from", "Not struck: 3 pause", ">OK<"):  # fmt: skip
+        assert shown in text, shown
+
+
+def test_run_that_says_nothing_of_itself_is_not_bad(tmp_path: Path) -> None:
+    for text in (None, "{}", '{"clock_error_ms": 1}'):
+        if text:
+            Run(tmp_path).about.write_text(text)
+        assert about.about(Run(tmp_path)) == summary()["run"]
+    assert [*about.describe(summary()["run"])] == []
+    assert about.why_bad(summary()["run"]) == ""
+    Run(tmp_path).about.write_text('{"state": "running"}')
+    assert [*about.describe(about.about(Run(tmp_path)))] == ["the harness did not come to its end"]
+
+
+@pytest.mark.parametrize("name", ["failures", "left_out", "missing", "not_struck", "machine"])
+def test_what_a_run_says_in_another_form_is_named(tmp_path: Path, name: str) -> None:
+    Run(tmp_path).about.write_text(json.dumps({name: "none"}))
+    with pytest.raises(ValueError, match=rf"run\.json: {name} = 'none': must be a"):
+        about.about(Run(tmp_path))
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_exit_status_is_1_if_the_run_itself_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Run(tmp_path).about.write_text(json.dumps(RUN_JSON))
+    kept = Report(summary(run=about.about(Run(tmp_path)), violations={}, verdict="OK"))
+    monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, kept))
+    assert command.main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].startswith("verdict: OK ")
+    assert lines[-2] == "the run itself failed, apart from the promises: 2 failures"
 
 
 def test_fault_that_was_not_recovered_from_is_told() -> None:

@@ -1,0 +1,88 @@
+"""What a run says of itself in run.json, to be read beside the verdict: it changes none.
+
+scenario, seed, commit   what was played, by which version of the suite
+state                    `running`: the harness did not come to its end
+failures                 what went wrong with the run itself; with any, nobody may call it good
+left_out, without        what nobody should think was tested
+not_struck               the numbers of strikes that did not fall, or had no effect, and why
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from chaos.history import Run
+
+SHOWN_MAX: Final = 10
+"""Failures that the text shows; run.json and the summary have all."""
+
+
+def about(run: Run) -> dict[str, Any]:
+    """Return what run.json says of the above; what it does not say is missing.
+
+    Raises:
+        ValueError: run.json is damaged, or one of these is no such thing.
+    """
+    said = run.said()
+    machine = _of(run, said, "machine", dict, {})
+    names = {name: said.get(name) for name in ("scenario", "seed", "state")}
+    missing = _of(run, said, "missing", dict, {})
+    by_why: dict[str, list[str]] = {}
+    for each in _of(run, said, "not_struck", list, []):
+        if not isinstance(each, dict):
+            raise ValueError(f"{run.about}: not_struck: {each!r} is no JSON object")
+        what = f"{each.get('strike')} {each.get('nemesis')}"
+        by_why.setdefault(str(each.get("why")), []).append(what)
+    return {
+        **{k: v for k, v in (names | {"commit": machine.get("commit")}).items() if v is not None},
+        "failures": [*map(str, _of(run, said, "failures", list, []))],
+        "left_out": [*map(str, _of(run, said, "left_out", list, []))],
+        "without": [f"{need}: {why}" for need, why in missing.items() if why],
+        "not_struck": [f"{', '.join(each)}: {why}" for why, each in by_why.items()],
+    }
+
+
+def _of(run: Run, said: dict[str, Any], name: str, kind: type, otherwise: Any) -> Any:
+    value = said.get(name)
+    if value is None:
+        return otherwise
+    if not isinstance(value, kind):
+        what = "a list" if kind is list else "a JSON object"
+        raise ValueError(f"{run.about}: {name} = {value!r}: must be {what}")
+    return value
+
+
+def title(said: dict[str, Any]) -> str:
+    """Return in words what was played; empty: nobody says."""
+    names = ((name, said.get(name)) for name in ("seed", "commit"))
+    words = [f"{name} {value}" for name, value in names if value not in (None, "")]
+    scenario = said.get("scenario")
+    return ", ".join(filter(None, (scenario and str(scenario), *words)))
+
+
+def limits(said: dict[str, Any]) -> list[str]:
+    """Return in words what the run does not show, whatever its verdict is."""
+    lines = ["the harness did not come to its end"] if said.get("state") == "running" else []
+    lines += [f"left out: {line}" for line in said["left_out"]]
+    lines += [f"without {line}" for line in said["without"]]
+    return lines + [f"not struck: {line}" for line in said["not_struck"]]
+
+
+def describe(said: dict[str, Any]) -> Iterator[str]:
+    """Yield all of it as text."""
+    if words := title(said):
+        yield f"run: {words}"
+    yield from limits(said)
+    failures = said["failures"]
+    for failure in failures[:SHOWN_MAX]:
+        yield "the run itself FAILED: " + failure.strip().replace("\n", "\n    ")
+    if len(failures) > SHOWN_MAX:
+        yield f"… {len(failures)} failures in all, in run.json"
+
+
+def why_bad(said: dict[str, Any]) -> str:
+    """Return why the run is not good, whatever the verdict on the promises; empty: it may be."""
+    number = len(said["failures"])
+    if not number:
+        return ""
+    noun = "failure" if number == 1 else "failures"
+    return f"the run itself failed, apart from the promises: {number} {noun}"
