@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,13 +20,16 @@ from pyspark.errors import PySparkException
 
 from chaos import history_check
 from chaos.audit.job import audit, folder_size
-from chaos.audit.report import describe
-from chaos.audit.session import spark_session
+from chaos.audit.report import Report, describe
+from chaos.audit.session import spark_session, why_no_java
 from chaos.history import Run
 from timer.errors import StorageError
 
 QUICK_SIZE_MAX: Final = 512 << 20
 """Bytes of all files of a run's folder up to which it is audited by a `quick` session."""
+SPARK_LOG: Final = "spark.log"
+TOLD_MAX: Final = 300
+"""Letters of an error's first line that are printed."""
 _UNUSABLE: Final = re.compile(
     r"^(?:timer\.errors\.\w+|ValueError|FileNotFoundError): (.*)$", re.MULTILINE
 )
@@ -68,24 +72,15 @@ def run_audit(
     if not run.root.is_dir():
         print(f"audit: {folder}: no such folder", file=sys.stderr)
         return 2
-    if check_history and _faulty_histories(run):
-        return 2
     try:
-        with _stderr_to(run.audit / "spark.log"):
-            quick = folder_size(run.root) <= QUICK_SIZE_MAX
-            spark = spark_session("timer-audit", quick=quick, master=master)
-        try:
-            report = audit(spark, run, sift=not quick)
-        finally:
-            spark.stop()
+        if check_history and _faulty_histories(run):
+            return 2
+        report = _audited(run, master)
     except (FileNotFoundError, StorageError, ValueError) as broken:
         print(f"audit: {broken}", file=sys.stderr)
         return 2
-    except PySparkException as failed:
-        told = _UNUSABLE.findall(str(failed))
-        if not told:
-            raise
-        print(f"audit: {told[-1]}", file=sys.stderr)
+    except Exception as failed:  # noqa: BLE001 - status 1 would say that a promise was broken
+        print(f"audit: {_told(failed, run)}", file=sys.stderr)
         return 2
     if output == "json":
         print(json.dumps(report.summary, indent=2))
@@ -95,6 +90,37 @@ def run_audit(
             print(report.why_bad)
         print(f"report: {run.audit / 'report.html'}")
     return 0 if report.ok and not report.why_bad else 1
+
+
+def _audited(run: Run, master: str | None) -> Report:
+    """Audit a run in a session of its own.
+
+    Raises:
+        ValueError: there is no Java for it; and what `job.audit` raises, or Spark.
+    """
+    if why := why_no_java():
+        raise ValueError(why)
+    with _stderr_to(run.audit / SPARK_LOG):
+        quick = folder_size(run.root) <= QUICK_SIZE_MAX
+        spark = spark_session("timer-audit", quick=quick, master=master)
+    try:
+        return audit(spark, run, sift=not quick)
+    finally:
+        spark.stop()
+
+
+def _told(failed: Exception, run: Run) -> str:
+    """Return one line about what ended the audit; where it is not the run's, the log has more."""
+    text = str(failed)
+    if isinstance(failed, PySparkException) and (told := _UNUSABLE.findall(text)):
+        return str(told[-1])
+    log = run.audit / SPARK_LOG
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            traceback.print_exception(failed, file=file)
+    first = next(filter(None, map(str.strip, text.splitlines())), "no reason given")
+    return f"the run could not be judged: {type(failed).__name__}: {first[:TOLD_MAX]} (see {log})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

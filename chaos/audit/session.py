@@ -2,7 +2,9 @@
 
 import atexit
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -13,6 +15,9 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from chaos import timerlog
+
+JAVA_MIN: Final = 17
+"""Of Spark 4."""
 
 
 def spark_session(
@@ -37,6 +42,23 @@ def spark_session(
     session = builder.config(map={**settings}).getOrCreate()
     timerlog.register(session)
     return session
+
+
+def why_no_java() -> str:
+    """Return why Spark finds no Java that it can use; empty: it does, or spark-submit has one."""
+    if _submitted():
+        return ""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    where = f"in JAVA_HOME = {home}" if home else "on the PATH"
+    if java is None:
+        return f"no java {where}: Spark needs Java {JAVA_MIN} or newer"
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', said)
+    if found is None or int(found[1]) < JAVA_MIN:
+        first = (said.splitlines() or ["silent"])[0]
+        return f"java {where} is {first}: Spark needs Java {JAVA_MIN} or newer"
+    return ""
 
 
 def _submitted() -> bool:

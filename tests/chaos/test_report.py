@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
-from chaos.audit import about, command, page
+from chaos.audit import about, command, page, session
 from chaos.audit.figures import FAULT_LATE, PLANES
 from chaos.audit.report import Report, describe, write
 from chaos.history import History, Run
@@ -226,8 +227,9 @@ def test_text_names_the_offenders_and_ends_with_the_verdict() -> None:
 
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = SimpleNamespace(stop=lambda: None)
-    monkeypatch.setattr(command, "spark_session", lambda *_, **__: session)
+    spark = SimpleNamespace(stop=lambda: None)
+    monkeypatch.setattr(command, "spark_session", lambda *_, **__: spark)
+    monkeypatch.setattr(command, "why_no_java", str)
 
 
 @pytest.mark.usefixtures("no_spark")
@@ -258,6 +260,64 @@ def test_exit_status_is_2_if_the_run_cannot_be_audited(
     assert command.main([str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"audit: {error}\n"
     assert command.main([str(tmp_path / "nowhere")]) == 2
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PySparkException("\n Job aborted\n at x"), "PySparkException: Job aborted"),
+        (ConnectionRefusedError(111, "the JVM is gone"), "[Errno 111] the JVM is gone"),
+        (KeyError("seq"), "KeyError: 'seq'"),
+        (RuntimeError(), "RuntimeError: no reason given"),
+    ],
+)
+def test_audit_that_fails_is_no_broken_promise(
+    error: Exception, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fails(*_: Any, **__: Any) -> Report:
+        raise error
+
+    monkeypatch.setattr(command, "audit", fails)
+    assert command.main([str(tmp_path)]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("audit: the run could not be judged: ")
+    assert line in told
+    assert "Traceback" in (Run(tmp_path).audit / "spark.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (None, "no java in JAVA_HOME = "),
+        ("echo 'openjdk version \"11.0.2\" 2019-01-15' >&2", 'openjdk version "11.0.2"'),
+        ("exit 1", "is silent: Spark needs Java 17"),
+        ("echo 'openjdk version \"17.0.15\" 2025-04-15' >&2", ""),
+    ],
+)
+def test_java_is_looked_for_before_any_work(
+    script: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def never(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("it was tried")
+
+    java = tmp_path / "bin/java"
+    java.parent.mkdir()
+    if script:
+        java.write_text(f"#!/bin/sh\n{script}\n")
+        java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr(command, "spark_session", never)
+    assert command.main([str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert (says or "it was tried") in told
+    assert told.count("\n") == 1
+    assert ("it was tried" in told) == (not says)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # spark-submit has a JVM already
+    assert session.why_no_java() == ""
 
 
 @pytest.mark.usefixtures("no_spark")
