@@ -80,8 +80,9 @@ import enum
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -367,6 +368,26 @@ class States(_Lines):
     def digested(self, node: str, index: int, *, at_ms: int, digest: str) -> None:
         """Record the digest that a node says its state had at the CHECKPOINT `index`."""
         self.write({"node": node, "at_ms": at_ms, "index": index, "digest": digest})
+
+
+def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Return how often a timeline's leader was killed, and the longest time in which it was not.
+
+    kills, longest_without_ms: from the first strike to the last one; a timeline without strikes has
+    neither. Leaders are those that said so of themselves when they were killed.
+    """
+    times: dict[str, list[int]] = {"strike": [], "kill": []}
+    for line in lines:
+        if line["event"] == "strike" or (line["event"], line.get("role")) == ("kill", "leader"):
+            times[line["event"]].append(int(line["at_ms"]))
+    strikes = times["strike"]
+    if not strikes:
+        return {}
+    begin_ms, end_ms = min(strikes), max(strikes)
+    within = [at_ms for at_ms in times["kill"] if begin_ms <= at_ms < end_ms]
+    edges = [begin_ms, *sorted(within), end_ms]
+    longest_ms = max(later - earlier for earlier, later in pairwise(edges))
+    return {"kills": len(times["kill"]), "longest_without_ms": longest_ms}
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

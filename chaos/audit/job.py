@@ -114,6 +114,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, _faults(run))
+    summary["leader_kills"] = history.leader_kills(_faults(run))
     summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
     summary |= _redelivered(run, lines, given, found)
     summary["run"] = said

@@ -239,11 +239,24 @@ def _faults(s: dict[str, Any]) -> Iterator[str]:
             row.append(f[f"{plane}_gap_after_ms"])
         rows.append(row + [f[f"{what}_late_{name}_ms"] for what, name in FAULT_LATE])
     yield _table(heads, rows)
+    if kills := leader_kills(s):
+        yield f"<p>{kills[0].upper()}{kills[1:]}.</p>"
     for gap in s["failover_gaps"]:
         yield (
             f"<p>Leader {_text(gap['node'])} killed: epoch {gap['epoch']} fired first,"
             f" {gap['fired_after_ms']:,} ms later.</p>"
         )
+
+
+def leader_kills(s: dict[str, Any]) -> str:
+    """Return in words how often leaders were killed; empty: nothing was struck."""
+    if not (kills := s["leader_kills"]):
+        return ""
+    longest_s = kills["longest_without_ms"] / 1000
+    return (
+        f"leaders killed: {kills['kills']:,}; none for {longest_s:,.1f} s at most, from the first"
+        " strike to the last"
+    )
 
 
 def _lateness(s: dict[str, Any]) -> str:

@@ -67,6 +67,8 @@ def describe(report: Report) -> Iterator[str]:
     for part in s["thin"]:
         span = f"{part['from']} .. {part['to']}"
         yield f"entries {span} are on fewer than a majority, as others began anew"
+    if kills := page.leader_kills(s):
+        yield kills
     for gap in s["failover_gaps"]:
         text = f"leader {gap['node']} killed: epoch {gap['epoch']} fired first"
         yield f"{text} {gap['fired_after_ms']} ms later"

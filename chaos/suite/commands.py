@@ -64,6 +64,7 @@ def run(  # noqa: PLR0913
         schedule=schedule,
         left_out=scenarios.left_out(scenario, options),
         missing=missing,
+        leader_gap_s_max=SCENARIOS[scenario].leader_gap_s_max,
     )
     return _play(target, bill)
 
@@ -78,7 +79,7 @@ def replay(earlier: Path, folder: Path) -> int:
     if not about.exists():
         raise ValueError(f"{earlier} has no run.json: it is no run's folder")
     told = json.loads(about.read_text())
-    options = plan.options_from_json(told["options"])
+    options, known = plan.options_from_json(told["options"]), SCENARIOS.get(told["scenario"])
     target = fresh(folder)
     bill = Bill(
         scenario=told["scenario"],
@@ -87,6 +88,7 @@ def replay(earlier: Path, folder: Path) -> int:
         schedule=plan.from_json(told["schedule"]),
         left_out=told["left_out"],
         missing=_missing(target, plain=bool(options.without)),
+        leader_gap_s_max=known.leader_gap_s_max if known else None,
     )
     return _play(target, bill)
 

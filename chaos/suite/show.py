@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from chaos.history import CLIENTS_ERROR, Run
+from chaos.history import CLIENTS_ERROR, Run, leader_kills, read
 from chaos.suite import plan
 from chaos.suite.nemeses import needs_of, nemesis_of
 from chaos.suite.nemesis import Fizzled
@@ -61,6 +61,8 @@ class Bill:
     """In words: what nobody should think was tested."""
     missing: Mapping[Need, str] = field(default_factory=dict)
     """Needs that the stage does without, and why; empty: nothing is missed."""
+    leader_gap_s_max: float | None = None
+    """If for longer no leader was killed, from the first strike to the last, the run fails."""
     settings: tuple[str, ...] = MANY_SETTINGS
     """Of the nodes."""
     complete: bool = False
@@ -106,6 +108,7 @@ class Show:
         """Numbers of strikes. One that failed stays in it: the run fails of that anyway."""
         self._fizzled: dict[int, str] = {}
         """Those among them that had no effect -> why."""
+        self._leader_kills: dict[str, int] = {}
 
     def play(self) -> int:
         """Play it; return 0, or the audit's exit status, or 1 if the run itself went wrong."""
@@ -129,6 +132,7 @@ class Show:
             self._guarded("taking the stage down", stack.close)
         self._failures += stage.failures
         self._judge_strikes()
+        self._judge_leader_kills()
         self._say("all nodes stopped; auditing histories and logs")
         self._complain()
         self._write("stopped")
@@ -272,11 +276,23 @@ class Show:
         elif missed and not self._struck:
             self._failures.append(f"nothing was struck, none of {spans(missed)}")
 
+    def _judge_leader_kills(self) -> None:
+        """Look at when kills of the leader fell: the schedule says only when they were to."""
+        if self._run.faults.exists():
+            self._leader_kills = leader_kills(read(self._run.faults))
+        longest_s = self._leader_kills.get("longest_without_ms", 0) / 1000
+        most_s = self._bill.leader_gap_s_max
+        if most_s is not None and longest_s > most_s:
+            self._failures.append(f"no leader was killed for {longest_s:.1f} s: over {most_s:g} s")
+
     def _tell_strikes(self) -> None:
         struck = self._struck
         strikes = ", ".join(f"{name} {n}" for name, n in sorted(Counter(struck.values()).items()))
         numbers = f"; by number: {spans(struck)}" if struck else ""
         self._say(f"struck: {strikes or 'nothing'}{numbers}")
+        if kills := self._leader_kills:
+            longest_s = kills["longest_without_ms"] / 1000
+            self._say(f"leaders killed: {kills['kills']}; none for {longest_s:.1f} s at most")
         late = [number for number in self._not_struck if number not in self._fizzled]
         if late:
             self._say(f"NOT STRUCK: {spans(late)}: {NOT_REACHED}")
@@ -334,6 +350,7 @@ class Show:
                 {"strike": n, "nemesis": name, "why": self._why_not(n)}
                 for n, name in missed.items()
             ],
+            "leader_kills": self._leader_kills,
         }
         about = {
             "scenario": bill.scenario,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from chaos.history import (
     History,
     Outcome,
     Run,
+    leader_kills,
     mark_of,
     payload_of,
     read,
@@ -66,6 +68,24 @@ def test_torn_last_line_is_left_out(run: Run) -> None:
     path = run.histories / "c1.jsonl"
     path.write_bytes(path.read_bytes()[:-3])
     assert [line["op"] for line in read(path)] == ["open"]
+
+
+def test_longest_time_without_a_kill_of_the_leader_is_between_strikes() -> None:
+    def line(event: str, at_ms: int, role: str | None = None) -> dict[str, Any]:
+        return {"event": event, "at_ms": at_ms} | ({"role": role} if role else {})
+
+    assert leader_kills([line("kill", 5, "leader")]) == {}
+    strikes = [line("strike", at_ms) for at_ms in (100, 120, 400, 1000)]
+    assert leader_kills(strikes) == {"kills": 0, "longest_without_ms": 900}
+    kills = [
+        line("kill", 130, "leader"),
+        line("kill", 500, "leader"),
+        line("kill", 600, "follower"),
+    ]
+    assert leader_kills([*strikes, *kills]) == {"kills": 2, "longest_without_ms": 500}
+    late = [line("kill", 200), line("kill", 1100, "leader"), line("kill", 300, "leader")]
+    assert leader_kills([*strikes, *kills, *late]) == {"kills": 4, "longest_without_ms": 500}
+    assert leader_kills([line("strike", 7)]) == {"kills": 0, "longest_without_ms": 0}
 
 
 def test_two_writers_append_whole_lines(run: Run) -> None:

@@ -48,7 +48,7 @@ def summary(**other: Any) -> dict[str, Any]:
             "miscounted": [{"node": "n2", "index": 9, "said_fired": 4, "fired": 3}],
             "diverged_states": [{"index": 9, "digests": "n1 aa, n2 ab"}]},
         "lateness_ms": {"fire": {"all": late}, "deliver": {"all": late}},
-        "kills": 1, "failovers": 1,
+        "kills": 1, "failovers": 1, "leader_kills": {"kills": 3, "longest_without_ms": 17_250},
         "faults": [{"fault": "kill <n1>", "start_ms": 1500, "healed_after_ms": 1000,
                     "recovered_after_ms": 300, **gaps}],
         "failover_gaps": [{"node": "n1", "epoch": 2, "fired_after_ms": 700}],
@@ -132,6 +132,15 @@ def test_page_names_what_is_judged_beside_the_table() -> None:
         assert text in told
     for text in ("deposed_handed_out, the first 1", "of leases", "1,234 messages are acked"):
         assert text in told
+
+
+def test_longest_time_without_a_kill_of_the_leader_is_told() -> None:
+    said = "eaders killed: 3; none for 17.2 s at most, from the first strike to the last"
+    assert f"l{said}" in describe(Report(summary()))
+    assert f"<p>L{said}.</p>" in page.html("r", summary(), "")
+    quiet = summary(leader_kills={})
+    assert not any("leaders killed" in line for line in describe(Report(quiet)))
+    assert "eaders killed" not in page.html("r", quiet, "")
 
 
 RUN_JSON: dict[str, Any] = {

@@ -16,13 +16,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chaos import audit, cli
-from chaos.history import Run, read
+from chaos.history import Faults, Run, read
 from chaos.suite import commands, damage, disks, show
 from chaos.suite.disks import Disk
 from chaos.suite.nemesis import Fizzled
 from chaos.suite.network import NetworkError
 from chaos.suite.network import run as run_program
 from chaos.suite.plan import Need, Options, Strike
+from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.show import Bill, Show, fresh, spans
 from chaos.suite.stage import Stage, owning
 from deploy.local import LaunchError, LocalCluster
@@ -321,6 +322,31 @@ def test_strike_that_fizzled_does_not_count_as_struck(
     assert f"NOT STRUCK: 1, kill: {why}" in out
     failures = ["to be struck whole, and was not: 1"] if complete else []
     assert (status, told["failures"]) == (int(complete), failures)
+
+
+@pytest.mark.usefixtures("no_stage")
+@pytest.mark.parametrize(("most_s", "fails"), [(None, False), (20.0, False), (19.9, True)])
+def test_run_in_which_leaders_were_killed_too_seldom_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], most_s: float | None, fails: bool
+) -> None:
+    with Faults(Run(tmp_path)) as faults:
+        for at_ms in (0, 10_000, 35_000):
+            faults.record("strike", at_ms=at_ms)
+        for at_ms in (5_000, 25_000):
+            faults.record("kill", at_ms=at_ms, role="leader")
+    some = replace(bill(), leader_gap_s_max=most_s)
+    assert Show(Run(tmp_path), some, lambda _: [], audit=GOOD).play() == fails
+    words = "no leader was killed for 20.0 s: over 19.9 s"
+    assert about(tmp_path)["failures"] == ([words] if fails else [])
+    assert about(tmp_path)["leader_kills"] == {"kills": 2, "longest_without_ms": 20_000}
+    out = capfd.readouterr().out
+    assert "leaders killed: 2; none for 20.0 s at most" in out
+    assert (f"FAILED: {words}" in out) == fails
+
+
+def test_only_mixes_promise_kills_of_the_leader() -> None:
+    promise = {n for n, scenario in SCENARIOS.items() if scenario.leader_gap_s_max is not None}
+    assert promise == {"mix", "short"}
 
 
 @pytest.mark.parametrize(
