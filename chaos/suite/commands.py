@@ -2,13 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from chaos import workloads
 from chaos.history import Run
 from chaos.suite import plan, scenarios, stage
+from chaos.suite.nemeses import needs_of
 from chaos.suite.plan import Need, Options
 from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.show import Bill, Show, fresh
@@ -46,15 +47,14 @@ def run(  # noqa: PLR0913
         raise ValueError(f"minutes = {minutes:g}: must be at least 10 s")
     target = fresh(folder)
     missing = _missing(target, plain=plain)
-    if lacking := SCENARIOS[scenario].needs.intersection(missing):
-        why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
-        raise ValueError(f"{scenario} is pointless without {why}")
+    _check_needs(scenario, SCENARIOS[scenario].needs, missing)
     options = Options(
         nodes=nodes,
         minutes=minutes,
         workloads=clients,
         rate_per_s=rate_per_s,
         without=tuple(sorted(missing)),
+        plain=plain,
     )
     schedule = scenarios.schedule(scenario, seed, options)
     bill = Bill(
@@ -80,14 +80,19 @@ def replay(earlier: Path, folder: Path) -> int:
         raise ValueError(f"{earlier} has no run.json: it is no run's folder")
     told = json.loads(about.read_text())
     options, known = plan.options_from_json(told["options"]), SCENARIOS.get(told["scenario"])
+    schedule = plan.from_json(told["schedule"])
     target = fresh(folder)
+    missing = _missing(target, plain=options.plain)
+    needs = [needs_of(strike) for strike in schedule]
+    if needs and not any(each.isdisjoint(missing) for each in needs):
+        _check_needs(told["scenario"], frozenset().union(*needs), missing)
     bill = Bill(
         scenario=told["scenario"],
         seed=told["seed"],
         options=options,
-        schedule=plan.from_json(told["schedule"]),
+        schedule=schedule,
         left_out=told["left_out"],
-        missing=_missing(target, plain=bool(options.without)),
+        missing=missing,
         leader_gap_s_max=known.leader_gap_s_max if known else None,
     )
     return _play(target, bill)
@@ -101,6 +106,13 @@ def clean(folder: Path) -> int:
             gone += stage.end_run(Run(about.parent))
     print("\n".join(f"removed {what}" for what in gone) or "nothing was left")
     return 0
+
+
+def _check_needs(scenario: str, needs: frozenset[Need], missing: Mapping[Need, str]) -> None:
+    """Raise ValueError if some of the needs are missing."""
+    if lacking := sorted(needs.intersection(missing)):
+        why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
+        raise ValueError(f"{scenario} is pointless without {why}")
 
 
 def _missing(target: Run, *, plain: bool) -> dict[Need, str]:

@@ -43,6 +43,8 @@ class Options:
     """Timers per second, all workloads together."""
     without: tuple[Need, ...] = ()
     """What the machine does not allow; no strike needs it."""
+    plain: bool = False
+    """Plain processes on loopback were asked for, whatever the machine allows."""
 
     @property
     def horizon_s(self) -> float:
@@ -126,6 +128,8 @@ def from_json(lines: Sequence[Mapping[str, Any]]) -> list[Strike]:
 
 
 def options_from_json(line: Mapping[str, Any]) -> Options:
-    """Return the options that stand in run.json."""
+    """Return the options that stand in run.json; who did not say `plain` had nothing of a need."""
     without = tuple(map(Need, line["without"]))
-    return Options(**{**line, "workloads": tuple(line["workloads"]), "without": without})
+    plain = {"plain": {*without} == {*Need}}
+    told = {"workloads": tuple(line["workloads"]), "without": without}
+    return Options(**(plain | {**line} | told))

@@ -273,8 +273,9 @@ class Show:
         missed = self._not_struck
         if missed and self._bill.complete:
             self._failures.append(f"to be struck whole, and was not: {spans(missed)}")
-        elif missed and not self._struck:
-            self._failures.append(f"nothing was struck, none of {spans(missed)}")
+        elif self._bill.schedule and not self._struck:
+            numbers = range(1, len(self._bill.schedule) + 1)
+            self._failures.append(f"nothing was struck, none of {spans(numbers)}")
 
     def _judge_leader_kills(self) -> None:
         """Look at when kills of the leader fell: the schedule says only when they were to."""

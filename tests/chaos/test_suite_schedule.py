@@ -34,6 +34,9 @@ def test_schedule_survives_its_way_through_the_run_file(name: str) -> None:
     options = Options(minutes=3, workloads=("herd",), without=(Need.DISKS,))
     read = json.loads(json.dumps(dataclasses.asdict(options)))
     assert plan.options_from_json(read) == options
+    del read["plain"]
+    assert plan.options_from_json(read) == options
+    assert plan.options_from_json({**read, "without": ["disks", "network"]}).plain
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -388,9 +388,10 @@ def test_what_is_missing_is_said_first_and_last_and_not_played(
         left_out=["not allowed here: everything"],
         missing={Need.NETWORK: "not root"},
     )
-    assert Show(Run(tmp_path), cut, lambda _: [], audit=GOOD).play() == 0
+    assert Show(Run(tmp_path), cut, lambda _: [], audit=GOOD).play() == 1
+    assert about(tmp_path)["failures"] == ["nothing was struck, none of 1"]
     lines = capfd.readouterr().out.splitlines()
-    for said in (lines[:2], lines[-3:-1]):
+    for said in (lines[:2], lines[-4:-2]):
         assert "LEFT OUT, not allowed here: everything" in said[0]
         assert "WITHOUT network: not root" in said[1]
     assert about(tmp_path)["missing"] == {"network": "not root"}
@@ -421,6 +422,52 @@ def test_replay_plays_the_same_schedule_in_another_folder(
     assert one == other
     assert one.options.workloads == ("herd", "singles")
     assert len(one.schedule) > 5
+
+
+def told_run(folder: Path, *nemeses: str, **options: Any) -> Path:
+    """Leave the run.json of a run of these strikes."""
+    strikes = [Strike(at_s=1, nemesis=nemesis) for nemesis in nemeses]
+    each = replace(bill(*strikes), scenario="isolate", options=Options(**options))
+    Show(Run(folder), each, lambda _: [])._write("stopped")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("nemeses", "missing", "says"),
+    [
+        (["isolate", "power-cut"], {Need.NETWORK: "not root"}, ""),
+        (["isolate", "isolate"], {Need.NETWORK: "not root"}, "network: not root\n"),
+        (["isolate", "power-cut"], dict.fromkeys(Need, "no"), "disks: no; network: no\n"),
+        ([], dict.fromkeys(Need, "no"), ""),
+    ],
+)
+def test_replay_of_which_no_strike_can_fall_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    nemeses: list[str], missing: dict[Need, str], says: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(commands, "_play", lambda *_: 0)
+    monkeypatch.setattr("chaos.suite.stage.capabilities", lambda _: missing)
+    earlier = told_run(tmp_path / "first", *nemeses)
+    words = ["replay", str(earlier), "--dir", str(tmp_path / "again")]
+    assert cli.main(words) == (2 if says else 0)
+    assert capsys.readouterr().err.endswith(f"isolate is pointless without {says}" if says else "")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_replay_does_without_what_was_done_without_only_if_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    played: list[Bill] = []
+
+    def play(_: Run, each: Bill) -> int:
+        played.append(each)
+        return 0
+
+    monkeypatch.setattr(commands, "_play", play)
+    monkeypatch.setattr("chaos.suite.stage.capabilities", lambda _: {})
+    earlier = told_run(tmp_path / "first", "kill", without=(Need.DISKS,), plain=plain)
+    assert commands.replay(earlier, tmp_path / "again") == 0
+    assert played[0].missing.keys() == ({*Need} if plain else set())
 
 
 @pytest.mark.parametrize(
