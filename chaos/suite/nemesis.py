@@ -77,13 +77,15 @@ def chosen(stage: Stage, who: str, chance: random.Random) -> str:
 
     Raises:
         LaunchError: nobody leads.
-        Fizzled: all of that role are lost for good.
+        Fizzled: all of that role are lost for good; or no node knows who the controller is.
     """
     leader = stage.leader()
     if who == "leader":
         return leader
     if who == "controller":
-        return stage.controller()
+        if (controller := stage.controller()) is None:
+            raise Fizzled("no node that is there knows of a controller")
+        return controller
     fit = [name for name in remaining(stage) if who == "any" or name != leader]
     if not fit:
         raise Fizzled(f"no {who} is left: {' and '.join(sorted(stage.lost))} lost for good")

@@ -231,13 +231,13 @@ class Stage:
         """
         return self.cluster.wait_for_leader(READY_S, above_epoch=above_epoch)
 
-    def controller(self) -> str:
-        """Return the name of the controller, as the nodes know it; the leader's if nobody does."""
+    def controller(self) -> str | None:
+        """Return the name of the controller, as the nodes know it; None: nobody does."""
         for name in self.names:
             state = self.cluster.state(name) if self.cluster.is_running(name) else None
             if state and state.controller in self.names and state.controller not in self.lost:
                 return state.controller
-        return self.leader()
+        return None
 
     def kill(self, *names: str) -> None:
         """Kill -9 nodes, together."""

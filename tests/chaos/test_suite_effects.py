@@ -96,6 +96,11 @@ def test_controller_that_is_lost_is_nobodys_victim(
     assert stage.controller() == "n2"
     stage.lost = {"n2"}
     assert stage.controller() == "n3"
+    stage.lost = {"n2", "n3"}
+    assert stage.controller() is None
+    monkeypatch.setattr(stage, "leader", lambda: "n1")  # and is not told to be what it may not be
+    with pytest.raises(Fizzled, match="no node that is there knows of a controller"):
+        chosen(stage, "controller", random.Random(1))
     stage.faults.close()
 
 
