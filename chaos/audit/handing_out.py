@@ -18,6 +18,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from chaos.audit import beside
 from chaos.audit.clients import SLOT, id_parts, name_of
 from chaos.audit.ordering import WHOSE, disordered, ordered
 from chaos.audit.verdict import Clocks
@@ -119,14 +120,6 @@ def judged(
         found["outlived"] = outlived(lines, ttls)
     if ordered(story).head(1):
         found["disordered"] = disordered(lines, story, clocks.clients_error_ms)
-    violations, offenders = dict(summary["violations"]), []
-    for name, rows in found.items():
-        if count := rows.count():
-            violations[name] = count
-            shown = rows.orderBy("handed_out_ms", *rows.columns).limit(offenders_max).collect()
-            offenders += [{"verdict": name} | row.asDict() for row in shown]
-    return {
-        "verdict": "VIOLATED" if violations else "OK",
-        "violations": violations,
-        "handing_out_offenders": offenders,
-    }
+    return beside.judged(
+        summary, "handing_out", found, offenders_max=offenders_max, order=["handed_out_ms"]
+    )

@@ -453,14 +453,14 @@ def _conserved(
     assert found is not None
     assert said is not None
     violations, shown = dict(summary["violations"]), {}
-    for violation, name, rows in (
-        ("unbalanced_checkpoints", "unbalanced", points.where(~F.col("balanced"))),
-        ("miscounted", "miscounted", counts.miscounted(table, states)),
-        ("diverged_states", "diverged_states", counts.diverged_states(states)),
+    for violation, name, order, rows in (
+        ("unbalanced_checkpoints", "unbalanced", ("index",), points.where(~F.col("balanced"))),
+        ("miscounted", "miscounted", ("index", "node"), counts.miscounted(table, states)),
+        ("diverged_states", "diverged_states", ("index",), counts.diverged_states(states)),
     ):
         if count := rows.count():
             violations[violation] = count
-        shown[name] = _first(rows, "index") if count else []
+        shown[name] = _first(rows, *order) if count else []
     return {
         "verdict": "VIOLATED" if violations else "OK",
         "violations": violations,

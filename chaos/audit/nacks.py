@@ -15,6 +15,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from chaos.audit import beside
 from chaos.audit.clients import SLOT, name_of, with_runs
 
 GRACE_MS: Final = 15_000
@@ -76,22 +77,12 @@ def nacked(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the summary's part about nacks: how many, and what is wrong with which."""
     count = story["nacks"].count()
-    violations, offenders = dict(summary["violations"]), []
+    found: dict[str, DataFrame] = {}
     if count or lines.where("op = 'nack'").head(1):
         expired = story["expired"].select(*SLOT).withColumn("count", F.lit(1).cast("bigint"))
         done = story["acks"].select(*SLOT, "count").unionByName(expired)
         found = judged_nacks(lines, story["nacks"], done, until_ms=until_ms)
         over = F.broadcast(story["groups"].where("over").select("topic", "group"))
         found["nacked_lost"] = found["nacked_lost"].join(over, ["topic", "group"], "left_anti")
-        for name, rows in found.items():
-            wrong = rows.select(*SLOT).distinct()
-            if number := wrong.count():
-                violations[name] = number
-                shown = wrong.orderBy(*SLOT).limit(offenders_max).collect()
-                offenders += [{"verdict": name} | row.asDict() for row in shown]
-    return {
-        "verdict": "VIOLATED" if violations else "OK",
-        "violations": violations,
-        "nacked": count,
-        "nack_offenders": offenders,
-    }
+    wrong = {name: rows.select(*SLOT).distinct() for name, rows in found.items()}
+    return {"nacked": count} | beside.judged(summary, "nack", wrong, offenders_max=offenders_max)

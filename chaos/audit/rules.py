@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from chaos.audit import beside
 from chaos.audit.clients import name_of
 
 
@@ -159,13 +160,4 @@ def broken(
     if "redrive" in ops or story["carried"].head(1):
         found["redrive_untrue"] = untrue_redrives(lines, story["carried"])
         found["carried_untrue"] = untrue_carries(fates, story["carried"])
-    violations, offenders = dict(summary["violations"]), []
-    for name, rows in found.items():
-        wrong = [row.asDict() for row in rows.orderBy(*rows.columns).collect()]
-        violations |= {name: len(wrong)} if wrong else {}
-        offenders += [{"verdict": name} | row for row in wrong[:offenders_max]]
-    return {
-        "verdict": "VIOLATED" if violations else "OK",
-        "violations": violations,
-        "rule_offenders": offenders,
-    }
+    return beside.judged(summary, "rule", found, offenders_max=offenders_max)

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chaos import history
-from chaos.audit import job
+from chaos.audit import beside, job
 from chaos.audit.report import Report
 from chaos.history import Outcome, Run
 from chaos.history_check import check
@@ -148,6 +148,22 @@ LIES = {
     _policies_are_not_in_the_log: {"policy_lost": 3},
 }
 """What the audit says of each: of another one's nothing, so one audit is enough for all."""
+
+
+def test_offenders_are_all_counted_and_the_first_collected(spark: SparkSession) -> None:
+    columns = "at BIGINT, topic STRING"
+    rows = spark.createDataFrame([(9, "a"), (7, "c"), (8, "b"), (7, "b")], columns)
+    found = {"one": rows, "none": rows.limit(0), "two": rows.where("at = 9")}
+    told = beside.judged({"violations": {"lost": 1}}, "rule", found, offenders_max=3)
+    assert told["violations"] == {"lost": 1, "one": 4, "two": 1}
+    assert told["verdict"] == "VIOLATED"
+    assert [tuple(row.values()) for row in told["rule_offenders"]] == [
+        ("one", 7, "b"), ("one", 7, "c"), ("one", 8, "b"), ("two", 9, "a"),
+    ]  # fmt: skip
+    told = beside.judged({"violations": {}}, "x", found, offenders_max=1, order=["topic"])
+    assert [tuple(row.values())[1:] for row in told["x_offenders"]] == [(9, "a"), (9, "a")]
+    fine = beside.judged({"violations": {}}, "x", {"none": rows.limit(0)}, offenders_max=1)
+    assert fine == {"verdict": "OK", "violations": {}, "x_offenders": []}
 
 
 def test_lies_about_topics_of_one_name_quotas_deletions_and_policies_are_found(

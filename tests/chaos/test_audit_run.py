@@ -114,18 +114,21 @@ def test_node_that_says_of_itself_what_does_not_follow_is_found(
     spark: SparkSession, world: Run
 ) -> None:
     with history.States(world) as states:
-        states.counted("n3", 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0)
+        for node in ("n3", "n1", "n2"):
+            states.counted(
+                node, 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0
+            )
         states.digested("n3", 14, at_ms=3, digest="other")
     report = job.audit(spark, world)
-    assert report.summary["violations"] == {"miscounted": 1, "diverged_states": 1}
+    assert report.summary["violations"] == {"miscounted": 3, "diverged_states": 1}
     found = report.summary["conservation"]
     assert [(row["node"], row["index"], row["said_fired"], row["fired"])
-            for row in found["miscounted"]] == [("n3", 8, 2, 0)]  # fmt: skip
+            for row in found["miscounted"]] == [(f"n{n}", 8, 2, 0) for n in (1, 2, 3)]  # fmt: skip
     assert [row["index"] for row in found["diverged_states"]] == [14]
     assert "n3 other" in found["diverged_states"][0]["digests"]
     lines = [*describe(report)]
-    assert any(line.startswith("  miscounted: node=n3 index=8 said_scheduled=3") for line in lines)
-    assert lines[-1].endswith(" miscounted=1 diverged_states=1")
+    assert any(line.startswith("  miscounted: node=n1 index=8 said_scheduled=3") for line in lines)
+    assert lines[-1].endswith(" miscounted=3 diverged_states=1")
 
 
 def test_clocks_that_the_run_vouches_for_are_what_it_is_judged_by(
