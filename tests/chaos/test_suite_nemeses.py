@@ -395,7 +395,14 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
 
 
 def test_nodes_are_listened_to_all_along(stage: Stage) -> None:
-    said = len([*read(stage.run.states)])
     schedules(stage)
-    alive = {*stage.names} - stage.lost
-    until(lambda: {entry["node"] for entry in [*read(stage.run.states)][said:]} >= alive)
+    said = len([*read(stage.run.states)])
+    wanted = {(name, what) for name in {*stage.names} - stage.lost for what in ("fired", "digest")}
+
+    def heard() -> set[tuple[str, str]]:
+        lines = [*read(stage.run.states)][said:]
+        return {
+            (line["node"], what) for line in lines for what in ("fired", "digest") if what in line
+        }
+
+    until(lambda: heard() >= wanted)
