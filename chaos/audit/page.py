@@ -254,8 +254,8 @@ def leader_kills(s: dict[str, Any]) -> str:
         return ""
     longest_s = kills["longest_without_ms"] / 1000
     return (
-        f"leaders killed: {kills['kills']:,}; none for {longest_s:,.1f} s at most, from the first"
-        " strike to the last"
+        f"leaders killed: {kills['kills']:,}; at most {longest_s:,.1f} s without one, from the"
+        " first strike to the last"
     )
 
 

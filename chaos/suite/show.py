@@ -293,7 +293,7 @@ class Show:
         self._say(f"struck: {strikes or 'nothing'}{numbers}")
         if kills := self._leader_kills:
             longest_s = kills["longest_without_ms"] / 1000
-            self._say(f"leaders killed: {kills['kills']}; none for {longest_s:.1f} s at most")
+            self._say(f"leaders killed: {kills['kills']}; at most {longest_s:.1f} s without one")
         late = [number for number in self._not_struck if number not in self._fizzled]
         if late:
             self._say(f"NOT STRUCK: {spans(late)}: {NOT_REACHED}")

@@ -131,6 +131,26 @@ def test_node_that_says_of_itself_what_does_not_follow_is_found(
     assert lines[-1].endswith(" miscounted=3 diverged_states=1")
 
 
+def test_outage_that_lasts_to_the_end_of_a_run_is_told(spark: SparkSession, world: Run) -> None:
+    with history.History(world, "producer") as h:
+        for start_ms in (230, 400):
+            span_ms = (start_ms, start_ms + 200)
+            h.schedule([start_ms], ids=None, due_ms=[700], topic="t", span_ms=span_ms,
+                       outcome=history.Outcome.FAIL)  # fmt: skip
+    with history.Faults(world) as faults:
+        faults.record("restart", at_ms=320, node="n1")
+        faults.record("gave_up", at_ms=2000)
+    report = job.audit(spark, world)
+    (fault,) = report.summary["faults"]
+    assert (fault["healed_after_ms"], fault["recovered_after_ms"]) == (190, None)
+    gap = (fault["schedule_gap_ms"], fault["schedule_gap_after_ms"], fault["schedule_gap_open"])
+    assert gap == (600 - 212, 212 - 130, True)
+    assert (fault["fire_gap_ms"], fault["fire_gap_open"]) == (100, False)
+    assert (fault["fire_late_max_ms"], fault["deliver_late_max_ms"]) == (10, 105)
+    told = "not recovered from kill leader n1 at 0.1 s: no schedule for 388 ms, to the end"
+    assert told in describe(report)
+
+
 def test_clocks_that_the_run_vouches_for_are_what_it_is_judged_by(
     spark: SparkSession, world: Run
 ) -> None:

@@ -135,7 +135,7 @@ def test_page_names_what_is_judged_beside_the_table() -> None:
 
 
 def test_longest_time_without_a_kill_of_the_leader_is_told() -> None:
-    said = "eaders killed: 3; none for 17.2 s at most, from the first strike to the last"
+    said = "eaders killed: 3; at most 17.2 s without one, from the first strike to the last"
     assert f"l{said}" in describe(Report(summary()))
     assert f"<p>L{said}.</p>" in page.html("r", summary(), "")
     quiet = summary(leader_kills={})

@@ -340,7 +340,7 @@ def test_run_in_which_leaders_were_killed_too_seldom_fails(
     assert about(tmp_path)["failures"] == ([words] if fails else [])
     assert about(tmp_path)["leader_kills"] == {"kills": 2, "longest_without_ms": 20_000}
     out = capfd.readouterr().out
-    assert "leaders killed: 2; none for 20.0 s at most" in out
+    assert "leaders killed: 2; at most 20.0 s without one" in out
     assert (f"FAILED: {words}" in out) == fails
 
 
