@@ -46,8 +46,8 @@ from pysyncobj.transport import Transport
 from cluster import raft_files
 from cluster.raft_codec import NO_OP, REGULAR, RaftMessage, encode
 from cluster.raft_files import RaftFiles, Snapshot
-from cluster.raft_journal import Record
-from timer.errors import ConfigError
+from cluster.raft_journal import Record, fsync_directory
+from timer.errors import ConfigError, CorruptFile, UnknownVersion
 
 logger = logging.getLogger(__name__)
 
@@ -306,6 +306,9 @@ class _Core(SyncObj):  # type: ignore[misc]
                 nodeClass=Node,
                 transportClass=lambda *args: _Transport(*args, core=self, link=link),
             )
+        serializer = self._SyncObj__serializer
+        taken = serializer.setTransmissionData
+        serializer.setTransmissionData = lambda chunk: self._take_chunk(chunk) and taken(chunk)
         poll = self._poller.poll
         # A tick moves the deadlines, and polls as it ends: it can't be told before how long.
         self._poller.poll = lambda _: poll(self.rest_s())
@@ -460,10 +463,30 @@ class _Core(SyncObj):  # type: ignore[misc]
         except BaseException as error:  # noqa: BLE001
             self._fail(Exit.SNAPSHOT_FAILED, repr(error))
 
+    def _take_chunk(self, chunk: tuple[bytes, bool, bool] | None) -> bool:
+        """Return whether pysyncobj may take part of a leader's snapshot: (bytes, first, last).
+
+        With the last one, which is empty, it renames what has arrived over what is here: that must
+        be durable and whole, or this node would have none.
+        """
+        arriving = self._SyncObj__serializer._Serializer__incomingTransmissionFile  # noqa: SLF001
+        if chunk is None or not chunk[2] or arriving is None:
+            return True
+        try:
+            arriving.flush()
+            os.fsync(arriving.fileno())
+            raft_files.read_snapshot(Path(arriving.name))
+        except (CorruptFile, UnknownVersion) as error:
+            logger.error("a snapshot from a leader is not taken: %s", error)  # noqa: TRY400
+            return False
+        except BaseException as error:  # noqa: BLE001
+            self._fail(Exit.SNAPSHOT_FAILED, repr(error))
+        return True
+
     def _read_dump(self, path: str) -> tuple[Record, Record, set[Node]]:
         try:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())  # one from a leader: pysyncobj only renamed it
+            # One from a leader: pysyncobj only renamed it, and drops the journal next.
+            fsync_directory(Path(path).parent)
             snapshot = raft_files.read_snapshot(Path(path))
             self._machine.load(snapshot.state)
         except BaseException as error:  # noqa: BLE001

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from cluster import raft
+from cluster import raft, raft_files
 from cluster.raft import STALL_MS_MAX, Exit, Raft, checked_conf
 from cluster.raft_codec import RaftMessage
 from cluster.raft_files import RaftFiles, open_files
@@ -98,6 +98,31 @@ def test_commands_survive_a_restart_with_and_without_compaction(tmp_path: Path) 
             assert node._core is not None
             node._core.forceLogCompaction()
             until((tmp_path / "raft" / "snapshot").exists)
+
+
+def test_damaged_snapshot_from_a_leader_replaces_nothing(tmp_path: Path) -> None:
+    last, previous = (b"\0two", 9, 3), (b"\0one", 8, 3)
+    data = tmp_path / "theirs"
+    theirs = raft_files.Snapshot(state=b"state", last=last, previous=previous)
+    raft_files.write_snapshot(data, theirs)
+    whole = data.read_bytes()
+    ours = tmp_path / "raft" / "snapshot"
+    with running(tmp_path) as (node, _, failures):
+        assert node._core is not None
+        node._core.forceLogCompaction()
+        until(ours.exists)
+    with running(tmp_path) as (node, _, failures):
+        assert node._core is not None
+        before, taking = ours.read_bytes(), node._core._SyncObj__serializer
+        for at, taken in ((None, False), (len(whole) // 2, False), (None, True)):
+            arrived = whole if taken else whole[:-1]
+            if at is not None:
+                arrived = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+            assert not taking.setTransmissionData((arrived[:10], True, False))
+            assert not taking.setTransmissionData((arrived[10:], False, False))
+            assert taking.setTransmissionData((b"", False, True)) == taken
+            assert ours.read_bytes() == (whole if taken else before)
+        assert failures == []
 
 
 # The stand-in for the end of the process ends the thread.
