@@ -20,7 +20,9 @@ stands still, whether the wrong one is ahead, behind or jumps, and also when it 
 own. It never goes back, and never below the last header's time or `last_read_time_ms`.
 
 A new leader starts from the fence's answers: at the instant of the interval nearest to where the
-old leader's clock would be now, which is the last thing that the old majority agreed on.
+old leader's clock would be now, which is the last thing that the old majority agreed on. After an
+outage of all nodes that is where it stopped, if one of the two that answered first is behind: so,
+once a third is known and outvotes it, the clock moves to the median again, if that is later.
 """
 
 from collections.abc import Collection, Iterable
@@ -32,6 +34,8 @@ from timer.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
 FORGET_MS: Final = 60_000
 """A voter that has not answered for this long no longer counts. A dead voter's clock is still
 worth more than none: its offset is good to 30 ms by then (500 ppm, the most that NTP slews)."""
+OUTVOTES: Final = 3
+"""Among so many clocks one that is wrong is not the median."""
 TRUST_DECAY: Final = 20
 """A sample loses one millisecond of trust in so many: a better one from before it prevails over
 a slow answer, but not for long, for the voter's clock may have been set."""
@@ -89,10 +93,11 @@ class ClusterClock:
         self._boot_ms = boot_ms
         for sample in samples:
             self.observe(sample)
-        # Where the old leader's clock would be, moved into the median: here alone it may jump.
+        # Where the old leader's clock would be, moved into the median: here it may jump, and …
         floor = 2 * floor_ms
         run_on = floor + 2 * (boot_ms - floor_at_ms)
         self._now = max(floor, run_on + self._error(run_on, boot_ms))
+        self._is_sure = self.known(boot_ms) >= OUTVOTES
 
     # ---- what is known
 
@@ -128,6 +133,10 @@ class ClusterClock:
             self._boot_ms = boot_ms
             self._now += 2 * elapsed_ms
             error = self._error(self._now, boot_ms)
+            if not self._is_sure and self.known(boot_ms) >= OUTVOTES:
+                self._is_sure = True
+                self._now += max(0, error)  # … forward, as soon as one wrong clock is outvoted
+                error = min(0, error)
             self._now += max(-elapsed_ms, min(error, elapsed_ms))
         return UnixMs(self._now // 2)
 
