@@ -19,6 +19,9 @@ class ReplicationConfig:
     """An idle leader speaks this often: five chances per lease."""
     stepdown_leases: int = 4
     """A leader without a lease for so many leases gives up: it waits for nobody any more."""
+    stuck_leases: int = 8
+    """So does one whose disk has not synced for so many what a majority of others has: not sooner,
+    as disks that are merely slow come back."""
     drain_leases: int = 2
     """A leader that hands over waits this long for its tail to commit."""
     bid_ms: int = 5_000

@@ -133,6 +133,8 @@ class Core:
         self.draining = False
         self._progress: dict[ReplicaId, Progress] = {}
         self._led_ms = now_ms
+        self._stuck: tuple[LogIndex, MonoMs] | None = None
+        """As leader: our durable index, and since when others alone, a majority, have had more."""
         self._drain_ms = now_ms
         self._start_index = LogIndex(0)
 
@@ -574,7 +576,7 @@ class Core:
             self._progress = {}
             self._matched = self._heard_commit = self.commit_index
             self.serving = self.draining = False
-            self.leader = None
+            self.leader = self._stuck = None
         self._role = Role.FOLLOWER
 
     def _drain(self) -> None:
@@ -592,8 +594,13 @@ class Core:
     def _lead(self, out: Effects) -> None:
         until_ms = self.lease_until_ms(self._now)
         assert until_ms is not None
-        patience_ms = self.conf.stepdown_leases * self.conf.lease_ms
-        if self._now - max(until_ms, self._led_ms) >= patience_ms:
+        alone_ms = self._now - max(until_ms, self._led_ms)
+        stuck_ms = self._now - self._stuck[1] if self._stuck is not None else 0
+        lease_ms = self.conf.lease_ms
+        if (
+            alone_ms >= self.conf.stepdown_leases * lease_ms
+            or stuck_ms >= self.conf.stuck_leases * lease_ms
+        ):
             self._cease(out)
             return
         if self.draining:
@@ -759,8 +766,13 @@ class Core:
         values: dict[ReplicaId, int] = {self.me: self.durable_index}
         for peer, progress in self._progress.items():
             values[peer] = progress.match
+        everywhere = reached(self._sets, values)
+        if everywhere <= self.durable_index:
+            self._stuck = None
+        elif self._stuck is None or self._stuck[0] != self.durable_index:
+            self._stuck = self.durable_index, self._now
         # Not beyond our own disk either: what is applied here can then be read back here.
-        index = min(reached(self._sets, values), self.durable_index)
+        index = min(everywhere, self.durable_index)
         if index > self.commit_index and self._may_commit(LogIndex(index)):
             self._commit(LogIndex(index))
             if not self.serving:

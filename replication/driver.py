@@ -101,6 +101,7 @@ class Report:
     lease_ok: bool
     last_epoch: Epoch
     last_index: LogIndex
+    """Of its log, as far as it is on its disk: the rest helps nobody to lead if the disk hangs."""
     commit_index: LogIndex
     highest_promise: Epoch
     """The highest epoch promised here or where this replica was refused: appoint above it."""
@@ -344,8 +345,8 @@ class Driver:
             epoch=core.epoch,
             serving=core.serving,
             lease_ok=core.lease_held(self._io.mono_ms()),
-            last_epoch=core.shape.last_epoch,
-            last_index=core.shape.last_index,
+            last_epoch=core.shape.epoch_at(core.durable_index),
+            last_index=core.durable_index,
             commit_index=core.commit_index,
             highest_promise=core.highest_met,
             refused_epoch=core.refused_epoch,

@@ -9,6 +9,7 @@ import pytest
 
 from chaos.sim import __main__ as command
 from chaos.sim.faults import Faults
+from chaos.sim.node import SimNode
 from chaos.sim.options import FAULTS, FAULTS_MIN, Options
 from chaos.sim.planted import PLAIN, calm
 from chaos.sim.play import APPS, EXIT_FAILED, EXIT_PROMISE, Task, play
@@ -191,3 +192,25 @@ def test_clients_of_two_worlds_differ_in_temper_and_settings() -> None:
     settings = {world.town.settings("a", "g") for world in worlds}
     assert len(tempers) > 5
     assert len(settings) > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_leader_whose_disk_hangs_is_succeeded(seed: int) -> None:
+    world = World(seed, options=calm(seed).aim(nodes=3, proposals_per_s=16))
+    hung: list[SimNode] = []
+
+    def hang() -> None:
+        (leader,) = [node for node in world.nodes if node.core.serving]
+        leader.slow_disk = 10**9
+        hung.append(leader)
+
+    def look() -> None:
+        assert [node for node in world.nodes if node.core.serving and node not in hung]
+        hung[0].stop_hard()
+        world.timeline.after(1_000, hung[0].start)
+        hung[0].slow_disk = 1
+
+    world.timeline.after(5_000_000, hang)
+    world.timeline.after(25_000_000, look)
+    world.run(30)
+    assert hung
