@@ -371,7 +371,7 @@ class Book:
             if block.page is not None
             for row in block.page.rows
         }
-        unseen = self.order.unseen(self.passed, machine.topics.values())
+        unseen = self.order.unseen(self.passed)
         if self.expiry.expired:
             unseen = self.order.fired_names
         fired |= self.buried | unseen

@@ -13,7 +13,6 @@ from chaos.sim.referee import Broken
 from timer.machine import Machine
 from timer.payloads import KEY_SHARED, SHARED, GroupOp, Op
 from timer.serving import Delivery
-from timer.topic import Topic
 
 
 @dataclass(slots=True)
@@ -33,12 +32,16 @@ class OrderBook:
     passing: set[int] = field(default_factory=set)
     """Topics that were deleted, or a group of theirs was, or was sought: what has fired there may
     never have been delivered."""
+    unread: dict[int, int] = field(default_factory=dict)
+    """Topic id -> what lies below, retention let go of while it had no group."""
     checked: int = 0
     """Messages handed out behind another one of their key."""
 
     def fired(self, machine: Machine) -> None:
         """Note the keys of what has fired since: its pages are there, as it was just applied."""
         for topic_id, topic in machine.topics.items():
+            if not topic.groups:
+                self.unread[topic_id] = max(self.unread.get(topic_id, 0), topic.queue.begin)
             keys = self.keys.setdefault(topic_id, [])
             names = self.names.setdefault(topic_id, [])
             if topic.queue.end <= len(keys):
@@ -54,17 +57,14 @@ class OrderBook:
                     names.append(TimerName(int(row["due_ms"]), int(row["seq"])))
                     self.fired_names.add(names[-1])
 
-    def unseen(
-        self, passed: Iterable[tuple[int, int, int]], topics: Iterable[Topic]
-    ) -> set[TimerName]:
+    def unseen(self, passed: Iterable[tuple[int, int, int]]) -> set[TimerName]:
         """Return timers that fired and perhaps came to nobody. `passed`: see Book.passed.
 
-        What retention lets go of in a topic that nobody reads is among them.
+        What retention let go of in a topic that nobody read then is among them.
         """
         several = {self.names[topic][offset] for topic, _, offset in passed}
-        for topic in topics:
-            if not topic.groups:
-                several |= {*self.names.get(topic.topic_id, ())[: topic.queue.begin]}
+        for topic_id, begin in self.unread.items():
+            several |= {*self.names[topic_id][:begin]}
         return several.union(*(self.names.get(topic, ()) for topic in self.passing))
 
     def ack_asked(self, group_id: int, offsets: Iterable[int]) -> None:

@@ -83,15 +83,21 @@ def test_message_that_nobody_got_is_lost_below_an_ack_that_was_refused(
 
 def test_what_fired_may_be_unseen_only_where_something_was_passed_over() -> None:
     a, b, c, d = (TimerName(5, seq) for seq in range(1, 5))
-    order = OrderBook(names={1: [a, b], 2: [c], 3: [d]})
-    assert order.unseen((), ()) == set()
-    order.committed(GroupOp(Op.SEEK, TopicId(2), GroupId(7), np.array([0], np.uint64)))
-    assert order.unseen([(1, 9, 1)], ()) == {b, c}
-    topic = Topic(TopicId(3), "t", Queue(begin=QueueOffset(1), end=QueueOffset(1)))
-    assert order.unseen((), [topic]) == {c, d}, "nobody reads it, and it has let go"
     nobody: Any = None
+    order = OrderBook(names={1: [a, b], 2: [c], 3: [d]})
+    assert order.unseen(()) == set()
+    order.committed(GroupOp(Op.SEEK, TopicId(2), GroupId(7), np.array([0], np.uint64)))
+    assert order.unseen([(1, 9, 1)]) == {b, c}
+    topic = Topic(TopicId(3), "t", Queue(begin=QueueOffset(1), end=QueueOffset(1)))
+    machine: Any = SimpleNamespace(topics={TopicId(3): topic})
     topic.groups["g"] = nobody
-    assert order.unseen((), [topic]) == {c}
+    order.fired(machine)
+    assert order.unseen(()) == {c}
+    topic.groups.clear()
+    order.fired(machine)
+    topic.groups["late"] = nobody
+    order.fired(machine)
+    assert order.unseen(()) == {c, d}, "it let go while nobody read it"
 
 
 DEAD, HOME = TopicId(2), TopicId(1)
