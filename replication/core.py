@@ -28,7 +28,7 @@ Nothing in here reads a clock, a socket, a file or a random source.
 from collections.abc import Sequence
 
 from replication.config import ReplicationConfig
-from replication.knowledge import Bid, Held, Progress, has_forgotten
+from replication.knowledge import Bid, Held, OwnDisk, Progress, answered, has_forgotten
 from replication.messages import (
     Append,
     AppendAnswer,
@@ -133,8 +133,7 @@ class Core:
         self.draining = False
         self._progress: dict[ReplicaId, Progress] = {}
         self._led_ms = now_ms
-        self._stuck: tuple[LogIndex, MonoMs] | None = None
-        """As leader: our durable index, and since when others alone, a majority, have had more."""
+        self._behind = OwnDisk()
         self._drain_ms = now_ms
         self._start_index = LogIndex(0)
 
@@ -397,7 +396,7 @@ class Core:
             self._held = None
 
     def _on_fence_answer(self, sender: ReplicaId, answer: FenceAnswer, wall_ms: UnixMs) -> None:
-        self._sample_clock(sender, wall_ms, answer.echo_ms, answer.held_ms)
+        self.clock_samples[sender] = answered(wall_ms, answer, self._now)
         if self._bid is not None and self._bid.under == answer.under:
             self._count(sender, answer)
 
@@ -576,7 +575,7 @@ class Core:
             self._progress = {}
             self._matched = self._heard_commit = self.commit_index
             self.serving = self.draining = False
-            self.leader = self._stuck = None
+            self.leader, self._behind = None, OwnDisk()
         self._role = Role.FOLLOWER
 
     def _drain(self) -> None:
@@ -594,13 +593,9 @@ class Core:
     def _lead(self, out: Effects) -> None:
         until_ms = self.lease_until_ms(self._now)
         assert until_ms is not None
-        alone_ms = self._now - max(until_ms, self._led_ms)
-        stuck_ms = self._now - self._stuck[1] if self._stuck is not None else 0
-        lease_ms = self.conf.lease_ms
-        if (
-            alone_ms >= self.conf.stepdown_leases * lease_ms
-            or stuck_ms >= self.conf.stuck_leases * lease_ms
-        ):
+        leases = (self._now - max(until_ms, self._led_ms)) // self.conf.lease_ms
+        stuck = self._behind.for_ms(self._now) // self.conf.lease_ms
+        if leases >= self.conf.stepdown_leases or stuck >= self.conf.stuck_leases:
             self._cease(out)
             return
         if self.draining:
@@ -719,7 +714,7 @@ class Core:
                 progress.stranded = False
                 progress.probe_from(LogIndex(max(answer.prev_index, self.shape.base_index) + 1))
             progress.nonce = answer.nonce
-        self._sample_clock(sender, wall_ms, answer.echo_ms, answer.held_ms)
+        self.clock_samples[sender] = answered(wall_ms, answer, self._now)
         progress.acked_ms = max(progress.acked_ms or answer.echo_ms, answer.echo_ms)
         if answer.fenced_by > self.epoch:
             self._drain()
@@ -766,13 +761,10 @@ class Core:
         values: dict[ReplicaId, int] = {self.me: self.durable_index}
         for peer, progress in self._progress.items():
             values[peer] = progress.match
-        everywhere = reached(self._sets, values)
-        if everywhere <= self.durable_index:
-            self._stuck = None
-        elif self._stuck is None or self._stuck[0] != self.durable_index:
-            self._stuck = self.durable_index, self._now
+        most = reached(self._sets, values)
+        self._behind.note(self._now, self.durable_index, LogIndex(most))
         # Not beyond our own disk either: what is applied here can then be read back here.
-        index = min(everywhere, self.durable_index)
+        index = min(most, self.durable_index)
         if index > self.commit_index and self._may_commit(LogIndex(index)):
             self._commit(LogIndex(index))
             if not self.serving:
@@ -919,13 +911,6 @@ class Core:
             # an earlier one had on disk.
             self.unsure = False
             out.persist = Persist(self.promise, self.unsure)
-
-    def _sample_clock(
-        self, peer: ReplicaId, wall_ms: UnixMs, echo_ms: MonoMs, held_ms: int
-    ) -> None:
-        travelled_ms = max(self._now - echo_ms - held_ms, 0)
-        at_ms = MonoMs(self._now - travelled_ms // 2)
-        self.clock_samples[peer] = ClockSample(wall_ms, at_ms, (travelled_ms + 1) // 2)
 
     # ---------------------------------------------------------------- upkeep
 

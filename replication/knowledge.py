@@ -4,10 +4,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from replication.messages import Append, Fence, FenceAnswer, Message, Start
+from replication.messages import Append, AppendAnswer, Fence, FenceAnswer, Message, Start
 from replication.promise import Promise
 from replication.quorum import Voters
-from timer.units import LogIndex, MonoMs, Nonce, ReplicaId
+from replication.steps import ClockSample
+from timer.units import LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 
 @dataclass(slots=True)
@@ -40,6 +41,25 @@ class Progress:
         self.probing, self.waiting, self.reading = True, False, None
         self.inflight.clear()
         self.inflight_bytes = 0
+
+
+@dataclass(slots=True)
+class OwnDisk:
+    """A leader's own disk, which syncs or hangs."""
+
+    _durable: LogIndex = LogIndex(0)
+    _since_ms: MonoMs | None = None
+
+    def note(self, now_ms: MonoMs, durable: LogIndex, most: LogIndex) -> None:
+        """Take note how far it is durable, and how far a majority is, it included."""
+        if most <= durable:
+            self._since_ms = None
+        elif self._since_ms is None or self._durable != durable:
+            self._durable, self._since_ms = durable, now_ms
+
+    def for_ms(self, now_ms: MonoMs) -> int:
+        """Return for how long it has not moved, with others alone a majority beyond it."""
+        return 0 if self._since_ms is None else now_ms - self._since_ms
 
 
 @dataclass(slots=True)
@@ -92,3 +112,10 @@ def has_forgotten(heard: Message, promise: Promise) -> bool:
     """
     founded = isinstance(heard, Append) or (isinstance(heard, Fence) and heard.last_epoch > 0)
     return founded and not promise.epoch
+
+
+def answered(wall_ms: UnixMs, answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> ClockSample:
+    """Return what an answer that has just come tells of its sender's clock."""
+    travelled_ms = max(now_ms - answer.echo_ms - answer.held_ms, 0)
+    at_ms = MonoMs(now_ms - travelled_ms // 2)
+    return ClockSample(wall_ms, at_ms, (travelled_ms + 1) // 2)
