@@ -38,6 +38,8 @@ from timerclient.rows import Columns, Way
 from timerclient.timers import Outcome
 
 TOKEN_SIZE: Final = 16
+COLUMNS_MAX: Final = 1_024
+"""Topics in a request of single calls; the server takes as many."""
 
 
 class Settles(Protocol):
@@ -208,6 +210,7 @@ class CollectedRequest(CallsRequest):
             and len(self.rows) < rows_max
             and self.size + row.size <= bytes_max
             and self.ways.get(row.topic, row.way) == row.way
+            and (row.topic in self.ways or len(self.ways) < COLUMNS_MAX)
             and (not row.key or not self.keyed or row.on_conflict == self.on_conflict)
         )
 

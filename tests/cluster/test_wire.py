@@ -4,13 +4,29 @@ import time
 
 import pytest
 
-from cluster.wire import HEADERS_MAX, RequestLimits, count_texts, part_of, put_bytes
+from cluster.wire import (
+    COLUMNS_MAX,
+    HEADERS_MAX,
+    RequestLimits,
+    check_request,
+    count_texts,
+    part_of,
+    put_bytes,
+)
 from tests.timer.leading import Play
 from timer.columns import Binary, encode_headers
 from timer.errors import InvalidRequest
 from timer.leader import Now
 from timer.units import MonoMs, TopicId, UnixMs
+from timerclient import producer
 from timerclient.proto import timer_pb2 as pb
+
+LIMITS = RequestLimits(
+    key_bytes_max=100,
+    headers_bytes_max=32_768,
+    request_rows_max=65_536,
+    request_bytes_max=1 << 24,
+)
 
 
 def test_texts_of_a_row_are_counted() -> None:
@@ -55,18 +71,35 @@ def test_message_has_a_column_of_keys_or_headers_only_where_a_row_has_one(
     assert (list(out.headers_sizes), out.headers) == ([2, 0], b"hd")
 
 
-def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_many() -> None:
-    limits = RequestLimits(
-        key_bytes_max=100,
-        headers_bytes_max=32_768,
-        request_rows_max=100,
-        request_bytes_max=1 << 24,
-    )
+@pytest.mark.parametrize(("columns", "rows"), [(1, 5), (5, 1)])
+def test_request_with_too_many_headers_in_all_is_refused_though_no_row_has_too_many(
+    columns: int, rows: int
+) -> None:
     row = bytes(2 * (HEADERS_MAX // 4))  # empty texts, a quarter of the limit
-    timers = pb.TimerColumns(topic="t", delay_ms=[0], payload_sizes=[0] * 5)
-    timers.headers_sizes.extend([len(row)] * 5)
-    timers.headers = row * 5
-    request = pb.ScheduleRequest(timers=[timers])
+    request = pb.ScheduleRequest()
+    for _ in range(columns):
+        timers = request.timers.add(topic="t", delay_ms=[0], payload_sizes=[0] * rows)
+        timers.headers_sizes.extend([len(row)] * rows)
+        timers.headers = row * rows
     now = Now(MonoMs(0), UnixMs(1))
+    check_request(request, LIMITS)
     with pytest.raises(InvalidRequest, match=f"at most {HEADERS_MAX}"):
-        part_of(request, {"t": TopicId(1)}, limits, Play().leader, now)
+        part_of(request, {"t": TopicId(1)}, LIMITS, Play().leader, now)
+    if columns > 1:
+        del request.timers[-1]  # as many as may be, in several columns
+        part = part_of(request, {"t": TopicId(1)}, LIMITS, Play().leader, now)
+        assert part.headers is not None
+        assert part.headers.blob == row * 4
+
+
+def test_request_of_too_many_columns_is_refused_by_field_value_and_limit() -> None:
+    column = pb.TimerColumns(topic="t", delay_ms=[0], payload_sizes=[0])
+    check_request(pb.ScheduleRequest(timers=[column] * COLUMNS_MAX), LIMITS)
+    with pytest.raises(InvalidRequest, match=f"at most {COLUMNS_MAX} columns") as refused:
+        check_request(pb.ScheduleRequest(timers=[column] * (COLUMNS_MAX + 1)), LIMITS)
+    assert refused.value.field == "timers"
+    assert f"{COLUMNS_MAX + 1} columns" in str(refused.value)
+
+
+def test_client_puts_no_more_columns_into_a_request_than_are_taken() -> None:
+    assert producer.COLUMNS_MAX <= COLUMNS_MAX

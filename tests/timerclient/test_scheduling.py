@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, id_text, wire_error
-from timerclient import AsyncTimerClient, CancelResult, Settings, errors
+from timerclient import AsyncTimerClient, CancelResult, Settings, errors, producer
 from timerclient.nodes import Nodes, tcp
 from timerclient.proto import timer_pb2 as pb
 
@@ -68,6 +68,18 @@ async def test_batch_returns_lazy_ids_in_order(cluster: Cluster, client: AsyncTi
     assert [timer.due_ms for timer in timers[1:]] == [10, 20]
     with pytest.raises(IndexError):
         timers[3]
+
+
+async def test_calls_for_many_topics_share_requests_of_as_many_columns_as_are_taken(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "COLUMNS_MAX", 3)
+    async with AsyncTimerClient(cluster.address, timeout=60, settings=QUICK) as client:
+        calls = [client.schedule(f"t{i // 2 % 10}", b"%d" % i) for i in range(40)]
+        assert len({timer.raw for timer in await asyncio.gather(*calls)}) == 40
+    columns = [len(request.timers) for request in cluster.requests]
+    assert max(columns) == 3
+    assert sum(len(each.payload_sizes) for r in cluster.requests for each in r.timers) == 40
 
 
 async def test_hundred_concurrent_calls_share_few_requests(
