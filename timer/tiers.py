@@ -123,9 +123,7 @@ class Tiers:
             least = min(least, tier.next_due(alive))
         self._tiers = [tier for tier in self._tiers if tier.head < len(tier.due)]
         if self._fresh_min < least:
-            for due, ref in self._fresh:
-                live = due[alive.take(ref)]
-                least = min(least, int(live.min()) if len(live) else NEVER)
+            least = min(least, least_due(self._fresh, alive))
         return None if least == NEVER else least
 
     def _fill(self, after: tuple[int, int], until_ms: int, count: int) -> None:
@@ -195,10 +193,7 @@ class Tiers:
         return np.array([self._is_fresh(d, r) for d, r in pairs], np.bool_)
 
     def _is_fresh(self, due: int, ref: int) -> bool:
-        if len(self._fresh) > 1:
-            dues, refs = zip(*self._fresh, strict=True)
-            self._fresh = [(np.concatenate(dues), np.concatenate(refs))]
-        [(fresh_due, fresh_ref)] = self._fresh
+        fresh_due, fresh_ref = _as_one(self._fresh)
         return bool((fresh_due[fresh_ref == ref] == due).any())
 
     def pairs(self) -> tuple[I64, I64]:
@@ -213,6 +208,24 @@ class Tiers:
             merged = _joined([tier.rest() for tier in self._tiers[-FAN:]])
             level = self._tiers[-1].level + 1
             self._tiers[-FAN:] = [_Tier(*merged, level=level)]
+
+
+def least_due(chunks: list[tuple[I64, I64]], alive: npt.NDArray[np.bool_]) -> int:
+    """Return the least due of a live pair, NEVER if there is none; `chunks` are one from now on."""
+    due, ref = _as_one(chunks)
+    live = due[alive.take(ref)]
+    return int(live.min()) if len(live) else NEVER
+
+
+def _as_one(chunks: list[tuple[I64, I64]]) -> tuple[I64, I64]:
+    """Return the only one of `chunks`, of which there is at least one; many are put together.
+
+    So that what came pair by pair is looked through in a few calls, and also the next time.
+    """
+    if len(chunks) > 1:
+        dues, refs = zip(*chunks, strict=True)
+        chunks[:] = [(np.concatenate(dues), np.concatenate(refs))]
+    return chunks[0]
 
 
 def _level(rows: int) -> int:

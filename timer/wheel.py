@@ -23,7 +23,7 @@ from sortedcontainers import SortedDict
 
 from timer.columns import I64
 from timer.order import stable_order
-from timer.tiers import NEVER, Tiers
+from timer.tiers import NEVER, Tiers, least_due
 
 NEAR_BITS: Final = 14
 """The near window moves in steps of 2 ** 14 ms, and reaches one to two of them ahead."""
@@ -78,11 +78,11 @@ class Wheel:
             return near
         least = NEVER
         if self._far_min < least:
-            least = _least(self._far, alive)
+            least = least_due(self._far, alive)
         for start, chunks in self._slots.items():
             if start >= least:
                 break
-            least = min(least, _least(chunks, alive))
+            least = min(least, least_due(chunks, alive))
         return None if least == NEVER else least
 
     def _advance(self, now_ms: int) -> None:
@@ -137,13 +137,3 @@ class Wheel:
 
 def _near_end(now_ms: int) -> int:
     return ((now_ms >> NEAR_BITS) + 2) << NEAR_BITS
-
-
-def _least(chunks: list[tuple[I64, I64]], alive: npt.NDArray[np.bool_]) -> int:
-    """Return the least due of a live pair, NEVER if there is none."""
-    least = NEVER
-    for due, ref in chunks:
-        live = due[alive.take(ref)]
-        if len(live):
-            least = min(least, int(live.min()))
-    return least

@@ -103,3 +103,18 @@ def test_next_due_skips_dead_pairs_in_every_place(monkeypatch: pytest.MonkeyPatc
         assert tiers.next_due(alive) == due
         alive[place] = False
     assert tiers.next_due(alive) is None
+
+
+def test_next_due_looks_through_fresh_pairs_that_came_one_by_one_as_one_array() -> None:
+    chance = random.Random(4)
+    tiers, pairs = Tiers(), [(chance.randrange(1 << 20), ref) for ref in range(5_000)]
+    for pair in pairs:
+        add(tiers, [pair])
+    assert len(tiers._fresh) == len(pairs)
+    alive = np.ones(len(pairs), np.bool_)
+    for due, ref in sorted(pairs)[:50]:
+        assert tiers.next_due(alive) == due
+        assert len(tiers._fresh) == 1
+        alive[ref] = False
+    add(tiers, [(0, 0)])
+    assert taken(tiers, START, ALL << 1) == sorted([*pairs, (0, 0)])

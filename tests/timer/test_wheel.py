@@ -48,6 +48,30 @@ def test_wheel_and_tiers_show_the_same(seed: int, monkeypatch: pytest.MonkeyPatc
             index.drop(position)
 
 
+def test_next_due_looks_through_far_rows_that_came_one_by_one_as_one_array() -> None:
+    chance = random.Random(3)
+    wheel, dues = Wheel(0), [(1 << 20) + chance.randrange(1 << 30) for _ in range(5_000)]
+    alive = np.ones(len(dues), np.bool_)
+    for ref, due in enumerate(dues):
+        wheel.add(np.array([due]), np.array([ref]), due)
+        if ref % 500 == 0:
+            assert wheel.next_due(alive) == min(dues[: ref + 1])
+    assert len(wheel._far) > 1
+    for ref in sorted(range(len(dues)), key=dues.__getitem__)[:50]:
+        assert wheel.next_due(alive) == dues[ref]
+        assert len(wheel._far) == 1
+        alive[ref] = False
+    wheel._spread()
+    left = [due for due, is_alive in zip(dues, alive, strict=True) if is_alive]
+    assert wheel.next_due(alive) == min(left)
+    until = min(left) + (1 << 26)
+    shown, refs, more = wheel.peek((0, 0), until, ALL)
+    assert not more
+    assert [d for d, r in zip(shown, refs, strict=True) if alive[r]] == sorted(
+        due for due in left if due <= until
+    )
+
+
 def test_far_rows_lie_unsorted_in_few_slots() -> None:
     wheel = Wheel(0)
     chance = np.random.default_rng(1)
