@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from sortedcontainers import SortedDict
 
 from timer.columns import I64, U64
 from timer.timer_id import mix, mix_one
@@ -32,11 +33,12 @@ class Cancels:
     """The seqs of cancelled timers that are not forgotten yet."""
 
     buckets: dict[int, list[U64]] = field(default_factory=dict)
-    """Minute of the due time -> arrays of seqs, each sorted, the largest first."""
+    """Minute of the due time -> arrays of seqs, each sorted, the largest first.
+    Minutes stand in the order in which they came here: manifests hold them so."""
     sum: int = 0
     """Of the hashes of all seqs in here, modulo 2 ** 64: order-free, for the digest."""
-    _sums: dict[int, int] = field(default_factory=dict)
-    """The same of each bucket."""
+    _sums: SortedDict = field(default_factory=SortedDict)
+    """The same of each bucket, the first minute first: timers may be due in very many of them."""
 
     def add(self, due_ms: I64, seq: U64) -> None:
         """Remember that these timers were cancelled."""
@@ -73,9 +75,10 @@ class Cancels:
 
     def forget(self, through_ms: UnixMs) -> None:
         """Drop the buckets whose due times all lie at or before `through_ms`."""
-        for minute in [m for m in self.buckets if (m + 1) * BUCKET_MS <= through_ms]:
+        while self._sums and (self._sums.peekitem(0)[0] + 1) * BUCKET_MS <= through_ms:
+            minute, forgotten = self._sums.popitem(0)
             del self.buckets[minute]
-            self.sum = (self.sum - self._sums.pop(minute)) & _MASK
+            self.sum = (self.sum - forgotten) & _MASK
 
 
 class Late(Cancels):

@@ -1,5 +1,7 @@
 """Cancelled timers against a naive model: a dict of due times."""
 
+from typing import NoReturn
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,6 +51,28 @@ def test_sum_does_not_depend_on_order_and_forgets_what_is_forgotten() -> None:
     assert one.sum != other.sum
     one.forget(UnixMs(10 * BUCKET_MS))
     assert one.sum == 0
+
+
+class Unwalked(dict[int, list[U64]]):
+    """Buckets that nobody may go through."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError
+
+
+def test_forgetting_visits_what_it_forgets_and_no_other_bucket() -> None:
+    cancels = Cancels(buckets=Unwalked())
+    minutes = [(7 * step) % 1_009 for step in range(1_009)]
+    for minute in minutes:
+        cancels.add(*columns([(minute * BUCKET_MS, minute + 1)]))
+    for through in (-1, 0, 1, 2, 500, 500, 1_008, 2_000):
+        cancels.forget(UnixMs(through * BUCKET_MS))
+        left = [minute for minute in minutes if minute >= through]
+        assert [*dict.__iter__(cancels.buckets)] == left  # in the order in which they came
+        plain = Cancels()
+        plain.add(*columns([(minute * BUCKET_MS, minute + 1) for minute in left]))
+        assert cancels.sum == plain.sum
+    assert cancels.sum == 0
 
 
 def test_many_cancels_of_one_minute_lie_in_few_arrays_of_a_bounded_size(
