@@ -19,6 +19,8 @@ retention, no node's settings say anything.
         policy     map with the fields of `Policy` that are set, and no others
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -188,54 +190,80 @@ class Effective(NamedTuple):
     """Field -> who says it: node, cluster, namespace or topic."""
 
 
+class _Said(NamedTuple):
+    policy: Policy
+    packed: bytes
+    """With its scope: see `encode_policy`."""
+
+
 class Policies:
-    """What all scopes say at one point of the log. It never changes; `changed` makes another."""
+    """What all scopes say at one point of the log. It never changes; `changed` makes another.
+
+    That packs what it changes, and of all else copies references: each topic may have a policy.
+    """
 
     def __init__(self, records: Mapping[Scope, Policy] = MappingProxyType({})) -> None:
-        self._records = dict(sorted(records.items()))
+        self._records: dict[Scope, _Said] = {}
+        self._order: list[Scope] = []
+        """The scopes that say something, sorted."""
+        self._counts: Counter[str] = Counter()
+        """Field -> how many scopes say something of it."""
+        for scope, policy in sorted(records.items()):
+            self._put(scope, policy)
 
     def of(self, scope: Scope) -> Policy:
         """Return what a scope says itself."""
-        return self._records.get(scope, Policy())
+        said = self._records.get(scope)
+        return Policy() if said is None else said.policy
 
     def changed(self, scope: Scope, policy: Policy) -> "Policies":
         """Return what is said once `scope` says `policy`, and nothing else any more."""
-        records = {**self._records, scope: policy}
-        if not policy.pack():
-            del records[scope]
-        return Policies(records)
+        after = Policies()
+        after._records, after._order = self._records.copy(), self._order.copy()
+        after._counts = self._counts.copy()
+        after._put(scope, policy)
+        return after
+
+    def _put(self, scope: Scope, policy: Policy) -> None:
+        """Let a scope say this: only until somebody has seen the others."""
+        before, fields_said = self._records.get(scope), policy.pack()
+        if before is not None:
+            self._counts.subtract(before.policy.pack().keys())
+        self._counts.update(fields_said.keys())
+        at = bisect_left(self._order, scope)
+        if fields_said:
+            self._records[scope] = _Said(policy, encode_policy(scope, policy))
+            if before is None:
+                self._order.insert(at, scope)
+        elif before is not None:
+            del self._records[scope], self._order[at]
 
     def __iter__(self) -> Iterator[tuple[Scope, Policy]]:
         """Return the scopes that say something: the cluster, topics by id, namespaces by name."""
-        return iter(self._records.items())
+        return ((scope, self._records[scope].policy) for scope in self._order)
 
-    @cached_property
+    @property
     def namespaces(self) -> int:
         """How many namespaces say something."""
-        return sum(bool(scope.namespace) for scope in self._records)
+        first = Scope("\0")  # all others have an empty name
+        return len(self._order) - bisect_left(self._order, first)
 
-    @cached_property
+    @property
     def differ(self) -> bool:
         """Whether something is said that does not hold for all topics."""
-        return any(scope != CLUSTER for scope in self._records)
+        return len(self._records) > (CLUSTER in self._records)
 
-    @cached_property
+    @property
     def limited(self) -> bool:
         """Whether some topics have a quota."""
-        said = self._records.values()
-        return any(getattr(each, name) is not None for each in said for name in QUOTAS)
-
-    @cached_property
-    def _spoken(self) -> frozenset[str]:
-        """The fields that some scope says something of."""
-        return frozenset(name for policy in self._records.values() for name in policy.pack())
+        return any(self._counts[name] for name in QUOTAS)
 
     def said(self, field: str, name: str, topic: TopicId) -> Any:
         """Return what holds of a field for the topic of this name by the log alone; None: nothing.
 
         The node's settings have no say.
         """
-        if field not in self._spoken:
+        if not self._counts[field]:
             return None
         for scope in (Scope("", topic), Scope(namespace_of(name)), CLUSTER):
             value = getattr(self.of(scope), field)
@@ -247,8 +275,8 @@ class Policies:
         """Return whether a topic is paused, and what becomes of what is overdue as it goes on."""
         paused, catch_up = False, CATCH_UP_ALL
         for scope in (CLUSTER, Scope(namespace), Scope("", topic)):
-            said = self._records.get(scope)
-            if said is not None:
+            if scope in self._records:
+                said = self._records[scope].policy
                 paused = paused if said.paused is None else said.paused
                 catch_up = said.catch_up or catch_up
         return paused, catch_up
@@ -256,7 +284,7 @@ class Policies:
     @cached_property
     def packed(self) -> bytes:
         """All of it, for the digest: equal bytes if and only if it is equal."""
-        return b"".join(encode_policy(scope, policy) for scope, policy in self)
+        return b"".join(self._records[scope].packed for scope in self._order)
 
     def effective(
         self, node: Policy, namespace: str = "", topic: TopicId = TopicId(0)

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chaos.simdisk import SimDisk
 from tests.timer.machines import Log, catch_up, engine_on
@@ -15,6 +17,7 @@ from timer.policies import (
     DELAY_LEVELS_MS,
     FIELDS,
     LEVELS_MAX,
+    QUOTAS,
     Policies,
     Policy,
     Scope,
@@ -191,6 +194,61 @@ def test_no_policy_allows_more_than_the_node() -> None:
     policy, sources = policies.effective(node, "ns")
     assert (policy.delay_ms_max, sources["delay_ms_max"]) == (100, "node")
     assert (policy.payload_bytes_max, sources["payload_bytes_max"]) == (9, "namespace")
+
+
+SCOPES = [CLUSTER, *(Scope(name) for name in ("\0", "default", "ns", "nt"))]
+SCOPES += [Scope("", TopicId(topic)) for topic in (1, 2, 10, 1 << 31)]
+CHANGES = st.tuples(st.sampled_from(SCOPES), st.sets(st.sampled_from(FIELDS), max_size=3))
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(CHANGES, max_size=30))
+def test_policies_changed_one_by_one_are_those_made_at_once(
+    changes: list[tuple[Scope, set[str]]],
+) -> None:
+    plain: dict[Scope, Policy] = {}
+    policies, seen = Policies(), list[tuple[Policies, bytes, dict[Scope, Policy]]]()
+    for scope, names in changes:
+        policy = Policy(**{name: getattr(ALL, name) for name in names})
+        plain = {each: said for each, said in plain.items() if each != scope}
+        plain |= {scope: policy} if names else {}
+        policies = policies.changed(scope, policy)
+        packed = b"".join(encode_policy(*each) for each in sorted(plain.items()))
+        assert policies.packed == Policies(plain).packed == packed
+        assert [*policies] == [*Policies(plain)] == sorted(plain.items())
+        assert [policies.of(each) for each in SCOPES] == [plain.get(s, Policy()) for s in SCOPES]
+        assert policies.namespaces == sum(each.namespace != "" for each in plain)
+        assert policies.differ == any(each != CLUSTER for each in plain)
+        spoken = {name for said in plain.values() for name in said.pack()}
+        assert policies.limited == bool(spoken & {*QUOTAS})
+        for name in FIELDS:
+            wanted = getattr(plain.get(Scope("", TopicId(1)), Policy()), name)
+            for wider in (Scope("ns"), CLUSTER):
+                value = getattr(plain.get(wider, Policy()), name)
+                wanted = value if wanted is None else wanted
+            assert policies.said(name, "ns/a", TopicId(1)) == wanted
+        seen.append((policies, packed, plain))
+    for before, packed, records in seen:  # what was said at an earlier point stays
+        assert before.packed == packed
+        assert dict(before) == records
+
+
+def test_change_packs_what_it_changes_and_nothing_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policies = Policies({Scope("", TopicId(topic)): ALL for topic in range(1, 1_001)})
+    packed, pack = list[Policy](), Policy.pack
+
+    def counted(policy: Policy) -> dict[str, Any]:
+        packed.append(policy)
+        return pack(policy)
+
+    monkeypatch.setattr(Policy, "pack", counted)
+    changed = policies.changed(Scope("", TopicId(500)), Policy(tick_ms=20))
+    assert changed.packed != policies.packed
+    assert changed.limited
+    assert changed.said("tick_ms", "a", TopicId(500)) == 20
+    assert 0 < len(packed) < 10
 
 
 # ---- as state
