@@ -4,7 +4,7 @@
     topic, left alone --------> as it was --+-- sum modulo 2 ** 64 --> digest, with all else
 
 It visits what is not topics, and the topics that changed since the last digest: never rows, and not
-ten thousand topics for one of them.
+ten thousand topics for one of them. Of producers, too, only those that changed are packed again.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def topic_sum(changed: set[TopicId]) -> TopicSum:
     return TopicSum(changed, _topic_hash)
 
 
-def digest_of(machine: "Machine", hashes: TopicSum) -> str:
+def digest_of(machine: "Machine", hashes: TopicSum, *, anew: bool = False) -> str:
     """Return the digest, 16 hex digits; `hashes`: the machine's, or a fresh one for all anew."""
     digest, counts = _Hash(), machine.counts
     digest.put(machine.applied_index, machine.last_read_time_ms, machine.next_seq)
@@ -84,8 +84,7 @@ def digest_of(machine: "Machine", hashes: TopicSum) -> str:
     digest.put(*(machine.pauses.swept or (0, 0)))
     producers, requests = machine.producers, machine.requests
     digest.put(producers.next_id, len(requests), requests.sum)
-    for producer_id, producer in producers:
-        digest.put(producer_id, producer.last_sequence, len(producer.answers), producer.used_at_ms)
+    digest.put_bytes(producers.packed_anew() if anew else producers.packed())
     return digest.hex()
 
 

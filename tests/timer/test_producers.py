@@ -1,12 +1,22 @@
 """Producers against a naive model: a dict of all answers, and the rules of the module."""
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from timer import producers as producers_module
 from timer.errors import OutcomeForgotten, SequenceGap, TimerError, UnknownProducer
-from timer.producers import ANSWER_ROWS_MAX, ANSWERS_MAX, IDLE_MS_MAX, Answer, Producers
+from timer.producers import (
+    ANSWER_ROWS_MAX,
+    ANSWERS_MAX,
+    IDLE_MS_MAX,
+    Answer,
+    Producer,
+    Producers,
+)
 from timer.units import ProducerId, Seq, UnixMs
 
 
@@ -101,3 +111,56 @@ def test_idle_producers_expire_used_and_registered_again_ones_do_not() -> None:
     assert [producer_id for producer_id, _ in producers] == [used, again]
     assert refused(producers, idle, 1) is UnknownProducer
     assert producers.register(b"i", UnixMs(5)) == 4
+
+
+def packed_plainly(producers: Producers) -> bytes:
+    """What the digest has always had of producers."""
+    words = [
+        word
+        for producer_id, each in producers
+        for word in (producer_id, each.last_sequence, len(each.answers), each.used_at_ms)
+    ]
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("racpe"), st.integers(1, 6)), max_size=60))
+def test_digest_has_the_same_of_producers_whatever_changed_since_the_last(
+    steps: list[tuple[str, int]],
+) -> None:
+    producers = Producers()
+    for now, (step, which) in enumerate(steps):
+        now_ms, token = UnixMs(now), b"%d" % which
+        known = producers.last_sequence(ProducerId(which))
+        if step == "r":
+            producers.register(token, now_ms)
+        elif step == "a" and known is not None:
+            producers.accept(ProducerId(which), answer(known + 1), now_ms)
+        elif step == "p" and which >= producers.next_id:
+            producers.next_id = ProducerId(which + 1)
+            producers.restore(ProducerId(which), Producer(b"put back %d" % which, now_ms, 3))
+        elif step == "e":
+            producers.expire(now_ms, 4 * which)
+        else:
+            assert producers.packed() == packed_plainly(producers)
+    assert producers.packed() == producers.packed_anew() == packed_plainly(producers)
+
+
+def test_digest_packs_the_producers_that_changed_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    producers, packed, pack = Producers(), list[int](), producers_module._pack
+    for producer_id in range(1_000, 0, -1):
+        producers.restore(ProducerId(producer_id), Producer(b"%d" % producer_id, UnixMs(1)))
+    assert producers.packed() == packed_plainly(producers)
+
+    def counted(producer_id: ProducerId, producer: Producer) -> bytes:
+        packed.append(producer_id)
+        return pack(producer_id, producer)
+
+    monkeypatch.setattr(producers_module, "_pack", counted)
+    producers.accept(ProducerId(500), answer(1), UnixMs(2))
+    producers.register(b"7", UnixMs(2))
+    assert producers.packed() == packed_plainly(producers)
+    assert producers.packed() == packed_plainly(producers)
+    assert sorted(packed) == [7, 500]
