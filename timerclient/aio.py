@@ -131,13 +131,6 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     return Credit(rows.whole("window", window, 1, WINDOW_MAX), max_messages)
 
 
-def take_rest(rest: list[Message], max_messages: int) -> list[Message]:
-    """Return up to `max_messages` of those that come next; `rest` is in reverse, and loses them."""
-    taken = rest[: -max_messages - 1 : -1]
-    del rest[len(rest) - len(taken) :]
-    return taken
-
-
 class AsyncTimerClient(TopicCalls):
     """A connection to a cluster, for one event loop.
 
@@ -506,7 +499,6 @@ class AsyncConsumer:
         self._call_s = call_s
         self._arrived = asyncio.Event()
         self._subscription: Subscription | None = None
-        self._rest: list[Message] = []
         self.closed = False
         """It was closed, by its user or with the client."""
 
@@ -536,7 +528,7 @@ class AsyncConsumer:
 
     @property
     def dropped_stale(self) -> int:
-        """Messages dropped because they came from a leader that was known to be deposed."""
+        """Messages dropped unseen: their leases ended with their stream, or with their leader."""
         return 0 if self._subscription is None else self._subscription.dropped_stale
 
     @property
@@ -550,12 +542,13 @@ class AsyncConsumer:
 
     async def __anext__(self) -> Message:
         """Return the next message."""
-        while not self._rest:
+        subscription = self._open()
+        while (message := subscription.next()) is None:
             batch = await self._next_batch(None)
             if batch is None:
                 raise StopAsyncIteration
-            self._rest = [*batch][::-1]
-        return self._rest.pop()
+            subscription.read(batch)
+        return message
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches as the leader leased them: the fastest way."""
@@ -573,11 +566,14 @@ class AsyncConsumer:
         `timeout`: None waits for ever, 0 not at all.
         """
         rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
-        if not self._rest:
-            within_s = None if timeout is None else timeout_s(timeout, zero=True)
+        within_s = None if timeout is None else timeout_s(timeout, zero=True)
+        subscription = self._open()
+        while not (messages := subscription.receive(max_messages)):
             batch = await self._next_batch(within_s)
-            self._rest = [] if batch is None else [*batch][::-1]
-        return take_rest(self._rest, max_messages)
+            if batch is None:
+                break
+            subscription.read(batch)
+        return messages
 
     async def _next_batch(self, within_s: float | None) -> Batch | None:
         """Return the next batch. None: none came in time, or the consumer was closed."""
@@ -615,8 +611,7 @@ class AsyncConsumer:
         self.closed = True
         if self._subscription is not None:
             within_s = self._call_s if timeout is None else timeout_s(timeout)
-            rest, self._rest = self._rest, []
-            await self._subscription.close(within_s, rest)
+            await self._subscription.close(within_s)
 
     async def _leave(self, within_s: float) -> None:
         with contextlib.suppress(TimerError):  # the error that ends the block matters more

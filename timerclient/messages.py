@@ -91,6 +91,11 @@ class Message:
         self._at = at
 
     @property
+    def batch(self) -> "Batch":
+        """What it was leased together with."""
+        return self._batch
+
+    @property
     def payload(self) -> bytes:
         """What was scheduled."""
         return self._batch.payload(self._at)
@@ -226,10 +231,13 @@ class Batch(Sequence[Message]):
         "queue_offsets",
         "raw_ids",
         "send_ack",
+        "stream_no",
     )
 
-    def __init__(self, columns: pb.Deliveries, send_ack: SendAck) -> None:
+    def __init__(self, columns: pb.Deliveries, send_ack: SendAck, stream_no: int = 0) -> None:
         self._columns = columns
+        self.stream_no = stream_no
+        """Of its consumer's streams, the one that it came by: its leases end with it."""
         self.send_ack = send_ack
         self.epoch = columns.epoch
         """The leadership that handed it out."""

@@ -9,6 +9,8 @@
   half a window at a time. A message counts as taken when its batch is.
 - **Epochs**: what carries an older epoch than one seen on this client is dropped and counted: a
   deposed leader handed it out, and the group gets it again from the new one.
+- **Streams**: when one breaks, the leader ends its leases. What came by it and the application has
+  not seen is dropped, too, and counted: the group gets it again, in its order.
 - **Acks** are sent as soon as fewer than `ack_requests_max` requests are unanswered, each with all
   acks of one lease that wait by then. They survive the stream: an unanswered one is sent again on
   the next, with the epoch and lease it came from; the answer to a repetition is ALREADY_ACKED.
@@ -202,7 +204,7 @@ class Subscription:
         arrived: Callable[[], None],
     ) -> None:
         self.dropped_stale = 0
-        """Messages dropped because a newer epoch was known."""
+        """Messages dropped because their leases were over: a newer epoch, or a broken stream."""
         self.leases_lost = 0
         """Acks that were refused because the message was somebody else's by then."""
         self.error: TimerError | None = None
@@ -220,7 +222,11 @@ class Subscription:
         self._lock = threading.Lock()
         self._kicked = False
         # Under the lock: from here
+        self._stream_no = 0
+        """Of the stream that is, or comes next; counted when one breaks."""
         self._inbox: deque[Batch] = deque()
+        self._rest: list[Message] = []
+        """What the application has not come to of the batch that it reads, in reverse."""
         self._outbox: list[Entry] = []
         # to here.
         self._packed: dict[int, AckCall] = {}
@@ -253,15 +259,56 @@ class Subscription:
             batch = None
             while self._inbox and batch is None:
                 batch = self._inbox.popleft()
-                self._credit.taken(len(batch))
-                if batch.epoch < self._nodes.epoch:
-                    self._credit.dropped(len(batch))
-                    self.dropped_stale += len(batch)
+                if self._stale(batch):
+                    self._drop(len(batch))
+                    self._credit.taken(len(batch))
                     batch = None
+                else:
+                    self._credit.taken(len(batch))
             due = self._credit.due()
         if due:
             self._kick()
         return batch
+
+    def read(self, batch: Batch) -> None:
+        """Let `next` and `receive` return the messages of a batch that was taken."""
+        with self._lock:
+            self._rest = [*batch][::-1]
+
+    def next(self) -> Message | None:
+        """Return the next message of the batch that is read. None: there is none any more."""
+        with self._lock:
+            due = self._drop_rest()
+            message = self._rest.pop() if self._rest else None
+        if due:
+            self._kick()
+        return message
+
+    def receive(self, max_messages: int) -> list[Message]:
+        """Return up to so many messages of the batch that is read; none as `next`."""
+        with self._lock:
+            due = self._drop_rest()
+            taken = self._rest[: -max_messages - 1 : -1]
+            del self._rest[len(self._rest) - len(taken) :]
+        if due:
+            self._kick()
+        return taken
+
+    def _drop_rest(self) -> bool:
+        """Drop what is left of a batch whose leases are over; return whether credit is due."""
+        if not self._rest or not self._stale(self._rest[-1].batch):
+            return False
+        self._drop(len(self._rest))
+        self._rest = []
+        return self._credit.due()
+
+    def _stale(self, batch: Batch) -> bool:
+        """Return whether its leases are known to be over: the group gets its messages again."""
+        return batch.stream_no != self._stream_no or batch.epoch < self._nodes.epoch
+
+    def _drop(self, n: int) -> None:
+        self._credit.dropped(n)
+        self.dropped_stale += n
 
     def ack(self, batch: Batch, offsets: Sequence[int], acking: Said, word: Word) -> None:
         """Send an ack, nack or extension soon; `acking` gets the answer."""
@@ -329,10 +376,8 @@ class Subscription:
         if self.error is not None:
             raise self.error
 
-    async def close(self, within_s: float, rest: Sequence[Message] = ()) -> None:
+    async def close(self, within_s: float) -> None:
         """Flush, then leave: what is leased and not acked goes to other consumers at once.
-
-        `rest`: of the last batch taken, what the application did not get to see.
 
         Raises:
             OutcomeUnknown: some acks were not answered in time; their futures say which.
@@ -342,16 +387,16 @@ class Subscription:
                 await self.flush(within_s)
                 with contextlib.suppress(TimerError, TimeoutError):
                     async with asyncio.timeout(min(within_s, LEAVE_S)):
-                        await self._give_back(rest)
+                        await self._give_back()
         finally:
             await self.abandon()
 
-    async def _give_back(self, rest: Sequence[Message]) -> None:
+    async def _give_back(self) -> None:
         """Let nothing more come; give back what nobody has seen of what came."""
         self._leaving = True
         self._changed.set()
         await self._left.wait()
-        for message in rest:
+        while (message := self.next()) is not None:
             _ = message.give_back()
         while (batch := self.take()) is not None:
             _ = batch.give_back()
@@ -370,6 +415,7 @@ class Subscription:
         with self._lock:
             self.over = True
             self._inbox.clear()
+            self._rest = []
         self.error = self.error or error
         self._pack()
         for call in (*self._packed.values(), *self._on_wire.values()):
@@ -444,6 +490,17 @@ class Subscription:
             finally:
                 self._left.set()
                 self._gone.set()
+                self._leases_ended()
+
+    def _leases_ended(self) -> None:
+        """The stream is gone: drop what nobody has seen, before the next one gets its credit."""
+        with self._lock:
+            self._stream_no += 1
+            stale = sum(map(len, self._inbox))
+            self._drop(stale)  # first: nobody may see an empty inbox as the end
+            self._credit.taken(stale)
+            self._inbox.clear()
+            self._drop_rest()
 
     async def _receive(self, stream: Any) -> None:
         while True:
@@ -472,7 +529,7 @@ class Subscription:
                 self._left.set()
 
     def _deliver(self, columns: pb.Deliveries) -> None:
-        batch = Batch(columns, self.ack)
+        batch = Batch(columns, self.ack, self._stream_no)
         self._nodes.epoch = max(self._nodes.epoch, batch.epoch)
         with self._lock:
             # Dropped, if its epoch is old, when it is taken: by then it may have become old, too.

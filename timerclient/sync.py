@@ -39,7 +39,6 @@ from timerclient.aio import (
     make_credit,
     make_opening,
     make_row,
-    take_rest,
 )
 from timerclient.background import Answer, Background, Budget, check_wait
 from timerclient.errors import Closed, TimerError
@@ -581,7 +580,6 @@ class Consumer:
         self._background = background
         self._call_s = client.within_s(None)
         self._arrived = threading.Event()
-        self._rest: list[Message] = []
         self.closed = False
         """It was closed, by its user or with the client."""
         self._subscription = background.call(self._open(client, opening, credit))
@@ -599,7 +597,7 @@ class Consumer:
 
     @property
     def dropped_stale(self) -> int:
-        """Messages dropped because they came from a leader that was known to be deposed."""
+        """Messages dropped unseen: their leases ended with their stream, or with their leader."""
         return self._subscription.dropped_stale
 
     @property
@@ -613,12 +611,12 @@ class Consumer:
 
     def __next__(self) -> Message:
         """Return the next message."""
-        while not self._rest:
+        while (message := self._subscription.next()) is None:
             batch = self._next_batch(None)
             if batch is None:
                 raise StopIteration
-            self._rest = [*batch][::-1]
-        return self._rest.pop()
+            self._subscription.read(batch)
+        return message
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over batches as the leader leased them: the fastest way."""
@@ -631,10 +629,13 @@ class Consumer:
         `timeout`: None waits for ever, 0 not at all.
         """
         rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
-        if not self._rest:
-            batch = self._next_batch(None if timeout is None else timeout_s(timeout, zero=True))
-            self._rest = [] if batch is None else [*batch][::-1]
-        return take_rest(self._rest, max_messages)
+        within_s = None if timeout is None else timeout_s(timeout, zero=True)
+        while not (messages := self._subscription.receive(max_messages)):
+            batch = self._next_batch(within_s)
+            if batch is None:
+                break
+            self._subscription.read(batch)
+        return messages
 
     def _next_batch(self, within_s: float | None) -> Batch | None:
         """Return the next batch. None: none came in time, or the consumer was closed."""
@@ -678,8 +679,7 @@ class Consumer:
         self._background.check()
         check_wait()
         self.closed = True
-        rest, self._rest = self._rest, []
-        self._background.call(self._subscription.close(within_s, rest))
+        self._background.call(self._subscription.close(within_s))
 
     def __enter__(self) -> Self:
         """Return the consumer."""

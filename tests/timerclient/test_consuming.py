@@ -197,6 +197,45 @@ async def test_unanswered_acks_are_resent_with_their_epoch_and_lease(
     assert first.lease_id > 0
 
 
+@pytest.mark.parametrize("max_messages", [None, 6])
+async def test_what_a_broken_stream_brought_is_dropped_unseen_and_comes_again_in_order(
+    cluster: Cluster, client: AsyncTimerClient, max_messages: int | None
+) -> None:
+    cluster.seed("orders", numbers(6))
+    cluster.deliver_max = 3
+    consumer = client.consumer("orders", "g", window=6, max_messages=max_messages)
+    async with consumer:
+        first = await anext(consumer)
+        await until(lambda: cluster.groups["orders", "g"].next == 6)
+        await until(lambda: consumer._open()._inbox)
+        cluster.on_ack = once("lose")
+        assert await first.ack() == AckResult.ALREADY_ACKED  # by the next stream, of the same epoch
+        again = [await anext(consumer) for _ in range(5)]
+        assert [(each.queue_offset, each.attempt) for each in again] == [
+            (at, 2) for at in range(1, 6)
+        ]
+        assert (consumer.dropped_stale, cluster.epoch) == (5, 1)
+        if max_messages is not None:
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer)
+
+
+async def test_batch_that_was_taken_as_its_stream_broke_is_not_read(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(3))
+    async with client.consumer("orders", "g", window=3) as consumer:
+        batch = await anext(aiter(consumer.batches()))
+        cluster.on_ack = once("lose")
+        await batch[0].ack()
+        subscription = consumer._open()
+        subscription.read(batch)
+        assert subscription.next() is None
+        subscription.read(batch)
+        assert subscription.receive(3) == []
+        assert [each.attempt for each in await consumer.receive(3)] == [2, 2]
+
+
 async def test_acks_that_wait_share_a_request(cluster: Cluster) -> None:
     cluster.seed("orders", numbers(100))
     settings = Settings(ack_requests_max=1)

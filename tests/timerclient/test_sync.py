@@ -106,6 +106,17 @@ def test_consumer_hands_over_messages_batches_and_timeouts(threaded: Threaded) -
             assert consumer.receive(timeout=0.02) == []
 
 
+def test_rest_of_a_batch_goes_with_its_stream(threaded: Threaded) -> None:
+    cluster = threaded.cluster
+    cluster.seed("orders", [b"%d" % i for i in range(6)])
+    with connect(threaded) as client, client.consumer("orders", "g", window=6) as consumer:
+        lost: list[str | None] = ["lose"]
+        cluster.on_ack = lambda _: lost.pop() if lost else None
+        assert next(consumer).ack().result(60) == AckResult.ALREADY_ACKED
+        [one] = consumer.receive()
+        assert [(m.queue_offset, m.attempt) for m in (one, next(consumer))] == [(1, 2), (2, 2)]
+
+
 def test_consumer_is_woken_by_a_close_from_another_thread(threaded: Threaded) -> None:
     with connect(threaded) as client:
         consumer = client.consumer("orders", "g")
