@@ -6,10 +6,11 @@ One loop for all, in a daemon thread that begins with the first client and stays
 """
 
 import asyncio
+import logging
 import os
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from timerclient.errors import Closed, Overloaded
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger(__name__)
 _loop_lock = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 """Process id -> the loop of all its clients: one, and it stays.
@@ -64,7 +66,25 @@ def check_wait() -> None:
 
 
 class Answer(Future[T]):
-    """A future that is not waited for where its outcome would have to arrive."""
+    """A future that is not waited for where its outcome would have to arrive.
+
+    Nor does what its callbacks raise there end that thread: it is all clients'.
+    """
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call `fn` with the future once it is done; what it raises then is logged."""
+
+        def called(future: Future[T]) -> None:
+            try:
+                fn(future)
+            except Exception:  # is logged by concurrent.futures
+                raise
+            except BaseException:
+                if not is_here():
+                    raise
+                _LOG.exception("a future's callback wanted to end the clients' thread")
+
+        super().add_done_callback(called)
 
     def result(self, timeout: float | None = None) -> T:
         """Return the result; see concurrent.futures.

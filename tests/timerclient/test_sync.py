@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -281,6 +282,37 @@ def test_callback_submits_and_is_refused_what_would_wait(threaded: Threaded) -> 
         assert client.schedule("orders", b"still", delay=60).id
         assert b"now" not in [row.payload for row in threaded.cluster.rows]
         assert not consumer.closed
+
+
+def test_callback_that_exits_is_logged_and_ends_nothing(
+    threaded: Threaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    threaded.cluster.seed("orders", [b"p"])
+
+    def leave(_: object) -> None:
+        sys.exit("enough")
+
+    with connect(threaded) as client, client.consumer("orders", "g") as consumer:
+        attached = threading.Event()
+        threaded.cluster.on_schedule = lambda _: _after(attached)
+        submitted = client.submit("orders", b"first", delay=60)
+        submitted.add_done_callback(leave)
+        attached.set()
+        assert submitted.result(60).id
+        assert client.status().cluster_id == "fake"
+        assert client.schedule("orders", b"then", delay=60).id
+        attached.clear()
+        threaded.cluster.on_ack = lambda _: _after(attached)
+        acking = next(consumer).ack()
+        acking.add_done_callback(leave)
+        attached.set()
+        assert acking.result(60) == AckResult.ACKED
+        consumer.flush()
+        with pytest.raises(SystemExit):  # it is done: this is the caller's own thread
+            acking.add_done_callback(leave)
+    assert [r.getMessage() for r in caplog.records].count(
+        "a future's callback wanted to end the clients' thread"
+    ) == 2
 
 
 def _after(event: threading.Event) -> None:
