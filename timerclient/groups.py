@@ -171,7 +171,8 @@ class GroupCalls(Existing):
         counts those that stay, as they name no topic that is there: it was deleted, or it is
         `topic` itself, or none is named. Who makes a deleted topic again can redrive its letters.
         If it fails on the way, the error's `done` says how many were sent; to call it again sends
-        none twice.
+        none twice. With `max_messages` a request whose answer was lost is not sent again, as the
+        next would send others: never more than so many are sent.
 
         Raises:
             NotFound: there is no such topic, or it has no dead letters.
@@ -189,13 +190,14 @@ class GroupCalls(Existing):
             size = min(wanted - sent, REDRIVE_MAX)
             request = pb.RedriveRequest(topic=name, max_messages=size)
             with part_of(sent, sent):
-                answer = await self._redrive(request, doubts)
+                answer = await self._redrive(request, doubts, repeatable=max_messages is None)
             sent += answer.redriven
             homeless += answer.homeless
             if answer.HasField("error"):
                 error = from_wire(answer.error)
                 doubts += [] if error.outcome_known else [None]
-                if not error.retryable:
+                lost = max_messages is not None and not error.outcome_known
+                if lost or not error.retryable:
                     with part_of(sent, sent):
                         raise error
             left = min(left, answer.left)  # what came meanwhile is behind it
@@ -211,10 +213,13 @@ class GroupCalls(Existing):
         redriven.homeless = min(homeless, left)
         return redriven
 
-    async def _redrive(self, request: pb.RedriveRequest, doubts: list[None]) -> pb.RedriveResponse:
+    async def _redrive(
+        self, request: pb.RedriveRequest, doubts: list[None], *, repeatable: bool
+    ) -> pb.RedriveResponse:
         return await self.nodes().call(
             lambda node: lambda: node.admin.Redrive(request),
             within_s=self.within_s(None),
+            repeatable=repeatable,
             on_doubt=lambda: doubts.append(None),
         )
 

@@ -96,6 +96,8 @@ class Cluster:
     """After so many redrives all leases end, as after a failover."""
     redrive_errors: list[pb.Error | None] = field(default_factory=list)
     """What the next redrives say besides their counts."""
+    lost_redrives: int = 0
+    """Of so many redrives the answers are lost."""
     settings: list[pb.GroupSettings] = field(default_factory=list)
     """Of groups, as they were asked for."""
     seeks: list[pb.SeekGroupRequest] = field(default_factory=list)
@@ -504,6 +506,9 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         cluster.dead_letters -= moved
         why = cluster.redrive_errors.pop(0) if cluster.redrive_errors else None
         left = cluster.dead_letters + cluster.homeless
+        if cluster.lost_redrives > 0:
+            cluster.lost_redrives -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
         return pb.RedriveResponse(redriven=moved, left=left, error=why, homeless=homeless)
 
     async def TransferLeadership(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -341,6 +341,22 @@ async def test_deletion_whose_answer_was_lost_is_done(
     assert cluster.deleted == ["g"]
 
 
+async def test_redrive_of_so_many_is_not_sent_again_once_an_answer_was_lost(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.lost_redrives = 1
+    with pytest.raises(errors.OutcomeUnknown):
+        await client.redrive("orders.g.dead", 30)
+    assert cluster.dead_letters == 220
+    cluster.redrive_errors = [wire_error(pb.COMMIT_TIMEOUT)]
+    with pytest.raises(errors.OutcomeUnknown) as caught:
+        await client.redrive("orders.g.dead", 150)
+    assert (caught.value.done, cluster.dead_letters) == (100, 120)
+    cluster.lost_redrives = 1
+    redriven = await client.redrive("orders.g.dead")  # all: what is sent again harms nobody
+    assert (redriven, redriven.exact, cluster.dead_letters) == (20, False, 0)
+
+
 async def test_seek_needs_exactly_one_place(cluster: Cluster, client: AsyncTimerClient) -> None:
     wrong: list[dict[str, Any]] = [
         {},
