@@ -54,6 +54,16 @@ def is_here() -> bool:
         return False
 
 
+def check_process(pid: int) -> None:
+    """Refuse to use a client where its thread is not.
+
+    Raises:
+        RuntimeError: this process was forked off the one, `pid`, that made it.
+    """
+    if os.getpid() != pid:
+        raise RuntimeError("this client was made before a fork; make one per process")
+
+
 def check_wait() -> None:
     """Refuse to wait on that thread.
 
@@ -117,8 +127,7 @@ class Background:
         Raises:
             RuntimeError: this process was forked off the one that made it.
         """
-        if os.getpid() != self._pid:
-            raise RuntimeError("this client was made before a fork; make one per process")
+        check_process(self._pid)
 
     def check(self) -> None:
         """Refuse to be used any more, or where the thread is not.

@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from timerclient import errors
+from timerclient.background import check_process
 from timerclient.errors import (
     Closed,
     ConnectionLost,
@@ -251,10 +252,12 @@ class Subscription:
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._ended)
 
-    # ---- for any thread
+    # ---- for any thread of the process that made it; another one is told so (a RuntimeError),
+    # before it waits for a lock that was held when it was forked
 
     def take(self) -> Batch | None:
         """Return the next batch that has arrived. None: there is none."""
+        check_process(self._nodes.pid)
         with self._lock:
             batch = None
             while self._inbox and batch is None:
@@ -277,6 +280,7 @@ class Subscription:
 
     def next(self) -> Message | None:
         """Return the next message of the batch that is read. None: there is none any more."""
+        check_process(self._nodes.pid)
         with self._lock:
             due = self._drop_rest()
             message = self._rest.pop() if self._rest else None
@@ -286,6 +290,7 @@ class Subscription:
 
     def receive(self, max_messages: int) -> list[Message]:
         """Return up to so many messages of the batch that is read; none as `next`."""
+        check_process(self._nodes.pid)
         with self._lock:
             due = self._drop_rest()
             taken = self._rest[: -max_messages - 1 : -1]
@@ -312,6 +317,7 @@ class Subscription:
 
     def ack(self, batch: Batch, offsets: Sequence[int], acking: Said, word: Word) -> None:
         """Send an ack, nack or extension soon; `acking` gets the answer."""
+        check_process(self._nodes.pid)
         acking.set_running_or_notify_cancel()
         with self._lock:
             over = self.over

@@ -404,6 +404,32 @@ def test_process_forked_off_one_with_an_open_client_is_told_so(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_message_of_another_process_refuses_to_be_acked(
+    threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threaded.cluster.seed("orders", [b"p", b"q"])
+    pid = os.getpid()
+    with connect(threaded) as client, client.consumer("orders", "g") as consumer:
+        message = next(consumer)
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: pid + 1)
+            for use in (
+                message.ack,
+                message.ack_up_to,
+                message.nack,
+                message.give_back,
+                message.extend,
+                message.batch.ack,
+                lambda: next(consumer),
+                consumer.receive,
+            ):
+                with pytest.raises(RuntimeError, match="made before a fork"):
+                    use()
+        assert message.ack().result(60) == AckResult.ACKED
+    assert len(threaded.cluster.acks) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_client_of_another_process_refuses_to_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
     with (
