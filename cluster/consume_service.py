@@ -333,6 +333,8 @@ class _Stream:
                 while self._unread_acks > UNREAD_ACKS_MAX:
                     self._read.clear()
                     await self._read.wait()
+                if self.ended is not None:
+                    break
                 kind = request.WhichOneof("kind")
                 if kind == "credit":
                     self.credit(request.credit)
@@ -350,7 +352,7 @@ class _Stream:
             self._end_if_answered()
 
     def _end_if_answered(self) -> None:
-        if not self._reading and not self._acking:
+        if (self.ended is not None or not self._reading) and not self._acking:
             self._put(None, 0)
 
     def _settle(self, request: Settlement) -> None:
@@ -395,9 +397,16 @@ class _Stream:
         return response
 
     def end(self, why: TimerError) -> None:
-        """Close the stream with an error, after what is in the outbox."""
+        """Close the stream with an error, after what is in the outbox.
+
+        Acks on their way are answered before; not by a leader that is deposed, as its consumers
+        have another one to go to.
+        """
         self.ended = self.ended or why
-        self._put(None, 0)
+        if isinstance(why, NotLeader):
+            self._put(None, 0)
+        else:
+            self._end_if_answered()
 
     def close(self) -> None:
         """Leave the group; what was held goes back at once."""

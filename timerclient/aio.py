@@ -606,7 +606,8 @@ class AsyncConsumer:
         What was fetched ahead has not failed by that; what is unacked otherwise has.
 
         Raises:
-            OutcomeUnknown: some acks were not answered in time; their futures say which.
+            OutcomeUnknown: some acks were not answered in time, or failed as it ended by an error;
+                their futures say which.
         """
         self.closed = True
         if self._subscription is not None:

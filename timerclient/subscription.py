@@ -39,6 +39,7 @@ from timerclient.errors import (
     LeadershipLost,
     LeaseLost,
     NotDelivered,
+    NotFound,
     NotReady,
     OutcomeUnknown,
     TimerError,
@@ -230,6 +231,8 @@ class Subscription:
         """What the application has not come to of the batch that it reads, in reverse."""
         self._outbox: list[Entry] = []
         # to here.
+        self._unconfirmed = 0
+        """Acks that failed unanswered as this ended, and that `close` has not told of yet."""
         self._packed: dict[int, AckCall] = {}
         """To be sent, by request_no, in that order."""
         self._on_wire: dict[int, AckCall] = {}
@@ -324,7 +327,8 @@ class Subscription:
             if not over:
                 self._outbox.append((batch, offsets, acking, word))
         if over:
-            acking.set_exception(Closed("the consumer is closed"))
+            gone = self.error if isinstance(self.error, NotFound) else None
+            acking.set_exception(gone or Closed("the consumer is closed"))
         else:
             self._kick()
 
@@ -386,16 +390,25 @@ class Subscription:
         """Flush, then leave: what is leased and not acked goes to other consumers at once.
 
         Raises:
-            OutcomeUnknown: some acks were not answered in time; their futures say which.
+            OutcomeUnknown: some acks were not answered, in time or before the consumer ended by
+                itself; their futures say which. It is told once.
         """
         try:
             if not self.over:
-                await self.flush(within_s)
+                try:
+                    await self.flush(within_s)
+                except TimerError as error:
+                    if error is not self.error:  # of that the acks are told
+                        raise
                 with contextlib.suppress(TimerError, TimeoutError):
                     async with asyncio.timeout(min(within_s, LEAVE_S)):
                         await self._give_back()
         finally:
             await self.abandon()
+            unconfirmed, self._unconfirmed = self._unconfirmed, 0
+        if unconfirmed:
+            text = f"the consumer ended with {unconfirmed} acks unconfirmed"
+            raise OutcomeUnknown(f"{text}: {self.error}" if self.error else text) from self.error
 
     async def _give_back(self) -> None:
         """Let nothing more come; give back what nobody has seen of what came."""
@@ -419,13 +432,18 @@ class Subscription:
 
     def _finish(self, error: TimerError | None) -> None:
         with self._lock:
+            self.error = self.error or error
             self.over = True
             self._inbox.clear()
             self._rest = []
-        self.error = self.error or error
         self._pack()
-        for call in (*self._packed.values(), *self._on_wire.values()):
-            if call.sent:
+        calls = [*self._packed.values(), *self._on_wire.values()]
+        acks = (call for call in calls if call.word.kind == "ack")
+        self._unconfirmed += sum(len(call.request.offsets) for call in acks)
+        for call in calls:
+            if isinstance(self.error, NotFound):  # the group is gone, and all acks with it
+                call.fail(self.error)
+            elif call.sent:
                 call.fail(OutcomeUnknown("the consumer ended before the ack was answered"))
             else:
                 call.fail(Closed("the consumer ended before the ack was sent"))

@@ -671,7 +671,8 @@ class Consumer:
         """Confirm all acks, then leave the group: see AsyncConsumer.close.
 
         Raises:
-            OutcomeUnknown: some acks were not answered in time; their futures say which.
+            OutcomeUnknown: some acks were not answered in time, or failed as it ended by an error;
+                their futures say which.
         """
         if self.closed:
             return

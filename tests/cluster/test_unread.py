@@ -1,4 +1,4 @@
-"""A consumer that asks and does not read takes a bounded part of the leader's memory."""
+"""Answers that a leader owes a consumer: few, if it does not read; all, before its stream ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,6 +10,7 @@ import pytest
 
 from cluster import consume_service
 from cluster.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
+from timer.errors import GroupDeleted, NotLeader
 from timerclient.proto import timer_pb2 as pb
 
 ASKED = 3 * UNREAD_ACKS_MAX // ANSWER_OFFSETS
@@ -53,5 +54,54 @@ def test_answers_that_nobody_reads_hold_up_the_requests(
             answers += 1
         await reading
         assert (read, answers) == (ASKED, ASKED)
+
+    asyncio.run(scenario())
+
+
+def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting: list[Callable[[object], None]] = []
+    monkeypatch.setattr(consume_service, "settle", lambda *given: waiting.append(given[-1]))
+
+    async def requests() -> AsyncIterator[pb.ConsumeRequest]:
+        for request_no in (1, 2):
+            yield pb.ConsumeRequest(ack=pb.AckRequest(request_no=request_no))
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
+        nothing: Any = SimpleNamespace(credit=0, paused=False)
+        stream = _Stream(host, nothing, nothing, nothing, 0)
+        reading = asyncio.ensure_future(stream.read(requests()))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(waiting) == 2
+        gone = GroupDeleted("orders", "g")
+        stream.end(gone)
+        for done in waiting:
+            done(gone)
+        for request_no in (1, 2):
+            answer = await stream.next()
+            assert answer is not None
+            assert answer.acked.request_no == request_no
+            assert answer.acked.error.reason == pb.NOT_FOUND
+        assert await stream.next() is None
+        assert stream.ended is gone
+        reading.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_service, "settle", lambda *_: None)
+
+    async def scenario() -> None:
+        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
+        nothing: Any = SimpleNamespace(credit=0, paused=False)
+        stream = _Stream(host, nothing, nothing, nothing, 0)
+        stream._settle(pb.AckRequest(request_no=1))
+        stream.end(NotLeader("n2:7401"))
+        assert await stream.next() is None
 
     asyncio.run(scenario())

@@ -112,6 +112,8 @@ class Cluster:
     on_schedule: OnSchedule = lambda _: None
     on_ack: Callable[[Settlement], "pb.Error | str | None"] = lambda _: None
     on_cancel: Callable[[], "pb.Error | str | None"] = lambda: None
+    gone: pb.Error | None = None
+    """With this the streams end that are broken. None: the connection breaks."""
     hold: asyncio.Event | None = None
     """Answers wait for it. None: they don't."""
     wake: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -372,6 +374,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
                 await self._alive()
                 if not self.leads:
                     await refuse(context, self._not_leader(), grpc.StatusCode.FAILED_PRECONDITION)
+                if session.broken and cluster.gone is not None:
+                    await refuse(context, cluster.gone, grpc.StatusCode.NOT_FOUND)
                 if session.broken:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
                 answer = session.next()
