@@ -17,7 +17,7 @@ A client belongs to the event loop that it is used on first.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -29,7 +29,7 @@ from timerclient.errors import Closed, InvalidRequest, TimerError
 from timerclient.existing import Seconds, timeout_s
 from timerclient.groups import STARTS
 from timerclient.messages import Batch, Message
-from timerclient.nodes import Dial, Node, Nodes, check_not_forked, parse_addresses, tcp
+from timerclient.nodes import Dial, Method, Nodes, check_not_forked, parse_addresses, tcp
 from timerclient.producer import Call, Producer, Row, encode_rows
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import Headers, NewTimer, When, WhenMany
@@ -272,7 +272,8 @@ class AsyncTimerClient(TopicCalls):
         request = pb.ScheduleRequest.FromString(body)
         request.request_id = rows.request_name(request_id)
         answer = await self.nodes().call(
-            lambda node: lambda: node.timers.Schedule(request), within_s=self.within_s(timeout)
+            lambda node, left_s: node.timers.Schedule(request, timeout=left_s),
+            within_s=self.within_s(timeout),
         )
         return Outcome(answer.timer_ids, answer.duplicate, answer.results, answer.other_ids)
 
@@ -316,18 +317,23 @@ class AsyncTimerClient(TopicCalls):
     async def status(self, *, local: bool = False) -> pb.GetStatusResponse:
         """Return the status of the cluster as the first node that answers sees it."""
         request = pb.GetStatusRequest(local=local)
-        return await self._anywhere(lambda node: lambda: node.admin.GetStatus(request))
+        return await self._anywhere(
+            lambda node, left_s: node.admin.GetStatus(request, timeout=left_s)
+        )
 
     async def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:
         """Return the nodes' checkpoints and the shared one, from the first node that answers."""
         request = pb.GetCheckpointRequest(local=local)
-        return await self._anywhere(lambda node: lambda: node.admin.GetCheckpoint(request))
+        return await self._anywhere(
+            lambda node, left_s: node.admin.GetCheckpoint(request, timeout=left_s)
+        )
 
     async def topics(self) -> list[pb.TopicStatus]:
         """Return all topics with their groups, as the leader has them."""
         request = pb.ListTopicsRequest()
         answer = await self.nodes().call(
-            lambda node: lambda: node.admin.ListTopics(request), within_s=self._call_s
+            lambda node, left_s: node.admin.ListTopics(request, timeout=left_s),
+            within_s=self._call_s,
         )
         return list(answer.topics)
 
@@ -336,7 +342,8 @@ class AsyncTimerClient(TopicCalls):
         rows.utf8("topic", topic)
         request = pb.CreateTopicRequest(topic=topic)
         answer = await self.nodes().call(
-            lambda node: lambda: node.admin.CreateTopic(request), within_s=self._call_s
+            lambda node, left_s: node.admin.CreateTopic(request, timeout=left_s),
+            within_s=self._call_s,
         )
         return answer.topic_id
 
@@ -345,7 +352,7 @@ class AsyncTimerClient(TopicCalls):
         rows.utf8("target", target)
         request = pb.TransferLeadershipRequest(target=target)
         await self.nodes().call(
-            lambda node: lambda: node.admin.TransferLeadership(request),
+            lambda node, left_s: node.admin.TransferLeadership(request, timeout=left_s),
             within_s=self._call_s,
             repeatable=False,
         )
@@ -353,7 +360,9 @@ class AsyncTimerClient(TopicCalls):
     async def members(self) -> pb.ListMembersResponse:
         """Return the voters and the learners that answer."""
         request = pb.ListMembersRequest()
-        return await self._anywhere(lambda node: lambda: node.admin.ListMembers(request))
+        return await self._anywhere(
+            lambda node, left_s: node.admin.ListMembers(request, timeout=left_s)
+        )
 
     async def change_members(self, change: str, name: str) -> pb.ListMembersResponse:
         """Let a learner become a voter (`add`, `replace`) or a voter a learner (`remove`).
@@ -365,7 +374,7 @@ class AsyncTimerClient(TopicCalls):
         rows.utf8("name", name)
         request = pb.ChangeMembersRequest(change=rows.choice("change", change, CHANGES), name=name)
         return await self.nodes().call(
-            lambda node: lambda: node.admin.ChangeMembers(request),
+            lambda node, left_s: node.admin.ChangeMembers(request, timeout=left_s),
             within_s=self._call_s,
             repeatable=False,
         )
@@ -380,7 +389,8 @@ class AsyncTimerClient(TopicCalls):
         """
         request = pb.DescribePoliciesRequest(scope=policies.scope(namespace, topic))
         return await self.nodes().call(
-            lambda node: lambda: node.admin.DescribePolicies(request), within_s=self._call_s
+            lambda node, left_s: node.admin.DescribePolicies(request, timeout=left_s),
+            within_s=self._call_s,
         )
 
     async def alter_policies(
@@ -403,12 +413,12 @@ class AsyncTimerClient(TopicCalls):
         scope, policy = policies.scope(namespace, topic), policies.policy(said)
         request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=unset)
         return await self.nodes().call(
-            lambda node: lambda: node.admin.AlterPolicies(request),
+            lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s),
             within_s=self._call_s,
             repeatable=False,
         )
 
-    async def _anywhere(self, method: Callable[[Node], Callable[[], Awaitable[T]]]) -> T:
+    async def _anywhere(self, method: Method[T]) -> T:
         return await self.nodes().anywhere(method, within_s=self._call_s)
 
     # ---- life

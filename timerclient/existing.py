@@ -4,7 +4,6 @@ import threading
 from abc import abstractmethod
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -17,7 +16,7 @@ from typing import Any, Final, TypeVar, Unpack
 
 from timerclient import ids, pending, rows
 from timerclient.errors import InvalidRequest, TimerError, as_unknown
-from timerclient.nodes import Node, Nodes
+from timerclient.nodes import Method, Nodes
 from timerclient.pending import Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
@@ -89,16 +88,16 @@ def no_timer(timer: TimerLike | None) -> None:
         )
 
 
-def cancelling(request: pb.CancelRequest) -> Callable[[Node], Awaitable[pb.CancelResponse]]:
+def cancelling(request: pb.CancelRequest) -> Method[pb.CancelResponse]:
     """Return what asks a node to cancel."""
-    return lambda node: node.timers.Cancel(request)
+    return lambda node, left_s: node.timers.Cancel(request, timeout=left_s)
 
 
 def rescheduling(
     request: pb.RescheduleRequest,
-) -> Callable[[Node], Awaitable[pb.RescheduleResponse]]:
+) -> Method[pb.RescheduleResponse]:
     """Return what asks a node to reschedule."""
-    return lambda node: node.timers.Reschedule(request)
+    return lambda node, left_s: node.timers.Reschedule(request, timeout=left_s)
 
 
 def set_times(request: pb.RescheduleRequest, times: Mapping[str, Sequence[int]]) -> None:
@@ -319,7 +318,7 @@ class Existing:
     async def _page_by_page(
         self,
         request: pb.CancelRequest | pb.RescheduleRequest,
-        method: Callable[[Node], Awaitable[T]],
+        method: Method[T],
         count_of: Callable[[T], int],
         timeout: Seconds | None,  # noqa: ASYNC109
     ) -> Changed:
@@ -360,7 +359,9 @@ class Existing:
             request = pb.GetTimerRequest(topic=topic or "", key=key)
         else:
             request = pb.GetTimerRequest(timer_id=raw_ids([the_timer(timer)]))
-        answer = await self._call(lambda node: node.timers.GetTimer(request), timeout)
+        answer = await self._call(
+            lambda node, left_s: node.timers.GetTimer(request, timeout=left_s), timeout
+        )
         return pending.info(answer, request.timer_id)
 
     async def list_timers(
@@ -400,7 +401,9 @@ class Existing:
         """
         request = pb.ListTimersRequest(filter=pending.where(topic, where), page_token=token)
         rows.put(request, "page_size", page_size)
-        answer = await self._call(lambda node: node.timers.ListTimers(request), timeout)
+        answer = await self._call(
+            lambda node, left_s: node.timers.ListTimers(request, timeout=left_s), timeout
+        )
         return [*pending.infos(topic, answer.timers)], answer.next_page_token
 
     async def count_timers(
@@ -412,12 +415,14 @@ class Existing:
         """Return how many timers of a topic are pending, and how soon they are due."""
         rows.utf8("topic", topic)
         request = pb.CountTimersRequest(topic=topic)
-        answer = await self._call(lambda node: node.timers.CountTimers(request), timeout)
+        answer = await self._call(
+            lambda node, left_s: node.timers.CountTimers(request, timeout=left_s), timeout
+        )
         return pending.counts(answer)
 
     async def _call(
         self,
-        method: Callable[[Node], Awaitable[T]],
+        method: Method[T],
         timeout: Seconds | None,  # noqa: ASYNC109
         *,
         repeatable: bool = True,
@@ -425,7 +430,7 @@ class Existing:
     ) -> T:
         """Return the leader's answer to a unary call; see Nodes.call."""
         return await self.nodes().call(
-            lambda node: lambda: method(node),
+            method,
             within_s=self.within_s(timeout),
             repeatable=repeatable,
             on_doubt=on_doubt,

@@ -1,13 +1,13 @@
 """The part of the client that is about consumer groups: their life, and their dead letters."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 from timerclient import rows
 from timerclient.errors import InvalidRequest, NotFound, from_wire
 from timerclient.existing import Existing, Seconds, part_of
-from timerclient.nodes import Node
+from timerclient.nodes import Method
 from timerclient.pending import Redriven
 from timerclient.proto import timer_pb2 as pb
 
@@ -87,7 +87,9 @@ class GroupCalls(Existing):
             start=rows.choice("start", start, STARTS),
             settings=encode_options(options),
         )
-        return await self._admin(lambda node: lambda: node.admin.CreateGroup(request))
+        return await self._admin(
+            lambda node, left_s: node.admin.CreateGroup(request, timeout=left_s)
+        )
 
     async def alter_group(
         self, topic: str, group: str, **options: Unpack[GroupOptions]
@@ -103,7 +105,9 @@ class GroupCalls(Existing):
             group=rows.utf8("group", group).decode(),
             settings=encode_options(options),
         )
-        return await self._admin(lambda node: lambda: node.admin.AlterGroup(request))
+        return await self._admin(
+            lambda node, left_s: node.admin.AlterGroup(request, timeout=left_s)
+        )
 
     async def seek_group(
         self,
@@ -137,7 +141,7 @@ class GroupCalls(Existing):
             request.time_ms = rows.instant_ms("time", time)
         else:
             request.start = rows.choice("start", start, STARTS)
-        return await self._admin(lambda node: lambda: node.admin.SeekGroup(request))
+        return await self._admin(lambda node, left_s: node.admin.SeekGroup(request, timeout=left_s))
 
     async def reset_group(self, topic: str, group: str) -> pb.GroupStatus:
         """Let a group begin anew with the earliest message that its topic keeps: see seek_group."""
@@ -155,7 +159,7 @@ class GroupCalls(Existing):
         doubts: list[None] = []
         try:
             await self.nodes().call(
-                lambda node: lambda: node.admin.DeleteGroup(request),
+                lambda node, left_s: node.admin.DeleteGroup(request, timeout=left_s),
                 within_s=self.within_s(None),
                 on_doubt=lambda: doubts.append(None),
             )
@@ -217,13 +221,13 @@ class GroupCalls(Existing):
         self, request: pb.RedriveRequest, doubts: list[None], *, repeatable: bool
     ) -> pb.RedriveResponse:
         return await self.nodes().call(
-            lambda node: lambda: node.admin.Redrive(request),
+            lambda node, left_s: node.admin.Redrive(request, timeout=left_s),
             within_s=self.within_s(None),
             repeatable=repeatable,
             on_doubt=lambda: doubts.append(None),
         )
 
-    async def _admin(self, method: Callable[[Node], Callable[[], Awaitable[T]]]) -> T:
+    async def _admin(self, method: Method[T]) -> T:
         return await self.nodes().call(method, within_s=self.within_s(None))
 
 

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -83,6 +84,16 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self.address})"
+
+
+Method = Callable[[Node, float], Awaitable[T]]
+"""A call of a node, with the seconds that the node may take."""
+
+LATER_S: Final = 1.0
+"""A node is given so much longer than is left: the caller's own clock ends the call, and the node
+does not go on with what nobody waits for."""
+DEADLINE_S_MAX: Final = 365 * 86_400.0
+"""No message carries a longer deadline; without one the nodes assume ten seconds."""
 
 
 class Pauses:
@@ -315,7 +326,7 @@ class Nodes:
 
     async def call(
         self,
-        method: Callable[[Node], Callable[[], Awaitable[T]]],
+        method: Method[T],
         *,
         within_s: float,
         repeatable: bool = True,
@@ -332,6 +343,8 @@ class Nodes:
             TimerError: it was refused.
         """
         pauses = Pauses(self.settings, self.rng)
+        now = asyncio.get_running_loop().time
+        until_s = now() + within_s
         in_doubt = asking = False
         last: TimerError | None = None
         try:
@@ -343,7 +356,8 @@ class Nodes:
                         raise (errors.as_unknown(error) if in_doubt else error) from None
                     asking = True
                     try:
-                        answer = await self.attempt(node, method(node))
+                        call = partial(method, node, deadline_s(until_s - now()))
+                        answer = await self.attempt(node, call)
                     except TimerError as error:
                         asking = False
                         if not error.outcome_known or isinstance(error, Closed):
@@ -364,9 +378,7 @@ class Nodes:
         except TimeoutError:
             raise out_of_time(within_s, last or self.last_error, sent=in_doubt or asking) from None
 
-    async def anywhere(
-        self, method: Callable[[Node], Callable[[], Awaitable[T]]], *, within_s: float
-    ) -> T:
+    async def anywhere(self, method: Method[T], *, within_s: float) -> T:
         """Return the answer of the first node that gives one to a reading call; ask each once.
 
         Raises:
@@ -376,7 +388,8 @@ class Nodes:
         for address in self._addresses:
             try:
                 async with asyncio.timeout(each_s):
-                    return await _awaited(method(self.node(address)))
+                    call = partial(method, self.node(address), deadline_s(each_s))
+                    return await _awaited(call)
             except TimeoutError:
                 self.last_error = Unreachable(f"{address}: no answer within {each_s:g} s")
             except TimerError as error:
@@ -400,6 +413,11 @@ def parse_addresses(cluster: str | Sequence[str]) -> list[str]:
         if not host or not port.isdecimal():
             raise InvalidRequest.of("cluster", address, "must be host:port")
     return addresses
+
+
+def deadline_s(left_s: float) -> float:
+    """Return the seconds that a node gets for a call that has so many left."""
+    return min(left_s + LATER_S, DEADLINE_S_MAX)
 
 
 def out_of_time(within_s: float, last: TimerError | None, *, sent: bool) -> TimerError:

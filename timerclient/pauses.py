@@ -42,7 +42,7 @@ class PauseCalls(GroupCalls):
         scope = pb.PolicyScope(topic=rows.name("topic", topic))
         request = pb.AlterPoliciesRequest(scope=scope, set=policies.policy(said), existing=True)
         return await self.nodes().call(
-            lambda node: lambda: node.admin.AlterPolicies(request),
+            lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s),
             within_s=self.within_s(None),
             repeatable=False,
         )

@@ -37,7 +37,7 @@ class SeenCalls(PauseCalls):
         """
         request = pb.TellStoryRequest(timer_id=raw_ids([timer]))
 
-        async def read(node: Node) -> Story:
+        async def read(node: Node, _: float) -> Story:
             story = Story([], pb.StoryEnd())
             async for answer in node.timers.TellStory(request):
                 story.events.extend(answer.events)
@@ -46,7 +46,7 @@ class SeenCalls(PauseCalls):
             return story
 
         within_s = self.within_s(timeout)
-        return await self.nodes().call(lambda node: lambda: read(node), within_s=within_s)
+        return await self.nodes().call(read, within_s=within_s)
 
     async def describe_topic(self, topic: str) -> pb.TopicStatus:
         """Return a topic with its groups, their lag, and how late its timers fire and arrive.
@@ -55,7 +55,9 @@ class SeenCalls(PauseCalls):
             NotFound: there is no such topic.
         """
         request = pb.ListTopicsRequest(topic=rows.name("topic", topic), lateness=True)
-        answer = await self._admin(lambda node: lambda: node.admin.ListTopics(request))
+        answer = await self._admin(
+            lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)
+        )
         return answer.topics[0]
 
     async def producers(self) -> list[pb.ProducerStatus]:
@@ -80,7 +82,9 @@ class SeenCalls(PauseCalls):
         return answer.producers[0]
 
     async def _producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
-        return await self._admin(lambda node: lambda: node.admin.ListProducers(request))
+        return await self._admin(
+            lambda node, left_s: node.admin.ListProducers(request, timeout=left_s)
+        )
 
 
 class SeenFront(PauseFront):

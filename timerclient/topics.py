@@ -48,7 +48,7 @@ class TopicCalls(SeenCalls):
         doubts: list[None] = []
         try:
             return await self.nodes().call(
-                lambda node: lambda: node.admin.DeleteTopic(request),
+                lambda node, left_s: node.admin.DeleteTopic(request, timeout=left_s),
                 within_s=self.within_s(None),
                 on_doubt=lambda: doubts.append(None),
             )
@@ -60,7 +60,9 @@ class TopicCalls(SeenCalls):
     async def namespaces(self) -> list[Namespace]:
         """Return all namespaces, by name: those that have a topic, or a policy."""
         topics = defaultdict[str, list[pb.TopicStatus]](list)
-        answer = await self._admin(lambda node: lambda: node.admin.ListTopics(_ALL_TOPICS))
+        answer = await self._admin(
+            lambda node, left_s: node.admin.ListTopics(_ALL_TOPICS, timeout=left_s)
+        )
         for topic in answer.topics:
             topics[namespace_of(topic.name)].append(topic)
         of_cluster = await self._said_of(pb.PolicyScope())
@@ -117,16 +119,22 @@ class TopicCalls(SeenCalls):
         )
         if found.policy:
             with part_of(gone, len(gone)):
-                await self._admin(lambda node: lambda: node.admin.AlterPolicies(request))
+                await self._admin(
+                    lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s)
+                )
         return gone
 
     async def _topics_in(self, namespace: str) -> list[pb.TopicStatus]:
-        answer = await self._admin(lambda node: lambda: node.admin.ListTopics(_ALL_TOPICS))
+        answer = await self._admin(
+            lambda node, left_s: node.admin.ListTopics(_ALL_TOPICS, timeout=left_s)
+        )
         return [topic for topic in answer.topics if namespace_of(topic.name) == namespace]
 
     async def _said_of(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
         request = pb.DescribePoliciesRequest(scope=scope)
-        return await self._admin(lambda node: lambda: node.admin.DescribePolicies(request))
+        return await self._admin(
+            lambda node, left_s: node.admin.DescribePolicies(request, timeout=left_s)
+        )
 
 
 _ALL_TOPICS: Final = pb.ListTopicsRequest()

@@ -112,6 +112,8 @@ class Cluster:
     on_schedule: OnSchedule = lambda _: None
     on_ack: Callable[[Settlement], "pb.Error | str | None"] = lambda _: None
     on_cancel: Callable[[], "pb.Error | str | None"] = lambda: None
+    deadlines_s: list[float | None] = field(default_factory=list)
+    """What cancels were given to be answered in."""
     gone: pb.Error | None = None
     """With this the streams end that are broken. None: the connection breaks."""
     hold: asyncio.Event | None = None
@@ -311,6 +313,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
+        self.cluster.deadlines_s.append(context.time_remaining())
         order = self.cluster.on_cancel()
         if isinstance(order, pb.Error):
             await refuse(context, order, grpc.StatusCode.UNAVAILABLE)

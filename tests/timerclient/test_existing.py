@@ -50,6 +50,23 @@ async def test_taken_key_is_an_error_of_its_own_call_alone(
     assert len(cluster.requests) == 2  # they shared one
 
 
+async def test_node_is_given_the_time_that_the_call_has_left(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    timer = await client.schedule("t", b"1", key="k", delay=9)
+    for timeout in (600, timedelta(days=7), float("inf"), None):
+        await client.cancel(timer.id, timeout=timeout)
+    given = cluster.deadlines_s
+    for deadline_s, at_least_s, at_most_s in zip(
+        given,
+        (60, 600, 8 * 86_400, 10),
+        (610, 8 * 86_400, 366 * 86_400, 62),  # a second more, and gRPC rounds up
+        strict=True,
+    ):
+        assert deadline_s is not None
+        assert at_least_s < deadline_s <= at_most_s
+
+
 async def test_modes_do_not_share_a_request(cluster: Cluster, client: AsyncTimerClient) -> None:
     first = await client.schedule("t", b"1", key="k", delay=9)
     kept, replaced, plain = await asyncio.gather(

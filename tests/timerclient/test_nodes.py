@@ -57,7 +57,7 @@ async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
         monkeypatch.setattr(nodes, "leader", leader)
         monkeypatch.setattr(nodes, "moved", moved)
         with pytest.raises(Closed) as told:
-            await nodes.call(lambda _, answer=answer: answer, within_s=60)  # type: ignore[misc]
+            await nodes.call(lambda *_, answer=answer: answer(), within_s=60)
         assert told.value.outcome_known == (not lost and not silent)
         await node.channel.close()
 
