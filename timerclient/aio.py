@@ -17,10 +17,10 @@ A client belongs to the event loop that it is used on first.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Protocol, Self, TypeVar, Unpack
 
 import grpc
 
@@ -39,6 +39,7 @@ from timerclient.timers import Outcome, Timer, Timers
 from timerclient.topics import TopicCalls
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Registered")
 
 WINDOW = 1_000
 """Messages on their way or waiting: with a lease of 30 s, 15 ms of work each."""
@@ -131,6 +132,25 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     return Credit(rows.whole("window", window, 1, WINDOW_MAX), max_messages)
 
 
+class Registered(Protocol):
+    """A consumer, as its client sees it."""
+
+    @property
+    def over(self) -> bool:
+        """It needs no closing any more."""
+
+
+def register(consumer: C, consumers: set[C]) -> None:
+    """Put a consumer among a client's, and let those go that are over.
+
+    Without a moment at which one that another thread puts there could be lost.
+    """
+    consumers.add(consumer)
+    for each in [*consumers]:
+        if each.over:
+            consumers.discard(each)
+
+
 class AsyncTimerClient(TopicCalls):
     """A connection to a cluster, for one event loop.
 
@@ -157,7 +177,7 @@ class AsyncTimerClient(TopicCalls):
         self._call_s = settings.call_s if timeout is None else timeout_s(timeout)
         self._nodes: Nodes | None = None
         self._producer: Producer | None = None
-        self._consumers: list[AsyncConsumer] = []
+        self._consumers: set[AsyncConsumer] = set()
         self._closed = False
 
     # ---- scheduling
@@ -309,7 +329,7 @@ class AsyncTimerClient(TopicCalls):
         credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)
         consumer = AsyncConsumer(self.nodes(), opening, credit, self._call_s)
-        self._consumers = [*(c for c in self._consumers if not c.closed), consumer]
+        register(consumer, self._consumers)
         return consumer
 
     # ---- administration: the answers are messages of the contract
@@ -433,24 +453,7 @@ class AsyncTimerClient(TopicCalls):
         """
         if self._closed:
             return
-        within_s = self.within_s(timeout)
-        self._closed = True
-        failed: TimerError | None = None
-        try:
-            for consumer in self._consumers:
-                try:
-                    await consumer.close(within_s)
-                except TimerError as error:  # the others are to be closed all the same
-                    failed = failed or error
-        finally:
-            try:
-                if self._producer is not None:
-                    await self._producer.close(within_s)
-            finally:
-                if self._nodes is not None:
-                    await self._nodes.close()
-        if failed is not None:
-            raise failed
+        await self.close_with([each.close for each in self._consumers], self.within_s(timeout))
 
     async def __aenter__(self) -> Self:
         """Return the client; it connects with its first call."""
@@ -467,6 +470,27 @@ class AsyncTimerClient(TopicCalls):
             await self.close(min(self._call_s, CLOSE_AFTER_ERROR_S))
 
     # ---- for the synchronous client
+
+    async def close_with(
+        self, consumers: Iterable[Callable[[float], Awaitable[None]]], within_s: float
+    ) -> None:
+        """Close consumers and the producer, side by side in the same time; then all connections.
+
+        Raises:
+            OutcomeUnknown: of some consumer's acks; all is closed nonetheless.
+        """
+        self._closed = True
+        closing = [close(within_s) for close in consumers]
+        if self._producer is not None:
+            closing.append(self._producer.close(within_s))
+        try:
+            told = await asyncio.gather(*closing, return_exceptions=True)
+        finally:
+            if self._nodes is not None:
+                await self._nodes.close()
+        for error in told:
+            if error is not None:
+                raise error
 
     def within_s(self, timeout: Seconds | None) -> float:
         """Return the time that a call has, in seconds."""
@@ -545,6 +569,12 @@ class AsyncConsumer:
     def leases_lost(self) -> int:
         """Acks refused because the message was somebody else's by then."""
         return 0 if self._subscription is None else self._subscription.leases_lost
+
+    @property
+    def over(self) -> bool:
+        """It was closed, or ended by itself, and has nothing to tell."""
+        ended = self._subscription
+        return self.closed or (ended is not None and ended.told)
 
     def __aiter__(self) -> Self:
         """Iterate over messages; an error that ends the consumer is raised."""

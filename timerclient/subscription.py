@@ -350,6 +350,11 @@ class Subscription:
         """Whether no message will come any more: closed, failed, or all asked for have come."""
         return self.over or self._credit.exhausted
 
+    @property
+    def told(self) -> bool:
+        """Whether it is over, and `close` has nothing more to say."""
+        return self.over and not self._unconfirmed
+
     # ---- opening, flushing, closing
 
     async def opened(self, within_s: float) -> None:
@@ -393,6 +398,7 @@ class Subscription:
             OutcomeUnknown: some acks were not answered, in time or before the consumer ended by
                 itself; their futures say which. It is told once.
         """
+        until_s = self._loop.time() + within_s
         try:
             if not self.over:
                 try:
@@ -401,7 +407,7 @@ class Subscription:
                     if error is not self.error:  # of that the acks are told
                         raise
                 with contextlib.suppress(TimerError, TimeoutError):
-                    async with asyncio.timeout(min(within_s, LEAVE_S)):
+                    async with asyncio.timeout(min(until_s - self._loop.time(), LEAVE_S)):
                         await self._give_back()
         finally:
             await self.abandon()

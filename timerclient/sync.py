@@ -23,7 +23,7 @@ anew (multiprocessing's "spawn" or "forkserver").
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -39,6 +39,7 @@ from timerclient.aio import (
     make_credit,
     make_opening,
     make_row,
+    register,
 )
 from timerclient.background import Answer, Background, Budget, check_wait
 from timerclient.errors import Closed, TimerError
@@ -81,7 +82,7 @@ class TimerClient(TopicFront):
         self._budget = Budget(settings.submitted_bytes_max)
         self._background = Background()
         self._seen, self._call = self._client, self._background.call
-        self._consumers: list[Consumer] = []
+        self._consumers: set[Consumer] = set()
 
     # ---- scheduling
 
@@ -455,7 +456,7 @@ class TimerClient(TopicFront):
         credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)
         consumer = Consumer(self._background, self._client, opening, credit)
-        self._consumers = [*(c for c in self._consumers if not c.closed), consumer]
+        register(consumer, self._consumers)
         return consumer
 
     # ---- administration: the answers are messages of the contract
@@ -534,23 +535,14 @@ class TimerClient(TopicFront):
         if self._background.stopped:
             return
         # Whoever may not close it is told so before anything is closed.
-        self._client.within_s(timeout)
+        within_s = self._client.within_s(timeout)
         self._background.check_process()
         check_wait()
-        failed: TimerError | None = None
+        closing = [each.closing() for each in [*self._consumers] if not each.closed]
         try:
-            for consumer in self._consumers:
-                try:
-                    consumer.close(timeout)
-                except TimerError as error:  # the others are to be closed all the same
-                    failed = failed or error
+            self._background.call(self._client.close_with(closing, within_s))
         finally:
-            try:
-                self._background.call(self._client.close(timeout))
-            finally:
-                self._background.stop()
-        if failed is not None:
-            raise failed
+            self._background.stop()
 
     def __enter__(self) -> Self:
         """Return the client; it connects with its first call."""
@@ -604,6 +596,11 @@ class Consumer:
     def leases_lost(self) -> int:
         """Acks refused because the message was somebody else's by then."""
         return self._subscription.leases_lost
+
+    @property
+    def over(self) -> bool:
+        """It was closed, or ended by itself, and has nothing to tell."""
+        return self.closed or self._subscription.told
 
     def __iter__(self) -> Self:
         """Iterate over messages; an error that ends the consumer is raised."""
@@ -679,8 +676,12 @@ class Consumer:
         within_s = self._call_s if timeout is None else timeout_s(timeout)
         self._background.check()
         check_wait()
+        self._background.call(self.closing()(within_s))
+
+    def closing(self) -> Callable[[float], Coroutine[Any, Any, None]]:
+        """Count as closed; return what is left to do, on the loop, within so many seconds."""
         self.closed = True
-        self._background.call(self._subscription.close(within_s))
+        return self._subscription.close
 
     def __enter__(self) -> Self:
         """Return the consumer."""

@@ -19,7 +19,7 @@ from timerclient import (
 )
 from timerclient.messages import Batch
 from timerclient.proto import timer_pb2 as pb
-from timerclient.subscription import Credit
+from timerclient.subscription import Credit, Subscription
 
 QUICK = Settings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
@@ -534,6 +534,35 @@ async def test_client_closes_all_consumers_though_one_raises(cluster: Cluster) -
         assert isinstance(acking.exception(0), errors.OutcomeUnknown)
         with pytest.raises(errors.Closed):
             await client.schedule("orders", b"p")
+
+
+async def test_client_closes_its_consumers_together(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, begun = Subscription.close, asyncio.Barrier(3)
+
+    async def closing(subscription: Subscription, within_s: float) -> None:
+        assert within_s == 60
+        async with asyncio.timeout(30):
+            await begun.wait()
+        await close(subscription, within_s)
+
+    monkeypatch.setattr(Subscription, "close", closing)
+    client = AsyncTimerClient(cluster.address, settings=QUICK)
+    for name in ("a", "b", "c"):
+        await client.consumer("orders", name).receive(timeout=0)
+    await client.close(60)
+
+
+async def test_client_forgets_consumers_that_are_over(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    refused, closed, alive = (client.consumer("orders", g) for g in ("FORBIDDEN", "a", "b"))
+    with pytest.raises(errors.InvalidRequest):
+        await refused.receive()
+    await closed.close()
+    new = client.consumer("orders", "c")
+    assert client._consumers == {alive, new}
 
 
 async def test_stale_deliveries_are_dropped_and_counted(

@@ -1,5 +1,6 @@
 """The client for threads: the same, from blocking code."""
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
@@ -30,6 +31,8 @@ from timerclient import (
 )
 from timerclient.background import Budget
 from timerclient.proto import timer_pb2 as pb
+from timerclient.subscription import Subscription
+from timerclient.sync import Consumer
 
 QUICK = Settings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
@@ -344,6 +347,42 @@ def test_close_closes_all_consumers_though_one_raises(threaded: Threaded) -> Non
     assert good.closed
     assert isinstance(acking.exception(60), errors.OutcomeUnknown)
     client.close()  # again: it is done
+
+
+def test_close_closes_consumers_together(
+    threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, begun = Subscription.close, asyncio.Barrier(3)
+
+    async def closing(subscription: Subscription, within_s: float) -> None:
+        assert within_s == 60
+        async with asyncio.timeout(30):
+            await begun.wait()
+        await close(subscription, within_s)
+
+    client = connect(threaded)
+    consumers = [client.consumer("orders", name) for name in ("a", "b", "c")]
+    monkeypatch.setattr(Subscription, "close", closing)
+    client.close(60)
+    assert all(each.closed for each in consumers)
+
+
+def test_consumer_that_comes_while_others_are_looked_through_is_closed_too(
+    threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(threaded) as client:
+        came: list[Consumer] = []
+        client.consumer("orders", "one")
+
+        def over(consumer: Consumer) -> bool:
+            if not came:  # as from another thread
+                came.append(consumer)
+                came.append(client.consumer("orders", "two"))
+            return consumer.closed
+
+        monkeypatch.setattr(Consumer, "over", property(over))
+        client.consumer("orders", "three")
+    assert came[1].closed
 
 
 def test_consumer_that_slips_past_the_close_dials_nobody_anew(threaded: Threaded) -> None:
