@@ -50,6 +50,8 @@ CHANGES = {
 }
 WINDOW_MAX = 1_000_000
 """Of one consumer; the leader grants no more."""
+REPEAT_NAMED_S = 240.0
+"""How long a request with an id is sent again: less than a cluster remembers it by default."""
 CLOSE_AFTER_ERROR_S = 2.0
 
 
@@ -205,7 +207,8 @@ class AsyncTimerClient(TopicCalls):
 
         A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
         process: within the cluster's window (limits.request_window_ms, five minutes) the same call
-        under the same id schedules nothing more and returns the same timer.
+        under the same id schedules nothing more and returns the same timer. The call sends it again
+        itself, for four minutes: where the window is shorter, keep `timeout` below it.
 
         Raises:
             AlreadyExists: a pending timer has the key; `existing` is its id.
@@ -288,12 +291,13 @@ class AsyncTimerClient(TopicCalls):
         request_id: str,
         timeout: Seconds | None,  # noqa: ASYNC109
     ) -> Outcome:
-        """Send a request that has an id, again and again: it does no harm."""
+        """Send a request that has an id, again and again, while the cluster remembers it."""
         request = pb.ScheduleRequest.FromString(body)
         request.request_id = rows.request_name(request_id)
         answer = await self.nodes().call(
             lambda node, left_s: node.timers.Schedule(request, timeout=left_s),
             within_s=self.within_s(timeout),
+            repeat_s=REPEAT_NAMED_S,
         )
         return Outcome(answer.timer_ids, answer.duplicate, answer.results, answer.other_ids)
 

@@ -12,6 +12,7 @@ after the live ones have said no.
 """
 
 import asyncio
+import math
 import os
 import random
 import threading
@@ -330,12 +331,14 @@ class Nodes:
         *,
         within_s: float,
         repeatable: bool = True,
+        repeat_s: float = math.inf,
         on_doubt: Callable[[], None] = lambda: None,
     ) -> T:
         """Return the leader's answer to a unary call, through failovers and refusals to wait.
 
-        `repeatable`: it does no harm if it is applied twice. `on_doubt` hears that a sending may
-        have been applied whose answer is lost.
+        `repeatable`: it does no harm if it is applied twice; but not later than `repeat_s` after
+        the first sending that may have been applied. `on_doubt` hears that there was one whose
+        answer is lost.
 
         Raises:
             OutcomeUnknown: no answer in time, and it may have been applied.
@@ -344,17 +347,20 @@ class Nodes:
         """
         pauses = Pauses(self.settings, self.rng)
         now = asyncio.get_running_loop().time
-        until_s = now() + within_s
+        ends_s = until_s = now() + within_s
         in_doubt = asking = False
         last: TimerError | None = None
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout_at(ends_s) as patience:
                 while True:
                     try:
                         node = await self.leader()
                     except Closed as error:
                         raise (errors.as_unknown(error) if in_doubt else error) from None
                     asking = True
+                    if not in_doubt:
+                        until_s = min(ends_s, now() + repeat_s)
+                        patience.reschedule(until_s)
                     try:
                         call = partial(method, node, deadline_s(until_s - now()))
                         answer = await self.attempt(node, call)
@@ -368,6 +374,8 @@ class Nodes:
                             if in_doubt:
                                 errors.as_unknown(error)
                             raise
+                        if not in_doubt:
+                            patience.reschedule(ends_s)
                         last = error
                         self.failed(node, error)
                         pause_ms = error.retry_after_ms
@@ -376,7 +384,9 @@ class Nodes:
                         return answer
                     await asyncio.sleep(pauses.take(pause_ms / 1000))
         except TimeoutError:
-            raise out_of_time(within_s, last or self.last_error, sent=in_doubt or asking) from None
+            sent = in_doubt or asking
+            given_s = min(within_s, repeat_s) if sent else within_s
+            raise out_of_time(given_s, last or self.last_error, sent=sent) from None
 
     async def anywhere(self, method: Method[T], *, within_s: float) -> T:
         """Return the answer of the first node that gives one to a reading call; ask each once.

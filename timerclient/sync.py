@@ -109,7 +109,8 @@ class TimerClient(TopicFront):
 
         A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
         process: within the cluster's window (limits.request_window_ms, five minutes) the same call
-        under the same id schedules nothing more and returns the same timer.
+        under the same id schedules nothing more and returns the same timer. The call sends it again
+        itself, for four minutes: where the window is shorter, keep `timeout` below it.
 
         Raises:
             AlreadyExists: a pending timer has the key; `existing` is its id.

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from timerclient.errors import Closed, ConnectionLost, NotLeader, OutcomeUnknown
+from timerclient.errors import Closed, ConnectionLost, NotLeader, NotReady, OutcomeUnknown
 from timerclient.nodes import PATIENCE_S_MAX, Node, Nodes, tcp
 from timerclient.producer import Call, Producer
 from timerclient.settings import Settings
@@ -60,6 +60,31 @@ async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
             await nodes.call(lambda *_, answer=answer: answer(), within_s=60)
         assert told.value.outcome_known == (not lost and not silent)
         await node.channel.close()
+
+
+async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    real, later_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: real() + later_s)
+    nodes = Nodes(["127.0.0.1:1"], Settings(pause_s_min=0.001, pause_s_max=0.001), tcp(None))
+    node = nodes.node("127.0.0.1:1")
+    sent = 0
+
+    async def leader() -> Node:
+        return node
+
+    async def answer() -> None:
+        nonlocal later_s, sent
+        sent, later_s = sent + 1, later_s + 100
+        raise NotReady("not yet") if sent <= 5 else ConnectionLost("it broke")
+
+    monkeypatch.setattr(nodes, "leader", leader)
+    with pytest.raises(OutcomeUnknown, match="within 240 s"):
+        await nodes.call(lambda *_: answer(), within_s=3_600, repeat_s=240)
+    assert sent == 5 + 3
+    await nodes.close()
 
 
 async def test_request_on_the_wire_of_a_client_that_connects_no_more_is_unknown() -> None:

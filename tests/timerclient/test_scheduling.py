@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, id_text, wire_error
-from timerclient import AsyncTimerClient, CancelResult, Settings, errors, producer
+from timerclient import AsyncTimerClient, CancelResult, Settings, aio, errors, producer
 from timerclient.nodes import Nodes, tcp
 from timerclient.proto import timer_pb2 as pb
 
@@ -538,3 +538,14 @@ async def test_close_leaves_no_task_behind(cluster: Cluster) -> None:
 def test_cluster_that_names_no_address_is_refused(cluster_text: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="cluster"):
         AsyncTimerClient(cluster_text)
+
+
+async def test_request_with_an_id_is_repeated_while_the_cluster_remembers_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio, "REPEAT_NAMED_S", 0.05)
+    cluster.on_schedule = lambda _: "lose"
+    async with AsyncTimerClient(cluster.address, timeout=60, settings=QUICK) as client:
+        with pytest.raises(errors.OutcomeUnknown, match=r"within 0\.05 s"):
+            await client.schedule("orders", b"p", delay=60, request_id="r")
+    assert len(cluster.rows) <= 1
