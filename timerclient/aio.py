@@ -138,7 +138,7 @@ class Registered(Protocol):
     """A consumer, as its client sees it."""
 
     @property
-    def over(self) -> bool:
+    def _over(self) -> bool:
         """It needs no closing any more."""
 
 
@@ -149,7 +149,7 @@ def register(consumer: C, consumers: set[C]) -> None:
     """
     consumers.add(consumer)
     for each in [*consumers]:
-        if each.over:
+        if each._over:  # noqa: SLF001 -- no business of who has the consumer
             consumers.discard(each)
 
 
@@ -575,7 +575,7 @@ class AsyncConsumer:
         return 0 if self._subscription is None else self._subscription.leases_lost
 
     @property
-    def over(self) -> bool:
+    def _over(self) -> bool:
         """It was closed, or ended by itself, and has nothing to tell."""
         ended = self._subscription
         return self.closed or (ended is not None and ended.told)

@@ -539,7 +539,11 @@ class TimerClient(TopicFront):
         within_s = self._client.within_s(timeout)
         self._background.check_process()
         check_wait()
-        closing = [each.closing() for each in [*self._consumers] if not each.closed]
+        closing = [
+            each._closing()  # noqa: SLF001 -- no business of who has the consumer
+            for each in [*self._consumers]
+            if not each.closed
+        ]
         try:
             self._background.call(self._client.close_with(closing, within_s))
         finally:
@@ -599,7 +603,7 @@ class Consumer:
         return self._subscription.leases_lost
 
     @property
-    def over(self) -> bool:
+    def _over(self) -> bool:
         """It was closed, or ended by itself, and has nothing to tell."""
         return self.closed or self._subscription.told
 
@@ -677,9 +681,9 @@ class Consumer:
         within_s = self._call_s if timeout is None else timeout_s(timeout)
         self._background.check()
         check_wait()
-        self._background.call(self.closing()(within_s))
+        self._background.call(self._closing()(within_s))
 
-    def closing(self) -> Callable[[float], Coroutine[Any, Any, None]]:
+    def _closing(self) -> Callable[[float], Coroutine[Any, Any, None]]:
         """Count as closed; return what is left to do, on the loop, within so many seconds."""
         self.closed = True
         return self._subscription.close

@@ -380,7 +380,7 @@ def test_consumer_that_comes_while_others_are_looked_through_is_closed_too(
                 came.append(client.consumer("orders", "two"))
             return consumer.closed
 
-        monkeypatch.setattr(Consumer, "over", property(over))
+        monkeypatch.setattr(Consumer, "_over", property(over))
         client.consumer("orders", "three")
     assert came[1].closed
 
