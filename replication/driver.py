@@ -16,7 +16,7 @@ what arrives waits in the inbox.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from replication.core import Core
 from replication.messages import Append, Entries, FetchAnswer, Message, Start
@@ -34,6 +34,11 @@ OVERLOADED_RETRY_MS = 50
 
 class BadMessage(ValueError):
     """A peer sent what none of this version would; found before anything was done with it."""
+
+
+INBOX_MAX: Final = 64
+"""Messages that wait for a promise to be durable. More are lost, as if on their way: a disk may
+hang, and each may have a megabyte."""
 
 
 class Framed(NamedTuple):
@@ -145,6 +150,8 @@ class Driver:
         Raises:
             BadMessage: the frames are damaged, or are not those the message names.
         """
+        if self._blocked is not None and len(self._inbox) >= INBOX_MAX:
+            return
         chunk: Sequence[Framed] = ()
         sizes: Sequence[int] = ()
         if isinstance(message, Append | FetchAnswer):
@@ -163,7 +170,8 @@ class Driver:
     def tick(self) -> None:
         """Take note that time has passed."""
         self._soon = False
-        self.handle(Tick())
+        if self._blocked is None:
+            self.handle(Tick())
 
     def persisted(self) -> None:
         """Go on: the promise is durable."""

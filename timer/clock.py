@@ -36,6 +36,8 @@ FORGET_MS: Final = 60_000
 worth more than none: its offset is good to 30 ms by then (500 ppm, the most that NTP slews)."""
 OUTVOTES: Final = 3
 """Among so many clocks one that is wrong is not the median."""
+WELL_MS: Final = 100
+"""A clock is known well if it is known within this: a slow answer says little."""
 TRUST_DECAY: Final = 20
 """A sample loses one millisecond of trust in so many: a better one from before it prevails over
 a slow answer, but not for long, for the voter's clock may have been set."""
@@ -97,7 +99,7 @@ class ClusterClock:
         floor = 2 * floor_ms
         run_on = floor + 2 * (boot_ms - floor_at_ms)
         self._now = max(floor, run_on + self._error(run_on, boot_ms))
-        self._is_sure = self.known(boot_ms) >= OUTVOTES
+        self._is_sure = self._outvotes(boot_ms)
 
     # ---- what is known
 
@@ -133,7 +135,7 @@ class ClusterClock:
             self._boot_ms = boot_ms
             self._now += 2 * elapsed_ms
             error = self._error(self._now, boot_ms)
-            if not self._is_sure and self.known(boot_ms) >= OUTVOTES:
+            if not self._is_sure and self._outvotes(boot_ms):
                 self._is_sure = True
                 self._now += max(0, error)  # … forward, as soon as one wrong clock is outvoted
                 error = min(0, error)
@@ -160,6 +162,11 @@ class ClusterClock:
         low = offsets[(len(offsets) - 1) // 2] + 2 * boot_ms
         high = offsets[len(offsets) // 2] + 2 * boot_ms
         return min(max(now, low), high) - now
+
+    def _outvotes(self, boot_ms: MonoMs) -> bool:
+        """Return whether so many clocks are known well that a wrong one is not the median."""
+        well = [each for each in self._estimates.values() if each.error_ms <= WELL_MS]
+        return sum(boot_ms - each.at_ms <= FORGET_MS for each in well) >= OUTVOTES
 
     def _offsets(self, boot_ms: MonoMs) -> list[int]:
         """Return the offsets that count, ascending."""

@@ -136,7 +136,7 @@ class Expiry:
         committed_ms = self._machine.policies.said("ttl_ms", topic.name, topic.topic_id) or 0
         if committed_ms and not 0 < self._ttl_ms(topic) <= committed_ms:
             self._undecided.add(topic.topic_id)
-        return topic.topic_id in self._in_flight | self._undecided
+        return topic.topic_id in self._in_flight or topic.topic_id in self._undecided
 
     def outlived_ms(self, topic: Topic, clock_ms: UnixMs) -> UnixMs | None:
         """Return the due time up to which a topic's messages have expired; None: none does."""

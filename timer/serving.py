@@ -462,6 +462,7 @@ class Serving:
             topic = self.machine.topics[group.topic]
             if self.expiry.busy(topic):
                 turns.popleft()  # it is fed when that is done
+                work += 1
                 continue
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
             lease = leases.hand_out(
@@ -533,16 +534,19 @@ class Serving:
         queue, offsets = delivery.topic.queue, delivery.lease.offsets
         self._check_group(delivery.group)
         due_ms, known = self.machine.last_read_time_ms, self.machine.topic_by_name
+
+        def goes(name: str) -> bool:
+            if name not in known or known[name] is delivery.topic:
+                return False
+            self.check_topic(known[name].topic_id)
+            return True
+
         moves = deadletters.redrive(
             delivery.group,
             queue,
             offsets,
             due_ms,
-            lambda name: (
-                name in known
-                and known[name] is not delivery.topic
-                and known[name].topic_id not in self.doomed
-            ),
+            goes,
         )
         self._batch.asked += [Asked(move, done) for move in moves]
         return moves

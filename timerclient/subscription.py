@@ -59,6 +59,7 @@ from timerclient.nodes import (
 from timerclient.proto import timer_pb2 as pb
 
 LEAVE_S: Final = 1.0
+LEAVE_S_MIN: Final = 0.1
 """What a consumer that closes gives itself to give back what it had fetched ahead."""
 
 Entry = tuple[Batch, Sequence[int], "Acking[Any]", Word]
@@ -407,7 +408,8 @@ class Subscription:
                     if error is not self.error:  # of that the acks are told
                         raise
                 with contextlib.suppress(TimerError, TimeoutError):
-                    async with asyncio.timeout(min(until_s - self._loop.time(), LEAVE_S)):
+                    left_s = max(LEAVE_S_MIN, until_s - self._loop.time())
+                    async with asyncio.timeout(min(left_s, LEAVE_S)):
                         await self._give_back()
         finally:
             await self.abandon()
@@ -444,10 +446,11 @@ class Subscription:
             self._rest = []
         self._pack()
         calls = [*self._packed.values(), *self._on_wire.values()]
-        acks = (call for call in calls if call.word.kind == "ack")
+        gone = isinstance(self.error, NotFound)  # the group is, and all acks with it: that is known
+        acks = () if gone else (call for call in calls if call.word.kind == "ack")
         self._unconfirmed += sum(len(call.request.offsets) for call in acks)
         for call in calls:
-            if isinstance(self.error, NotFound):  # the group is gone, and all acks with it
+            if isinstance(self.error, NotFound):
                 call.fail(self.error)
             elif call.sent:
                 call.fail(OutcomeUnknown("the consumer ended before the ack was answered"))

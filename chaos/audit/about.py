@@ -20,35 +20,33 @@ def about(run: Run) -> dict[str, Any]:
     """Return what run.json says of the above; what it does not say is missing.
 
     Raises:
-        ValueError: run.json is damaged, or one of these is no such thing.
+        ValueError: run.json is damaged, or its `failures` are no list. The rest may be another's
+            of the same name, and is left out then.
     """
     said = run.said()
-    machine = _of(run, said, "machine", dict, {})
+    if not isinstance(failures := said.get("failures") or [], list):
+        raise ValueError(f"{run.about}: failures = {failures!r}: must be a list")
+    machine = _of(said, "machine", dict, {})
     names = {name: said.get(name) for name in ("scenario", "seed", "state")}
-    missing = _of(run, said, "missing", dict, {})
+    missing = _of(said, "missing", dict, {})
     by_why: dict[str, list[str]] = {}
-    for each in _of(run, said, "not_struck", list, []):
+    for each in _of(said, "not_struck", list, []):
         if not isinstance(each, dict):
-            raise ValueError(f"{run.about}: not_struck: {each!r} is no JSON object")
+            continue
         what = f"{each.get('strike')} {each.get('nemesis')}"
         by_why.setdefault(str(each.get("why")), []).append(what)
     return {
         **{k: v for k, v in (names | {"commit": machine.get("commit")}).items() if v is not None},
-        "failures": [*map(str, _of(run, said, "failures", list, []))],
-        "left_out": [*map(str, _of(run, said, "left_out", list, []))],
+        "failures": [*map(str, failures)],
+        "left_out": [*map(str, _of(said, "left_out", list, []))],
         "without": [f"{need}: {why}" for need, why in missing.items() if why],
         "not_struck": [f"{', '.join(each)}: {why}" for why, each in by_why.items()],
     }
 
 
-def _of(run: Run, said: dict[str, Any], name: str, kind: type, otherwise: Any) -> Any:
+def _of(said: dict[str, Any], name: str, kind: type, otherwise: Any) -> Any:
     value = said.get(name)
-    if value is None:
-        return otherwise
-    if not isinstance(value, kind):
-        what = "a list" if kind is list else "a JSON object"
-        raise ValueError(f"{run.about}: {name} = {value!r}: must be {what}")
-    return value
+    return value if isinstance(value, kind) else otherwise
 
 
 def title(said: dict[str, Any]) -> str:

@@ -19,6 +19,8 @@ PLANES: Final = ("schedule", "fire", "deliver")
 """What a client sees working: schedules answered, timers fired, messages delivered."""
 GAP_MS_MIN: Final = 50
 """Shorter gaps between successes are not looked at."""
+WAITED_MS: Final = 1_000
+"""A schedule that failed sooner was refused, which is an answer; else it waited for a leader."""
 AFTERMATH_MS: Final = 2_000
 """A gap that begins within this time after a strike counts as the fault's, healed or not."""
 FAULT_LATE: Final = tuple((what, name) for what in ("fire", "deliver") for name in ("p99", "max"))
@@ -195,9 +197,10 @@ def works(lines: DataFrame, found: DataFrame, end_ms: int) -> list[Work]:
     never = F.lit(None).cast("bigint")
     until = F.when(F.col("verdict") == "lost", F.lit(end_ms).cast("bigint"))
     answered = F.col("outcome") == "ok"
+    refused = (F.col("outcome") == "fail") & (F.col("end_ms") - F.col("start_ms") < WAITED_MS)
     asked = lines.where("op = 'schedule'").select(
         F.lit("schedule"), "start_ms", F.when(answered, F.col("end_ms")),
-        F.when(answered, never).otherwise(F.col("end_ms")),
+        F.when(answered | refused, never).otherwise(F.col("end_ms")),
     )  # fmt: skip
     due = found.where("end = 'fired' OR (end = 'pending' AND verdict = 'lost')").select(
         F.lit("fire"), _could(), "ended_at_ms",

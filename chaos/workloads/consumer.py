@@ -104,7 +104,7 @@ class Consumer:
             self._history.open(self._topic, self._group, start_ms=now_ms())
             while not self._closing.is_set():
                 with contextlib.suppress(TimerError):  # no leader for long, or it was refused
-                    self._consume(self._open())
+                    self._consume_from(self._open())
                 self._closing.wait(REOPEN_S)
 
     def _open(self) -> Subscription:
@@ -117,6 +117,14 @@ class Consumer:
         if self._closing.is_set():
             subscription.close()
         return subscription
+
+    def _consume_from(self, subscription: Subscription) -> None:
+        try:
+            self._consume(subscription)
+        finally:
+            if not self._closing.is_set():  # else `close` confirms what is under way
+                with contextlib.suppress(TimerError):  # its acks say what became of them
+                    subscription.close(AT_ONCE_S)
 
     def _consume(self, subscription: Subscription) -> None:
         for batch in subscription.batches():

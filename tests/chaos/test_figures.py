@@ -153,9 +153,18 @@ FIRED = [("ok", "fired", 100, 90, 110, 130), ("ok", "fired", 400, 90, 410, 420)]
             {"schedule": (90, 95, False), "fire": (100, 410, False), "deliver": (110, 420, False)},
         ),
         (
-            [("schedule", "ok", 90, 95), ("schedule", "fail", 96, 500), ("open", None, 120, None)],
+            [
+                ("schedule", "ok", 90, 95),
+                ("schedule", "fail", 96, 1_096),
+                ("open", None, 120, None),
+            ],
             [("lost", "pending", 600, 90, None, None), ("lost", "fired", 405, 90, 425, None)],
-            {"schedule": (90, 500, True), "fire": (100, 900, True), "deliver": (120, 900, True)},
+            {"schedule": (90, 1_096, True), "fire": (100, 900, True), "deliver": (120, 900, True)},
+        ),
+        (
+            [("schedule", "ok", 90, 95), ("schedule", "fail", 96, 1_095)],  # refused: an answer
+            [],
+            {"schedule": (90, 95, False), "fire": (100, 410, False), "deliver": (110, 420, False)},
         ),
         (
             [("schedule", "unknown", 90, 95)],

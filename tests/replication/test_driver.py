@@ -1,11 +1,12 @@
 """The order in which the driver hands work to its shell."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from replication.config import ReplicationConfig
 from replication.core import Core
-from replication.driver import Driver, Framed
+from replication.driver import INBOX_MAX, Driver, Framed
 from replication.messages import Append, Start
 from replication.promise import Promise
 from replication.shape import Shape
@@ -76,3 +77,17 @@ def test_log_that_is_dropped_while_a_promise_is_awaited_makes_nothing_durable() 
     assert [type(order) for order in shell.orders] == [Drop, Truncate, Write]
     driver.handle(Durable(shell.orders[-1].version, LogIndex(120)))
     assert driver.core.durable_index == 120
+
+
+def test_messages_that_come_while_a_promise_is_awaited_are_bounded() -> None:
+    shell = Shell()
+    driver = follower(shell)
+    message, chunk = conflicting(120)
+    driver.handle(Received(NEW, message, UnixMs(0), [len(f.frame) for f in chunk]), chunk)
+    heartbeat = replace(message, prev_epoch=Epoch(4), prev_index=LogIndex(120), starts=())
+    for _ in range(3 * INBOX_MAX):
+        driver.receive(NEW, heartbeat, UnixMs(0), memoryview(b""))
+        driver.tick()
+    assert len(driver._inbox) == INBOX_MAX
+    driver.persisted()
+    assert (len(driver._inbox), driver.core.shape.last_index) == (0, 120)

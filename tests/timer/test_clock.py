@@ -83,6 +83,14 @@ def test_after_a_long_stop_a_clock_that_is_behind_is_outvoted_by_the_third_at_on
     assert error_at(clock, BOOT_MS + 4_100) == 1_000, "once: from then on it is approached"
 
 
+def test_third_clock_that_is_hardly_known_moves_nothing_at_once() -> None:
+    clock = clock_of({A: 0, B: -HOUR_MS}, floor_ms=true_at(BOOT_MS) - HOUR_MS // 6)
+    clock.observe(sample(C, 0, BOOT_MS + 1_000, rtt_ms=1_000))
+    assert error_at(clock, BOOT_MS + 1_000) == -HOUR_MS // 6 + 500
+    clock.observe(sample(C, 0, BOOT_MS + 2_000))
+    assert error_at(clock, BOOT_MS + 2_000) == 0
+
+
 def test_third_clock_moves_none_back_that_was_ahead() -> None:
     clock = clock_of({A: 0, B: HOUR_MS}, floor_ms=true_at(BOOT_MS) + 10_000)
     clock.observe(sample(C, 0, BOOT_MS + 1_000))
