@@ -31,7 +31,8 @@ p.breach { color: var(--bad); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--rule); }
-th { color: var(--dim); font-weight: 600; white-space: normal; vertical-align: bottom; } td.text, th.text { text-align: left; }
+th { color: var(--dim); font-weight: 600; white-space: normal; vertical-align: bottom; }
+td.text, th.text { text-align: left; }
 .zero { color: var(--dim); } .breach { color: var(--bad); font-weight: 600; }
 svg { display: block; width: 100%; height: auto; margin: 10px 0; }
 svg path { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
