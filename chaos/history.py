@@ -82,7 +82,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -108,7 +107,10 @@ SCHEMA: Final = (
     " request BIGINT"
 )
 """Of all lines together, in Spark's words."""
+CLOCK_ERROR: Final = "clock_error_ms"
+"""Field of run.json: how far the clients' clocks and the cluster's differ at most, milliseconds."""
 CLIENTS_ERROR: Final = "clients_error_ms"
+"""The same of the clients' clocks among each other."""
 COUNTS: Final = ("scheduled", "pending", "fired", "cancelled", "dropped")
 """What a node counts: P7."""
 STATES_SCHEMA: Final = "node STRING, at_ms BIGINT, index BIGINT, digest STRING, " + ", ".join(
@@ -187,19 +189,17 @@ class Run:
             raise ValueError(f"{self.about}: must be a JSON object")
         return said
 
-    def clock_error_ms(self, of: str = "clock_error_ms") -> int | None:
-        """Return how far the clients' clocks and the cluster's differ at most; None: nobody says.
-
-        `of` CLIENTS_ERROR: how far the clients' clocks differ among each other.
+    def error_ms(self, field: str) -> int | None:
+        """Return what run.json says of CLOCK_ERROR or CLIENTS_ERROR; None: nothing.
 
         Raises:
             ValueError: it is no number of milliseconds, or run.json no JSON object.
         """
-        error_ms = self.said().get(of)
+        error_ms = self.said().get(field)
         if error_ms is None or (type(error_ms) is int and 0 <= error_ms <= MS_MAX):
             return error_ms
         limit = f"must be an integer from 0 to {MS_MAX}, milliseconds"
-        raise ValueError(f"{self.about}: {of} = {error_ms!r}: {limit}")
+        raise ValueError(f"{self.about}: {field} = {error_ms!r}: {limit}")
 
     def kept(self, node: str) -> Path:
         """The folder of a node's log with what it has dropped, if the harness kept it."""
@@ -386,7 +386,7 @@ def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
     begin_ms, end_ms = min(strikes), max(strikes)
     within = [at_ms for at_ms in times["kill"] if begin_ms <= at_ms < end_ms]
     edges = [begin_ms, *sorted(within), end_ms]
-    longest_ms = max(later - earlier for earlier, later in pairwise(edges))
+    longest_ms = max(later - earlier for earlier, later in itertools.pairwise(edges))
     return {"kills": len(times["kill"]), "longest_without_ms": longest_ms}
 
 

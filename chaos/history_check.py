@@ -333,10 +333,11 @@ def _wrong_relations(
             yield name, given.get(name), rule
     if "request" in fields:
         asked = given["outcome"] == Outcome.ASKED
-        for name, there in (("end_ms", not asked), ("request", asked)):
-            if (name in given) != there and (name == "end_ms" or asked):
-                must = "must be there" if there else "must not be there"
-                yield name, given.get(name), f"{must}: outcome is {given['outcome']}"
+        if asked == ("end_ms" in given):
+            must = "must not be there" if asked else "must be there"
+            yield "end_ms", given.get("end_ms"), f"{must}: outcome is {given['outcome']}"
+        if asked and "request" not in given:
+            yield "request", None, "must be there: outcome is asked"
     lists = [name for name, field in fields.items() if field.many and name in given]
     for name in lists[1:]:
         if len(given[name]) != len(given[lists[0]]):

@@ -440,9 +440,10 @@ class Controller:
             if report.highest_promise > self._state.epoch and not self._served:
                 return f"it met a promise of epoch {report.highest_promise}"
             promised = report.highest_promise == self._state.epoch  # and bids no more
-            if report.role in (Role.FOLLOWER, Role.LEARNER) and (self._served or promised):
+            follows = report.role in (Role.FOLLOWER, Role.LEARNER)
+            if follows and (self._served or promised):
                 return "it stepped down or restarted"
-            if report.role in (Role.FOLLOWER, Role.LEARNER) and watched_ms >= config.idle_grace_ms:
+            if follows and watched_ms >= config.idle_grace_ms:
                 return "it does not begin"
         lease_bad_since_ms = self._lease_bad_since_ms
         if lease_bad_since_ms is not None and (

@@ -28,7 +28,7 @@ Nothing in here reads a clock, a socket, a file or a random source.
 from collections.abc import Sequence
 
 from replication.config import ReplicationConfig
-from replication.knowledge import Bid, Held, OwnDisk, Progress, answered, has_forgotten
+from replication.knowledge import Bid, Held, OwnDisk, Progress, has_forgotten, sample_of
 from replication.messages import (
     Append,
     AppendAnswer,
@@ -133,7 +133,7 @@ class Core:
         self.draining = False
         self._progress: dict[ReplicaId, Progress] = {}
         self._led_ms = now_ms
-        self._behind = OwnDisk()
+        self._own_disk = OwnDisk()
         self._drain_ms = now_ms
         self._start_index = LogIndex(0)
 
@@ -396,7 +396,7 @@ class Core:
             self._held = None
 
     def _on_fence_answer(self, sender: ReplicaId, answer: FenceAnswer, wall_ms: UnixMs) -> None:
-        self.clock_samples[sender] = answered(wall_ms, answer, self._now)
+        self.clock_samples[sender] = sample_of(wall_ms, answer, self._now)
         if self._bid is not None and self._bid.under == answer.under:
             self._count(sender, answer)
 
@@ -575,7 +575,7 @@ class Core:
             self._progress = {}
             self._matched = self._heard_commit = self.commit_index
             self.serving = self.draining = False
-            self.leader, self._behind = None, OwnDisk()
+            self.leader, self._own_disk = None, OwnDisk()
         self._role = Role.FOLLOWER
 
     def _drain(self) -> None:
@@ -594,7 +594,7 @@ class Core:
         until_ms = self.lease_until_ms(self._now)
         assert until_ms is not None
         leases = (self._now - max(until_ms, self._led_ms)) // self.conf.lease_ms
-        stuck = self._behind.for_ms(self._now) // self.conf.lease_ms
+        stuck = self._own_disk.for_ms(self._now) // self.conf.lease_ms
         if leases >= self.conf.stepdown_leases or stuck >= self.conf.stuck_leases:
             self._cease(out)
             return
@@ -714,7 +714,7 @@ class Core:
                 progress.stranded = False
                 progress.probe_from(LogIndex(max(answer.prev_index, self.shape.base_index) + 1))
             progress.nonce = answer.nonce
-        self.clock_samples[sender] = answered(wall_ms, answer, self._now)
+        self.clock_samples[sender] = sample_of(wall_ms, answer, self._now)
         progress.acked_ms = max(progress.acked_ms or answer.echo_ms, answer.echo_ms)
         if answer.fenced_by > self.epoch:
             self._drain()
@@ -762,7 +762,7 @@ class Core:
         for peer, progress in self._progress.items():
             values[peer] = progress.match
         most = reached(self._sets, values)
-        self._behind.note(self._now, self.durable_index, LogIndex(most))
+        self._own_disk.note(self._now, self.durable_index, LogIndex(most))
         # Not beyond our own disk either: what is applied here can then be read back here.
         index = min(most, self.durable_index)
         if index > self.commit_index and self._may_commit(LogIndex(index)):

@@ -58,7 +58,7 @@ class OwnDisk:
             self._durable, self._since_ms = durable, now_ms
 
     def for_ms(self, now_ms: MonoMs) -> int:
-        """Return for how long it has not moved, with others alone a majority beyond it."""
+        """Return the milliseconds that it has not moved, with others alone a majority beyond it."""
         return 0 if self._since_ms is None else now_ms - self._since_ms
 
 
@@ -114,7 +114,7 @@ def has_forgotten(heard: Message, promise: Promise) -> bool:
     return founded and not promise.epoch
 
 
-def answered(wall_ms: UnixMs, answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> ClockSample:
+def sample_of(wall_ms: UnixMs, answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> ClockSample:
     """Return what an answer that has just come tells of its sender's clock."""
     travelled_ms = max(now_ms - answer.echo_ms - answer.held_ms, 0)
     at_ms = MonoMs(now_ms - travelled_ms // 2)

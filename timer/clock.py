@@ -95,7 +95,8 @@ class ClusterClock:
         self._boot_ms = boot_ms
         for sample in samples:
             self.observe(sample)
-        # Where the old leader's clock would be, moved into the median: here it may jump, and …
+        # Where the old leader's clock would be, moved into the median. It jumps here, and once more
+        # as soon as one wrong clock is outvoted (`now`), if it is not yet.
         floor = 2 * floor_ms
         run_on = floor + 2 * (boot_ms - floor_at_ms)
         self._now = max(floor, run_on + self._error(run_on, boot_ms))
@@ -137,7 +138,7 @@ class ClusterClock:
             error = self._error(self._now, boot_ms)
             if not self._is_sure and self._outvotes(boot_ms):
                 self._is_sure = True
-                self._now += max(0, error)  # … forward, as soon as one wrong clock is outvoted
+                self._now += max(0, error)
                 error = min(0, error)
             self._now += max(-elapsed_ms, min(error, elapsed_ms))
         return UnixMs(self._now // 2)

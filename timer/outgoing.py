@@ -90,7 +90,7 @@ class Outgoing:
     def offer(self, known: LogIndex = LogIndex(0)) -> Snapshot:
         """Return the pinned snapshot, or pin the newest: if none is, or none beyond `known`.
 
-        To be offered again and again what one has no room for keeps it no longer.
+        To be read keeps it pinned, to be offered does not: who has no room for it asks for ever.
 
         Raises:
             NotReady, CorruptFile: see `take`.

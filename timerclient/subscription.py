@@ -59,8 +59,9 @@ from timerclient.nodes import (
 from timerclient.proto import timer_pb2 as pb
 
 LEAVE_S: Final = 1.0
+"""What a consumer that closes gives itself to give back what it had fetched ahead, …"""
 LEAVE_S_MIN: Final = 0.1
-"""What a consumer that closes gives itself to give back what it had fetched ahead."""
+"""… and at least, if its acks took all the time: or that has failed once more."""
 
 Entry = tuple[Batch, Sequence[int], "Acking[Any]", Word]
 """An ack, nack or extension that waits to be sent."""

@@ -64,7 +64,8 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         ValueError: entries are in no node's log, so it can't be replayed; a history, states.jsonl
             or run.json is damaged.
     """
-    errors_ms, said = (run.clock_error_ms(), run.clock_error_ms(history.CLIENTS_ERROR)), about(run)
+    errors_ms = run.error_ms(history.CLOCK_ERROR), run.error_ms(history.CLIENTS_ERROR)
+    said = about(run)
     lines = read_histories(spark, run)
     logs = run.logs()
     entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")

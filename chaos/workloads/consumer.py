@@ -13,7 +13,7 @@ from chaos.history import History, Outcome, Run, mark_of
 from chaos.workloads.books import Books
 from chaos.workloads.producer import now_ms, outcome_of
 from timerclient import TimerClient
-from timerclient.errors import LeaseLost, NotDelivered, OutcomeUnknown, TimerError
+from timerclient.errors import LeaseLost, NotDelivered, TimerError
 from timerclient.groups import GroupOptions
 from timerclient.messages import Acking, Batch, Message
 from timerclient.results import AckResult
@@ -123,7 +123,7 @@ class Consumer:
             self._consume(subscription)
         finally:
             if not self._closing.is_set():  # else `close` confirms what is under way
-                with contextlib.suppress(TimerError):  # its acks say what became of them
+                with contextlib.suppress(TimerError):  # the acks say what became of them
                     subscription.close(AT_ONCE_S)
 
     def _consume(self, subscription: Subscription) -> None:
@@ -132,8 +132,6 @@ class Consumer:
             back = self._complain(batch)
             mine = {o: m for o, m in zip(batch.queue_offsets, marks, strict=True) if o not in back}
             if not self._habit(lambda batch=batch, mine=mine: self._ack(batch, mine)):  # type: ignore[misc]
-                with contextlib.suppress(OutcomeUnknown):  # so it is; the acks say it, too
-                    subscription.close(AT_ONCE_S)
                 return
 
     def _received(self, batch: Batch) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from chaos.history import (
+    CLOCK_ERROR,
     MARK_NONE,
     MS_MAX,
     Faults,
@@ -122,18 +123,18 @@ def test_run_says_how_far_clocks_differ_or_does_not(
 ) -> None:
     if text is not None:
         run.about.write_text(text)
-    assert run.clock_error_ms() == error_ms
+    assert run.error_ms(CLOCK_ERROR) == error_ms
 
 
 @pytest.mark.parametrize("value", ["-1", "281474976710656", "1.5", "true", '"5"', "[]"])
 def test_clocks_that_are_no_milliseconds_are_named(run: Run, value: str) -> None:
     run.about.write_text(f'{{"clock_error_ms": {value}}}')
     with pytest.raises(ValueError, match=r"run\.json: clock_error_ms = .*: must be an integer"):
-        run.clock_error_ms()
+        run.error_ms(CLOCK_ERROR)
 
 
 @pytest.mark.parametrize("text", ["[]", "5", '{"clock_err', ""])
 def test_run_json_that_is_none_is_named(run: Run, text: str) -> None:
     run.about.write_text(text)
     with pytest.raises(ValueError, match=r"run\.json: "):
-        run.clock_error_ms()
+        run.error_ms(CLOCK_ERROR)

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chaos import audit, cli
-from chaos.history import Faults, Run, read
+from chaos.history import CLOCK_ERROR, Faults, Run, read
 from chaos.suite import commands, damage, disks, show
 from chaos.suite.disks import Disk
 from chaos.suite.nemesis import Fizzled
@@ -122,7 +122,7 @@ def test_quiet_run_is_told_drained_and_judged(
     assert "three nodes are up, n1 leads" in lines[0]
     assert lines[-1] == "verdict: OK"
     assert (about(tmp_path)["state"], about(tmp_path)["failures"]) == ("audited", [])
-    assert Run(tmp_path).clock_error_ms() == 1_000, "the audit judges by clocks"
+    assert Run(tmp_path).error_ms(CLOCK_ERROR) == 1_000, "the audit judges by clocks"
 
 
 @pytest.mark.usefixtures("no_stage")

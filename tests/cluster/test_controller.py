@@ -511,6 +511,16 @@ def test_replacement_votes_though_the_leader_died_before_it_could_say_so(
     assert play.appointed[1] == (7, leader)
 
 
+def test_appointee_without_a_vote_by_its_own_log_is_replaced_as_one_that_does_not_begin() -> None:
+    play = in_service()
+    play.state = replace(play.state, epoch=Epoch(6), leader=VOTERS["c"])
+    play.do(StateApplied(play.state))
+    play.reports["b"] = follower("b", epoch=5)
+    play.reports["c"] = replace(follower("c", epoch=5), role=Role.LEARNER)
+    play.run(CONFIG.idle_grace_ms + 2 * STEP_MS)
+    assert play.appointed == [(7, "b")]
+
+
 def test_other_replica_of_a_name_is_none_as_long_as_the_voter_speaks() -> None:
     play = in_service()
     other = replace(play.reports["c"], replica_id=LEARNER)

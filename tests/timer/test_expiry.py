@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chaos.simdisk import SimDisk
 from tests.timer.leading import Play, delivered
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, state_of, u64
-from timer import expiry
+from timer import expiry, serving
 from timer.columns import ROW
 from timer.entry import Kind
 from timer.errors import InvalidRequest, Overloaded
@@ -558,6 +558,29 @@ def test_what_is_over_is_not_handed_out_by_a_policy_that_may_never_be_committed(
     play.settle()
     assert topic_of(play).queue.begin == 2
     assert topic_of(play).expired == 1
+
+
+def test_groups_that_wait_for_a_policy_are_looked_at_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "WORK_MAX", 3)
+    play = playing()
+    for name in "abcdefgh":
+        group = play.make_group(name)
+        play.join(group)
+    fired(play, 0)
+    play.wait(TTL_MS)
+    LONGER["for ever"](play)
+    looked, busy = list[object](), play.leader.groups.expiry.busy
+
+    def counted(topic: Topic) -> bool:
+        looked.append(topic)
+        return busy(topic)
+
+    monkeypatch.setattr(play.leader.groups.expiry, "busy", counted)
+    play.leader.groups.fetched()
+    assert play.hand_out() == []
+    assert len(looked) == 3
 
 
 def test_policy_that_shortens_lives_does_not_wait() -> None:

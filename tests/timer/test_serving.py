@@ -16,6 +16,7 @@ from timer.groups import Group
 from timer.leader import Delivery, LeaderConfig
 from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED
 from timer.payloads import SHARED, TYPES
+from timer.topic import Topic
 from timer.units import QueueOffset
 
 # ---- nacks, extensions, dead letters
@@ -275,6 +276,14 @@ def test_lower_limit_makes_dead_letters_of_what_failed_before_also_for_a_new_lea
     assert [m[2][deadletters.REASON] for m in play.messages("elsewhere")] == ["nacked"]
 
 
+def buried(play: Play) -> Topic:
+    """Deliver two messages and give them back; return the topic that they lie in by then."""
+    play.alter(dead_letters(play), max_attempts=1)
+    play.nack("n", play.deliveries[-1], delay_ms=0)
+    play.settle()
+    return play.machine.topic_by_name["a.g.dead"]
+
+
 def letters_of(play: Play, letters: Group) -> Delivery:
     play.join(letters)
     assert play.hand_out() == [], "nothing is reserved yet"
@@ -286,11 +295,7 @@ def letters_of(play: Play, letters: Group) -> Delivery:
 
 def test_dead_letters_stay_where_their_topic_is_being_deleted() -> None:
     play = Play()
-    group = dead_letters(play)
-    play.alter(group, max_attempts=1)
-    play.nack("n", play.deliveries[-1], delay_ms=0)
-    play.settle()
-    letters = play.machine.topic_by_name["a.g.dead"].groups[deadletters.GROUP]
+    letters = buried(play).groups[deadletters.GROUP]
     delivery, told = letters_of(play, letters), list[object]()
     assert len(play.leader.groups.redrive(delivery, told.append)) == 1
     play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
@@ -308,11 +313,7 @@ def test_dead_letters_stay_where_their_topic_is_being_deleted() -> None:
 
 def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
     play = Play()
-    group = dead_letters(play)
-    play.alter(group, max_attempts=1)
-    play.nack("n", play.deliveries[-1], delay_ms=0)
-    play.settle()
-    dead = play.machine.topic_by_name["a.g.dead"]
+    dead = buried(play)
     play.topic_id = dead.topic_id
     play.schedule("stray", 0)  # nobody's dead letter
     play.settle()

@@ -183,11 +183,9 @@ class _CancelResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelRe
     ALREADY_FIRED: _CancelResult.ValueType  # 3
     """or it was due, and had gone with its topic: nothing is kept of that"""
     TIMER_NOT_FOUND: _CancelResult.ValueType  # 4
-    """never existed; was due, or ended, over ten minutes ago; or went with its"""
+    """never existed, was over ten minutes ago, or went with its topic before it was due"""
     DROPPED: _CancelResult.ValueType  # 5
-    """topic, and is not due yet
-    its topic was paused, and went on without it (Policy.catch_up)
-    """
+    """its topic was paused, and went on without it (Policy.catch_up)"""
 
 class CancelResult(_CancelResult, metaclass=_CancelResultEnumTypeWrapper): ...
 
@@ -198,11 +196,9 @@ ALREADY_CANCELLED: CancelResult.ValueType  # 2
 ALREADY_FIRED: CancelResult.ValueType  # 3
 """or it was due, and had gone with its topic: nothing is kept of that"""
 TIMER_NOT_FOUND: CancelResult.ValueType  # 4
-"""never existed; was due, or ended, over ten minutes ago; or went with its"""
+"""never existed, was over ten minutes ago, or went with its topic before it was due"""
 DROPPED: CancelResult.ValueType  # 5
-"""topic, and is not due yet
-its topic was paused, and went on without it (Policy.catch_up)
-"""
+"""its topic was paused, and went on without it (Policy.catch_up)"""
 Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
 
 class _RescheduleResult:
