@@ -109,15 +109,21 @@ async def test_window_bounds_what_waits_untaken(cluster: Cluster, client: AsyncT
     assert cluster.credits == [10]
 
 
+@pytest.mark.parametrize("timeout", [None, 1e-6], ids=["in time", "its time is up"])
 async def test_closing_gives_back_what_nobody_saw(
-    cluster: Cluster, client: AsyncTimerClient
+    cluster: Cluster,
+    client: AsyncTimerClient,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: float | None,  # noqa: ASYNC109
 ) -> None:
+    for name in ("LEAVE_S", "LEAVE_S_MIN"):
+        monkeypatch.setattr(subscription, name, 60.0)
     cluster.seed("orders", numbers(100))
     cluster.deliver_max = 4
     consumer = client.consumer("orders", "g", window=10)
     assert (await anext(consumer)).queue_offset == 0
     await until(lambda: cluster.groups["orders", "g"].next >= 10)
-    await consumer.close()
+    await consumer.close(timeout)
     assert sorted(cluster.given_back) == [*range(1, cluster.groups["orders", "g"].next)]
     assert cluster.acks == []
 
