@@ -726,6 +726,8 @@ class Core:
             f" last index {self.shape.last_index}"
         )
         progress.match = max(progress.match, answer.durable_index)
+        if answer.matched_index >= self.shape.base_index:
+            progress.stranded = False  # what it lacked was still on its way
         if progress.probing and answer.matched_index >= progress.next - 1:
             progress.probe_from(LogIndex(answer.matched_index + 1))
             progress.probing = False

@@ -89,4 +89,11 @@ KEPT: Final = (
         "tests/chaos/test_sim_letters.py"
         "::test_what_fired_may_be_unseen_only_where_something_was_passed_over",
     ),
+    Kept(
+        Task(300000171, "timers", 60),
+        "56b561a",
+        "a learner's appends came after it had been taken for behind the kept log: the leader fed"
+        " it no more, and called it behind for ever",
+        "tests/replication/test_core.py::test_scenario",
+    ),
 )

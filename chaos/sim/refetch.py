@@ -15,6 +15,7 @@ from replication.steps import Role
 from timer.errors import CorruptFile, DiskFailed, NotReady
 from timer.incoming import Incoming
 from timer.snapshot import Leadership, Part, Snapshot
+from timer.units import LogIndex
 
 if TYPE_CHECKING:
     from chaos.sim.node import SimNode
@@ -35,7 +36,9 @@ Offer = tuple[Snapshot, Leadership]
 # ---- the source
 
 
-def offer(node: "SimNode", suspect: str, answer: Callable[[Offer | None], None]) -> None:
+def offer(
+    node: "SimNode", suspect: str, known: LogIndex, answer: Callable[[Offer | None], None]
+) -> None:
     """Offer a snapshot, if this node leads beyond doubt."""
     core = node.core
     if core.role is not Role.LEADER or not core.lease_held(node.mono_ms()):
@@ -44,7 +47,7 @@ def offer(node: "SimNode", suspect: str, answer: Callable[[Offer | None], None])
     if suspect:
         node.outgoing.check(suspect)
     try:
-        snapshot = node.outgoing.offer()
+        snapshot = node.outgoing.offer(known)
     except NotReady:
         node.app.flush()
         answer(None)
@@ -91,7 +94,8 @@ class Refetch:
         others = [node for node in world.nodes if node is not self._node]
         self._source = source = world.rng.choice(others)
         suspect, self._suspect = self._suspect, ""
-        self._send(source, offer, (suspect,), self._offered, again=self._ask)
+        known = self._node.core.commit_index if self._node.alive else LogIndex(0)
+        self._send(source, offer, (suspect, known), self._offered, again=self._ask)
 
     def _offered(self, found: Offer | None) -> None:
         if found is None:

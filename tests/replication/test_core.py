@@ -143,6 +143,7 @@ class Player:
             voters = ",".join(map(str, sorted(effects.start.voters)))
             changed = f" voters={voters}" if effects.start.voters != VOTERS else ""
             out.append(f"append EPOCH {effects.start.epoch} at {effects.start.index}{changed}")
+        out += [f"read {read.first}..{read.last} for {read.peer}" for read in effects.read]
         out += ["behind: fetch a snapshot"] if effects.behind else []
         out += ["forgotten: take no part"] if effects.forgotten else []
         return out + [f"-> {to} {_brief(message)}" for to, message in effects.send]
