@@ -443,7 +443,7 @@ def _conserved(
     Where one does not hold, that is a violation. What nodes said of entries beyond the majority's
     last one, `end`, is not judged.
     """
-    checkpoints, states = story["checkpoints"], _states(story["fates"].sparkSession, run)
+    checkpoints, states = story["checkpoints"], read_states(story["fates"].sparkSession, run)
     states = states.where(F.col("index") <= end).cache()
     at = checkpoints.select("index").union(states.where("digest IS NULL").select("index"))
     table = _kept(counts.counted(story["fates"], story["carried"], at), run, "counted")
@@ -474,7 +474,7 @@ def _conserved(
     }
 
 
-def _states(spark: SparkSession, run: Run) -> DataFrame:
+def read_states(spark: SparkSession, run: Run) -> DataFrame:
     """Return what nodes said of their states; a torn last line is left out.
 
     Raises:

@@ -39,9 +39,7 @@ def ack(group: str, client: str, at_ms: int, *offsets: int, outcome: str = "ok")
     return where | results | {"start_ms": at_ms, "end_ms": at_ms + 5, "outcome": outcome}
 
 
-def found(
-    spark: SparkSession, *lines: dict[str, Any], error_ms: int | None = 0, **tables: list[Any]
-) -> list[tuple[Any, ...]]:
+def lines_of(spark: SparkSession, *lines: dict[str, Any]) -> DataFrame:
     keyed = {
         "op": "schedule", "client": "p", "topic": "t", "start_ms": 1, "end_ms": 2,
         "outcome": "unknown", "marks": [*range(101, 108)], "due_ms": [1] * 7, "keys": KEYS,
@@ -49,15 +47,17 @@ def found(
     }  # fmt: skip
     said = [keyed, *lines]
     assert [complaint for line in said for complaint in check_line(line)] == []
-    table = spark.createDataFrame(said, history.SCHEMA)
-    story = story_of(spark, **tables)
-    rows = disordered(table, story, error_ms).orderBy("epoch", "lease_id", "offset").collect()
-    part = judged(
-        table, [], story, {"violations": {}},
-        clocks=Clocks(0, None, error_ms), offenders_max=9,
-    )  # fmt: skip
-    assert part["violations"] == ({"disordered": len(rows)} if rows else {})
-    return [(row["client"], row["offset"], row["behind"], row["holder"]) for row in rows]
+    return spark.createDataFrame(said, history.SCHEMA)
+
+
+def found(
+    spark: SparkSession, *lines: dict[str, Any], error_ms: int | None = 0, **tables: list[Any]
+) -> list[tuple[Any, ...]]:
+    rows = disordered(lines_of(spark, *lines), story_of(spark, **tables), error_ms)
+    return [
+        (row["client"], row["offset"], row["behind"], row["holder"])
+        for row in rows.orderBy("epoch", "lease_id", "offset").collect()
+    ]
 
 
 def story_of(spark: SparkSession, **tables: list[Any]) -> dict[str, DataFrame]:
@@ -86,6 +86,15 @@ def test_message_waits_for_the_one_before_it_unless_they_are_with_one_consumer(
         given("any", "c", 6, 10, 1),
         given("any", "d", 7, 10, 2),
     ) == [("c", 5, 4, "d"), ("d", 6, 5, "c")]
+
+
+def test_what_is_handed_out_too_soon_breaks_a_promise(spark: SparkSession) -> None:
+    table = lines_of(spark, given("queue", "c", 1, 10, 1), given("queue", "d", 2, 20, 2))
+    summary = judged(
+        table, [], story_of(spark), {"violations": {}},
+        clocks=Clocks(0, None, 0), offenders_max=9,
+    )  # fmt: skip
+    assert (summary["verdict"], summary["violations"]) == ("VIOLATED", {"disordered": 1})
 
 
 def test_what_is_passed_over_or_came_back_holds_up_what_is_behind_it(spark: SparkSession) -> None:
