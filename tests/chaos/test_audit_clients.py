@@ -1,12 +1,18 @@
 """What clients say, as tables: ids taken apart, runs of messages."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from pyspark.sql import Row, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.testing import assertDataFrameEqual
 
+from chaos import history
 from chaos.audit import clients
-from tests.chaos.world import SALT
+from chaos.replay.story import LIFE
+from chaos.replay.tables import GROUPS
+from tests.chaos.world import SALT, id_of
 from timer import timer_id
 
 pytestmark = pytest.mark.spark
@@ -42,3 +48,33 @@ def test_messages_are_found_in_the_runs_that_hold_them(spark: SparkSession) -> N
     assert len(found) == len(places)
     missing = clients.with_runs(rows, runs, "left_anti").collect()
     assert sorted(row.queue_offset for row in missing) == [999, 1601, 2000, 2256]
+
+
+def test_group_of_which_a_delivery_does_not_tell_the_life_is_left_out(spark: SparkSession) -> None:
+    def delivery(group: str, lease_id: int, group_id: int | None) -> dict[str, Any]:
+        line = {
+            "op": "deliver", "client": "c", "topic": "t", "group": group, "epoch": 1,
+            "received_ms": 1, "lease_id": lease_id, "offsets": [lease_id],
+            "marks": [lease_id], "ids": [id_of(1, lease_id)], "due_ms": [1],
+            "fired_at_ms": [1], "attempts": [1],
+        }  # fmt: skip
+        return line if group_id is None else line | {"group_id": group_id}
+
+    said = [
+        delivery("sought", 1, 1), delivery("sought", 2, 7),
+        delivery("mute", 3, 2), delivery("mute", 4, None),
+        delivery("plain", 5, None),
+    ]  # fmt: skip
+    lines = spark.createDataFrame(said, history.SCHEMA)
+    groups = [
+        {"topic": "t", "group": group, "group_id": number, "sought": sought, "over": over}
+        for number, group, sought, over in (
+            (1, "sought", True, True), (7, f"sought{LIFE}7", True, False),
+            (2, "mute", True, True), (8, f"mute{LIFE}8", True, False), (3, "plain", False, False),
+        )
+    ]  # fmt: skip
+    table = spark.createDataFrame(groups, from_arrow_schema(GROUPS))
+    told, given = clients.with_group_lives(lines, clients.deliveries(lines), table)
+    wanted = {("sought", 1), (f"sought{LIFE}7", 2), ("plain", 5)}
+    assert {(row["group"], row["lease_id"]) for row in told.collect()} == wanted
+    assert {(row["group"], row["queue_offset"]) for row in given.collect()} == wanted

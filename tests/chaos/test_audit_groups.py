@@ -181,7 +181,6 @@ class Sought:
         self.to = {"back": 2}
         """Where who sought says it was sought to; else it was to a time."""
         self.deletions = ["anew", "gone"]
-        self.with_ids = True
 
     def write(self) -> Run:
         log = Log()
@@ -250,7 +249,7 @@ class Sought:
         h.deliver("t", group, received_ms=400, epoch=1, lease_id=lease_id, offsets=[*offsets],
                   ids=ids, marks=[offset + 1 for offset in offsets], attempts=[*attempts],
                   fired_at_ms=[fired for _, fired in times], due_ms=[due for due, _ in times],
-                  **({"group_id": life} if self.with_ids else {}))  # fmt: skip
+                  group_id=life)  # fmt: skip
 
 
 def test_each_life_of_a_group_owes_what_lies_from_its_start_on(
@@ -289,11 +288,3 @@ def test_what_does_not_come_or_comes_again_after_a_seek_or_a_deletion_is_found(
     assert {(row["group"], row["to_offset"], row["start_offset"]) for row in sought} == {
         ("back", 2, None), ("ahead", 5, 6),
     }  # fmt: skip
-
-
-def test_history_that_does_not_tell_lives_is_left_out(spark: SparkSession, tmp_path: Path) -> None:
-    run = Sought(tmp_path)
-    run.with_ids = False
-    del run.later["back"][3]
-    found = audited(spark, run.write(), sift=False)
-    assert found["violations"] == {}, (found["offenders"], found["rule_offenders"])
