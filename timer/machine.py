@@ -429,12 +429,16 @@ class Machine:
 
     def _forgotten_ms(self) -> UnixMs:
         """Return the read time of the horizon: what fired up to there may be NOT_FOUND now."""
-        forgotten = UnixMs(-1)
-        for time_ms, read_time_ms in self.fire_marks:
-            if time_ms > self.applied_time_ms - HORIZON_MS:
+        return self._horizon()[1]
+
+    def _horizon(self) -> tuple[UnixMs, UnixMs]:
+        """Return the newest mark that lies before the horizon; (-1, -1) if none does."""
+        found = UnixMs(-1), UnixMs(-1)
+        for mark in self.fire_marks:
+            if mark[0] > self.applied_time_ms - HORIZON_MS:
                 break
-            forgotten = read_time_ms
-        return forgotten
+            found = mark
+        return found
 
     def by_topic(self, rows: RowArray) -> list[tuple[Topic, RowArray]]:
         """Split rows by topic, each part in the order of `rows`; the topics are about to change."""
@@ -665,9 +669,11 @@ class Machine:
         # The newest mark that lies before the horizon stays: it says what is forgotten.
         while len(self.fire_marks) > 1 and self.fire_marks[1][0] <= now_ms - HORIZON_MS:
             self.fire_marks.popleft()
-        self.cancels.forget(self._forgotten_ms())
+        # By one mark, both: what ended before it was due before what had fired by it.
+        ended_ms, fired_ms = self._horizon()
+        self.cancels.forget(fired_ms)
         for late in self.late.values():
-            late.forget(UnixMs(now_ms - HORIZON_MS))
+            late.forget(ended_ms)
         for topic_id in self._retention.let_go(self.topics, now_ms):
             self.changes.note(topic_id)
         for topic_id in self._moved & self.topics.keys():

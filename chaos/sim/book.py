@@ -13,7 +13,7 @@ import numpy as np
 from chaos.sim.callers import RequestBook
 from chaos.sim.dropbook import DropBook
 from chaos.sim.expirybook import ExpiryBook
-from chaos.sim.keybook import KeyBook, TimerName, Told
+from chaos.sim.keybook import Key, KeyBook, TimerName, Told
 from chaos.sim.letterbook import LetterBook
 from chaos.sim.orderbook import OrderBook
 from chaos.sim.pausebook import PauseBook
@@ -293,13 +293,14 @@ class Book:
             raise Broken("key", f"{name} was cancelled, then ended for {successor}")
         self.keys.end(name, successor, fired=name in self.fired)
 
-    def rescheduled(self, old: TimerName, new: TimerName, requested_ms: int | None) -> None:
-        """A reschedule was told that `new` fires instead of `old`."""
+    def rescheduled(self, old: TimerName, new: TimerName, by: Key | None = None) -> None:
+        """A reschedule was told that `new` fires instead of `old`. `by`: the key that named it."""
         self.ended(old, new.seq)
         topic = self.timers[old].topic if old in self.timers else "?"
-        self.scheduled(new, topic, requested_ms)
-        if old in self.keys.keys:
-            self.keys.keys[new] = self.keys.keys[old]
+        self.scheduled(new, topic, None)
+        key = by or self.keys.keys.get(old)
+        if key is not None:
+            self.keys.keys[new] = key
 
     # ---- consumers
 

@@ -96,4 +96,20 @@ KEPT: Final = (
         " it no more, and called it behind for ever",
         "tests/replication/test_core.py::test_scenario",
     ),
+    Kept(
+        Task(310004291, "timers", 60),
+        "de4c201",
+        "the log's time leapt by a day, and the cancel of a timer that had been held was forgotten"
+        " before its due time: it was told ALREADY_FIRED",
+        "tests/timer/test_pauses.py"
+        "::test_how_a_held_timer_ended_is_told_until_its_due_time_is_forgotten",
+    ),
+    Kept(
+        Task(310004743, "timers", 60),
+        "de4c201",
+        "the book did not know the key of a timer of which nobody had heard before it was"
+        " rescheduled by that key",
+        "tests/chaos/test_sim_timers.py"
+        "::test_key_of_a_timer_that_nobody_heard_of_is_known_by_its_reschedule",
+    ),
 )

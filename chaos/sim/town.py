@@ -267,7 +267,7 @@ class SimProducer:
             [(outcome, new)] = result
             book.keys.changes_open[old] -= 1
             if outcome == RESCHEDULED:
-                book.rescheduled(old, new, None)
+                book.rescheduled(old, new)
                 self._mine.append(new)
 
         self._town.line.ask(app, app.reschedule, [old], delay_ms, self._town.reply(answered))
@@ -287,7 +287,7 @@ class SimProducer:
                     if new is None:
                         book.ended(old, 0)
                     else:
-                        book.rescheduled(old, new, None)
+                        book.rescheduled(old, new, key)
 
         self._town.line.ask(app, app.change_key, key, delay_ms, self._town.reply(answered))
 

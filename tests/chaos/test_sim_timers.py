@@ -244,8 +244,14 @@ def test_answers_that_fit_break_nothing() -> None:
     book.keys.row(K, OnConflict.REJECT, told(), fired=False)
     book.keys.row(K, OnConflict.KEEP, told(TimerName(1_000, 8), Verdict.KEPT, 7), fired=False)
     book.keys.row(K, OnConflict.REPLACE, told(TimerName(5, 9), Verdict.REPLACED, 7), fired=False)
-    book.rescheduled(TimerName(5, 9), TimerName(6, 10), 6)
+    book.rescheduled(TimerName(5, 9), TimerName(6, 10))
     book.keys.at_end({NAME})
+    assert book.keys.keys[TimerName(6, 10)] == K
+
+
+def test_key_of_a_timer_that_nobody_heard_of_is_known_by_its_reschedule() -> None:
+    book = book_of()
+    book.rescheduled(TimerName(5, 9), TimerName(6, 10), K)
     assert book.keys.keys[TimerName(6, 10)] == K
 
 

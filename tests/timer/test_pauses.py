@@ -639,8 +639,32 @@ def test_how_a_held_timer_ended_is_told_for_the_horizon_from_then_on(outcome: st
     paused.log.checkpoint()
     paused.restart()
     assert paused.cancel(timer) == [expected]
-    paused.log.now_ms += HORIZON_MS
-    paused.fire(paused.log.now_ms - START_MS)
+    for _ in range(2):  # firing goes on, and passes that by the horizon
+        paused.log.now_ms += HORIZON_MS
+        paused.fire(paused.log.now_ms - START_MS)
+        paused.log.checkpoint()
+    assert paused.cancel(timer) == [NOT_FOUND]
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "dropped"])
+def test_how_a_held_timer_ended_is_told_until_its_due_time_is_forgotten(outcome: str) -> None:
+    paused = Paused()
+    [timer] = paused.schedule(10)
+    paused.fire(5)  # of this one there is a mark, of the next one not
+    paused.fire(20)
+    paused.log.now_ms = START_MS + 30
+    if outcome == "cancelled":
+        assert paused.cancel(timer) == [CANCELLED]
+    else:
+        paused.resume("drop", 30)
+        paused.fire(31)
+    expected = {"cancelled": ALREADY_CANCELLED, "dropped": DROPPED}[outcome]
+    day_ms = 86_400_000
+    paused.fire(day_ms)  # nothing was written in between
+    paused.log.checkpoint()
+    paused.restart()
+    assert paused.cancel(timer) == [expected]
+    paused.fire(day_ms + HORIZON_MS)
     paused.log.checkpoint()
     assert paused.cancel(timer) == [NOT_FOUND]
 
