@@ -389,7 +389,8 @@ class Node:
         report = self.replica.report()
         for replica in set(report.stranded) - self._stranded:
             logger.warning(
-                "replica %016x lacks entries that the log has dropped: it needs a snapshot",
+                "replica %016x lacks entries that the log has dropped: it needs a snapshot, unless"
+                " they are on their way",
                 replica,
             )
         self._stranded = set(report.stranded)

@@ -728,7 +728,7 @@ class Core:
         progress.match = max(progress.match, answer.durable_index)
         if answer.matched_index >= self.shape.base_index:
             progress.stranded = False  # what it lacked was still on its way
-        if progress.probing and answer.matched_index >= progress.next - 1:
+        if answer.matched_index >= progress.next - progress.probing:  # what came late matches, too
             progress.probe_from(LogIndex(answer.matched_index + 1))
             progress.probing = False
         while progress.inflight and progress.inflight[0][0] <= progress.match:
@@ -740,7 +740,7 @@ class Core:
         if progress.probing and answer.prev_index != progress.next - 1:
             return
         resume = max(self.shape.resume_at(conflict), progress.match)
-        if resume >= answer.prev_index:
+        if progress.probing and resume >= answer.prev_index:
             progress.stranded = True
         else:
             progress.probe_from(LogIndex(resume + 1))

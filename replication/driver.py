@@ -117,7 +117,7 @@ class Report:
     """The epoch that this replica tries to lead; 0: none."""
     unsure: bool
     stranded: tuple[ReplicaId, ...]
-    """Followers that lack what was dropped from the leader's log: only a snapshot helps them."""
+    """Followers that lack what was dropped from the leader's log; see Progress."""
 
 
 class Driver:

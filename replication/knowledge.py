@@ -33,7 +33,7 @@ class Progress:
     retired: set[Nonce] = field(default_factory=set[Nonce])
     reading: LogIndex | None = None
     stranded: bool = False
-    """It lacks entries that were dropped here: only a snapshot helps it."""
+    """It lacks entries that were dropped here, as far as is known: a snapshot helps it."""
 
     def probe_from(self, index: LogIndex) -> None:
         """Find out where the logs agree, beginning at `index`."""

@@ -152,6 +152,8 @@ class Refetch:
         except NotReady as error:
             raise Unfit(str(error)) from error
         while (wanted := await asyncio.to_thread(self._incoming.wanted)) is not None:
+            if snapshot.index <= self._known():
+                return snapshot  # the log was faster
             self._from = f"{wanted[0].path} of the snapshot at {snapshot.index} comes from {name}"
             await self._fetch(channel, *wanted)
         self._from = f"the snapshot at {snapshot.index} from {name} is being checked"

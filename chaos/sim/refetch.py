@@ -39,7 +39,7 @@ Offer = tuple[Snapshot, Leadership]
 def offer(
     node: "SimNode", suspect: str, known: LogIndex, answer: Callable[[Offer | None], None]
 ) -> None:
-    """Offer a snapshot, if this node leads beyond doubt."""
+    """Offer a snapshot beyond `known`, if there is one and this node leads beyond doubt."""
     core = node.core
     if core.role is not Role.LEADER or not core.lease_held(node.mono_ms()):
         answer(None)
@@ -103,6 +103,8 @@ class Refetch:
             return
         self._offer = found
         self._tries = 0
+        if self._is_needless():
+            return
         try:
             self._incoming.begin(*found)
         except NotReady:
@@ -111,6 +113,8 @@ class Refetch:
         self._fetch()
 
     def _fetch(self) -> None:
+        if self._is_needless():
+            return
         wanted = self._incoming.wanted()
         if wanted is None:
             self._finish()
@@ -140,8 +144,6 @@ class Refetch:
 
     def _finish(self) -> None:
         node = self._node
-        if self._is_needless():
-            return
         try:
             node.app_check(node.disk, INCOMING_PATH)
         except CorruptFile as error:

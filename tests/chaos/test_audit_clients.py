@@ -65,6 +65,8 @@ def test_group_of_which_a_delivery_does_not_tell_the_life_is_left_out(spark: Spa
         delivery("mute", 3, 2), delivery("mute", 4, None),
         delivery("plain", 5, None),
     ]  # fmt: skip
+    where = {"client": "c", "topic": "t", "group": "mute"}
+    said += [where | {"op": op, "start_ms": 1} for op in ("open", "ack", "seek")]
     lines = spark.createDataFrame(said, history.SCHEMA)
     groups = [
         {"topic": "t", "group": group, "group_id": number, "sought": sought, "over": over}
@@ -78,3 +80,5 @@ def test_group_of_which_a_delivery_does_not_tell_the_life_is_left_out(spark: Spa
     wanted = {("sought", 1), (f"sought{LIFE}7", 2), ("plain", 5)}
     assert {(row["group"], row["lease_id"]) for row in told.collect()} == wanted
     assert {(row["group"], row["queue_offset"]) for row in given.collect()} == wanted
+    owed = {row["group"] for row in clients.consumed(told, table).collect()}
+    assert owed == {f"sought{LIFE}7", "plain"}

@@ -126,9 +126,10 @@ def test_each_witness_that_contradicts_the_others_is_named(spark: SparkSession, 
             h.schedule([start_ms], ids=None, due_ms=[700], topic="t", span_ms=span_ms,
                        outcome=history.Outcome.UNKNOWN)  # fmt: skip
     with history.History(world, "consumer") as h:
-        h.deliver("t", "g", received_ms=400, epoch=1, lease_id=9, offsets=[0], handed_out_ms=260,
-                  ids=[id_of(100, 1)], marks=[1], attempts=[1], fired_at_ms=[120], due_ms=[100],
-                  )  # fmt: skip
+        for lease_id, handed_out_ms in ((9, 260), (10, 259)):  # 50 ms and 49 after its epoch's end
+            h.deliver("t", "g", received_ms=400, epoch=1, lease_id=lease_id, offsets=[0],
+                      handed_out_ms=handed_out_ms, ids=[id_of(100, 1)], marks=[1], attempts=[1],
+                      fired_at_ms=[120], due_ms=[100])  # fmt: skip
     with history.Faults(world) as faults:
         faults.record("restart", at_ms=320, node="n1")
         faults.record("gave_up", at_ms=2000)

@@ -204,10 +204,13 @@ def test_of_a_running_cluster_only_what_is_planted_is_raised(desk: Desk, running
             desk.stop()  # and none of its looks while nothing is to be seen
             never_given = 10**6
             desk.put(scheduled(never_given, events.now_ms()))
+            seqs |= schedule(client, 1)  # the log fires on, and what it fires is given
+            until(lambda: told.seqs(Event.GIVEN) >= seqs)
             end_ms = events.now_ms() + desk.settings.overdue_ms
             until(lambda: told.clock_ms() > end_ms)
             desk.start()
             until(desk.judged())
+            until(lambda: bool(desk.raised()))
             assert desk.raised() == [("lost", never_given)]
             first = next(row for row in told.of(Event.GIVEN) if row["seq"] == min(seqs))
             now_ms = events.now_ms()

@@ -288,6 +288,23 @@ async def test_only_a_snapshot_beyond_what_is_known_is_fetched(tmp_path: Path) -
     assert not (tmp_path / "in2" / "manifest").exists()
 
 
+async def test_nothing_more_is_fetched_once_the_log_has_brought_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Source(tmp_path / "a").served() as source:
+        read, known, parts = source.outgoing.read, LogIndex(0), set[str]()
+
+        def reading(part: Part, offset: int, size: int) -> bytes | None:
+            nonlocal known
+            known = source.engine.manifest_index
+            parts.add(part.path)
+            return read(part, offset, size)
+
+        monkeypatch.setattr(source.outgoing, "read", reading)
+        assert await fetch_from(source, tmp_path / "in", known=lambda: known).run() is None
+        assert len(parts) == 1 < len(source.outgoing.offer().parts)
+
+
 async def test_receiver_falls_silent_before_the_install_is_ordered(tmp_path: Path) -> None:
     silent: list[object] = []
 
