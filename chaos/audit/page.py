@@ -29,7 +29,7 @@ p.breach { color: var(--bad); }
 .OK { color: var(--good); } .VIOLATED { color: var(--bad); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap;
+th, td { padding: 4px 9px 4px 0; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--rule); }
 th { color: var(--dim); font-weight: 600; white-space: normal; vertical-align: bottom; }
 td.text, th.text { text-align: left; }
