@@ -145,6 +145,7 @@ def test_each_witness_that_contradicts_the_others_is_named(spark: SparkSession, 
     assert [row["index"] for row in found["diverged_states"]] == [14]
     assert "n3 other" in found["diverged_states"][0]["digests"]
     assert any(line.startswith("  miscounted: node=n1 index=8 said_scheduled=3") for line in lines)
+    assert " miscounted=3 diverged_states=1" in lines[-1]
 
     (fault,) = report.summary["faults"]
     assert (fault["healed_after_ms"], fault["recovered_after_ms"]) == (190, None)
