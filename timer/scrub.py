@@ -4,8 +4,9 @@
     manifest                          its own checksum; there if the log does not begin at 1
     run, key file                     batch by batch, page by page; the whole against the manifest
     spill file                        block by block, those that the manifest needs
-    segment                           frame by frame; each ends where the next begins, and the first
-                                      begins where the manifest ends, or before
+    segment                           frame by frame; each ends where the next begins, the first
+                                      begins where the manifest ends, or before; of a stopped node
+                                      the last reaches what was durable, and the manifest
     `durable`                         its own checksum
 
 Nothing is written, so that it may run beside a node's work, in a thread: `pace` is called after
@@ -74,19 +75,24 @@ def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Pa
     """Return how to check each file that is wanted now."""
     paths = segment.paths(disk, log)  # before the manifest, beyond which nothing is dropped
     checks: dict[Path, Check] = {}
+    applied = LogIndex(0)
     try:
         said = manifest.read(disk, state)
     except (CorruptFile, UnknownVersion):
         checks[state / manifest.NAME] = lambda _: _check_manifest(disk, state)
     else:
+        applied = LogIndex(said["index"] if said is not None else 0)
         first = segment.first_of(paths[0].name) if paths else None
-        if first is not None and first > (said["index"] if said is not None else 0) + 1:
+        if first is not None and first > applied + 1:
             missing = paths[0] if said is not None else state / manifest.NAME
             checks[missing] = lambda _: _missing(missing)
         if said is not None:
             checks |= _state_checks(disk, state, said)
-    for path, check in _log_checks(disk, log, paths, sealed_only=sealed_only).items():
-        checks.setdefault(path, check)
+    for path, following in itertools.pairwise(paths):
+        checks.setdefault(path, _sealed_check(disk, path, following))
+    if not sealed_only:
+        for path, check in _end_checks(disk, log, paths, applied).items():
+            checks.setdefault(path, check)
     return checks
 
 
@@ -154,17 +160,10 @@ def _spill_check(disk: Disk, path: Path, refs: list[SpillRef]) -> dict[Path, Che
 # ---- log
 
 
-def _log_checks(
-    disk: Disk, log: Path, paths: list[Path], *, sealed_only: bool
-) -> dict[Path, Check]:
-    """Return how to check each segment: those that are sealed, or all, and the mark beside them."""
-    checks: dict[Path, Check] = {}
-    for path, following in itertools.pairwise(paths):
-        checks[path] = _sealed_check(disk, path, following)
-    if sealed_only:
-        return checks
-    if paths:
-        checks[paths[-1]] = _active_check(disk, paths[-1])
+def _end_checks(disk: Disk, log: Path, paths: list[Path], applied: LogIndex) -> dict[Path, Check]:
+    """Return how to check a stopped node's last segment, or that none is missing, and its mark."""
+    last = paths[-1] if paths else log
+    checks: dict[Path, Check] = {last: _end_check(disk, log, paths[-1:], applied)}
     mark = log / MARK_NAME
     if disk.exists(mark):
         checks[mark] = lambda _: _check_mark(disk, mark)
@@ -185,15 +184,19 @@ def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
     return check
 
 
-def _active_check(disk: Disk, path: Path) -> Check:
-    """Beyond what was durable damage is a torn tail, which the next start cuts."""
+def _end_check(disk: Disk, log: Path, last: list[Path], applied: LogIndex) -> Check:
+    """Beyond what was durable, and the manifest, damage is a torn tail, which a start cuts."""
 
     def check(pace: Pace) -> int:
-        mark = read_mark(disk, path.with_name(MARK_NAME))
-        end, damage, (_, last) = _walk(disk, path, pace)
-        if last < mark.durable:
+        floor = max(applied, read_mark(disk, log / MARK_NAME).durable)
+        if not last:
+            if floor:
+                raise CorruptFile(log, 0, f"no segments, but entry {floor} was durable")
+            return 0
+        end, damage, (_, reached) = _walk(disk, last[0], pace)
+        if reached < floor:
             why = damage.why if damage is not None else "the log ends here"
-            raise CorruptFile(path, end, f"{why}; entry {mark.durable} was durable")
+            raise CorruptFile(last[0], end, f"{why}; entry {floor} was durable")
         return end
 
     return check

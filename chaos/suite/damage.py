@@ -1,16 +1,17 @@
-"""Nemeses of files: truncated, flipped, wiped, no room.
+"""Nemeses of files: truncated, flipped, removed, wiped, no room.
 
-A node that finds a damaged file, or none, fetches what it lacks from the leader. Until it has it, a
-majority may not stand another loss, so it is waited for. What its log held before is another life
-in the archive. A node whose disk is full waits for room, and the others go on; while a majority has
-too little, nothing new is taken.
+A node that finds a damaged file, or none, fetches what it lacks from the leader. It finds it when
+it starts, when it reads that part, or by its scrub, whose first pass begins with the process. Until
+all is sound, a majority may not stand another loss, so it is waited for. What its log held before
+is another life in the archive. A node whose disk is full waits for room, and the others go on;
+while a majority has too little, nothing new is taken.
 """
 
 import os
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -30,19 +31,27 @@ from chaos.suite.stage import Stage
 from cluster.space import WAITING
 from deploy.local import LaunchError
 from timer import segment
+from timer.disk import RealDisk
+from timer.scrub import Checked, verify
 
+LOG: Final = "log"
+"""The last segment of a node's log, in the folder of that name."""
+STATE: Final = "state"
+"""Any file of its state: manifest, runs, key files, spill files."""
 NOTICE_S: Final = 20.0
 """A node whose disk is full has to notice within this: it writes all the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The end of a node's log is gone: more than it can take for a torn tail."""
+    """The end of a file of a node is gone: of its log, more than it can take for a torn tail."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    part: str = LOG
+    """LOG or STATE."""
     share: float = 0.5
-    """Of the last segment."""
+    """Of the file."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill it, truncate, start it."""
@@ -51,22 +60,24 @@ class Truncate:
             whole = path.stat().st_size
             size = max(segment.HEADER_SIZE, int(whole * (1 - self.share)))
             if size >= whole:
-                raise Fizzled(f"the last segment of {name}'s log has no entry to lose")
-            stage.say(f"{name}'s log ends {whole - size:,} bytes too early")
+                raise Fizzled(f"{name}'s {path.name} has nothing to lose")
+            stage.say(f"{name}'s {path.name} ends {whole - size:,} bytes too early")
             os.truncate(path, size)
 
-        return _damage(stage, chosen(stage, self.who, chance), truncate)
+        return _damage(stage, self, chance, truncate)
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One byte of a node's log has changed."""
+    """One bit of a file of a node has changed."""
 
     needs: ClassVar = NOTHING
     who: str = "follower"
+    part: str = LOG
+    """LOG or STATE."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it, flip a byte of the last segment, start it."""
+        """Kill it, flip a bit in the middle of the file, start it."""
 
         def flip(name: str, path: Path) -> None:
             size = path.stat().st_size
@@ -78,7 +89,26 @@ class Flip:
                 file.seek(at)
                 file.write(bytes([byte ^ (1 << chance.randrange(8))]))
 
-        return _damage(stage, chosen(stage, self.who, chance), flip)
+        return _damage(stage, self, chance, flip)
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """A file of a node is gone."""
+
+    needs: ClassVar = NOTHING
+    who: str = "follower"
+    part: str = LOG
+    """LOG or STATE."""
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Kill it, remove the file, start it."""
+
+        def remove(name: str, path: Path) -> None:
+            stage.say(f"{name}'s {path.name} is gone")
+            path.unlink()
+
+        return _damage(stage, self, chance, remove)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +188,24 @@ class Wipe:
         return undo
 
 
-def _damage(stage: Stage, name: str, mutate: Callable[[str, Path], None]) -> Undo:
-    """Kill a node, have the last segment of its log mutated, start it: it heals by itself.
+def _damage(
+    stage: Stage,
+    nemesis: Truncate | Flip | Remove,
+    chance: random.Random,
+    mutate: Callable[[str, Path], None],
+) -> Undo:
+    """Kill a node, have one of its files mutated, start it: it heals by itself.
 
-    If it does not it is lost for this run. If nothing was mutated, it is just brought back.
+    If it does not it is lost for this run. If nothing that it needs was mutated, it is just brought
+    back.
     """
+    name = chosen(stage, nemesis.who, chance)
     stage.kill(name)
     stage.archive.seal(name)
-    log = stage.data(name) / "log"
     try:
-        mutate(name, max(path for path in log.iterdir() if segment.first_of(path.name) is not None))
+        path = _victim(stage, name, nemesis.part, chance)
+        mutate(name, path)
+        _check_needed(stage, name, path)
     except Fizzled:
         back(stage, name)
         raise
@@ -184,3 +222,35 @@ def _damage(stage: Stage, name: str, mutate: Callable[[str, Path], None]) -> Und
         stage.damaged.discard(name)
         stage.say(f"{name} is back and whole")
     return nothing
+
+
+def _victim(stage: Stage, name: str, part: str, chance: random.Random) -> Path:
+    """Return the last segment of a dead node's log, or any file that its manifest needs, or it.
+
+    Raises:
+        Fizzled: it has no state yet.
+    """
+    data = stage.data(name)
+    if part == LOG:
+        return max(p for p in (data / LOG).iterdir() if segment.first_of(p.name) is not None)
+    paths = [each.path for each in _files(stage, name) if each.path.is_relative_to(data / STATE)]
+    if not paths:
+        raise Fizzled(f"{name} has no manifest yet")
+    folder = chance.choice(sorted({path.parent for path in paths}))  # runs outnumber the manifest
+    return chance.choice(sorted(path for path in paths if path.parent == folder))
+
+
+def _files(stage: Stage, name: str) -> Iterator[Checked]:
+    """Yield what a dead node's own `verify` says of each file of state and log."""
+    data = stage.data(name)
+    return verify(RealDisk(), state=data / STATE, log=data / LOG)
+
+
+def _check_needed(stage: Stage, name: str, path: Path) -> None:
+    """Return if a dead node lacks what was done away with.
+
+    Raises:
+        Fizzled: it can do without; as without a manifest, while its log begins at 1.
+    """
+    if not any(each.damage is not None for each in _files(stage, name)):
+        raise Fizzled(f"{name} can do without what {path.name} was")

@@ -25,6 +25,7 @@ NEMESES: Final[Mapping[str, type[Nemesis]]] = MappingProxyType(
         "clock-drift": clocks.ClockDrift,
         "truncate": damage.Truncate,
         "flip": damage.Flip,
+        "remove": damage.Remove,
         "fill": damage.Fill,
         "wipe": damage.Wipe,
         "kill-consumer": crowd.KillConsumer,

@@ -26,6 +26,9 @@ from chaos.suite.plan import Need
 from chaos.suite.states import Listener
 from cluster.exits import EXIT_CORRUPT
 from deploy.local import Host, LaunchError, LocalCluster
+from timer.disk import RealDisk
+from timer.errors import StorageError
+from timer.scrub import scrub
 from timerclient import TimerClient
 from timerclient.errors import TimerError
 
@@ -38,6 +41,7 @@ MANY_SETTINGS: Final = (
     "storage.log_bytes_flush = 16_777_216",
     "storage.flush_interval_ms = 20_000",
     "storage.reserve_bytes = 134_217_728",
+    "storage.scrub_bytes_per_s = 67_108_864",  # the pass with which a process begins is soon over
     "storage.refetch_timeout_ms = 60_000",  # who can't be healed says so while it is waited for
     "limits.inflight_bytes_max = 33_619_968",  # hardly more than the least: a flood is soon one
     "limits.request_bytes_max = 8_388_608",
@@ -295,7 +299,7 @@ class Stage:
         raise LaunchError(f"{name} is no voter within {READY_S:g} s")
 
     def wait_until_whole(self, name: str) -> None:
-        """Return once a node that lost something has all that the leader has.
+        """Return once a node that lost something has all that the leader has, in sound files.
 
         Raises:
             LaunchError: it does not come to that in time.
@@ -306,12 +310,25 @@ class Stage:
             while time.monotonic() < deadline:
                 with contextlib.suppress(TimerError):
                     one = next(m for m in client.members().members if m.name == name)
+                    said = f"{one.role}, {one.lag_entries} entries behind, unsure = {one.unsure}"
                     whole = one.role in ("leader", "follower") and not one.unsure
                     if whole and one.lag_entries <= LAG_MAX:
-                        return
-                    said = f"{one.role}, {one.lag_entries} entries behind, unsure = {one.unsure}"
+                        if not (damage := self.damage(name)):
+                            return
+                        said = damage
                 time.sleep(WHOLE_POLL_S)
         raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
+
+    def damage(self, name: str) -> str:
+        """Return what is damaged of a running node's files, as its own scrub would; or nothing."""
+        data = self.data(name)
+        try:
+            found = [
+                each.damage for each in scrub(RealDisk(), state=data / "state", log=data / "log")
+            ]
+        except StorageError as error:  # they are just being replaced
+            return str(error)
+        return next((str(damage) for damage in found if damage is not None), "")
 
     def await_ready(self, *names: str) -> None:
         """Wait until nodes that run are ready.

@@ -13,7 +13,7 @@ import pytest
 
 from chaos.history import Run
 from chaos.suite import damage, processes
-from chaos.suite.damage import Fill, Truncate
+from chaos.suite.damage import Fill, Remove, Truncate
 from chaos.suite.links import Bridge, Flap
 from chaos.suite.nemesis import Fizzled, chosen
 from chaos.suite.network import Network, NetworkError
@@ -22,6 +22,7 @@ from chaos.suite.processes import KillMany, PowerCut, RollingRestart, TransferSt
 from chaos.suite.stage import Stage
 from cluster.space import WAITING
 from timer import segment
+from timer.scrub import Checked
 from timerclient.errors import CommitTimeout, NotReady, TimerError
 
 SEEDS = range(20)
@@ -162,25 +163,61 @@ def test_transfers_of_which_all_were_refused_fizzle(
         storm.strike(stage, random.Random(1))()
 
 
-@pytest.mark.parametrize("entries", [0, 1000])
-def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, entries: int) -> None:
-    path = tmp_path / "log" / f"{1:016x}.log"
-    path.parent.mkdir()
-    path.write_bytes(whole := bytes(segment.HEADER_SIZE + entries))
+def damageable(tmp_path: Path) -> Any:
+    """Return a stage whose nodes' data is `tmp_path`."""
     stage: Any = FakeStage()
     stage.archive = SimpleNamespace(seal=lambda _: None)
     stage.data = lambda _: tmp_path
     stage.damaged, stage.hurt = set(), set()
     stage.wait_until_whole = lambda _: None
+    return stage
+
+
+@pytest.mark.parametrize("entries", [0, 1000])
+def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, entries: int) -> None:
+    path = tmp_path / "log" / f"{1:016x}.log"
+    path.parent.mkdir()
+    path.write_bytes(whole := bytes(segment.HEADER_SIZE + entries))
+    stage = damageable(tmp_path)
     if entries:
         Truncate().strike(stage, random.Random(1))()
         assert segment.HEADER_SIZE < path.stat().st_size < len(whole)
     else:
-        with pytest.raises(Fizzled, match="has no entry to lose"):
+        with pytest.raises(Fizzled, match="has nothing to lose"):
             Truncate().strike(stage, random.Random(1))
         assert path.read_bytes() == whole
     assert bool(stage.hurt) == bool(entries), "what is not damaged has no errors to log"
     assert [what for what, *_ in stage.calls] == ["kill", "restart"]
+
+
+@pytest.mark.parametrize(("files", "why"), [(0, "has no manifest yet"), (1, "can do without")])
+def test_state_that_nobody_misses_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, why: str
+) -> None:
+    manifest = tmp_path / "state" / "manifest"
+    manifest.parent.mkdir()
+    manifest.touch()
+    checked = [Checked(tmp_path / "log" / "1.log", 1, None), Checked(manifest, 1, None)]
+    monkeypatch.setattr(damage, "verify", lambda *_, **__: checked if files else checked[:1])
+    stage = damageable(tmp_path)
+    with pytest.raises(Fizzled, match=why):
+        Remove("follower", damage.STATE).strike(stage, random.Random(1))
+    assert manifest.exists() == (not files)
+    assert (stage.damaged, stage.hurt) == (set(), set())
+    assert [what for what, *_ in stage.calls] == ["kill", "restart"]
+
+
+def test_every_kind_of_file_is_damaged_however_many_runs_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    names = ["manifest", "queues/1.spill", *(f"runs/{number}.arrow" for number in range(99))]
+    checked = [Checked(state / name, 1, None) for name in names]
+    checked.append(Checked(tmp_path / "log" / "1.log", 1, None))
+    monkeypatch.setattr(damage, "verify", lambda *_, **__: checked)
+    stage = damageable(tmp_path)
+    hit = [damage._victim(stage, "n2", damage.STATE, random.Random(seed)) for seed in SEEDS]
+    assert {path.parent.name for path in hit} == {"state", "queues", "runs"}
 
 
 @pytest.mark.parametrize("noticing", [set[str](), {"n3"}])

@@ -22,7 +22,7 @@ from chaos.suite import crowd, damage, links, processes, scenarios
 from chaos.suite import nemesis as nemeses
 from chaos.suite.clocks import ClockDrift, ClockJump
 from chaos.suite.crowd import Flood, KillConsumer
-from chaos.suite.damage import Fill, Flip, Truncate, Wipe
+from chaos.suite.damage import Fill, Flip, Remove, Truncate, Wipe
 from chaos.suite.links import Bridge, Flap, Isolate, OneWay, Slow
 from chaos.suite.nemesis import Fizzled, Nemesis
 from chaos.suite.processes import Kill, KillMany, Pause, PowerCut, RollingRestart, TransferStorm
@@ -41,13 +41,15 @@ pytestmark = pytest.mark.slow
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """One stage for all: each undo leaves it whole."""
     folder = tmp_path_factory.mktemp("stage")
-    # One flood is enough to be one; logs stay whole, so that a wiped disk can be filled again.
+    # One flood is enough to be one; manifests come soon, and logs stay whole all the same.
     settings = tuple(line for line in MANY_SETTINGS if "flush" not in line)
+    settings = (*settings, "storage.log_entries_flush = 64")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("chaos.suite.stage.LocalCluster", Forking)
         with Stage(Run(folder), missing=capabilities(folder), settings=settings) as stage:
             with TimerClient(stage.cluster.endpoints) as client:
-                client.schedule_batch("t", [b"payload"] * 1000, delay=timedelta(hours=1))
+                for _ in range(64):  # as many entries: all nodes will have a manifest
+                    client.schedule_batch("t", [b"payload"] * 16, delay=timedelta(hours=1))
             yield stage
 
 
@@ -379,13 +381,25 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
     schedules(stage)
 
 
-@pytest.mark.parametrize("nemesis", [Truncate("follower"), Flip("follower")])
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        (Truncate, damage.LOG), (Flip, damage.LOG), (Remove, damage.LOG),
+        (Flip, damage.STATE), (Remove, damage.STATE),
+    ],
+)  # fmt: skip
 def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
-    stage: Stage, chance: random.Random, nemesis: Truncate | Flip
+    stage: Stage, chance: random.Random, kind: type[Truncate | Flip | Remove], part: str
 ) -> None:
-    nemesis.strike(stage, chance)()
+    until(lambda: all((stage.data(name) / "state" / "manifest").exists() for name in stage.names))
+    schedules(stage)
+    kind("follower", part).strike(stage, chance)()
     name = recorded(stage, "kill")["node"]
     assert stage.lost == set()
+    assert (
+        "; fetching state and log from the leader"
+        in (stage.run.root / "logs" / f"{name}.log").read_text()
+    )
     schedules(stage)
     until(lambda: stage.cluster.state(name) is not None)
     stage.archive.update()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -636,9 +637,9 @@ def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_p
 def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
     tmp_path: Path, given_up: bool
 ) -> None:
-    segment_file = tmp_path / "log" / f"{1:016x}.log"
-    segment_file.parent.mkdir()
-    segment_file.touch()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / f"{1:016x}.log").write_bytes(b"no header")
     lost = list[str]()
 
     def restart(name: str) -> None:
@@ -646,11 +647,11 @@ def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
 
     stage: Any = SimpleNamespace(
         kill=lambda _: None, archive=SimpleNamespace(seal=lambda _: None), data=lambda _: tmp_path,
-        damaged=set(), hurt=set(), restart=restart, lose=lost.append,
-        is_given_up=lambda _: given_up,
+        damaged=set(), hurt=set(), restart=restart, lose=lost.append, leader=lambda: "n1",
+        is_given_up=lambda _: given_up, say=lambda _: None,
     )  # fmt: skip
     with contextlib.nullcontext() if given_up else pytest.raises(LaunchError, match="not ready"):
-        damage._damage(stage, "n1", lambda *_: None)
+        damage.Flip("leader").strike(stage, random.Random(1))
     assert (lost, stage.hurt) == (["n1"] if given_up else [], {"n1"})
 
 

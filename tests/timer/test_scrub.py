@@ -163,6 +163,34 @@ def test_damage_in_the_last_segment_counts_up_to_what_was_durable() -> None:
     assert "was durable" in str(found_.damage)
 
 
+@pytest.mark.parametrize("named_by", ["mark", "manifest"])
+def test_log_that_ends_below_what_was_durable_or_applied_is_found(named_by: str) -> None:
+    disk, log = stored()
+    removed = {"mark": STATE / manifest.NAME, "manifest": LOG / timer_log.MARK_NAME}
+    assert (said := manifest.read(disk, STATE)) is not None
+    assert said["index"] == len(log.entries)
+    disk.remove(removed[named_by])
+    assert not damaged([*scrub.verify(disk, state=STATE, log=LOG)])
+    segments = [LOG / name for name in disk.list_dir(LOG) if name.endswith(".log")]
+    while segments:
+        disk.remove(segments.pop())
+        (missed,) = damaged([*scrub.verify(disk, state=STATE, log=LOG)])
+        assert missed.path == (segments[-1] if segments else LOG)
+        assert f"entry {len(log.entries)} was durable" in str(missed.damage)
+        with pytest.raises(CorruptFile):
+            timer_log.Log.open(
+                disk, LOG, segment_size=SEGMENT,
+                committed_floor=LogIndex(len(log.entries) if named_by == "manifest" else 0),
+            )  # fmt: skip
+
+
+def test_log_that_was_never_written_is_no_damage() -> None:
+    disk = SimDisk()
+    disk.make_dir(STATE)
+    disk.make_dir(LOG)
+    assert not damaged([*scrub.verify(disk, state=STATE, log=LOG)])
+
+
 def test_pace_hears_of_what_is_read_and_may_end_it() -> None:
     disk, _ = stored()
     steps = list[int]()
