@@ -50,6 +50,12 @@ CHANNEL_OPTIONS: Final = (
     # Two clients of one process don't share a connection, nor its pauses.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+    # A node whose machine is gone closes nothing. Without pings its connection would be taken for
+    # one for a quarter of an hour, though another machine may have its name by now, and lead.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 

@@ -1,15 +1,19 @@
-"""A client that is gone without a word is missed, though nothing is sent to it."""
+"""Who is gone without a word is missed: a client by its node, a node by its client."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Container, Iterable
+from typing import Any
 
 import grpc
+import pytest
 
 from cluster.node import SERVER_OPTIONS
+from timerclient import AsyncTimerClient, nodes
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -26,10 +30,28 @@ asyncio.run(main())
 """
 
 
+OFTEN = {"grpc.keepalive_time_ms", "grpc.http2.min_ping_interval_without_data_ms"}
+TIMES = OFTEN | {"grpc.http2.ping_timeout_ms"}
+
+
+def soon(
+    options: Iterable[tuple[str, Any]], times: Container[str] = TIMES
+) -> list[tuple[str, Any]]:
+    """Return options with a tenth of the times that are named."""
+    return [(name, value // 10 if name in times else value) for name, value in options]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 -- of things that tell nobody
+            await asyncio.sleep(0.01)
+
+
 class Consuming(rpc.ConsumeServiceServicer, rpc.AdminServiceServicer):
-    """Opens a consumer that gets nothing, and notes its end."""
+    """Opens consumers that get nothing, and notes their end."""
 
     def __init__(self) -> None:
+        self.opened = 0
         self.gone = asyncio.Event()
 
     async def GetStatus(self, *_: object) -> pb.GetStatusResponse:  # noqa: N802
@@ -38,6 +60,7 @@ class Consuming(rpc.ConsumeServiceServicer, rpc.AdminServiceServicer):
     async def Consume(  # noqa: N802
         self, requests: AsyncIterator[pb.ConsumeRequest], _: object
     ) -> AsyncIterator[pb.ConsumeResponse]:
+        self.opened += 1
         yield pb.ConsumeResponse(opened=pb.ConsumerOpened(epoch=1))
         try:
             async for _request in requests:
@@ -46,30 +69,102 @@ class Consuming(rpc.ConsumeServiceServicer, rpc.AdminServiceServicer):
             self.gone.set()
 
 
-async def missed() -> None:
-    # A tenth of the times that a node gives.
-    times = {"grpc.keepalive_time_ms", "grpc.http2.ping_timeout_ms"}
-    assert times < {name for name, _ in SERVER_OPTIONS}
-    options = [(name, value // 10 if name in times else value) for name, value in SERVER_OPTIONS]
-    server, consuming = grpc.aio.server(options=options), Consuming()  # type: ignore[abstract]
+@contextlib.asynccontextmanager
+async def serving(times: Container[str] = TIMES) -> AsyncIterator[tuple[Consuming, int]]:
+    """Yield a node's services, and their port."""
+    server = grpc.aio.server(options=soon(SERVER_OPTIONS, times))
+    consuming = Consuming()  # type: ignore[abstract]
     rpc.add_ConsumeServiceServicer_to_server(consuming, server)
     rpc.add_AdminServiceServicer_to_server(consuming, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    client = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CLIENT, address, stdout=subprocess.PIPE
-    )
     try:
-        assert client.stdout is not None
-        async with asyncio.timeout(60):
-            assert await client.stdout.readline() == b"consumes\n"
-            os.kill(client.pid, signal.SIGSTOP)  # as a machine without power: no word, no end
-            await consuming.gone.wait()
+        yield consuming, port
     finally:
-        client.kill()
-        await client.wait()
         await server.stop(None)
 
 
-def test_consumer_whose_machine_is_gone_is_missed() -> None:
-    asyncio.run(missed())
+class Wire:
+    """What lies between a client and a port: it can swallow all that goes on now, for ever."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._swallowed = 0
+        self.connections = 0
+        self.said = 0
+        """Bytes that clients sent."""
+        self._tasks = list[asyncio.Task[None]]()
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def swallow(self) -> None:
+        """Carry nothing more on the connections that there are; they stay open."""
+        self._swallowed = self.connections
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        theirs, ours = await asyncio.open_connection("127.0.0.1", self._port)
+        for source, sink in ((reader, ours), (theirs, writer)):
+            carrying = self._carry(self.connections, source, sink, counts=source is reader)
+            self._tasks.append(asyncio.ensure_future(carrying))
+
+    async def _carry(
+        self, no: int, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, counts: bool
+    ) -> None:
+        with contextlib.closing(sink):
+            while data := await source.read(1 << 16):
+                self.said += len(data) * counts
+                if no > self._swallowed:
+                    sink.write(data)
+                    await sink.drain()
+            if no <= self._swallowed:
+                await asyncio.Event().wait()  # the end is swallowed, too
+
+
+async def test_node_whose_machine_is_gone_is_dialled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "CHANNEL_OPTIONS", soon(nodes.CHANNEL_OPTIONS))
+    async with serving() as (services, port):
+        wire = Wire(port)
+        async with wire as address, AsyncTimerClient(address) as client:
+            receiving = asyncio.ensure_future(client.consumer("t", "g").receive())
+            await until(lambda: services.opened >= 1)
+            wire.swallow()
+            await until(lambda: services.opened >= 2)
+            assert wire.connections >= 2
+            receiving.cancel()
+            await asyncio.wait({receiving})
+
+
+async def test_quiet_client_is_not_sent_away_for_its_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "CHANNEL_OPTIONS", soon(nodes.CHANNEL_OPTIONS, OFTEN))
+    async with serving(OFTEN) as (_, port):
+        wire = Wire(port)
+        async with wire as address, nodes.tcp(None)(address) as channel:
+            await rpc.AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(local=True))
+            before = wire.said
+            await until(lambda: wire.said - before > 12 * 17)  # as many pings, or answers to pings
+            assert wire.connections == 1
+
+
+async def test_consumer_whose_machine_is_gone_is_missed() -> None:
+    async with serving() as (consuming, port):
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CLIENT, f"127.0.0.1:{port}", stdout=subprocess.PIPE
+        )
+        try:
+            assert client.stdout is not None
+            async with asyncio.timeout(60):
+                assert await client.stdout.readline() == b"consumes\n"
+                os.kill(client.pid, signal.SIGSTOP)  # as a machine without power: no word, no end
+                await consuming.gone.wait()
+        finally:
+            client.kill()
+            await client.wait()
