@@ -205,11 +205,8 @@ class Run:
         """The folder of a node's log with what it has dropped, if the harness kept it."""
         return self.root / "nodes" / node / "kept"
 
-    def _log_of(self, name: str, data: str) -> Path:
-        return self.kept(name) if self.kept(name).exists() else self.root / data / "log"
-
-    def nodes(self) -> dict[str, Path]:
-        """Return node name -> its log's folder.
+    def data(self) -> dict[str, Path]:
+        """Return node name -> its data directory.
 
         Raises:
             FileNotFoundError: the run has no node's data.
@@ -217,11 +214,22 @@ class Run:
         listed = self.root / "cluster.json"
         if listed.exists():
             nodes = json.loads(listed.read_text())["nodes"]
-            return {node["name"]: self._log_of(node["name"], node["data"]) for node in nodes}
-        found = {path.parent.name: path for path in sorted(self.root.glob("*/log"))}
+            return {node["name"]: self.root / node["data"] for node in nodes}
+        found = {path.parent.name: path.parent for path in sorted(self.root.glob("*/log"))}
         if not found:
             raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
         return found
+
+    def nodes(self) -> dict[str, Path]:
+        """Return node name -> its log's folder.
+
+        Raises:
+            FileNotFoundError: the run has no node's data.
+        """
+        return {
+            name: self.kept(name) if self.kept(name).exists() else data / "log"
+            for name, data in self.data().items()
+        }
 
     def logs(self) -> dict[str, list[list[Segment]]]:
         """Return node name -> the segments of its log, in order; one list for each of its lives.

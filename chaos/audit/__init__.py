@@ -14,6 +14,7 @@ judges a run that was drained: clients went on until everything due had come.
 
     clients nodes verdict        DataFrame -> DataFrame, pure: the judgement
     rules nacks handing_out ordering   what no verdict of a timer shows, into the summary: beside
+    files                        what nodes' state files hold, against their logs
     plain sieve                  of a large run, what needs no such judgement, by columns
     faults figures               windows of faults; lateness, gaps, redeliveries, throughput
     job session command          one run: read, replay, judge, write; Spark; exit status

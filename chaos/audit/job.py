@@ -27,6 +27,7 @@ from chaos.audit import (
     clients,
     counts,
     figures,
+    files,
     handing_out,
     nacks,
     nodes,
@@ -111,6 +112,11 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= handing_out.judged(
         lines, epochs, story, summary,
         clocks=clocks, offenders_max=OFFENDERS_MAX,
+    )  # fmt: skip
+    summary |= files.judged(
+        run, story["fates"], summary,
+        lost={line["node"] for line in _faults(run) if line["event"] == "lost"},
+        end=end, offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}

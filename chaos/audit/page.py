@@ -202,6 +202,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         ]
         yield _table(("operation", "topic", "answered", "in the log"), rows, texts=2)
     beside = [*s["rule_offenders"], *s["nack_offenders"], *s["handing_out_offenders"]]
+    beside += s["file_offenders"]
     for verdict in dict.fromkeys(row["verdict"] for row in beside):
         some = [{k: v for k, v in row.items() if k != "verdict"} for row in beside
                 if row["verdict"] == verdict]  # fmt: skip
@@ -313,7 +314,15 @@ def _nodes(s: dict[str, Any]) -> str:
         f"Entries {part['from']:,} .. {part['to']:,} are on fewer than a majority."
         for part in s["thin"]
     ]
+    words += [f"{line}." for line in pending_in_files(s)]
     return _table(heads, rows) + "".join(f"<p>{_text(line)}</p>" for line in words)
+
+
+def pending_in_files(s: dict[str, Any]) -> Iterator[str]:
+    """Yield how much the nodes' files hold, if any of them are in the run's folder."""
+    if s["files"]:
+        told = (f"{e['node']} {e['pending']:,} after entry {e['index']:,}" for e in s["files"])
+        yield f"pending in nodes' files: {', '.join(told)}"
 
 
 def _conservation(s: dict[str, Any]) -> Iterator[str]:

@@ -61,6 +61,7 @@ def describe(report: Report) -> Iterator[str]:
             f"{said['nodes']} nodes said {said['counts']:,} times what they had counted, and"
             f" {said['digests']:,} digests of their states"
         )
+    yield from page.pending_in_files(s)
     for hole in s["holes"]:
         span = f"{hole['from']} .. {hole['to']}"
         yield f"{hole['node']}'s log never held entries {span}: it began anew, or ended before"
@@ -119,7 +120,7 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
             f" {row['logged']:,} in the log"
         )
-    for beside in ("rule", "nack", "handing_out"):
+    for beside in ("rule", "nack", "handing_out", "file"):
         for row in s[f"{beside}_offenders"][:SHOWN_MAX]:
             yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
     named = len(s["offenders"])

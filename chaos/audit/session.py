@@ -14,7 +14,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from chaos import timerlog
+from chaos import timerlog, timerstate
 
 JAVA_MIN: Final = 17
 """Of Spark 4."""
@@ -27,7 +27,7 @@ def spark_session(
     master: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
-    """Return a quiet session that knows the format "timerlog"; on this machine unless told.
+    """Return a quiet session that knows nodes' files; on this machine unless told.
 
     Under spark-submit the master and every setting that it was given are left as they are.
     `quick` is for runs of a few million timers: what starts and compiles soonest wins there.
@@ -41,6 +41,7 @@ def spark_session(
         builder = builder.master(master or "local[*]").config(map=_local(quick=quick))
     session = builder.config(map={**settings}).getOrCreate()
     timerlog.register(session)
+    timerstate.register(session)
     return session
 
 

@@ -1,0 +1,146 @@
+"""Found: timers that nodes' files hold otherwise than their log says; files that can't be read."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from chaos.audit import files
+from chaos.history import Run
+from chaos.replay import tables
+from chaos.replay.nodelog import Piece, segments
+from chaos.timerstate import TimerStateReader
+from tests.chaos.world import write_log
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
+from tests.timer.test_manifest import flush
+from tests.timer.test_snapshot import frame_of
+from timer import manifest
+from timer.disk import RealDisk
+from timer.policies import Scope
+from timer.units import LogIndex, TopicId
+
+FAR_MS = START_MS + 10**9
+DISK = RealDisk()
+PENDING = {
+    "n1": 3 * 40 + 5_000,
+    "n2": 3 * 40 + 5_000 - 100 - 2 - 11 - 11,  # cancelled; fired, of those that go on
+    "n3": 3 * 40 + 5_000 - 100 - 2 - 11 - 11 - 29 - 14 - 1 + 3,  # deleted; fired; cancelled
+}
+
+
+def timers(topic: int, first: int, count: int, due_ms: int) -> list[tuple[int, int, bytes]]:
+    return [(topic, due_ms + at, b"%d" % at) for at in range(first, first + count)]
+
+
+def busy() -> Iterator[Log]:
+    """Yield a log as it grows; each time something else becomes of what earlier runs hold."""
+    log = Log()
+    log.begin_epoch()
+    for name in ("t", "paused", "deleted"):
+        log.topic(name)
+    for topic in (1, 2, 3):
+        log.schedule(part_of(timers(topic, 0, 40, START_MS + 100)))  # seqs 1 .. 120
+    log.schedule(part_of(timers(1, 0, 5_000, FAR_MS)))  # 121 .. 5120: of more than one batch
+    log.policy(Scope("", TopicId(2)), paused=True)
+    yield log
+    log.cancel([(FAR_MS + at, 121 + at) for at in range(0, 500, 5)])
+    log.cancel([(START_MS + 120, 61), (START_MS + 121, 22)])
+    log.fire(START_MS + 110)
+    yield log
+    log.delete_topic(3)
+    log.fire(START_MS + 125)  # of topic 2 all of these are held
+    log.cancel([(START_MS + 105, 46)])
+    log.schedule(part_of(timers(2, 100, 3, START_MS)))
+    yield log
+    log.cancel([(FAR_MS + 7, 128)])
+    log.fire(START_MS + 130)
+    log.checkpoint()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three nodes' logs; their states, flushed at other times; and the tale of the log."""
+    run = Run(tmp_path_factory.mktemp("run"))
+    nodes = {name: engine_on(DISK, run.root / name / "state") for name in PENDING}
+    log = Log()
+    for times, log in enumerate(busy()):
+        for name in [*nodes][times:]:
+            catch_up(nodes[name], log)
+            flush(nodes[name])
+    frames = [frame_of(log, at) for at in range(len(log.entries))]
+    for name in nodes:
+        write_log(run.root / name / "log", frames)
+    piece = Piece(segments(run.root / "n1" / "log"), LogIndex(1), LogIndex(len(frames)))
+    tables.replay([piece], run.root / "tale", run.root / "spill")
+    return run
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    source = TimerStateReader({"path": str(run.root)})
+    batches = (batch for part in source.partitions() for batch in source.read(part))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_what_is_pending_has_weight_one_in_all(run: Run) -> None:
+    weights = Counter[tuple[str, int]]()
+    for row in rows_of(run):
+        weights[row["node"], row["seq"]] += row["weight"]
+    assert {*weights.values()} == {0, 1}, "tombstones lie in other runs"
+    assert Counter(node for (node, _), weight in weights.items() if weight) == PENDING
+
+
+def judged(spark: SparkSession, run: Run, **said: Any) -> dict[str, Any]:
+    reader = spark.read.schema(from_arrow_schema(tables.FATES))
+    fates = reader.parquet(str(run.root / "tale" / "fates"))
+    how: dict[str, Any] = {"lost": (), "end": 99, "offenders_max": 3} | said
+    return files.judged(run, fates, {"violations": {"early": 1}}, **how)
+
+
+@pytest.mark.spark
+def test_files_that_hold_what_the_log_says_are_fine(spark: SparkSession, run: Run) -> None:
+    found = judged(spark, run)
+    assert found["violations"] == {"early": 1}
+    assert {each["node"]: each["pending"] for each in found["files"]} == PENDING
+    assert found["file_offenders"] == []
+    indexes = [each["index"] for each in found["files"]]
+    assert indexes == sorted({*indexes}), "each node's manifest is of its own time"
+    found = judged(spark, run, lost={"n1"}, end=indexes[1])
+    assert [each["node"] for each in found["files"]] == ["n2"]
+
+
+@pytest.mark.spark
+def test_each_way_to_hold_something_else_is_named(
+    spark: SparkSession, run: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(run.root, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    states = {name: run.root / name / "state" for name in PENDING}
+    said = {name: manifest.read(DISK, state) for name, state in states.items()}
+    assert said["n1"] is not None
+    assert said["n2"] is not None
+    manifest.write(DISK, states["n1"], said["n1"] | {"index": said["n2"]["index"]})
+    manifest.write(DISK, states["n2"], said["n2"] | {"runs": said["n2"]["runs"][1:]})
+    damaged = next((states["n3"] / manifest.RUN_DIRECTORY).glob("*.arrow"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    for name, why in (("n4", b"no manifest"), ("n5", b"")):
+        shutil.copytree(run.root / "n3", run.root / name)
+        (run.root / name / "state" / manifest.NAME).write_bytes(why)
+    found = judged(spark, run)
+    extra = 102 + 22 + 102  # cancelled; fired; n2 holds that these are cancelled, and not these
+    lost = PENDING["n2"] - 11  # of the first run: what is held by now lies in the second
+    assert found["violations"] == {
+        "early": 1, "extra_in_files": extra, "missing_in_files": lost, "damaged_files": 3,
+    }  # fmt: skip
+    assert found["verdict"] == "VIOLATED"
+    of = [(row["node"], row["verdict"], row.get("times")) for row in found["file_offenders"]]
+    assert of == [
+        *3 * [("n1", "extra_in_files", 1)],
+        *3 * [("n2", "extra_in_files", -1)],
+        *((name, "damaged_files", None) for name in ("n3", "n4", "n5")),
+    ]
+    assert str(damaged) in found["file_offenders"][-3]["damage"]
