@@ -18,6 +18,7 @@ from timer import scrub
 from timer.directory import IDENTITY_NAME, LOCK_NAME, read_identity
 from timer.disk import Disk, RealDisk
 from timer.errors import CorruptFile, TimerError, UnknownVersion, WrongDirectory
+from timer.incoming import ready
 from timer.scrub import Checked
 
 DAMAGED = 1
@@ -40,8 +41,11 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
             yield _checked(promise, lambda: PromiseFile.load(disk, promise))
         for path, check in raft_files.checks(data).items():
             yield _checked(path, check)
-        if disk.exists(data / "state") and disk.exists(data / "log"):
-            yield from scrub.verify(disk, state=data / "state", log=data / "log")
+        state, log, order = data / "state", data / "log", data / "incoming" / "ready"
+        if disk.exists(order):  # the next start replaces state and log, whatever they are
+            yield _checked(order, lambda: ready(disk, order.parent))
+        elif disk.exists(state) or disk.exists(log):
+            yield from scrub.verify(disk, state=state, log=log)
         noted = data / "damaged"
         if disk.exists(noted):
             why = f"noted by the node: {disk.read(noted).decode(errors='replace')}"

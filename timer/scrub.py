@@ -15,6 +15,7 @@ removes files meanwhile. So damage counts only if it is still there when its fil
 read once more.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,7 +74,8 @@ def verify(disk: Disk, *, state: Path, log: Path) -> Iterator[Checked]:
 
 def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
     """Return how to check each file that is wanted now."""
-    paths = segment.paths(disk, log)  # before the manifest, beyond which nothing is dropped
+    # Before the manifest, beyond which nothing is dropped.
+    paths = segment.paths(disk, log) if disk.exists(log) else []
     checks: dict[Path, Check] = {}
     applied = LogIndex(0)
     try:
@@ -88,11 +90,10 @@ def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Pa
             checks[missing] = lambda _: _missing(missing)
         if said is not None:
             checks |= _state_checks(disk, state, said)
-    for path, following in itertools.pairwise(paths):
-        checks.setdefault(path, _sealed_check(disk, path, following))
-    if not sealed_only:
-        for path, check in _end_checks(disk, log, paths, applied).items():
-            checks.setdefault(path, check)
+    end = {} if sealed_only else _end_checks(disk, log, paths, applied)
+    sealed = {path: _sealed_check(disk, path, after) for path, after in itertools.pairwise(paths)}
+    for path, check in (sealed | end).items():
+        checks.setdefault(path, check)
     return checks
 
 
@@ -161,13 +162,40 @@ def _spill_check(disk: Disk, path: Path, refs: list[SpillRef]) -> dict[Path, Che
 
 
 def _end_checks(disk: Disk, log: Path, paths: list[Path], applied: LogIndex) -> dict[Path, Check]:
-    """Return how to check a stopped node's last segment, or that none is missing, and its mark."""
-    last = paths[-1] if paths else log
-    checks: dict[Path, Check] = {last: _end_check(disk, log, paths[-1:], applied)}
-    mark = log / MARK_NAME
+    """Return how to check a stopped node's last segment, or that none is missing, and its mark.
+
+    A segment that a crash left unborn is no damage: it is left out of `paths`.
+    """
+    checks: dict[Path, Check] = {}
+    floor, mark = applied, log / MARK_NAME
     if disk.exists(mark):
         checks[mark] = lambda _: _check_mark(disk, mark)
+        with contextlib.suppress(UnknownVersion):
+            floor = max(floor, read_mark(disk, mark).durable)
+    if paths and _is_unborn(disk, paths[-1], floor):
+        paths.pop()
+    if paths:
+        last = paths[-1]
+        checks[last] = lambda pace: _check_end(disk, last, floor, pace)
+    elif floor:
+        checks[log] = lambda _: _no_segments(log, floor)
     return checks
+
+
+def _is_unborn(disk: Disk, path: Path, floor: LogIndex) -> bool:
+    """Return whether a start would remove a segment: frames follow only a durable header."""
+    first = segment.first_of(path.name)
+    if first is None or first <= floor or disk.size(path) > segment.HEADER_SIZE:
+        return False
+    try:
+        _header(disk, path)
+    except CorruptFile:
+        return True
+    return False
+
+
+def _no_segments(log: Path, floor: LogIndex) -> int:
+    raise CorruptFile(log, 0, f"no segments, but entry {floor} was durable")
 
 
 def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
@@ -184,22 +212,13 @@ def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
     return check
 
 
-def _end_check(disk: Disk, log: Path, last: list[Path], applied: LogIndex) -> Check:
+def _check_end(disk: Disk, path: Path, floor: LogIndex, pace: Pace) -> int:
     """Beyond what was durable, and the manifest, damage is a torn tail, which a start cuts."""
-
-    def check(pace: Pace) -> int:
-        floor = max(applied, read_mark(disk, log / MARK_NAME).durable)
-        if not last:
-            if floor:
-                raise CorruptFile(log, 0, f"no segments, but entry {floor} was durable")
-            return 0
-        end, damage, (_, reached) = _walk(disk, last[0], pace)
-        if reached < floor:
-            why = damage.why if damage is not None else "the log ends here"
-            raise CorruptFile(last[0], end, f"{why}; entry {floor} was durable")
-        return end
-
-    return check
+    end, damage, (_, last) = _walk(disk, path, pace)
+    if last < floor:
+        why = damage.why if damage is not None else "the log ends here"
+        raise CorruptFile(path, end, f"{why}; entry {floor} was durable")
+    return end
 
 
 def _check_mark(disk: Disk, path: Path) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from chaos.suite.damage import LOG, STATE
 from chaos.suite.nemeses import NEMESES
 from chaos.suite.plan import Draw, Lane, Need, Options, Strike
 
@@ -171,13 +172,13 @@ _SINGLE: Final = {
     "overload": _of("floods of requests, more than the cluster takes",
                     around("flood", (0, 0), size_mb=128, has_to_be_refused=True), every_s=60),
     "truncated": _of("the end of a follower's log is gone, or of a file of its state",
-                     card("truncate", (0, 0), part="log"), card("truncate", (0, 0), part="state"),
+                     card("truncate", (0, 0), part=LOG), card("truncate", (0, 0), part=STATE),
                      every_s=20),
     "flipped": _of("one bit of a follower's log has changed, or of a file of its state",
-                   card("flip", (0, 0), part="log"), card("flip", (0, 0), part="state"),
+                   card("flip", (0, 0), part=LOG), card("flip", (0, 0), part=STATE),
                    every_s=20),
     "removed": _of("the last segment of a follower's log is gone, or a file of its state",
-                   card("remove", (0, 0), part="log"), card("remove", (0, 0), part="state"),
+                   card("remove", (0, 0), part=LOG), card("remove", (0, 0), part=STATE),
                    every_s=20),
     "full-disk": _of("disks are full, or nearly: one, or all",
                      card("fill", who="follower"), card("fill", who="leader"),

@@ -57,6 +57,8 @@ go on for hours beside other work, and how fast it was is the audit's to tell.""
 
 NO_ROOM: Final = 'msg="no room, to be waited for'
 """What a node logs whose disk is full, and that is so by a strike."""
+DAMAGE: Final = re.compile(r"corrupt at byte|msg=.gave up after ")
+"""What a node logs that was damaged."""
 LAG_MAX: Final = 100
 """Entries that a follower of a busy leader is behind."""
 WHOLE_POLL_S: Final = 0.2
@@ -186,8 +188,7 @@ class Stage:
             line[:500]
             for line in lines
             if line.split(" ", 2)[1:2] in (["level=error"], ["level=critical"])
-            # Its disk was filled, or damaged; but what it applies is not for any strike to change.
-            if NO_ROOM not in line and (name not in self.hurt or "Diverged" in line)
+            if NO_ROOM not in line and not (name in self.hurt and DAMAGE.search(line))
         ]
 
     # ---- where things are
@@ -302,31 +303,32 @@ class Stage:
         """Return once a node that lost something has all that the leader has, in sound files.
 
         Raises:
-            LaunchError: it does not come to that in time.
+            LaunchError: it does not come to that in time, or ended.
         """
         deadline = time.monotonic() + READY_S
         said = "no answer"
         with TimerClient(self.cluster.endpoints) as client:
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline and self.cluster.is_running(name):
                 with contextlib.suppress(TimerError):
                     one = next(m for m in client.members().members if m.name == name)
                     said = f"{one.role}, {one.lag_entries} entries behind, unsure = {one.unsure}"
                     whole = one.role in ("leader", "follower") and not one.unsure
                     if whole and one.lag_entries <= LAG_MAX:
-                        if not (damage := self.damage(name)):
+                        states = {each.name: each.damage for each in client.status().nodes}
+                        if not (damage := states.get(name) or self.damage_of(name)):
                             return
                         said = damage
                 time.sleep(WHOLE_POLL_S)
         raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
 
-    def damage(self, name: str) -> str:
+    def damage_of(self, name: str) -> str:
         """Return what is damaged of a running node's files, as its own scrub would; or nothing."""
         data = self.data(name)
         try:
             found = [
                 each.damage for each in scrub(RealDisk(), state=data / "state", log=data / "log")
             ]
-        except StorageError as error:  # they are just being replaced
+        except (StorageError, FileNotFoundError) as error:  # they may just be replaced
             return str(error)
         return next((str(damage) for damage in found if damage is not None), "")
 

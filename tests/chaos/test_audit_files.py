@@ -144,3 +144,8 @@ def test_each_way_to_hold_something_else_is_named(
         *((name, "damaged_files", None) for name in ("n3", "n4", "n5")),
     ]
     assert str(damaged) in found["file_offenders"][-3]["damage"]
+    for name in ("n1", "n3", "n4", "n5"):
+        shutil.rmtree(run.root / name)
+    manifest.write(DISK, states["n2"], said["n2"] | {"runs": []})
+    found = judged(spark, run)
+    assert found["violations"] == {"early": 1, "missing_in_files": PENDING["n2"]}

@@ -13,7 +13,7 @@ import pytest
 
 from chaos.history import Run
 from chaos.suite import damage, processes
-from chaos.suite.damage import Fill, Remove, Truncate
+from chaos.suite.damage import Fill, Flip, Remove, Truncate
 from chaos.suite.links import Bridge, Flap
 from chaos.suite.nemesis import Fizzled, chosen
 from chaos.suite.network import Network, NetworkError
@@ -21,8 +21,8 @@ from chaos.suite.plan import Need
 from chaos.suite.processes import KillMany, PowerCut, RollingRestart, TransferStorm
 from chaos.suite.stage import Stage
 from cluster.space import WAITING
-from timer import segment
-from timer.scrub import Checked
+from tests.chaos.world import durable_log
+from timer import manifest
 from timerclient.errors import CommitTimeout, NotReady, TimerError
 
 SEEDS = range(20)
@@ -169,54 +169,88 @@ def damageable(tmp_path: Path) -> Any:
     stage.archive = SimpleNamespace(seal=lambda _: None)
     stage.data = lambda _: tmp_path
     stage.damaged, stage.hurt = set(), set()
+    stage.failures = []
     stage.wait_until_whole = lambda _: None
     return stage
 
 
-@pytest.mark.parametrize("entries", [0, 1000])
-def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, entries: int) -> None:
-    path = tmp_path / "log" / f"{1:016x}.log"
-    path.parent.mkdir()
-    path.write_bytes(whole := bytes(segment.HEADER_SIZE + entries))
-    stage = damageable(tmp_path)
-    if entries:
-        Truncate().strike(stage, random.Random(1))()
-        assert segment.HEADER_SIZE < path.stat().st_size < len(whole)
-    else:
-        with pytest.raises(Fizzled, match="has nothing to lose"):
-            Truncate().strike(stage, random.Random(1))
-        assert path.read_bytes() == whole
-    assert bool(stage.hurt) == bool(entries), "what is not damaged has no errors to log"
-    assert [what for what, *_ in stage.calls] == ["kill", "restart"]
-
-
-@pytest.mark.parametrize(("files", "why"), [(0, "has no manifest yet"), (1, "can do without")])
-def test_state_that_nobody_misses_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, why: str
+@pytest.mark.parametrize("nemesis", [Truncate(), Flip(), Remove()])
+def test_log_with_nothing_to_lose_is_left_as_it_is(
+    tmp_path: Path, nemesis: Truncate | Flip | Remove
 ) -> None:
-    manifest = tmp_path / "state" / "manifest"
-    manifest.parent.mkdir()
-    manifest.touch()
-    checked = [Checked(tmp_path / "log" / "1.log", 1, None), Checked(manifest, 1, None)]
-    monkeypatch.setattr(damage, "verify", lambda *_, **__: checked if files else checked[:1])
+    path = durable_log(tmp_path)
+    whole = path.read_bytes()
     stage = damageable(tmp_path)
-    with pytest.raises(Fizzled, match=why):
-        Remove("follower", damage.STATE).strike(stage, random.Random(1))
-    assert manifest.exists() == (not files)
-    assert (stage.damaged, stage.hurt) == (set(), set())
+    nemesis.strike(stage, random.Random(1))()
+    assert not path.exists() or path.read_bytes() != whole
+    assert stage.hurt, "errors that it logs are explained"
+    path.write_bytes(whole)
+    stage = damageable(tmp_path)
+    (tmp_path / "log" / "durable").unlink()
+    with pytest.raises(Fizzled, match="has nothing durable yet"):
+        nemesis.strike(stage, random.Random(1))
+    assert path.read_bytes() == whole
+    assert not stage.hurt
     assert [what for what, *_ in stage.calls] == ["kill", "restart"]
+
+
+def test_end_of_a_log_that_was_not_durable_is_no_loss(tmp_path: Path) -> None:
+    path = durable_log(tmp_path, 1)
+    path.write_bytes(durable_log(tmp_path / "longer", 9).read_bytes())
+    stage = damageable(tmp_path)
+    with pytest.raises(Fizzled, match="can do without"):
+        Truncate().strike(stage, random.Random(1))
+    assert (stage.damaged, stage.hurt, stage.failures) == (set(), set(), [])
+
+
+def with_state(data: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a stage of nodes whose manifest needs files of these names; `verify` is blind."""
+    for name in ("manifest", *names):
+        (data / "state" / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / "state" / name).write_bytes(b"content")
+    monkeypatch.setattr(damage, "verify", lambda *_, **__: [])
+    monkeypatch.setattr(manifest, "read", lambda *_: {})
+    monkeypatch.setattr(manifest, "files", lambda _: [(name, 7, None) for name in names])
+    return damageable(data)
+
+
+def test_state_that_is_not_there_yet_is_not_damaged(tmp_path: Path) -> None:
+    stage = damageable(tmp_path)
+    with pytest.raises(Fizzled, match="has no manifest yet"):
+        Remove("follower", damage.STATE).strike(stage, random.Random(1))
+    assert [what for what, *_ in stage.calls] == ["kill", "restart"]
+
+
+@pytest.mark.parametrize(
+    ("nemesis", "names", "excused"),
+    [
+        (Remove, [], True),  # a manifest, where the log is whole
+        (Flip, [], False),
+        (Flip, ["queues/1.spill"], True),  # a part that no block lies in
+        (Remove, ["queues/1.spill"], False),
+        (Truncate, ["runs/1.arrow"], False),
+        (Remove, ["runs/1.keys"], False),
+    ],
+)
+def test_damage_that_a_node_would_not_find_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nemesis: type[Flip | Remove | Truncate],
+    names: list[str], excused: bool,
+) -> None:  # fmt: skip
+    stage = with_state(tmp_path, *names, monkeypatch=monkeypatch)
+    victim = tmp_path / "state" / (names or ["manifest"])[0]
+    monkeypatch.setitem(damage._VICTIM, damage.STATE, lambda *_: victim)
+    with pytest.raises(Fizzled, match="can do without"):
+        nemesis("follower", damage.STATE).strike(stage, random.Random(1))
+    assert bool(stage.failures) != excused
+    assert (stage.damaged, stage.hurt) == (set(), set())
 
 
 def test_every_kind_of_file_is_damaged_however_many_runs_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = tmp_path / "state"
-    names = ["manifest", "queues/1.spill", *(f"runs/{number}.arrow" for number in range(99))]
-    checked = [Checked(state / name, 1, None) for name in names]
-    checked.append(Checked(tmp_path / "log" / "1.log", 1, None))
-    monkeypatch.setattr(damage, "verify", lambda *_, **__: checked)
-    stage = damageable(tmp_path)
-    hit = [damage._victim(stage, "n2", damage.STATE, random.Random(seed)) for seed in SEEDS]
+    runs = [f"runs/{number}.arrow" for number in range(99)]
+    with_state(tmp_path, "queues/1.spill", *runs, monkeypatch=monkeypatch)
+    hit = [damage._any_of_state(tmp_path, random.Random(seed)) for seed in SEEDS]
     assert {path.parent.name for path in hit} == {"state", "queues", "runs"}
 
 

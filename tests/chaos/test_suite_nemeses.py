@@ -48,8 +48,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         patch.setattr("chaos.suite.stage.LocalCluster", Forking)
         with Stage(Run(folder), missing=capabilities(folder), settings=settings) as stage:
             with TimerClient(stage.cluster.endpoints) as client:
-                for _ in range(64):  # as many entries: all nodes will have a manifest
+                client.consumer("unread", group="g").close()
+                for at in range(64):  # as many entries: all nodes will have all kinds of files
                     client.schedule_batch("t", [b"payload"] * 16, delay=timedelta(hours=1))
+                    client.schedule("t", b"payload", key=f"k{at}", delay=timedelta(hours=1))
+                    client.schedule("unread", b"payload")
             yield stage
 
 
@@ -382,30 +385,42 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "part"),
+    ("nemesis", "suffix"),
     [
-        (Truncate, damage.LOG), (Flip, damage.LOG), (Remove, damage.LOG),
-        (Flip, damage.STATE), (Remove, damage.STATE),
+        (Truncate(), ".log"), (Flip(), ".log"), (Remove(), ".log"),
+        (Truncate(part=damage.STATE), "manifest"), (Flip(part=damage.STATE), ".arrow"),
+        (Truncate(part=damage.STATE), ".keys"), (Remove(part=damage.STATE), ".spill"),
     ],
 )  # fmt: skip
 def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
-    stage: Stage, chance: random.Random, kind: type[Truncate | Flip | Remove], part: str
-) -> None:
-    until(lambda: all((stage.data(name) / "state" / "manifest").exists() for name in stage.names))
+    stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch,
+    nemesis: Truncate | Flip | Remove, suffix: str,
+) -> None:  # fmt: skip
+    def of_state(data: Path, _: random.Random) -> Path:
+        return max(path for path in (data / "state").rglob("*") if path.name.endswith(suffix))
+
+    monkeypatch.setitem(damage._VICTIM, damage.STATE, of_state)
     schedules(stage)
-    kind("follower", part).strike(stage, chance)()
+    kinds = {"manifest", ".arrow", ".keys", ".spill"}
+    until(
+        lambda: all(
+            kinds <= {path.suffix or path.name for path in (stage.data(name) / "state").rglob("*")}
+            for name in stage.names
+        )
+    )
+    logs = {name: stage.run.root / "logs" / f"{name}.log" for name in stage.names}
+    sizes = {name: path.stat().st_size for name, path in logs.items()}
+    nemesis.strike(stage, chance)()
     name = recorded(stage, "kill")["node"]
     assert stage.lost == set()
-    assert (
-        "; fetching state and log from the leader"
-        in (stage.run.root / "logs" / f"{name}.log").read_text()
-    )
+    assert "; fetching state and log from the leader" in logs[name].read_text()[sizes[name] :]
     schedules(stage)
     until(lambda: stage.cluster.state(name) is not None)
     stage.archive.update()
-    before, *_, after = stage.run.logs()[name]
-    assert next(between(Piece(before, LogIndex(1), LogIndex(1)))).index == 1
-    assert after[0].first > 1
+    lives = stage.run.logs()[name]
+    assert next(between(Piece(lives[0], LogIndex(1), LogIndex(1)))).index == 1
+    if nemesis.part == damage.LOG:
+        assert lives[-1][0].first > 1
 
 
 def test_nodes_are_listened_to_all_along(stage: Stage) -> None:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from chaos import audit, cli
 from chaos.history import CLOCK_ERROR, Faults, Run, read
 from chaos.suite import commands, damage, disks, show
+from chaos.suite import stage as stages
 from chaos.suite.disks import Disk
 from chaos.suite.nemesis import Fizzled
 from chaos.suite.network import NetworkError
@@ -28,7 +29,12 @@ from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.show import Bill, Show, fresh, spans
 from chaos.suite.stage import Stage, owning
 from deploy.local import LaunchError, LocalCluster
+from tests.chaos.world import durable_log
 from tests.cluster.running import Forking
+from tests.timer.machines import Log as MachineLog
+from tests.timer.machines import catch_up, engine_on
+from tests.timer.test_manifest import flush
+from timer.disk import RealDisk
 
 GOOD = (sys.executable, "-c", "print('verdict: OK')")
 
@@ -618,7 +624,7 @@ def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_p
     log = tmp_path / "logs" / "n1.log"
     log.parent.mkdir()
     full = 'level=error node=n1 logger=cluster.process msg="no room, to be waited for: ENOSPC"'
-    corrupt = 'level=error node=n1 logger=cluster.process msg="fatal, to be healed: corrupt at 7"'
+    corrupt = 'level=error node=n1 logger=cluster.scrub msg="x: corrupt at byte 7: checksum"'
     diverged = (
         'level=error node=n1 logger=cluster.process msg="fatal, to be healed: x" exc="Diverged"'
     )
@@ -628,31 +634,97 @@ def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_p
     log.write_text("\n".join(lines))
     assert stage.unexplained("n1") == lines[1:4]
     stage.hurt.add("n1")
-    assert stage.unexplained("n1") == [lines[2]]
+    assert stage.unexplained("n1") == lines[2:4], "damage is no excuse for anything else"
     assert stage.unexplained("n2") == []
     stage.faults.close()
 
 
+@pytest.mark.parametrize("found", ["at its start", "by its scrub"])
 @pytest.mark.parametrize("given_up", [False, True])
 def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
-    tmp_path: Path, given_up: bool
+    tmp_path: Path, given_up: bool, found: str
 ) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log" / f"{1:016x}.log").write_bytes(b"no header")
+    durable_log(tmp_path)
     lost = list[str]()
 
-    def restart(name: str) -> None:
+    def waited(name: str) -> None:
         raise LaunchError(f"{name} is not ready")
 
+    at_start = found == "at its start"
     stage: Any = SimpleNamespace(
         kill=lambda _: None, archive=SimpleNamespace(seal=lambda _: None), data=lambda _: tmp_path,
-        damaged=set(), hurt=set(), restart=restart, lose=lost.append, leader=lambda: "n1",
+        damaged=set(), hurt=set(), restart=waited if at_start else lambda _: None,
+        wait_until_whole=waited, lose=lost.append, leader=lambda: "n1",
         is_given_up=lambda _: given_up, say=lambda _: None,
     )  # fmt: skip
     with contextlib.nullcontext() if given_up else pytest.raises(LaunchError, match="not ready"):
-        damage.Flip("leader").strike(stage, random.Random(1))
+        damage.Remove("leader").strike(stage, random.Random(1))
     assert (lost, stage.hurt) == (["n1"] if given_up else [], {"n1"})
+
+
+class Told:
+    """A client, of a cluster whose n1 is a follower that has all, and says that of its files."""
+
+    def __init__(self, *damage: str) -> None:
+        self.damage = [*damage]
+
+    def __call__(self, _: object) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def members(self) -> Any:
+        one = SimpleNamespace(name="n1", role="follower", unsure=False, lag_entries=0)
+        return SimpleNamespace(members=[one])
+
+    def status(self) -> Any:
+        damage = self.damage.pop(0) if len(self.damage) > 1 else self.damage[0]
+        return SimpleNamespace(nodes=[SimpleNamespace(name="n1", damage=damage)])
+
+
+def test_node_is_whole_once_its_files_are_sound_and_its_own_scrub_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    monkeypatch.setattr(stages, "WHOLE_POLL_S", 0.0)
+    monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
+    monkeypatch.setattr(stages, "TimerClient", told := Told("a run", ""))
+    monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
+    data = stage.data("n1")
+    damages = ["", "a segment", "", ""]
+    monkeypatch.setattr(stage, "damage_of", lambda _: damages.pop(0))
+    damages.pop(0)
+    stage.wait_until_whole("n1")
+    assert (told.damage, damages) == ([""], [""]), "both were asked until nothing was found"
+    monkeypatch.undo()
+    engine = engine_on(RealDisk(), data / "state")
+    durable_log(data)
+    assert stage.damage_of("n1") == ""
+    log = MachineLog()
+    log.begin_epoch()
+    catch_up(engine, log)
+    flush(engine)
+    assert stage.damage_of("n1") == ""
+    path = data / "state" / "manifest"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert str(path) in stage.damage_of("n1")
+    stage.faults.close()
+
+
+def test_node_that_has_ended_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    monkeypatch.setattr(stage.cluster, "is_running", lambda _: False)
+    monkeypatch.setattr(stages, "TimerClient", Told(""))
+    monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
+    with pytest.raises(LaunchError, match="n1 is not whole"):
+        stage.wait_until_whole("n1")
+    stage.faults.close()
 
 
 def test_nodes_that_end_badly_when_asked_are_failures(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import numpy as np
 
 from chaos.history import Outcome, read
 from timer import entry, payloads, segment, timer_id
+from timer import log as timer_log
 from timer.columns import Binary, OnConflict, Part, encode_schedule
+from timer.disk import RealDisk
 from timer.entry import Kind
 from timer.payloads import CreateGroup, Fire, GroupOp, GroupSettings, Move, Nack, Op, Start
 from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
@@ -173,6 +175,18 @@ def write_log(
         path = segment.path_of(folder, header.first)
         path.write_bytes(header.encode() + b"".join(part))
         epoch, before = segment.peek(memoryview(part[-1]))[0], start + 1
+
+
+def durable_log(data: Path, entries: int = 4) -> Path:
+    """Write a log of so many entries as a stopped node left it; return its last segment."""
+    story = Log()
+    story.epoch(1)
+    for number in range(1, entries):
+        story.topic(f"t{number}")
+    log = timer_log.Log.open(RealDisk(), data / "log", segment_size=1 << 20)
+    log.append(story.frames)
+    log.close()
+    return max((data / "log").glob("*.log"))
 
 
 def told(history: Path) -> list[dict[str, Any]]:

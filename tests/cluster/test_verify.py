@@ -77,6 +77,16 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
         assert timerctl("--data", str(data)) == 0
         assert timerctl("--data", str(tmp_path)) == DAMAGED
         assert "it is no timerd's data directory" in capsys.readouterr().err
+        (data / "log").rename(data / "lost")
+        assert timerctl("--data", str(data)) == DAMAGED
+        assert f"{data / 'log'}: corrupt at byte 0: no segments" in capsys.readouterr().out
+        order = data / "incoming" / "ready"
+        order.parent.mkdir(exist_ok=True)
+        order.write_bytes(b"no order")
+        assert timerctl("--data", str(data)) == DAMAGED
+        assert str(order) in capsys.readouterr().out
+        order.unlink()
+        (data / "lost").rename(data / "log")
 
 
 @pytest.mark.slow

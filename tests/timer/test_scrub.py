@@ -9,7 +9,7 @@ from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part
 from tests.timer.test_manifest import busy_log, flush
 from tests.timer.test_snapshot import frame_of
 from timer import log as timer_log
-from timer import manifest, scrub
+from timer import manifest, scrub, segment
 from timer.errors import CorruptFile
 from timer.scrub import Checked
 from timer.units import LogIndex
@@ -188,7 +188,20 @@ def test_log_that_was_never_written_is_no_damage() -> None:
     disk = SimDisk()
     disk.make_dir(STATE)
     disk.make_dir(LOG)
+    assert [*scrub.verify(disk, state=STATE, log=LOG)] == []
+
+
+@pytest.mark.parametrize("born", ["nothing", "half a header", "a damaged header"])
+def test_last_segment_that_a_crash_left_unborn_is_no_damage(born: str) -> None:
+    disk, log = stored()
+    last = segment.path_of(LOG, LogIndex(len(log.entries) + 1))
+    file = disk.open_append(last)
+    header = bytes(segment.HEADER_SIZE)
+    file.write([{"nothing": b"", "half a header": header[:10]}.get(born, header)])
+    file.close()
     assert not damaged([*scrub.verify(disk, state=STATE, log=LOG)])
+    timer_log.Log.open(disk, LOG, committed_floor=LogIndex(len(log.entries))).close()
+    assert not disk.exists(last), "a start removes it"
 
 
 def test_pace_hears_of_what_is_read_and_may_end_it() -> None:
