@@ -33,6 +33,8 @@ MARK_SIZE_MAX: Final = 512
 """Bytes in a MarkFile: one sector, which a disk writes whole or not at all."""
 
 _TEMPORARY: Final = ".tmp"
+_PART_SIZE: Final = 64 << 20
+"""Read at a time: memory is taken for what is asked, which may be a damaged number."""
 _IOV_MAX: Final = 1024
 _UNREADABLE: Final = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
 """What a read says of a bad sector, or of a block whose checksum the file system finds wrong."""
@@ -244,7 +246,7 @@ class RealDisk:
             try:
                 left = max(0, os.fstat(fd).st_size - start) if size is None else size
                 parts: list[bytes] = []
-                while left and (part := os.pread(fd, left, start)):
+                while left and (part := os.pread(fd, min(left, _PART_SIZE), start)):
                     parts.append(part)
                     start += len(part)
                     left -= len(part)

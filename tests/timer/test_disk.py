@@ -100,8 +100,13 @@ def test_after_a_failure_the_file_refuses_all_else_and_says_why(
     assert DISK.read(tmp_path / "a") == b""
 
 
-def test_read_of_a_range_ends_where_the_file_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part_size", [3, 1 << 20])
+def test_read_of_a_range_ends_where_the_file_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_size: int
+) -> None:
+    monkeypatch.setattr("timer.disk._PART_SIZE", part_size)
     (tmp_path / "a").write_bytes(b"0123456789")
+    assert DISK.read(tmp_path / "a", 1, 1 << 62) == b"123456789", "no memory is taken for the rest"
     assert DISK.read(tmp_path / "a", 3, 4) == b"3456"
     assert DISK.read(tmp_path / "a", 8, 4) == b"89"
     assert DISK.read(tmp_path / "a", 12, 4) == b""
