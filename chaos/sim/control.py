@@ -139,6 +139,10 @@ class Control:
             highest = Epoch(0)
         self.epoch = Epoch(max(self.epoch, highest) + 1)
         # Who was voted out, which is not known here yet, may be among them. It never bids.
+        sure = {r.replica for r in reports.values() if not r.unsure}
+        stalled = self._seen_ok_ms < self._appointed_ms and sure == {self.leader}
+        if stalled and len(reports) > 1:  # the real one appoints nobody twice who did not begin
+            reports = {replica: r for replica, r in reports.items() if replica != self.leader}
         order = sorted(
             reports.values(),
             key=lambda r: (

@@ -112,4 +112,12 @@ KEPT: Final = (
         "tests/chaos/test_sim_timers.py"
         "::test_key_of_a_timer_that_nobody_heard_of_is_known_by_its_reschedule",
     ),
+    Kept(
+        Task(330006666, "ledger", 60),
+        "143c837",
+        "the model of the control plane appointed the only sure replica, which lacked what the"
+        " others had dropped, again and again, as the real one does not",
+        "tests/cluster/test_controller.py"
+        "::test_only_sure_replica_that_stalls_is_followed_by_an_unsure_one",
+    ),
 )

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -92,6 +93,22 @@ def running() -> World:
     world._clients_act()
     world.timeline.run_until(3_000_000)
     return world
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_only_sure_replica_is_appointed_again_only_if_it_had_begun(began: bool) -> None:
+    world = running()
+    control = world.control
+    assert control is not None
+    sure, *others = (node.driver.report() for node in world.nodes)
+    reports = {sure.replica: sure} | {each.replica: replace(each, unsure=True) for each in others}
+    control.mischief = ()
+    control.leader, control._appointed_ms = sure.replica, control._seen_ok_ms + (not began)
+    control._appoint(reports)
+    assert (control.leader == sure.replica) == began
+    control._appointed_ms = control._seen_ok_ms + 1
+    control._appoint({sure.replica: sure})
+    assert control.leader == sure.replica, "nobody else is there"
 
 
 @pytest.mark.parametrize("app", [*APPS])

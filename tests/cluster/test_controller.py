@@ -270,6 +270,17 @@ def test_appointee_that_stalls_is_followed_by_another_and_given_longer_each_time
     assert len(play.appointed) == 3
 
 
+def test_only_sure_replica_that_stalls_is_followed_by_an_unsure_one() -> None:
+    # It may lack what the others have dropped: that it could only get by following one of them.
+    play = in_service()
+    play.reports["a"] = replace(play.reports["a"], unsure=True)
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + STEP_MS)
+    play.reports["c"] = replace(follower("c", epoch=6), role=Role.PROMOTING)
+    play.run(CONFIG.stall_timeout_ms + STEP_MS)
+    assert play.appointed == [(6, "c"), (7, "a")]
+
+
 def test_appointee_that_never_begins_is_replaced() -> None:
     play = in_service()
     play.lose("b")
