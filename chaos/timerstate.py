@@ -3,43 +3,45 @@
 A node's newest manifest names its runs (timer/run.py), and says after which entry, and beyond which
 fire position, they hold what is pending. One partition per run; of these rows
 
-    node, index (the manifest's), seq, due_ms, weight: 1, a timer; -1, that it is not pending any
-    more, though it lies in another run; damage: why a file can't be read, and all else is null
+    node, seq, due_ms, weight: 1, a timer; -1, that it is not pending any more, though it lies in
+    another run; damage: what is wrong with the file, and all else is null
 
-which are of topics that are there, so that what is pending is what has weight 1 in all. Files are
-read as Arrow's, by pyarrow, and held against the manifest's checksum: of production no more than
-the formats is shared.
+which are of topics that are there, so that what is pending is what has weight 1 in all. A filter on
+`node` is pushed down. Files are read as Arrow's, by pyarrow, and held against what the manifest
+says of them; of production only the formats are used.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from chaos.history import Run
+from chaos.timerlog import Wanted
 from timer import manifest
-from timer.aside import MASK
+from timer.aside import ASIDE, MASK
 from timer.columns import TOMBSTONE
 from timer.disk import RealDisk
-from timer.errors import CorruptFile, UnknownVersion
+from timer.errors import CorruptFile
 from timer.order import START, Position
-from timer.run import RunMeta
+from timer.run import TOPIC_ROWS, RunMeta
 
-ROWS: Final = "node STRING, index BIGINT, seq BIGINT, due_ms BIGINT, weight INT, damage STRING"
+ROWS: Final = "node STRING, seq BIGINT, due_ms BIGINT, weight INT, damage STRING"
 
 _READ_SIZE: Final = 1 << 20
-_TYPES: Final = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.int32(), pa.string())
+_TYPES: Final = (pa.string(), pa.int64(), pa.int64(), pa.int32(), pa.string())
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class NodeState:
     """What a node's newest manifest says."""
 
     node: str
@@ -49,41 +51,56 @@ class Held:
     """Of its runs."""
     runs: tuple[RunMeta, ...] = ()
     position: Position = START
-    topics: bytes = b""
-    """Ids of those that are there, u32."""
+    topics: frozenset[int] = frozenset()
+    """Ids of those that are there."""
     damage: str = ""
     """Why it can't be read, and the rest is not known."""
 
 
 @dataclass
 class RunFile(InputPartition):
-    """One run of one node; None: what its manifest says is all."""
+    """One run of one node, with what its manifest says of it. Thousands are held at a time."""
 
-    held: Held
-    meta: RunMeta | None
+    node: str
+    path: str
+    damage: str = ""
+    """Of the manifest, and nothing else is known."""
+    size: int = 0
+    crc32: int = 0
+    ends: tuple[int, ...] = ()
+    """(rows, tombstones, first due, its seq, last due, its seq)."""
+    position: tuple[int, int] = (0, 0)
+    """What is due by then, in this order, has fired; of what is held the due is beyond."""
+    topics: bytes = b""
+    """Ids, u32, of those that are there, of all that it has rows of."""
 
 
-def held(run: Run) -> Iterator[Held]:
+def node_states(run: Run) -> Iterator[NodeState]:
     """Yield what each node's manifest says.
 
-    A node that has none yet, or whose state is not in the folder, is left out.
+    A node that has none yet, whose state is not in the folder, or is going to be replaced by the
+    snapshot that it was about to install, is left out.
+
+    Raises:
+        UnknownVersion: another version wrote a manifest, or a run.
     """
     for node, data in run.data().items():
         folder = data / "state"
+        if (data / "incoming" / "ready").exists():
+            continue
         try:
             if (said := manifest.read(RealDisk(), folder)) is None:
                 continue
-            runs = tuple(RunMeta.unpack(fields) for fields in said["runs"])
-        except (CorruptFile, UnknownVersion) as error:
-            yield Held(node, damage=str(error))
+        except CorruptFile as error:
+            yield NodeState(node, damage=str(error))
             continue
-        yield Held(
+        yield NodeState(
             node,
             said["index"],
             folder / manifest.RUN_DIRECTORY,
-            runs,
+            tuple(RunMeta.unpack(fields) for fields in said["runs"]),
             Position(*said["fire_position"]),
-            np.array([topic["id"] for topic in said["topics"]], np.uint32).tobytes(),
+            frozenset(topic["id"] for topic in said["topics"]),
         )
 
 
@@ -110,32 +127,57 @@ class TimerStateReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._path = options["path"]
+        self._wanted = Wanted()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take over the filters on node; return those that are left to Spark."""
+        return [
+            each
+            for each in filters
+            if getattr(each, "attribute", ()) != ("node",) or not self._wanted.take(each)
+        ]
 
     def partitions(self) -> list[InputPartition]:
         """Return the runs of all nodes' newest manifests; those that can't be read once."""
-        return [
-            RunFile(each, meta)
-            for each in held(Run(Path(self._path)))
-            for meta in (each.runs if not each.damage else (None,))
-        ]
+        found: list[InputPartition] = []
+        for state in node_states(Run(Path(self._path))):
+            if self._wanted.nodes is not None and state.node not in self._wanted.nodes:
+                continue
+            if state.damage:
+                found.append(RunFile(state.node, "", state.damage))
+            found += [_run_file(state, meta) for meta in state.runs]
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield one run's rows, or its damage."""
+        """Yield one run's rows, and what is wrong with it."""
         if not isinstance(partition, RunFile):
             return  # so Spark says that there is none
-        of, meta = partition.held, partition.meta
-        if meta is None:
-            yield _batch([of.node], [of.index], [None], [None], [None], [of.damage])
-            return
-        try:
-            check(of.folder / meta.name, meta)
-        except (OSError, CorruptFile) as error:
-            yield _batch([of.node], [of.index], [None], [None], [None], [str(error)])
-        else:
-            yield from _rows(of, of.folder / meta.name)
+        damage = partition.damage
+        if not damage:
+            try:
+                _check(partition)
+                yield from _rows(partition)
+            except (OSError, CorruptFile, pa.ArrowException, KeyError) as error:
+                damage = f"{partition.path}: {error}"
+        if damage:
+            yield _batch([partition.node], [None], [None], [None], [damage])
 
 
-def check(path: Path, meta: RunMeta) -> None:
+def _run_file(state: NodeState, meta: RunMeta) -> RunFile:
+    counted = np.frombuffer(meta.topics, TOPIC_ROWS)["topic"]
+    topics = [topic for topic in np.unique(counted).tolist() if topic in state.topics]
+    return RunFile(
+        state.node,
+        str(state.folder / meta.name),
+        size=meta.size,
+        crc32=meta.crc32,
+        ends=(meta.rows, meta.tombstones, *meta.first, *meta.last),
+        position=(state.position.due_ms, state.position.seq),
+        topics=np.array(topics, np.uint32).tobytes(),
+    )
+
+
+def _check(file: RunFile) -> None:
     """Read a run whole.
 
     Raises:
@@ -143,35 +185,62 @@ def check(path: Path, meta: RunMeta) -> None:
         OSError: it can't be read.
     """
     crc32 = 0
-    with path.open("rb") as file:
-        while data := file.read(_READ_SIZE):
+    with Path(file.path).open("rb") as source:
+        while data := source.read(_READ_SIZE):
             crc32 = zlib.crc32(data, crc32)
-        size = file.tell()
-    if (size, crc32) != (meta.size, meta.crc32):
-        why = f"{size} bytes, CRC-32 {crc32:08x}; the manifest says {meta.size}, {meta.crc32:08x}"
-        raise CorruptFile(path, 0, why)
+        size = source.tell()
+    if (size, crc32) != (file.size, file.crc32):
+        why = f"{size} bytes, CRC-32 {crc32:08x}; the manifest says {file.size}, {file.crc32:08x}"
+        raise CorruptFile(Path(file.path), 0, why)
 
 
-def _rows(of: Held, path: Path) -> Iterator[pa.RecordBatch]:
-    topics, (due_at, seq_at) = np.frombuffer(of.topics, np.uint32), of.position
-    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as batches:
+def _rows(file: RunFile) -> Iterator[pa.RecordBatch]:
+    """Yield what counts of a run.
+
+    Raises:
+        CorruptFile: its rows are not in order, or not those that the manifest says.
+    """
+    topics = np.frombuffer(file.topics, np.uint32)
+    rows = graves = 0
+    ends: list[tuple[int, int]] = []
+    with pa.memory_map(file.path) as source, pa.ipc.open_file(source) as batches:
         for number in range(batches.num_record_batches):
             batch = batches.get_batch(number)
             due, seq, requested, topic = (
                 batch.column(name).to_numpy() for name in ("due_ms", "seq", "requested_ms", "topic")
             )
             grave = topic == TOMBSTONE
+            rows, graves = rows + len(due), graves + int(grave.sum())
+            ends += [(int(due[at]), int(seq[at])) for at in (0, -1) if len(due)]
+            if not _ascend(due, seq) or (len(ends) > 2 and ends[-2] <= ends[-3]):
+                raise CorruptFile(Path(file.path), 0, f"batch {number} is not in order")
             there = np.isin(np.where(grave, requested, topic), topics)
-            there &= (due > due_at) | ((due == due_at) & (seq > np.uint64(seq_at)))
+            # Held is what lies beyond all dues, though by its due it would have fired.
+            there &= _after(due & MASK, seq, *file.position) != (due >= ASIDE)
             n = int(there.sum())
             yield _batch(
-                pa.repeat(of.node, n),
-                np.full(n, of.index, np.int64),
+                pa.repeat(file.node, n),
                 seq[there].astype(np.int64),
-                due[there] & MASK,  # what is held lies beyond all dues
+                due[there] & MASK,
                 np.where(grave[there], -1, 1).astype(np.int32),
                 pa.nulls(n, pa.string()),
             )
+    found = (rows, graves, *ends[0], *ends[-1]) if ends else (0, 0)
+    if found != file.ends:
+        why = f"(rows, tombstones, first, last) = {found}; the manifest says {file.ends}"
+        raise CorruptFile(Path(file.path), 0, why)
+
+
+def _ascend(due: npt.NDArray[np.int64], seq: npt.NDArray[np.uint64]) -> bool:
+    later = (due[1:] > due[:-1]) | ((due[1:] == due[:-1]) & (seq[1:] > seq[:-1]))
+    return bool(later.all())
+
+
+def _after(
+    due: npt.NDArray[np.int64], seq: npt.NDArray[np.uint64], due_at: int, seq_at: int
+) -> npt.NDArray[np.bool_]:
+    after: npt.NDArray[np.bool_] = (due > due_at) | ((due == due_at) & (seq > np.uint64(seq_at)))
+    return after
 
 
 def _batch(*columns: Any) -> pa.RecordBatch:

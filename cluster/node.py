@@ -36,6 +36,7 @@ from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
 from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
 from cluster.repair import check_state, dials
+from cluster.rpc import PINGED, PINGS
 from cluster.scrub import Scrubber
 from cluster.services import services_of
 from cluster.space import Space
@@ -85,24 +86,14 @@ _MESSAGES: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
-_PINGS: Final = (
-    # Who is at the other end may be gone without a word, with its machine. A client then holds
-    # leases, and exclusive groups, until it is missed; a node may come back at another address.
-    # (Not grpc.keepalive_timeout_ms: of gRPC 1.85 a ping has the larger of that and a minute.)
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
 SERVER_OPTIONS: Final = (
     *_MESSAGES,
-    *_PINGS,
+    *PINGED,
     ("grpc.so_reuseport", 0),
-    # Clients ping as well, and are not told that it is too much.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 PEER_OPTIONS: Final = (
     *_MESSAGES,
-    *_PINGS,
+    *PINGS,
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),

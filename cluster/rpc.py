@@ -13,6 +13,18 @@ from timer.errors import CommitTimeout, TimerError
 COMMIT_TIMEOUT_S: Final = 10.0
 """What a request without a deadline of its own gets."""
 
+PINGS: Final = (
+    # Who is at the other end may be gone without a word, with its machine. A client then holds
+    # leases, and exclusive groups, until it is missed; a node may come back at another address.
+    # (Not grpc.keepalive_timeout_ms: of gRPC 1.85 a ping has the larger of that and a minute.)
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+"""Options of channels and servers: both ends ping."""
+PINGED: Final = (*PINGS, ("grpc.http2.min_ping_interval_without_data_ms", 5_000))
+"""Of servers: they don't send clients away for their pings."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from cluster.config import NodeConfig
 from cluster.http import HttpServer, LocalState
+from cluster.rpc import PINGED
 from timer.errors import ConfigError, NotReady
 from timerclient.proto import timer_pb2 as pb
 
@@ -41,7 +42,7 @@ class Standby:
             free = Gauge("timer_disk_free_bytes", "Left on the disk", registry=registry)
             free.set_function(free_bytes)
         self._http = HttpServer(config.http, self, registry)
-        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self._server = grpc.aio.server(options=(*PINGED, ("grpc.so_reuseport", 0)))
         status = grpc.unary_unary_rpc_method_handler(
             self._status,
             request_deserializer=pb.GetStatusRequest.FromString,

@@ -6,6 +6,7 @@ node `timerctl status` shows what its own scrub has found (cluster/scrub.py).
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from timer.disk import Disk, RealDisk
 from timer.errors import CorruptFile, TimerError, UnknownVersion, WrongDirectory
 from timer.incoming import ready
 from timer.scrub import Checked
+from timer.snapshot import Part, crc32_of
 
 DAMAGED = 1
 """Exit code: something is."""
@@ -35,15 +37,18 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
         raise WrongDirectory(f"{data} has no {IDENTITY_NAME}: it is no timerd's data directory")
     lock = disk.lock(data / LOCK_NAME)
     try:
-        yield _checked(data / IDENTITY_NAME, lambda: read_identity(disk, data))
+        yield _checked(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
         promise = data / "promise"
         if disk.exists(promise):
-            yield _checked(promise, lambda: PromiseFile.load(disk, promise))
+            yield _checked(disk, promise, lambda: PromiseFile.load(disk, promise))
         for path, check in raft_files.checks(data).items():
-            yield _checked(path, check)
-        state, log, order = data / "state", data / "log", data / "incoming" / "ready"
-        if disk.exists(order):  # the next start replaces state and log, whatever they are
-            yield _checked(order, lambda: ready(disk, order.parent))
+            yield _checked(disk, path, check)
+        state, log, incoming = data / "state", data / "log", data / "incoming"
+        if disk.exists(incoming / "ready"):
+            # The next start replaces the state, and the log if it is not whole.
+            yield from _ordered(disk, incoming)
+        elif disk.exists(promise) and not disk.exists(log):
+            yield Checked(log, 0, CorruptFile(log, 0, "it is missing"))
         elif disk.exists(state) or disk.exists(log):
             yield from scrub.verify(disk, state=state, log=log)
         noted = data / "damaged"
@@ -54,12 +59,30 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
         lock.release()
 
 
-def _checked(path: Path, check: Callable[[], object]) -> Checked:
+def _ordered(disk: Disk, incoming: Path) -> Iterator[Checked]:
+    """Yield an order to install a snapshot, and the snapshot's files."""
+    order = incoming / "ready"
+    found = _checked(disk, order, lambda: ready(disk, incoming))
+    yield found
+    snapshot = None if found.damage is not None else ready(disk, incoming)
+    for part in snapshot[0].parts if snapshot is not None else ():
+        path = incoming / part.path
+        yield _checked(disk, path, functools.partial(_check_part, disk, path, part))
+
+
+def _check_part(disk: Disk, path: Path, part: Part) -> None:
+    if not disk.exists(path):
+        raise CorruptFile(path, 0, "it is missing")
+    if (disk.size(path), crc32_of(disk, path)) != (part.size, part.crc32):
+        raise CorruptFile(path, 0, "it is not what was to be installed")
+
+
+def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
     try:
         check()
     except (CorruptFile, UnknownVersion) as error:
         return Checked(path, 0, error)
-    return Checked(path, path.stat().st_size, None)
+    return Checked(path, disk.size(path), None)
 
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

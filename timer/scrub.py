@@ -80,6 +80,7 @@ def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Pa
     applied = LogIndex(0)
     try:
         said = manifest.read(disk, state)
+        mine = _state_checks(disk, state, said) if said is not None else {}
     except (CorruptFile, UnknownVersion):
         checks[state / manifest.NAME] = lambda _: _check_manifest(disk, state)
     else:
@@ -88,8 +89,7 @@ def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Pa
         if first is not None and first > applied + 1:
             missing = paths[0] if said is not None else state / manifest.NAME
             checks[missing] = lambda _: _missing(missing)
-        if said is not None:
-            checks |= _state_checks(disk, state, said)
+        checks |= mine
     end = {} if sealed_only else _end_checks(disk, log, paths, applied)
     sealed = {path: _sealed_check(disk, path, after) for path, after in itertools.pairwise(paths)}
     for path, check in (sealed | end).items():
@@ -128,7 +128,9 @@ def _state_checks(disk: Disk, state: Path, said: manifest.State) -> dict[Path, C
 
 
 def _check_manifest(disk: Disk, state: Path) -> int:
-    manifest.check(disk, state)
+    said = manifest.read(disk, state)
+    for fields in said["runs"] if said is not None else ():
+        RunMeta.unpack(fields)
     return disk.size(state / manifest.NAME)
 
 
@@ -191,6 +193,8 @@ def _is_unborn(disk: Disk, path: Path, floor: LogIndex) -> bool:
         _header(disk, path)
     except CorruptFile:
         return True
+    except UnknownVersion:
+        pass  # to be told by its check
     return False
 
 

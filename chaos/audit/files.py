@@ -15,12 +15,9 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.nodes import no
 from chaos.history import Run
-from chaos.timerstate import held
+from chaos.timerstate import node_states
 
-_NO_TIMERS: Final = ("rejected", "kept")
-_OVER: Final = ("fired", "cancelled", "dropped", "replaced", "rescheduled")
 _HASH_BITS: Final = 0xFFFF_FFFF
 """Of a timer's hash: sums of a hundred million stay below 2**63."""
 
@@ -31,9 +28,9 @@ def pending_after(fates: DataFrame, index: int) -> DataFrame:
 
 
 def _is_pending(index: int) -> Column:
-    over = F.col("end").isin(*_OVER) & (F.col("end_index") <= index)
-    timer = ~F.col("end").isin(*_NO_TIMERS) & (F.col("schedule_index") <= index)
-    return timer & ~F.coalesce(over, no())
+    """Whether a fate is of a timer that is pending then; what is rejected or kept ends at once."""
+    goes_on = F.col("end_index").isNull() | (F.col("end_index") > index)
+    return (F.col("schedule_index") <= index) & goes_on
 
 
 def _sums(weight: Column) -> tuple[Column, Column]:
@@ -45,8 +42,8 @@ def _sums(weight: Column) -> tuple[Column, Column]:
 def wrong(fates: DataFrame, rows: DataFrame, index: int) -> DataFrame:
     """Return what one node's rows say of timers otherwise than the log: seq, due_ms, topic, times.
 
-    `times`: that it is pending in the files; -1: only that it is not. Once is right if `topic` is
-    not null, else not at all.
+    `times`: that it is pending in the files; -1: only that it is not, a trace of one that was. Once
+    is right if `topic` is not null, else not at all.
     """
     mine = rows.groupBy("seq", "due_ms").agg(F.sum("weight").alias("times"))
     both = pending_after(fates, index).join(mine.where("times != 0"), ["seq", "due_ms"], "full")
@@ -63,9 +60,9 @@ def judged(
     Violations: `missing_in_files`, `extra_in_files` (or there more than once), `damaged_files`. Not
     judged is who was `lost`, for good, and what lies beyond the majority's last entry, `end`.
     """
-    states = [each for each in held(run) if each.node not in lost and each.index <= end]
+    states = [each for each in node_states(run) if each.node not in lost and each.index <= end]
     if not states:
-        return {"files": [], "file_offenders": []}
+        return {"files": [], "files_unread": [], "file_offenders": []}
     rows = fates.sparkSession.read.format("timerstate").load(str(run.root))
     rows = rows.where(F.col("node").isin([each.node for each in states]))
     sound = F.col("damage").isNull()
@@ -81,19 +78,21 @@ def judged(
             violations["damaged_files"] += damaged
             offenders.append({"verdict": "damaged_files", "node": each.node, "damage": why})
         elif (pending, its_hash) != says[each.index]:
-            bad = wrong(fates, rows.where(F.col("node") == each.node), each.index).cache()
+            bad = wrong(fates, rows.where(F.col("node") == each.node), each.index)
             bad = bad.withColumn(
                 "verdict",
-                F.expr("if(topic IS NULL OR times > 1, 'extra', 'missing') || '_in_files'"),
-            )
+                F.expr("if(times < 1, 'missing', 'extra') || '_in_files'"),
+            ).cache()
             for verdict, n in bad.groupBy("verdict").count().collect():
                 violations[verdict] += n
-            named = bad.orderBy("verdict", "seq").limit(offenders_max).collect()
+            named = bad.orderBy(F.desc("verdict"), "seq").limit(offenders_max).collect()
             offenders += [{"node": each.node, "index": each.index} | row.asDict() for row in named]
+            bad.unpersist()
     return {
         "verdict": "VIOLATED" if violations else "OK",
         "violations": dict(violations),
         "files": files,
+        "files_unread": sorted(run.data().keys() - {each.node for each in states}),
         "file_offenders": offenders,
     }
 

@@ -322,7 +322,8 @@ def pending_in_files(s: dict[str, Any]) -> Iterator[str]:
     """Yield how much the nodes' files hold, if any of them are in the run's folder."""
     if s["files"]:
         told = (f"{e['node']} {e['pending']:,} after entry {e['index']:,}" for e in s["files"])
-        yield f"pending in nodes' files: {', '.join(told)}"
+        unread = f"; not read: {', '.join(s['files_unread'])}" if s["files_unread"] else ""
+        yield f"pending in nodes' files: {', '.join(told)}{unread}"
 
 
 def _conservation(s: dict[str, Any]) -> Iterator[str]:

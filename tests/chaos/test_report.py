@@ -37,7 +37,7 @@ def summary(**other: Any) -> dict[str, Any]:
         "entries": 9, "stale_entries": 0, "nodes": [node], "replayed": {"node": "n1"},
         "offenders": [OFFENDER], "diverged_entries": [], "overcounted": [],
         "rule_offenders": [], "nack_offenders": [], "handing_out_offenders": [],
-        "files": [], "file_offenders": [],
+        "files": [], "files_unread": [], "file_offenders": [],
         "acks_unasked": None,
         "run": {"failures": [], "left_out": [], "without": [], "not_struck": []},
         "holes": [], "thin": [],
@@ -121,6 +121,7 @@ BESIDE = {
     "nack_offenders": [{"verdict": "nack_lost", "topic": "of nacks", "queue_offset": 8}],
     "handing_out_offenders": [{"verdict": "deposed_handed_out", "topic": "of leases", "epoch": 3}],
     "files": [{"node": "n1", "index": 3_000, "pending": 4_000}],
+    "files_unread": ["of nobody"],
     "file_offenders": [{"verdict": "missing_in_files", "node": "n1", "index": 3_000, "seq": 4}],
     "acks_unasked": 1234,
 }

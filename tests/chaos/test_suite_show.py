@@ -554,6 +554,7 @@ def test_short_run_without_root_is_ok(
     assert report.ok, report.summary
     assert report.summary["kills"] >= 1
     assert report.summary["delivered"] > 100
+    assert len(report.summary["files"]) == 3
     events = [line["event"] for line in read(Run(folder).faults)]
     assert events.count("strike") == events.count("healed") >= 1
     assert events[-1] == "drained"

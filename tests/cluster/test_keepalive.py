@@ -12,7 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
+from cluster.config import build_config
 from cluster.node import SERVER_OPTIONS
+from cluster.rpc import PINGED
+from cluster.standby import Standby
+from deploy.local import free_ports
+from tests.cluster.test_config import BASE
 from timerclient import AsyncTimerClient, nodes
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -143,9 +148,36 @@ async def test_node_whose_machine_is_gone_is_dialled_anew(monkeypatch: pytest.Mo
             await asyncio.wait({receiving})
 
 
-async def test_quiet_client_is_not_sent_away_for_its_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.asynccontextmanager
+async def standing_by(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    """Yield the port of a node that takes no part."""
+    monkeypatch.setattr("cluster.standby.PINGED", soon(PINGED, OFTEN))
+    grpc_port, http_port = free_ports(2)
+    ports = {"grpc": f"127.0.0.1:{grpc_port}", "http": f"127.0.0.1:{http_port}"}
+    standby = Standby(build_config(BASE, ports), "waits", lambda: "")
+    await standby.start()
+    try:
+        yield grpc_port
+    finally:
+        await standby.stop()
+
+
+@contextlib.asynccontextmanager
+async def port_of(kind: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    if kind == "a node that waits":
+        async with standing_by(monkeypatch) as port:
+            yield port
+    else:
+        async with serving(OFTEN) as (_, port):
+            yield port
+
+
+@pytest.mark.parametrize("kind", ["a node", "a node that waits"])
+async def test_quiet_client_is_not_sent_away_for_its_pings(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(nodes, "CHANNEL_OPTIONS", soon(nodes.CHANNEL_OPTIONS, OFTEN))
-    async with serving(OFTEN) as (_, port):
+    async with port_of(kind, monkeypatch) as port:
         wire = Wire(port)
         async with wire as address, nodes.tcp(None)(address) as channel:
             await rpc.AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(local=True))

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from chaos.simdisk import SimDisk
+from cluster import verify
 from cluster.config import NodeConfig, build_config
 from cluster.scrub import Scrubber
 from cluster.verify import DAMAGED, register
 from tests.cluster.running import Running, kept_runs, until
 from tests.cluster.test_healing import Rotting, flip, installs
+from tests.timer.test_snapshot import INCOMING, receive, taken
 from timer.directory import open_directory
 from timer.disk import FreshDisk, RealDisk
 from timer.errors import CorruptFile
@@ -43,6 +46,20 @@ def timerctl(*words: str) -> int:
     args = parser.parse_args(["verify", *words])
     status: int = args.run(args)
     return status
+
+
+def test_snapshot_that_is_going_to_be_installed_is_read_instead_of_state_and_log() -> None:
+    disk, there, _ = taken()
+    receive(disk, there, disk := SimDisk()).finish()
+    paths = {INCOMING / part.path for part in there.parts}
+    found = [*verify._ordered(disk, INCOMING)]
+    assert {each.path for each in found} == paths | {INCOMING / "ready"}
+    assert not [each for each in found if each.damage is not None]
+    path = max(paths)
+    for spoil in (disk.flip, lambda path, _: disk.remove(path)):
+        spoil(path, 60)
+        (damaged,) = (each for each in verify._ordered(disk, INCOMING) if each.damage is not None)
+        assert damaged.path == path
 
 
 # The first has nodes of its own: none of the others run beside them.
@@ -79,7 +96,7 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
         assert "it is no timerd's data directory" in capsys.readouterr().err
         (data / "log").rename(data / "lost")
         assert timerctl("--data", str(data)) == DAMAGED
-        assert f"{data / 'log'}: corrupt at byte 0: no segments" in capsys.readouterr().out
+        assert f"{data / 'log'}: corrupt at byte 0: it is missing" in capsys.readouterr().out
         order = data / "incoming" / "ready"
         order.parent.mkdir(exist_ok=True)
         order.write_bytes(b"no order")
