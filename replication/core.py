@@ -514,20 +514,18 @@ class Core:
         if answer.prev_index != bid.prev:
             return  # the answer to an earlier fetch
         bid.send_at_ms = self._now
-        if answer.conflict is not None or answer.last_index > bid.prev:
-            bid.moved_ms = bid.source_moved_ms = self._now
-        if answer.conflict is not None:
-            bid.prev = self.shape.resume_at(answer.conflict)
-            assert self.commit_index <= bid.prev < answer.prev_index, (
-                f"{answer.conflict} contradicts what was committed up to {self.commit_index}"
-            )
-        elif answer.last_index > bid.prev:
+        resume = self.shape.resume_at(answer.conflict) if answer.conflict is not None else None
+        if resume is not None and self.commit_index <= resume < answer.prev_index:
+            bid.prev = resume
+        elif resume is None and answer.last_index > bid.prev:
             self._splice(answer.prev_index, answer.last_index, answer.starts, sizes, out)
             bid.prev = answer.last_index
         else:
-            # It has less than it said, or has dropped what is asked for: no source for this one.
+            # It has lost what it said it had, or dropped what is asked for: no source for this one.
             del bid.answers[sender]
             bid.source = None
+            return
+        bid.moved_ms = bid.source_moved_ms = self._now
 
     # ---------------------------------------------------------------- leader
 

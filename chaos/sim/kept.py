@@ -120,4 +120,11 @@ KEPT: Final = (
         "tests/cluster/test_controller.py"
         "::test_only_sure_replica_that_stalls_is_followed_by_an_unsure_one",
     ),
+    Kept(
+        Task(330009583, "timers", 60),
+        "9e94682",
+        "a voter lost its log's end between its word to a candidate and the candidate's fetch, and"
+        " the candidate, whose log was whole, stopped",
+        "tests/replication/test_core.py::test_scenario",
+    ),
 )

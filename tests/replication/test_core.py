@@ -14,6 +14,8 @@ from replication.messages import (
     Conflict,
     Fence,
     FenceAnswer,
+    Fetch,
+    FetchAnswer,
     Message,
     Refused,
     Release,
@@ -120,7 +122,7 @@ class Player:
                 sender = ReplicaId(int(words[1]))
                 message = _message(sender, words[2:], named)
                 count = 0
-                if isinstance(message, Append):
+                if isinstance(message, Append | FetchAnswer):
                     count = message.last_index - message.prev_index
                 return Received(sender, message, UnixMs(0), [SIZE] * count)
             case _:
@@ -199,6 +201,17 @@ def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Mess
                 echo_ms=MonoMs(int(named["echo"])),
                 held_ms=0,
             )
+        case "fetch-answer":
+            epoch, index = map(int, named["prev"].split(":"))
+            conflict = named.get("conflict")
+            return FetchAnswer(
+                under=under,
+                prev_epoch=Epoch(epoch),
+                prev_index=LogIndex(index),
+                last_index=LogIndex(int(named.get("last", index))),
+                starts=tuple(map(_start, filter(None, named.get("starts", "").split(",")))),
+                conflict=_conflict(conflict) if conflict else None,
+            )
         case _:
             raise ValueError(words)
 
@@ -233,6 +246,8 @@ def _brief(message: Message) -> str:
                 c = message.conflict
                 return f"AppendAnswer {under} parts: {c.epoch}:{c.first_index}..{c.last_index}"
             return f"AppendAnswer {under} {matched}{fenced}"
+        case Fetch():
+            return f"Fetch {under} after {message.prev_epoch}:{message.prev_index}"
         case FenceAnswer():
             end = f"end={message.last_epoch}:{message.last_index}"
             return f"FenceAnswer {under} {end}{' unsure' if message.unsure else ''}"
