@@ -1,6 +1,7 @@
 """Found: timers that nodes' files hold otherwise than their log says; files that can't be read."""
 
 import pickle
+import random
 import shutil
 import zlib
 from collections import Counter
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import datasource as ds
@@ -20,11 +22,13 @@ from chaos.replay import tables
 from chaos.replay.nodelog import Piece, segments
 from chaos.timerstate import RunFile, TimerStateReader, node_states
 from tests.chaos.world import write_log
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, ids_of, part_of
 from tests.timer.test_manifest import flush
 from tests.timer.test_snapshot import frame_of
 from timer import manifest
+from timer.columns import OnConflict
 from timer.disk import RealDisk
+from timer.engine import Engine
 from timer.errors import UnknownVersion
 from timer.policies import Scope
 from timer.units import LogIndex, TopicId
@@ -97,6 +101,86 @@ def test_what_is_pending_has_weight_one_in_all(run: Run) -> None:
         weights[row["node"], row["seq"]] += row["weight"]
     assert {*weights.values()} == {0, 1}, "tombstones lie in other runs"
     assert Counter(node for (node, _), weight in weights.items() if weight) == PENDING
+
+
+def drawn(chance: random.Random) -> Iterator[Log]:
+    """Yield a log as it grows, of anything that moves, ends or holds timers, at random."""
+    log, made = Log(), list[tuple[int, int]]()  # due, seq; not all of them, or as they are now
+    log.begin_epoch()
+    topics = [1, 2, 3]
+    for topic in topics:
+        log.topic(f"t{topic}")
+    next_seq = 1
+    for _ in range(60):
+        log.now_ms += chance.randrange(10)
+        some = chance.sample(made, min(len(made), chance.randrange(12)))
+        dues = [log.now_ms + chance.randrange(-20, 200) for _ in range(chance.randrange(1, 12))]
+        one = Scope("", TopicId(chance.choice(topics)))
+        match chance.randrange(12):
+            case 0 if some:
+                log.cancel(some)
+            case 1 if some:
+                log.reschedule(ids_of(some), [due + 50 for due, _ in some])
+            case 2:
+                log.policy(one, paused=chance.random() < 0.6)
+            case 3:
+                log.policy(one, paused=False, catch_up=chance.choice(["all", "latest", "drop"]))
+            case 4:
+                gone = topics.pop(0)
+                log.delete_topic(gone)
+                topics.append(topics[-1] + 1)
+                log.topic(f"t{gone}")
+            case 5 | 6:
+                log.fire(log.now_ms, rows_max=chance.choice([1, 3, 1 << 16]))
+            case 7:
+                log.checkpoint()
+            case _:
+                rows = [(chance.choice(topics), due, b"x") for due in dues]
+                keys = [b"k%d" % chance.randrange(30) for _ in dues]
+                how = chance.choice([OnConflict.REPLACE, OnConflict.REJECT])
+                log.schedule(part_of(rows, keys=keys, on_conflict=how))
+                made += [(due, next_seq + at) for at, due in enumerate(dues)]
+                next_seq += len(dues)
+        yield log
+
+
+def merge(engine: Engine) -> int:
+    """Merge runs until nothing is to be merged; return how often that was."""
+    store, merges = engine.machine.store, 0
+    while begun := engine.begin_merge():
+        store.install_merge(begun, store.write_merge(begun))
+        merges += 1
+    return merges
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_files_hold_what_the_log_says_whatever_was_flushed_and_merged(
+    seed: int, tmp_path: Path
+) -> None:
+    chance, run, merges, log = random.Random(seed), Run(tmp_path), 0, Log()
+    engine = engine_on(DISK, run.root / "n1" / "state")
+    for log in drawn(chance):
+        if chance.random() < 0.7:
+            catch_up(engine, log)
+            merges += merge(engine) if chance.random() < 0.4 else 0
+            flush(engine)
+    assert merges, "and runs were made of runs"
+    frames = [frame_of(log, at) for at in range(len(log.entries))]
+    write_log(run.root / "n1" / "log", frames)
+    piece = Piece(segments(run.root / "n1" / "log"), LogIndex(1), LogIndex(len(frames)))
+    tables.replay([piece], run.root / "tale", run.root / "spill")
+    (state,) = node_states(run)
+    said = {
+        (fate["seq"], fate["due_ms"])
+        for fate in pq.read_table(run.root / "tale" / "fates").to_pylist()
+        if fate["schedule_index"] <= state.index < (fate["end_index"] or 1 << 60)
+    }
+    weights = Counter[tuple[int, int]]()
+    for row in rows_of(run):
+        weights[row["seq"], row["due_ms"]] += row["weight"]
+    assert {*weights.values()} <= {0, 1}
+    assert {timer for timer, weight in weights.items() if weight} == said
+    assert said
 
 
 def parts_of(run: Run, node: str) -> tuple[TimerStateReader, list[RunFile]]:
