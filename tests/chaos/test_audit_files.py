@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -25,10 +26,10 @@ from tests.chaos.world import write_log
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, ids_of, part_of
 from tests.timer.test_manifest import flush
 from tests.timer.test_snapshot import frame_of
+from tests.timer.test_store import merge_all
 from timer import manifest
 from timer.columns import OnConflict
 from timer.disk import RealDisk
-from timer.engine import Engine
 from timer.errors import UnknownVersion
 from timer.policies import Scope
 from timer.units import LogIndex, TopicId
@@ -81,12 +82,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for name in [*nodes][times:]:
             catch_up(nodes[name], log)
             flush(nodes[name])
-    frames = [frame_of(log, at) for at in range(len(log.entries))]
-    for name in nodes:
-        write_log(run.root / name / "log", frames)
-    piece = Piece(segments(run.root / "n1" / "log"), LogIndex(1), LogIndex(len(frames)))
-    tables.replay([piece], run.root / "tale", run.root / "spill")
+    tell(run, log, [*nodes])
     return run
+
+
+def tell(run: Run, log: Log, names: list[str]) -> None:
+    """Write nodes' logs, and the tale of one."""
+    frames = [frame_of(log, at) for at in range(len(log.entries))]
+    for name in names:
+        write_log(run.root / name / "log", frames)
+    piece = Piece(segments(run.root / names[0] / "log"), LogIndex(1), LogIndex(len(frames)))
+    tables.replay([piece], run.root / "tale", run.root / "spill")
 
 
 def rows_of(run: Run) -> list[dict[str, Any]]:
@@ -144,15 +150,6 @@ def drawn(chance: random.Random) -> Iterator[Log]:
         yield log
 
 
-def merge(engine: Engine) -> int:
-    """Merge runs until nothing is to be merged; return how often that was."""
-    store, merges = engine.machine.store, 0
-    while begun := engine.begin_merge():
-        store.install_merge(begun, store.write_merge(begun))
-        merges += 1
-    return merges
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_files_hold_what_the_log_says_whatever_was_flushed_and_merged(
     seed: int, tmp_path: Path
@@ -162,13 +159,10 @@ def test_files_hold_what_the_log_says_whatever_was_flushed_and_merged(
     for log in drawn(chance):
         if chance.random() < 0.7:
             catch_up(engine, log)
-            merges += merge(engine) if chance.random() < 0.4 else 0
+            merges += merge_all(engine.machine.store) if chance.random() < 0.4 else 0
             flush(engine)
     assert merges, "and runs were made of runs"
-    frames = [frame_of(log, at) for at in range(len(log.entries))]
-    write_log(run.root / "n1" / "log", frames)
-    piece = Piece(segments(run.root / "n1" / "log"), LogIndex(1), LogIndex(len(frames)))
-    tables.replay([piece], run.root / "tale", run.root / "spill")
+    tell(run, log, ["n1"])
     (state,) = node_states(run)
     said = {
         (fate["seq"], fate["due_ms"])
@@ -227,6 +221,23 @@ def test_run_that_is_no_run_is_told(run: Run, tmp_path: Path) -> None:
     sound = replace(part, path=str(bad), size=len(data), crc32=zlib.crc32(data))
     (told,) = source.read(sound)
     assert str(bad) in told.to_pylist()[0]["damage"]
+
+
+@pytest.mark.parametrize("rows_per_batch", [3, 1])
+def test_run_whose_rows_are_not_in_order_is_told(
+    run: Run, tmp_path: Path, rows_per_batch: int
+) -> None:
+    source, (part, *_) = parts_of(run, "n1")
+    with pa.memory_map(part.path) as file, pa.ipc.open_file(file) as batches:
+        first = batches.get_batch(0)
+        rows = pa.Table.from_batches([first]).take([0, 2, 1])
+    bad = tmp_path / "run.arrow"
+    with pa.OSFile(str(bad), "wb") as sink, pa.ipc.new_file(sink, first.schema) as writer:
+        writer.write_table(rows.combine_chunks(), max_chunksize=rows_per_batch)
+    data = bad.read_bytes()
+    sound = replace(part, path=str(bad), size=len(data), crc32=zlib.crc32(data))
+    *_, told = source.read(sound)
+    assert "not in order" in told.to_pylist()[0]["damage"]
 
 
 def test_state_of_another_version_is_not_judged(run: Run, tmp_path: Path) -> None:
