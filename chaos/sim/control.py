@@ -138,11 +138,12 @@ class Control:
         if "forget" in self.mischief and rng.random() < 0.3:
             highest = Epoch(0)
         self.epoch = Epoch(max(self.epoch, highest) + 1)
-        # Who was voted out, which is not known here yet, may be among them. It never bids.
         sure = {r.replica for r in reports.values() if not r.unsure}
         stalled = self._seen_ok_ms < self._appointed_ms and sure == {self.leader}
-        if stalled and len(reports) > 1:  # the real one appoints nobody twice who did not begin
+        # The real one appoints nobody twice who did not begin, while there is another.
+        if stalled and len(reports) > 1:
             reports = {replica: r for replica, r in reports.items() if replica != self.leader}
+        # Who was voted out, which is not known here yet, may be among them. It never bids.
         order = sorted(
             reports.values(),
             key=lambda r: (
