@@ -1,4 +1,4 @@
-"""`timerctl audit` and `timerctl chaos`: what chaos/ adds to the operators' command."""
+"""`timerctl audit`, `archive` and `chaos`: what chaos/ adds to the operators' command."""
 
 import argparse
 import secrets
@@ -38,6 +38,21 @@ def add_live_arguments(parser: argparse._ActionsContainer) -> None:
         ("--trigger", str, "time between batches (default: 1 second)"),
     ):
         parser.add_argument(name, type=of, help=what)
+
+
+def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add `timerctl archive`; see `register`."""
+    parser = subparsers.add_parser(
+        "archive", help="keep what nodes drop of their logs, for an audit (docs/audit.md)"
+    )
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="RUN_DIR", help="of a local cluster: all its nodes"
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="or one node's data directory")
+    parser.add_argument(
+        "--into", type=Path, metavar="ARCHIVE", help="its archive, on the same disk"
+    )
+    parser.set_defaults(run=_archive)
 
 
 def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -93,6 +108,12 @@ def _audit(args: argparse.Namespace) -> int:
         print(f"audit: {missing.name} is missing: pip install '.[server,audit]' in a clone")
         return 2
     return run_audit(args.folder, output=args.output, check_history=args.check_history)
+
+
+def _archive(args: argparse.Namespace) -> int:
+    from chaos.archive import run_archive
+
+    return run_archive(args.folder, args.data, args.into)
 
 
 def _list(_: argparse.Namespace) -> int:

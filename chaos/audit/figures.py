@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.clients import SLOT
 from chaos.audit.faults import Fault, Phase
+from chaos.replay.group import ENDED
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 PLANES: Final = ("schedule", "fire", "deliver")
@@ -356,38 +357,35 @@ def arrived_after_ack(some: DataFrame, confirmed: DataFrame) -> int:
     return some.join(first, [*SLOT]).where("received_ms > confirmed_ms").count()
 
 
-def redeliveries(some: DataFrame) -> DataFrame:
+def redeliveries(some: DataFrame, returns: DataFrame) -> DataFrame:
     """Return how often messages were given again, by reason: reason, n.
 
-    `some`: the deliveries of timers that are `repeated`. What was given before is known by slot
-    and attempt:
+    `some`: the deliveries of timers that are `repeated`; `returns`: what came back, as the replay
+    has it (tables.py). What became of the delivery before is known by slot and attempt:
 
-        lease ended     by the same epoch; the log's ENDED entry counted the attempt
-        failover        by a later epoch than the delivery before
+        nacked          its consumer gave it back
+        lease ended     unacked
+        recalled        one that it came behind, in an ordered group, came back
+        failover        none of these, and it is of a later epoch
         first to arrive marked as a redelivery, but no consumer has seen an earlier one: it was
                         reserved or on its way when the leadership or the consumer ended
         unmarked        the same attempt again
+        not in the log  none of these: nothing says why it was given again
     """
-    slot = ("seq", "group", "queue_offset")
-    order = Window.partitionBy(*slot).orderBy("attempt", "epoch", "received_ms")
+    order = Window.partitionBy("seq", *SLOT).orderBy("attempt", "epoch", "received_ms")
     told = some.select(
-        "attempt", "epoch",
+        *SLOT, "attempt", "epoch",
         F.lag("attempt").over(order).alias("attempt_before"),
         F.lag("epoch").over(order).alias("epoch_before"),
-    )  # fmt: skip
+    ).where("attempt_before IS NOT NULL OR attempt > 1")  # fmt: skip
+    before = returns.select(*SLOT, F.col("attempts").alias("attempt_before"), "why")
     reason = (
-        F.when(F.col("attempt_before").isNull(), _only_marked(F.lit("first to arrive")))
+        F.when(F.col("attempt_before").isNull(), "first to arrive")
         .when(F.col("attempt") == F.col("attempt_before"), "unmarked")
+        .when(F.col("why") == ENDED, "lease ended")
+        .when(F.col("why").isNotNull(), F.col("why"))
         .when(F.col("epoch") > F.col("epoch_before"), "failover")
-        .otherwise("lease ended")
+        .otherwise("not in the log")
     )
-    return (
-        told.select(reason.alias("reason"))
-        .where("reason IS NOT NULL")
-        .groupBy("reason")
-        .agg(F.count("*").alias("n"))
-    )
-
-
-def _only_marked(reason: Column) -> Column:
-    return F.when(F.col("attempt") > 1, reason)
+    told = told.join(before, [*SLOT, "attempt_before"], "left")
+    return told.groupBy(reason.alias("reason")).agg(F.count("*").alias("n"))

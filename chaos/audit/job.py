@@ -123,7 +123,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= _failovers(epochs, _faults(run))
     summary["leader_kills"] = history.leader_kills(_faults(run))
     summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
-    summary |= _redelivered(run, lines, given, found)
+    summary |= _redelivered(run, lines, given, found, story["returns"])
     summary["run"] = said
     summary["acks_unasked"] = handing_out.unasked_acks(lines, story)
     return write(run, Report(summary))
@@ -533,11 +533,13 @@ def _figures(run: Run, lines: DataFrame, found: DataFrame, end_ms: int) -> dict[
     }
 
 
-def _redelivered(run: Run, lines: DataFrame, given: DataFrame, found: DataFrame) -> dict[str, Any]:
+def _redelivered(
+    run: Run, lines: DataFrame, given: DataFrame, found: DataFrame, returns: DataFrame
+) -> dict[str, Any]:
     """Return redeliveries by reason, and how many came after their ack."""
     seqs = _kept(figures.repeated(given, found), run, "repeated")
     some = _kept(given.join(seqs, "seq", "left_semi"), run, "redelivered")
-    reasons = figures.redeliveries(some).orderBy("reason").collect()
+    reasons = figures.redeliveries(some, returns).orderBy("reason").collect()
     return {
         "redeliveries": {row["reason"]: row["n"] for row in reasons},
         "arrived_after_ack": figures.arrived_after_ack(some, clients.confirmed_acks(lines)),

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit import beside
 from chaos.audit.clients import SLOT, name_of, with_runs
+from chaos.replay.group import NACKED
 
 GRACE_MS: Final = 15_000
 """After its time a message has so long to come again: the longest lease of a workload, and some."""
@@ -27,7 +28,7 @@ def judged_nacks(
 ) -> dict[str, DataFrame]:
     """Return violation -> one row per message that breaks it, with the evidence.
 
-    `log_nacks`: slot, attempts, not_before_ms, nack_index; `log_acks`: slot, count, also of what
+    `log_nacks`: slot, attempts, not_before_ms, return_index; `log_acks`: slot, count, also of what
     expired; `until_ms`: when the clients looked last.
     """
     given = _given(lines)
@@ -37,7 +38,7 @@ def judged_nacks(
         .where("attempt > nacked")
     )
     early = after.where("handed_out_ms < not_before_ms")
-    again = after.select(*SLOT, "nack_index").distinct()
+    again = after.select(*SLOT, "return_index").distinct()
     read = lines.where("op = 'open'").select(
         name_of("topic").alias("name"), name_of("group").alias("group_name")
     )
@@ -45,7 +46,7 @@ def judged_nacks(
     lost = (
         log_nacks.where(F.col("not_before_ms") + GRACE_MS <= until_ms)
         .join(F.broadcast(read.distinct()), ours, "left_semi")
-        .join(again, [*SLOT, "nack_index"], "left_anti")
+        .join(again, [*SLOT, "return_index"], "left_anti")
     )
     lost = with_runs(lost, log_acks.select(*SLOT, "count"), "left_anti")
     untold = _told(lines).join(log_nacks.select(*SLOT), [*SLOT], "left_anti")
@@ -76,12 +77,13 @@ def nacked(
     offenders_max: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the summary's part about nacks: how many, and what is wrong with which."""
-    count = story["nacks"].count()
+    log_nacks = story["returns"].where(F.col("why") == NACKED)
+    count = log_nacks.count()
     found: dict[str, DataFrame] = {}
     if count or lines.where("op = 'nack'").head(1):
         expired = story["expired"].select(*SLOT).withColumn("count", F.lit(1).cast("bigint"))
         done = story["acks"].select(*SLOT, "count").unionByName(expired)
-        found = judged_nacks(lines, story["nacks"], done, until_ms=until_ms)
+        found = judged_nacks(lines, log_nacks, done, until_ms=until_ms)
         over = F.broadcast(story["groups"].where("over").select("topic", "group"))
         found["nacked_lost"] = found["nacked_lost"].join(over, ["topic", "group"], "left_anti")
     wrong = {name: rows.select(*SLOT).distinct() for name, rows in found.items()}

@@ -32,14 +32,17 @@ ACK: Final = np.dtype(
 EXPIRED: Final = np.dtype([*ACK.descr, ("ttl_ms", "<i8")])
 """`ttl_ms`: the time to live by the policies of that entry; 0: none."""
 
-NACK: Final = np.dtype(
+RETURN: Final = np.dtype(
     [
         ("queue_offset", "<i8"),
-        ("attempts", "<i8"),  # the number of the delivery that was given back, at most
+        ("attempts", "<i8"),  # the number of the delivery that came back, at most
+        ("why", "<U8"),
         ("not_before_ms", "<i8"),
         ("index", "<i8"),
     ]
 )
+ENDED, NACKED, RECALLED = "ended", "nacked", "recalled"
+"""Why: its lease ended unacked; a consumer gave it back; one that it came behind came back."""
 
 
 @dataclass(slots=True)
@@ -122,29 +125,23 @@ class Group:
         self._marks = [mark for mark in self._marks if mark > self.cursor]
         return acks
 
-    def end_leases(self, offsets: U64) -> None:
-        """Count an attempt more for offsets whose lease ended unacked."""
+    def take_back(
+        self, why: str, offsets: U64, item: Entry, not_before_ms: I64 | None = None
+    ) -> npt.NDArray[np.void]:
+        """Count an attempt more for offsets that came back unacked; return those (RETURN)."""
         at = self._open(offsets)
+        returns = np.zeros(len(at), RETURN)
+        returns["queue_offset"] = at + self.base
+        returns["attempts"] = self._attempts(at)
+        returns["why"], returns["index"] = why, item.index
+        if not_before_ms is not None:
+            places = np.argsort(offsets, kind="stable")  # of a repeated one the first counts
+            first = places[np.searchsorted(offsets[places], (at + self.base).astype(np.uint64))]
+            returns["not_before_ms"] = not_before_ms[first]
         self._ended[at] += 1
-        self.ended_count += len(at)
-
-    def recall(self, offsets: U64) -> None:
-        """Count an attempt more for offsets that were taken back with one that failed."""
-        self._ended[self._open(offsets)] += 1
-
-    def nack(self, offsets: U64, not_before_ms: I64, item: Entry) -> npt.NDArray[np.void]:
-        """Count an attempt more for offsets that were given back; return those (NACK)."""
-        at = self._open(offsets)
-        places = np.argsort(offsets, kind="stable")  # of a repeated one the first counts
-        first = places[np.searchsorted(offsets[places], (at + self.base).astype(np.uint64))]
-        nacks = np.zeros(len(at), NACK)
-        nacks["queue_offset"] = at + self.base
-        nacks["attempts"] = self._attempts(at)
-        nacks["not_before_ms"] = not_before_ms[first]
-        nacks["index"] = item.index
-        self._ended[at] += 1
-        self.ended_count += len(at)
-        return nacks
+        if why != RECALLED:
+            self.ended_count += len(at)
+        return returns
 
     def _attempts(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of the delivery that these were given out with last, at most."""

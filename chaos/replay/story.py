@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chaos.history import MARK_NONE, MARK_SIZE
-from chaos.replay.group import Group
+from chaos.replay.group import ENDED, NACKED, RECALLED, Group
 from chaos.replay.held import Held
 from chaos.replay.intake import Intake
 from chaos.replay.kept import Kept
@@ -105,8 +105,8 @@ class Book(Protocol):
     def acks(self, group: Group, acks: Any) -> None:
         """Take acks that counted, of dtype group.ACK."""
 
-    def nacks(self, group: Group, nacks: Any) -> None:
-        """Take nacks that counted, of dtype group.NACK."""
+    def returns(self, group: Group, returns: Any) -> None:
+        """Take what came back from consumers, of dtype group.RETURN."""
 
     def expired(self, group: Group, expired: Any) -> None:
         """Take what expired in a group, of dtype group.EXPIRED."""
@@ -504,13 +504,13 @@ class Story:
             elif group.over or isinstance(op, AlterGroup):
                 continue  # nobody is meant; or what a group allows, which the leader decides
             elif isinstance(op, Nack):
-                self._book.nacks(group, group.nack(op.offsets, op.not_before_ms, item))
+                back = group.take_back(NACKED, op.offsets, item, op.not_before_ms)
+                self._book.returns(group, back)
             elif op.op is Op.RESERVE:
                 group.reserved = max(group.reserved, int(op.offsets[0]))
-            elif op.op is Op.ENDED:
-                group.end_leases(op.offsets)
-            elif op.op is Op.RECALL:
-                group.recall(op.offsets)
+            elif op.op in (Op.ENDED, Op.RECALL):
+                why = ENDED if op.op is Op.ENDED else RECALLED
+                self._book.returns(group, group.take_back(why, op.offsets, item))
             elif op.op is Op.ACK:
                 self._ack(item, op, group)
             else:

@@ -8,8 +8,9 @@ carried      one row per message that a MOVE made of another one, as of fates, a
              from_topic from_group from_offset; redriven, or else a dead letter
 acks         one row per run of messages of a group that one entry acked after as many attempts:
              topic group queue_offset (of the first) attempts ack_index ack_epoch acked_at_ms count
-nacks        one row per nack that counted: topic group queue_offset attempts (of the delivery that
-             was given back, at most) not_before_ms nack_index
+returns      one row per message that came back unacked: topic group queue_offset attempts (of the
+             delivery that came back, at most) why (`ended`: its lease; `nacked`; `recalled`: one
+             that it came behind came back) not_before_ms (of a nack, else 0) return_index
 expired      one row per message that was not acked in time by a group: topic group queue_offset
              attempts (the highest that was given out before)
              expire_index expire_epoch expired_at_ms ttl_ms (by the policies of that entry; 0: none)
@@ -87,14 +88,15 @@ ACKS: Final = pa.schema(
         ("count", pa.int64()),
     ]
 )
-NACKS: Final = pa.schema(
+RETURNS: Final = pa.schema(
     [
         ("topic", pa.string()),
         ("group", pa.string()),
         ("queue_offset", pa.int64()),
         ("attempts", pa.int64()),
+        ("why", pa.string()),
         ("not_before_ms", pa.int64()),
-        ("nack_index", pa.int64()),
+        ("return_index", pa.int64()),
     ]
 )
 EXPIRED: Final = pa.schema(
@@ -150,7 +152,7 @@ STORY: Final = {
     "fates": FATES,
     "carried": CARRIED,
     "acks": ACKS,
-    "nacks": NACKS,
+    "returns": RETURNS,
     "expired": EXPIRED,
     "groups": GROUPS,
     "checkpoints": CHECKPOINTS,
@@ -229,10 +231,10 @@ class ParquetBook:
         if self._tables["acks"].add(len(acks), group.group_id, acks):
             self._write_slots("acks")
 
-    def nacks(self, group: Group, nacks: Any) -> None:
-        """Take nacks that counted."""
-        if self._tables["nacks"].add(len(nacks), group.group_id, nacks):
-            self._write_slots("nacks")
+    def returns(self, group: Group, returns: Any) -> None:
+        """Take what came back from consumers."""
+        if self._tables["returns"].add(len(returns), group.group_id, returns):
+            self._write_slots("returns")
 
     def expired(self, group: Group, expired: Any) -> None:
         """Take what was not acked in time."""
@@ -303,7 +305,7 @@ class ParquetBook:
         )
 
     def _write_slots(self, table: str) -> None:
-        """Write acks, by runs, nacks, or what expired."""
+        """Write acks, by runs, what came back, or what expired."""
         assert self.story is not None
         waiting = [each for each in self._tables[table].drain() if len(each[1])]
         if not waiting:
@@ -337,7 +339,7 @@ class ParquetBook:
             self._write_fates()
             self._write_carried()
             self._write_slots("acks")
-            self._write_slots("nacks")
+            self._write_slots("returns")
             self._write_slots("expired")
             points = [*self._tables["checkpoints"].drain()]
             columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)

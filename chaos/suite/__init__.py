@@ -3,7 +3,7 @@
     scenario + seed + options ──► schedule        plan.py, scenarios.py    pure
                                       │
     stage: nodes, network, disks,     ▼
-           clocks, archive      ◄── nemeses       stage.py, network.py, … , nemeses.py
+           clocks               ◄── nemeses       stage.py, network.py, … , nemeses.py
                                       │
     workloads ─► histories            ▼
     heal, drain, stop, audit ◄──── the show       show.py

@@ -17,9 +17,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Final, Self
 
+from chaos.archive import Archive
 from chaos.history import Faults, Run
 from chaos.suite import disks, network
-from chaos.suite.archive import Archive
 from chaos.suite.disks import Disk
 from chaos.suite.network import Network
 from chaos.suite.plan import Need

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from chaos import history
 from chaos.audit.nacks import GRACE_MS, judged_nacks, nacked
 from chaos.history_check import check_line
+from chaos.replay.group import ENDED, NACKED, RECALLED
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -27,7 +28,7 @@ class Played:
 
     def nack(self, offset: int, at_ms: int = NACKED_MS, attempts: int = 1) -> None:
         self.told(offset)
-        self.nacks.append(("t", "g", offset, attempts, at_ms + 1_000, 7 + attempts))
+        self.nacks.append(("t", "g", offset, attempts, NACKED, at_ms + 1_000, 7 + attempts))
 
     def told(self, offset: int, result: str = "NACKED") -> None:
         span = {"start_ms": 1, "end_ms": 2, "outcome": "ok", "delay_ms": 1_000}
@@ -44,9 +45,9 @@ class Played:
 
     def tables(self, spark: SparkSession) -> tuple[Any, dict[str, Any]]:
         assert [complaint for line in self.lines for complaint in check_line(line)] == []
-        columns = f"{SLOT}, attempts BIGINT, not_before_ms BIGINT, nack_index BIGINT"
+        columns = f"{SLOT}, attempts BIGINT, why STRING, not_before_ms BIGINT, return_index BIGINT"
         return spark.createDataFrame(self.lines, history.SCHEMA), {
-            "nacks": spark.createDataFrame(self.nacks, columns),
+            "returns": spark.createDataFrame(self.nacks, columns),
             "acks": spark.createDataFrame(self.acks, f"{SLOT}, count BIGINT"),
             "expired": spark.createDataFrame([], SLOT),
             "groups": spark.createDataFrame([], "topic STRING, `group` STRING, over BOOLEAN"),
@@ -54,7 +55,7 @@ class Played:
 
     def wrong(self, spark: SparkSession) -> dict[str, set[int]]:
         lines, story = self.tables(spark)
-        found = judged_nacks(lines, story["nacks"], story["acks"], until_ms=UNTIL_MS)
+        found = judged_nacks(lines, story["returns"], story["acks"], until_ms=UNTIL_MS)
         return {
             name: {row["queue_offset"] for row in rows.collect()} for name, rows in found.items()
         }
@@ -97,6 +98,8 @@ def test_summary_counts_messages_and_names_them(spark: SparkSession) -> None:
     p.given(1, 2, NACKED_MS)
     p.nack(2)
     p.told(3)
+    for offset, why in ((4, ENDED), (5, RECALLED)):  # long ago, too, and none of them a nack
+        p.nacks.append(("t", "g", offset, 1, why, 0, 8))
     lines, story = p.tables(spark)
     before: dict[str, Any] = {"violations": {"lost": 1}}
     part = nacked(lines, story, before, until_ms=UNTIL_MS, offenders_max=5)

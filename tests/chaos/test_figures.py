@@ -214,19 +214,36 @@ def test_redeliveries_are_told_apart_by_their_reason(spark: SparkSession) -> Non
         (2, 1, 1, 10), (2, 2, 1, 20), (2, 3, 2, 30),
         (3, 2, 1, 10),
         (4, 1, 1, 10), (4, 1, 1, 20),
+        (5, 1, 1, 10), (5, 2, 1, 20), (5, 3, 1, 30), (5, 5, 2, 40),
+        (6, 1, 1, 10), (6, 2, 1, 20),
     ]  # fmt: skip
+    slot = "topic STRING, `group` STRING, queue_offset BIGINT"
     given = spark.createDataFrame(
-        [(seq, "g", seq, attempt, epoch, at) for seq, attempt, epoch, at in rows],
-        "seq BIGINT, group STRING, queue_offset BIGINT, attempt INT, epoch BIGINT,"
-        " received_ms BIGINT",
+        [(seq, "t", "g", seq, attempt, epoch, at) for seq, attempt, epoch, at in rows],
+        f"seq BIGINT, {slot}, attempt INT, epoch BIGINT, received_ms BIGINT",
     )
-    times = {seq: sum(row[0] == seq for row in rows) for seq in (1, 2, 3, 4)}
+    # seq, attempts, why: the fourth delivery of 5, and what ended it, nobody has seen
+    came_back = [
+        (2, 1, "ended"), (4, 1, "nacked"), (5, 1, "nacked"), (5, 2, "recalled"), (5, 3, "nacked"),
+        (5, 4, "ended"),
+    ]  # fmt: skip
+    returns = spark.createDataFrame(
+        [
+            *(("t", "g", seq, attempts, why) for seq, attempts, why in came_back),
+            *(("t", "h", seq, 1, "nacked") for seq in range(7)),
+            *(("u", "g", seq, 1, "nacked") for seq in range(7)),
+        ],
+        f"{slot}, attempts BIGINT, why STRING",
+    )
+    times = {seq: sum(row[0] == seq for row in rows) for seq in range(1, 7)}
     found = spark.createDataFrame(
         [(seq, n, 1) for seq, n in times.items()], "seq BIGINT, deliveries BIGINT, groups BIGINT"
     )
     wanted = [("lease ended", 1), ("failover", 1), ("first to arrive", 1), ("unmarked", 1)]
+    wanted += [("nacked", 2), ("recalled", 1), ("not in the log", 1)]
+    some = given.join(figures.repeated(given, found), "seq", "left_semi")
     assertDataFrameEqual(
-        figures.redeliveries(given.join(figures.repeated(given, found), "seq", "left_semi")),
+        figures.redeliveries(some, returns),
         spark.createDataFrame(wanted, "reason STRING, n BIGINT"),
     )
 

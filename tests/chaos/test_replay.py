@@ -53,7 +53,7 @@ class Notes:
     def __init__(self) -> None:
         self.rows: list[np.ndarray[Any, Any]] = []
         self.acked: dict[int, list[tuple[int, ...]]] = {}
-        self.nacked: dict[int, list[tuple[int, ...]]] = {}
+        self.returned: dict[int, list[tuple[Any, ...]]] = {}
         self.over: dict[int, list[tuple[int, ...]]] = {}
         self.carries: list[tuple[int, ...]] = []
         self.checkpoints: list[dict[str, int]] = []
@@ -80,9 +80,9 @@ class Notes:
         """Take acks."""
         self.acked.setdefault(group.group_id, []).extend(acks.tolist())
 
-    def nacks(self, group: Group, nacks: np.ndarray[Any, Any]) -> None:
-        """Take nacks."""
-        self.nacked.setdefault(group.group_id, []).extend(nacks.tolist())
+    def returns(self, group: Group, returns: np.ndarray[Any, Any]) -> None:
+        """Take what came back."""
+        self.returned.setdefault(group.group_id, []).extend(returns.tolist())
 
     def expired(self, group: Group, expired: np.ndarray[Any, Any]) -> None:
         """Take what expired."""
@@ -278,10 +278,14 @@ def test_ack_knows_the_highest_attempt_that_was_possible_before_it(
     log.reserve(T, group, 5)
     log.ack(T, group, [2, 3])
     log.ended(T, group, [3, 4])
+    log.recall(T, group, [4, 3])
     log.ack(T, group, [4])
     _, notes = read(log, tmp_path)
     assert [(offset, attempts) for offset, attempts, *_ in notes.acked[group]] == [
-        (0, 1), (1, 2), (2, 3), (3, 1), (4, 2)
+        (0, 1), (1, 2), (2, 3), (3, 1), (4, 3)
+    ]  # fmt: skip
+    assert [row[:3] for row in notes.returned[group]] == [
+        (1, 1, "ended"), (2, 1, "ended"), (4, 1, "ended"), (4, 2, "recalled")
     ]  # fmt: skip
 
 
@@ -299,7 +303,9 @@ def test_nack_counts_an_attempt_once_and_knows_which_delivery_it_gave_back(
     log.nack(T, group, [1], [190])
     log.ack(T, group, [1, 2])
     story, notes = read(log, tmp_path)
-    assert [row[:3] for row in notes.nacked[group]] == [(1, 1, 173), (2, 1, 170), (1, 4, 190)]
+    assert [row[:4] for row in notes.returned[group]] == [
+        (1, 1, "nacked", 173), (2, 1, "nacked", 170), (1, 3, "ended", 0), (1, 4, "nacked", 190)
+    ]  # fmt: skip
     assert [row[:2] for row in notes.acked[group]] == [(0, 1), (1, 5), (2, 3)]
     assert story.groups[group].ended_count == 4
 

@@ -133,6 +133,9 @@ class Log:
     def ended(self, topic: TopicId, group: GroupId, offsets: Sequence[int]) -> None:
         self.op(GroupOp(Op.ENDED, topic, group, np.array(offsets, np.uint64)))
 
+    def recall(self, topic: TopicId, group: GroupId, offsets: Sequence[int]) -> None:
+        self.op(GroupOp(Op.RECALL, topic, group, np.array(offsets, np.uint64)))
+
     def nack(
         self, topic: TopicId, group: GroupId, offsets: Sequence[int], times: Sequence[int]
     ) -> None:

@@ -1,8 +1,11 @@
 """The archive: hard links to every segment of the nodes' logs, so that none is gone at the end.
 
+    timerctl archive RUN_DIR                         a local cluster: into its nodes/NODE/kept
+    timerctl archive --data DIR --into ARCHIVE       one node's data directory, on its machine
+
 A node drops segments of its log once a manifest covers them and every voter has them. The audit
-replays logs from their first entry. So the harness keeps, beside each node's data, a second name
-for every segment file, and follows what the node does to its log:
+replays logs from their first entry. So this keeps, beside a node's data, a second name for every
+segment file, and follows what the node does to its log:
 
     appears             linked
     dropped (oldest)    stays linked: all below the log's first segment is committed for good
@@ -10,8 +13,8 @@ for every segment file, and follows what the node does to its log:
     made anew           linked anew: another file under the same name
     all files others    the log began anew: after a wipe, after a snapshot. Another life begins
 
-    RUN/nodes/n1/kept/000/*.log      its first life
-    RUN/nodes/n1/kept/001/*.log      after it lost its log and got another one
+    ARCHIVE/000/*.log      its first life
+    ARCHIVE/001/*.log      after it lost its log and got another one
 
 A link is made within POLL_S of the file; a segment lives for longer, since a node drops only what
 lies below a manifest that it made afterwards. It takes no room but that of what was dropped.
@@ -19,12 +22,15 @@ lies below a manifest that it made afterwards. It takes no room but that of what
 
 import contextlib
 import shutil
+import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from chaos.replay.nodelog import lives
+from chaos.history import Run
+from chaos.replay.nodelog import lives, segments
 from timer import segment
 
 POLL_S: Final = 0.25
@@ -112,3 +118,66 @@ def _another(kept: Path) -> Path:
     life = kept / f"{len(lives(kept)):03d}"
     life.mkdir(parents=True)
     return life
+
+
+def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, tuple[Path, Path]]:
+    """Return what `Archive` follows: of a local cluster's folder, or of one node's data.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no node in it.
+        ValueError: neither is named, or both; or the archive could not be, or not stay, there.
+    """
+    if run is not None:
+        if data or into:
+            raise ValueError("RUN_DIR = a local cluster's: must be without --data and --into")
+        there = Run(run)
+        return {name: (path / "log", there.kept(name)) for name, path in there.data().items()}
+    if data is None or into is None:
+        raise ValueError("--data, --into: must both be named where RUN_DIR is not")
+    if not data.is_dir():
+        raise FileNotFoundError(f"--data {data}: no such folder")
+    if into.resolve().is_relative_to(data.resolve()):
+        raise ValueError(f"--into {into}: must lie outside of the node's own folder, {data}")
+    into.mkdir(parents=True, exist_ok=True)
+    if into.stat().st_dev != data.stat().st_dev:
+        raise ValueError(f"--into {into}: must be on the disk of {data}, for hard links")
+    return {data.name: (data / "log", into)}
+
+
+def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
+    """Follow logs until a signal comes; say which lives there are; return the exit status."""
+    try:
+        logs = places(run, data, into)
+    except (OSError, ValueError) as wrong:
+        print(f"archive: {wrong}", file=sys.stderr)
+        return 2
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    archive = Archive(logs)
+    known = dict.fromkeys(logs, 0)
+    for node, (log, kept) in logs.items():
+        print(f"{node}: {log} is kept in {kept}", flush=True)
+    while not stopped.wait(POLL_S):
+        _tell_lives(logs, known)
+    archive.close()
+    _tell_lives(logs, known)
+    return 0
+
+
+def _tell_lives(logs: Mapping[str, tuple[Path, Path]], known: dict[str, int]) -> None:
+    """Print the lives that nobody was told of; `known`: how many are, of each node."""
+    for node, (_, kept) in logs.items():
+        there = lives(kept)
+        for life in there[known[node] :]:
+            if not (parts := segments(life)):
+                break  # just being made
+            known[node] += 1
+            print(_of_life(node, life, parts[0].first), flush=True)
+
+
+def _of_life(node: str, life: Path, first: int) -> str:
+    begins = f"{node}: {life.name} begins at entry {first}"
+    if first == 1:
+        return begins
+    return f"{begins}; what its log had before is not there, or in the life before"

@@ -1,23 +1,26 @@
 """The archive holds all that a log ever held and did not take back."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from chaos.archive import Archive, follow, run_archive
 from chaos.history import Run
-from chaos.replay.nodelog import lives
-from chaos.suite.archive import Archive, follow
+from chaos.replay.nodelog import Piece, between, lives
+from tests.chaos.world import Log, write_log
+from timer.units import LogIndex
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    path = tmp_path / "data/log"
-    path.mkdir(parents=True)
-    return path
+    return tmp_path / "data/log"
 
 
 def put(log: Path, first: int, text: str = "") -> Path:
+    log.mkdir(parents=True, exist_ok=True)
     path = log / f"{first:016x}.log"
     path.write_text(text or f"from {first}")
     return path
@@ -122,8 +125,67 @@ def test_audit_reads_the_archive_where_there_is_one(tmp_path: Path) -> None:
         (run.kept("n1") / life).mkdir(parents=True)
         for first in firsts:
             put(run.kept("n1") / life, first)
-    (tmp_path / "n2/log").mkdir(parents=True)
     put(tmp_path / "n2/log", 1)
     found = {n: [[each.first for each in life] for life in all_] for n, all_ in run.logs().items()}
     assert found == {"n1": [[1, 10], [15]], "n2": [[1]]}
     assert run.nodes() == {"n1": tmp_path / "nodes/n1/kept", "n2": tmp_path / "n2/log"}
+
+
+def test_command_keeps_a_nodes_log_until_it_is_stopped(tmp_path: Path) -> None:
+    data, kept = tmp_path / "machine/n1", tmp_path / "run/n1/log"
+    log = Log()
+    for number in range(1, 9):
+        log.epoch(number)
+    write_log(data / "log", log.frames[:4], frames_per_segment=2)
+    with subprocess.Popen(
+        [sys.executable, "-c", "from timerclient.cli import main; raise SystemExit(main())",
+         "archive", "--data", data, "--into", kept], stdout=subprocess.PIPE, text=True,
+    ) as command:  # fmt: skip
+        assert command.stdout is not None
+        assert "is kept in" in command.stdout.readline()
+        assert command.stdout.readline() == "n1: 000 begins at entry 1\n"
+        (data / f"log/{1:016x}.log").unlink()
+        write_log(data / "log", log.frames, first=5, frames_per_segment=2)
+        command.terminate()
+        assert (command.stdout.read(), command.wait()) == ("", 0)
+    (life,) = Run(tmp_path / "run").logs()["n1"]
+    read = between(Piece(life, LogIndex(1), LogIndex(100)))
+    assert [item.epoch for item in read] == [*range(1, 9)]
+
+
+def test_command_says_where_an_archive_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.archive.signal.signal", lambda _, stop: stop())  # at once
+    put(tmp_path / "nodes/n1/data/log", 7)
+    put(tmp_path / "nodes/n2/data/log", 1)
+    nodes = ",".join(f'{{"name": "{n}", "data": "nodes/{n}/data"}}' for n in ("n1", "n2"))
+    (tmp_path / "cluster.json").write_text(f'{{"nodes": [{nodes}]}}')
+    assert run_archive(tmp_path, None, None) == 0
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("n1: 000 begins at entry 7; what its log had before is not there")
+    assert second == "n2: 000 begins at entry 1"
+    assert texts(Run(tmp_path).kept("n1")) == ["from 7"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "data", "into", "told"),
+    [
+        ("run", "data", "kept", "without --data and --into"),
+        (None, "data", None, "--data, --into: must both be named"),
+        (None, None, None, "--data, --into: must both be named"),
+        (None, "gone", "kept", "no such folder"),
+        (None, "data", "data/log/kept", "must lie outside of the node's own folder"),
+        (None, "data", "/dev/shm", "must be on the disk of"),
+        ("run", None, None, "neither cluster.json nor <node>/log"),
+    ],
+)
+def test_archive_that_can_not_be_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    folder: str | None, data: str | None, into: str | None, told: str,
+) -> None:  # fmt: skip
+    (tmp_path / "data/log").mkdir(parents=True)
+    paths = [None if each is None else tmp_path / each for each in (folder, data, into)]
+    assert run_archive(*paths) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "kept").exists()
