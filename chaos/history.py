@@ -378,11 +378,16 @@ class States(_Lines):
         self.write({"node": node, "at_ms": at_ms, "index": index, "digest": digest})
 
 
-def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Return how often a timeline's leader was killed, and the longest time in which it was not.
+LEADER_GAP_MS: Final = 15_000
+"""A mix means to kill a leader at least so often."""
 
-    kills, longest_without_ms: from the first strike to the last one; a timeline without strikes has
-    neither. Leaders are those that said so of themselves when they were killed.
+
+def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Return how often a timeline's leader was killed, and for how long it was not.
+
+    kills; longest_without_ms and over_15_s (how many times without one were longer), from the first
+    strike to the last; a timeline without strikes has none of these. Leaders are those that said so
+    of themselves when they were killed.
     """
     times: dict[str, list[int]] = {"strike": [], "kill": []}
     for line in lines:
@@ -394,8 +399,20 @@ def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
     begin_ms, end_ms = min(strikes), max(strikes)
     within = [at_ms for at_ms in times["kill"] if begin_ms <= at_ms < end_ms]
     edges = [begin_ms, *sorted(within), end_ms]
-    longest_ms = max(later - earlier for earlier, later in itertools.pairwise(edges))
-    return {"kills": len(times["kill"]), "longest_without_ms": longest_ms}
+    gaps_ms = [later - earlier for earlier, later in itertools.pairwise(edges)]
+    over = sum(gap_ms > LEADER_GAP_MS for gap_ms in gaps_ms)
+    return {"kills": len(times["kill"]), "longest_without_ms": max(gaps_ms), "over_15_s": over}
+
+
+def leader_kills_told(kills: dict[str, int]) -> str:
+    """Return the same in words; empty: nothing was struck."""
+    if not kills:
+        return ""
+    longest_s = kills["longest_without_ms"] / 1000
+    return (
+        f"leaders killed: {kills['kills']:,}; at most {longest_s:,.1f} s without one, longer than"
+        f" {LEADER_GAP_MS // 1000} s {kills['over_15_s']:,} times, from the first strike to the last"
+    )
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

@@ -217,7 +217,7 @@ def _epochs(common: DataFrame) -> list[Row]:
         holes = [f"{row['from']} .. {row['to']}" for row in nodes.missing(common).collect()]
         raise ValueError(
             f"entries {', '.join(holes)} are in no node's log, or not in enough: the audit needs"
-            " the whole log"
+            " the whole log (`timerctl archive` keeps what nodes drop)"
         )
     return rows
 

@@ -8,6 +8,7 @@ from chaos.audit import about
 from chaos.audit.chart import Axis, Band, Line, chart, short
 from chaos.audit.figures import FAULT_LATE, PLANES, QUANTILES
 from chaos.audit.verdict import FINE, VIOLATIONS
+from chaos.history import leader_kills_told
 
 Row = Sequence[Any]
 
@@ -241,24 +242,13 @@ def _faults(s: dict[str, Any]) -> Iterator[str]:
             row.append(f[f"{plane}_gap_after_ms"])
         rows.append(row + [f[f"{what}_late_{name}_ms"] for what, name in FAULT_LATE])
     yield _table(heads, rows)
-    if kills := leader_kills(s):
+    if kills := leader_kills_told(s["leader_kills"]):
         yield f"<p>{kills[0].upper()}{kills[1:]}.</p>"
     for gap in s["failover_gaps"]:
         yield (
             f"<p>Leader {_text(gap['node'])} killed: epoch {gap['epoch']} fired first,"
             f" {gap['fired_after_ms']:,} ms later.</p>"
         )
-
-
-def leader_kills(s: dict[str, Any]) -> str:
-    """Return in words how often leaders were killed; empty: nothing was struck."""
-    if not (kills := s["leader_kills"]):
-        return ""
-    longest_s = kills["longest_without_ms"] / 1000
-    return (
-        f"leaders killed: {kills['kills']:,}; at most {longest_s:,.1f} s without one, from the"
-        " first strike to the last"
-    )
 
 
 def _lateness(s: dict[str, Any]) -> str:

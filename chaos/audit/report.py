@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from chaos.audit import about, page
 from chaos.audit.figures import PLANES
-from chaos.history import Run
+from chaos.history import Run, leader_kills_told
 
 SHOWN_MAX: Final = 10
 """Offenders that the text names; the summary has more, the verdict table all."""
@@ -68,7 +68,7 @@ def describe(report: Report) -> Iterator[str]:
     for part in s["thin"]:
         span = f"{part['from']} .. {part['to']}"
         yield f"entries {span} are on fewer than a majority, as others began anew"
-    if kills := page.leader_kills(s):
+    if kills := leader_kills_told(s["leader_kills"]):
         yield kills
     for gap in s["failover_gaps"]:
         text = f"leader {gap['node']} killed: epoch {gap['epoch']} fired first"

@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from chaos.history import CLIENTS_ERROR, Run, leader_kills, read
+from chaos.history import CLIENTS_ERROR, Run, leader_kills, leader_kills_told, read
 from chaos.suite import plan
 from chaos.suite.nemeses import needs_of, nemesis_of
 from chaos.suite.nemesis import Fizzled
@@ -291,9 +291,8 @@ class Show:
         strikes = ", ".join(f"{name} {n}" for name, n in sorted(Counter(struck.values()).items()))
         numbers = f"; by number: {spans(struck)}" if struck else ""
         self._say(f"struck: {strikes or 'nothing'}{numbers}")
-        if kills := self._leader_kills:
-            longest_s = kills["longest_without_ms"] / 1000
-            self._say(f"leaders killed: {kills['kills']}; at most {longest_s:.1f} s without one")
+        if kills := leader_kills_told(self._leader_kills):
+            self._say(kills)
         late = [number for number in self._not_struck if number not in self._fizzled]
         if late:
             self._say(f"NOT STRUCK: {spans(late)}: {NOT_REACHED}")

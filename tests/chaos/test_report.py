@@ -49,7 +49,8 @@ def summary(**other: Any) -> dict[str, Any]:
             "miscounted": [{"node": "n2", "index": 9, "said_fired": 4, "fired": 3}],
             "diverged_states": [{"index": 9, "digests": "n1 aa, n2 ab"}]},
         "lateness_ms": {"fire": {"all": late}, "deliver": {"all": late}},
-        "kills": 1, "failovers": 1, "leader_kills": {"kills": 3, "longest_without_ms": 17_250},
+        "kills": 1, "failovers": 1,
+        "leader_kills": {"kills": 3, "longest_without_ms": 17_250, "over_15_s": 2},
         "faults": [{"fault": "kill <n1>", "start_ms": 1500, "healed_after_ms": 1000,
                     "recovered_after_ms": 300, **gaps}],
         "failover_gaps": [{"node": "n1", "epoch": 2, "fired_after_ms": 700}],
@@ -139,7 +140,10 @@ def test_page_names_what_is_judged_beside_the_table() -> None:
 
 
 def test_longest_time_without_a_kill_of_the_leader_is_told() -> None:
-    said = "eaders killed: 3; at most 17.2 s without one, from the first strike to the last"
+    said = (
+        "eaders killed: 3; at most 17.2 s without one, longer than 15 s 2 times, from the first"
+        " strike to the last"
+    )
     assert f"l{said}" in describe(Report(summary()))
     assert f"<p>L{said}.</p>" in page.html("r", summary(), "")
     quiet = summary(leader_kills={})
