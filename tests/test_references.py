@@ -1,5 +1,6 @@
-"""The reference pages say what the code does: every setting, every metric, in both directions."""
+"""The reference pages say what the code does: settings, metrics, options, in both directions."""
 
+import argparse
 import re
 import tomllib
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from chaos.cli import add_actions
+from chaos.sim.__main__ import make_parser
 from cluster import wire
 from cluster.config import TYPES, NodeConfig, build_config, flatten
 from cluster.telemetry import Levels, Telemetry
@@ -96,3 +99,17 @@ def test_settings_of_the_readme_are_taken_from_other_machines() -> None:
     for address in (config.grpc, config.http, *config.peers.values()):
         assert address.startswith("10.0.0."), address
     assert config.grpc == config.peers[config.name]
+
+
+def options(parser: argparse.ArgumentParser) -> set[str]:
+    return {each.option_strings[0] for each in parser._actions if each.option_strings} - {"-h"}
+
+
+def test_page_of_proofs_has_each_option() -> None:
+    suite, _, simulator = page("docs/chaos.md").partition("## The simulator")
+    chaos = argparse.ArgumentParser()
+    add_actions(chaos)
+    [actions] = [each.choices for each in chaos._actions if isinstance(each.choices, dict)]
+    assert {*re.findall(r"^\| `(--[a-z]+)", suite, re.MULTILINE)} == options(actions["run"])
+    assert {*re.findall(r"^timerctl chaos (\w+)", suite, re.MULTILINE)} == actions.keys()
+    assert {*re.findall(r"^\| `(--[a-z]+)", simulator, re.MULTILINE)} == options(make_parser())

@@ -24,7 +24,7 @@ from chaos.sim.referee import CHECKERS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the seeds; stop at the first that fails and tell how to run it again."""
-    parser = _parser()
+    parser = make_parser()
     args = parser.parse_args(argv)
     first = args.seed if args.seed is not None else args.start
     if first is None:
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     checkers = "\n".join(f"  {name:<13} {promise}" for name, promise in CHECKERS.items())
     parser = argparse.ArgumentParser(
         prog="python -m chaos.sim",
