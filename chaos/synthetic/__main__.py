@@ -24,21 +24,28 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="a new folder")
     parser.add_argument("--timers", type=int, default=1_000_000)
     parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument(
+        "--keyed", type=float, default=0.0, help="share of timers with keys, 0 to 1"
+    )
     parser.add_argument("--plant", type=counts, default={}, help="kind=number,…")
     parser.add_argument("--diverged-entry", action="store_true", help="on the last node")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if args.folder.exists():
         parser.error(f"{args.folder} exists already")
+    try:
+        plan = Plan(
+            timers=args.timers,
+            nodes=args.nodes,
+            keyed=args.keyed,
+            plant=args.plant,
+            diverged_entry=args.diverged_entry,
+            seed=args.seed,
+        )
+    except ValueError as wrong:
+        parser.error(str(wrong))
     args.folder.mkdir(parents=True)
     began = time.monotonic()
-    plan = Plan(
-        timers=args.timers,
-        nodes=args.nodes,
-        plant=args.plant,
-        diverged_entry=args.diverged_entry,
-        seed=args.seed,
-    )
     World(args.folder, plan).write(lambda text: print(f"\r{text}", end="", flush=True))
     print(f"\n{args.folder}: {time.monotonic() - began:.1f} s")
     return 0

@@ -93,6 +93,8 @@ class Plan:
     """Rows per SCHEDULE entry and per request."""
     spread: int = 100
     """Ticks within which a timer is due."""
+    keyed: float = 0.0
+    """The share of timers that have a key though nothing is done by it."""
     plant: dict[str, int] = field(default_factory=dict)
     """Kind of PLANTS -> how many."""
     diverged_entry: bool = False
@@ -103,6 +105,8 @@ class Plan:
         """Check that there is such a run."""
         if unknown := self.plant.keys() - PLANTS.keys():
             raise ValueError(f"plant: {sorted(unknown)}; known are {sorted(PLANTS)}")
+        if not 0 <= self.keyed <= 1:
+            raise ValueError(f"keyed = {self.keyed:g}: must be a share, 0 to 1")
         if self.timers < 20 * sum(self.plant.values()) + 100:
             raise ValueError(f"timers = {self.timers}: too few for {self.plant}")
 
@@ -256,6 +260,9 @@ class World:
         seqs = np.arange(self._seq + 1, self._seq + len(log_marks) + 1)
         self._seq += len(seqs)
         keyed = self._replaced(marks) | self._rivalled(marks)
+        if self._plan.keyed:
+            with_key = self._chance.random(len(marks)) < self._plan.keyed
+            keyed |= with_key & ~np.isin(marks, [*self._planted])
         keys = key_column(log_marks, np.isin(log_marks, marks[keyed]))
         self._append_rows(log_marks, log_due, at_ms, keys=keys)
         rows = Rows(log_marks, log_due, seqs)
