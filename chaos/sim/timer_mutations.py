@@ -11,10 +11,10 @@ import numpy as np
 from chaos.sim.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
 from chaos.sim.timers import TimerApp, TimerWorld
 from chaos.simdisk import SimDisk
-from timer import leader, lookup, machine, manifest
+from timer import leader, lookup, machine, manifest, merge
 from timer.applied import CANCELLED, RESCHEDULED
 from timer.clock import ClusterClock
-from timer.columns import I64, U64
+from timer.columns import I64, U64, RowArray
 from timer.conflicts import Decision, Verdict, Verdicts, decide
 from timer.groups import Group
 from timer.leader import Leader, Now
@@ -22,10 +22,11 @@ from timer.leases import ACCEPT, Leases
 from timer.machine import Machine
 from timer.manifest import TopicsAhead
 from timer.memtable import Left, Peek
-from timer.order import START, Position
+from timer.order import START, Position, annihilate
 from timer.payloads import Fire, GroupOp, Op
 from timer.producers import Answer, Producers
 from timer.room import Rooms
+from timer.run import is_tombstone
 from timer.runs import Runs
 from timer.serving import Serving
 from timer.store import Store
@@ -198,6 +199,20 @@ _peek = Window.peek
 def _peek_short(self: Window, after: Position, until_ms: int, count: int) -> Peek:
     rows, last = _peek(self, after, until_ms, count)
     return Peek(rows[rows["due_ms"] < until_ms], last)
+
+
+def _pairs_by_due(rows: RowArray) -> Any:
+    """What is due at one time is taken for a row and its tombstone."""
+    pair = rows["due_ms"][1:] == rows["due_ms"][:-1]
+    left = np.ones(len(rows), np.bool_)
+    left[1:] &= ~pair
+    left[:-1] &= ~pair
+    return left
+
+
+def _without_tombstones(rows: RowArray) -> Any:
+    """A tombstone goes with the merge, though its target is in a run outside."""
+    return annihilate(rows) & ~is_tombstone(rows)
 
 
 # ---- keys
@@ -476,6 +491,24 @@ TIMER_MUTATIONS: Final = (
         40,
         "a restart from a manifest whose runs have fired in part",
         patch(Store, "recover", _recover_from_start),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "merge_pairs_by_due",
+        "a merge takes two timers of one due time for a timer and its tombstone",
+        {"digest", "conservation", "liveness", "list", "lost"},
+        40,
+        "runs that are merged, with two timers of one due time",
+        patch(merge, "annihilate", _pairs_by_due),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "merge_drops_tombstones",
+        "a merge leaves out tombstones whose targets are in runs outside",
+        {"digest", "conservation", "cancel", "list", "twice", "key"},
+        40,
+        "a cancelled timer in a run that is not merged with its tombstone",
+        patch(merge, "annihilate", _without_tombstones),
         **_RESTARTS,
     ),
     _mutation(
