@@ -80,6 +80,8 @@ PLANTS: Final = {
     "expired": "expired",
 }
 """What can be planted -> the verdict that it must get; the last four are no violations."""
+UNANSWERED: Final = ("phantom", "unknown_fired_once", "unknown_not_fired", "refused")
+"""Those whose client is given no id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,10 +280,8 @@ class World:
         for at, mark in enumerate(marks.tolist()):
             if mark not in kinds:
                 continue
-            self._plant_known(kinds[mark], mark, int(answered[at]) if in_log[at] else None)
-        special = self._plants(marks, "phantom", "unknown_fired_once", "unknown_not_fired")
-        special |= self._plants(marks, "refused", "misdated")
-        plain = ~special
+            self._plant_known(kinds[mark], mark, ids[at].as_py())
+        plain = ~self._plants(marks, "misdated", *UNANSWERED)
         self._answer(
             "ok", marks[plain], asked[plain], ids.filter(plain), at_ms,
             keys=key_texts(marks[plain], keyed[plain]),
@@ -296,10 +296,14 @@ class World:
                 delay_ms = int(due_ms[one][0]) - at_ms - ANSWERED_MS - MISDATED_MS
                 self._answer("ok", marks[one], None, ids.filter(one), at_ms, delay_ms=delay_ms)
 
-    def _plant_known(self, kind: str, mark: int, seq: int | None) -> None:
+    def _plant_known(self, kind: str, mark: int, timer_id: str) -> None:
+        """Note what is planted, under the id that its client is answered; None: it is not."""
+        told: str | None = timer_id
         if kind in ("key_doubled", "conflict_untrue"):
-            mark, seq = mark + self._plan.timers, None  # its rival's
-        known = {"verdict": PLANTS[kind], "planted": kind, "mark": mark, "seq": seq}
+            mark, told = mark + self._plan.timers, None  # its rival's: the key is what names it
+        elif kind in UNANSWERED:
+            told = None
+        known = {"verdict": PLANTS[kind], "planted": kind, "mark": mark, "id": told}
         self._known.append(known)
 
     def _append_rows(self, marks: I64, due_ms: I64, at_ms: int, **more: Any) -> None:
@@ -311,7 +315,7 @@ class World:
             other = encode_schedule([self._part(marks, due_ms + 1, **more)])
             self._logs.alter_next(self._plan.nodes - 1, Kind.SCHEDULE, *other, at_ms=at_ms)
             self._known += [
-                {"verdict": "diverged", "planted": "diverged_entry", "mark": m, "seq": None}
+                {"verdict": "diverged", "planted": "diverged_entry", "mark": m, "id": None}
                 for m in marks.tolist()
             ]
         self._logs.append(Kind.SCHEDULE, *encode_schedule([part]), at_ms=at_ms)

@@ -71,6 +71,10 @@ def test_every_planted_defect_is_found_and_nothing_else(
     told = table.where(~table.verdict.isin(*honest)).select("mark", "verdict").distinct()
     wanted = compiled.createDataFrame([*expected.items()], "mark BIGINT, verdict STRING")
     assertDataFrameEqual(told, wanted)
+    named = {(row["mark"], row["id"], row["verdict"]) for row in table.collect()}
+    with_ids = {(row["mark"], row["id"], row["verdict"]) for row in planted if row["id"]}
+    assert len(with_ids) == 2 * (len(PLANTS) - 4 - len(("key_doubled", "conflict_untrue")))
+    assert with_ids <= named
     summary = report.summary
     assert summary["violations"]["diverged_entries"] == 1
     assert [row["node"] for row in summary["diverged_entries"]] == ["n3"]
