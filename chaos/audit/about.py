@@ -4,16 +4,17 @@ scenario, seed, commit   what was played, by which version of the suite
 state                    `running`: the harness did not come to its end
 failures                 what went wrong with the run itself; with any, nobody may call it good
 left_out, without        what nobody should think was tested
-not_struck               the numbers of strikes that did not fall, or had no effect, and why
+not_struck               which strikes did not fall, or had no effect, and why
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
 from chaos.history import Run
 
 SHOWN_MAX: Final = 10
-"""Failures that the text shows; run.json and the summary have all."""
+"""Failures that the text shows, and strikes of one kind of miss; run.json has all."""
 
 
 def about(run: Run) -> dict[str, Any]:
@@ -29,19 +30,25 @@ def about(run: Run) -> dict[str, Any]:
     machine = _of(said, "machine", dict, {})
     names = {name: said.get(name) for name in ("scenario", "seed", "state")}
     missing = _of(said, "missing", dict, {})
-    by_why: dict[str, list[str]] = {}
+    by_why: dict[str, list[dict[str, Any]]] = {}
     for each in _of(said, "not_struck", list, []):
-        if not isinstance(each, dict):
-            continue
-        what = f"{each.get('strike')} {each.get('nemesis')}"
-        by_why.setdefault(str(each.get("why")), []).append(what)
+        if isinstance(each, dict):
+            by_why.setdefault(str(each.get("why")), []).append(each)
     return {
         **{k: v for k, v in (names | {"commit": machine.get("commit")}).items() if v is not None},
         "failures": [*map(str, failures)],
         "left_out": [*map(str, _of(said, "left_out", list, []))],
         "without": [f"{need}: {why}" for need, why in missing.items() if why],
-        "not_struck": [f"{', '.join(each)}: {why}" for why, each in by_why.items()],
+        "not_struck": [f"{_strikes(each)}: {why}" for why, each in by_why.items()],
     }
+
+
+def _strikes(those: list[dict[str, Any]]) -> str:
+    """Return strikes by number and kind; many of them by kind alone."""
+    if len(those) <= SHOWN_MAX:
+        return ", ".join(f"{each.get('strike')} {each.get('nemesis')}" for each in those)
+    kinds = Counter(str(each.get("nemesis")) for each in those)
+    return f"{len(those)}, " + ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())
 
 
 def _of(said: dict[str, Any], name: str, kind: type, otherwise: Any) -> Any:

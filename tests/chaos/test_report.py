@@ -204,6 +204,12 @@ def test_failures_in_another_form_are_named_and_all_else_may_be_anothers(tmp_pat
         assert about.about(Run(tmp_path)) == summary()["run"]
 
 
+def test_many_strikes_that_did_not_fall_are_told_by_kind(tmp_path: Path) -> None:
+    missed = [{"strike": n, "nemesis": "kill" if n % 4 else "flip", "why": "w"} for n in range(11)]
+    Run(tmp_path).about.write_text(json.dumps({"not_struck": missed}))
+    assert about.about(Run(tmp_path))["not_struck"] == ["11, kill 8, flip 3: w"]
+
+
 @pytest.mark.usefixtures("no_spark")
 def test_exit_status_is_1_if_the_run_itself_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
