@@ -7,7 +7,7 @@ whether somebody asked for what befell it. Answers that count more than the log 
 
 from typing import Final, NamedTuple
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.clients import id_parts, or_nulls
@@ -35,6 +35,22 @@ def changes(lines: DataFrame, asks: DataFrame, log: DataFrame) -> Changes:
 def named(lines: DataFrame, asks: DataFrame) -> DataFrame:
     """Return the seqs of `tried` and of `moves`."""
     return tried(lines, asks).select("seq").union(moves(lines).select("seq")).distinct()
+
+
+def shared_keys(lines: DataFrame, keyed: DataFrame) -> DataFrame:
+    """Return the keys that more than one timer was asked for with, or a change named: `hash`.
+
+    `keyed`: asks with a key, and its `hash` (`key_hash`).
+    """
+    several = keyed.groupBy("hash").agg(F.count("*").alias("n")).where("n > 1").select("hash")
+    changed = lines.where(F.col("op").isin("cancel", "reschedule") & F.col("keys").isNotNull())
+    keys = changed.select("topic", F.explode("keys").alias("key"))
+    return several.union(keys.select(key_hash())).distinct()
+
+
+def key_hash() -> Column:
+    """Return what stands for a key of a topic; two that share one are looked at more closely."""
+    return F.xxhash64("topic", "key").alias("hash")
 
 
 def _each(lines: DataFrame, op: str, name: str, *lists: str) -> DataFrame:

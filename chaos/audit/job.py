@@ -306,11 +306,11 @@ def _judged(
         clients.confirmed_acks(sayers), acks, clients.told_expired(lines), expired
     )
     unkept = _kept(unkept, run, "unkept")
-    keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
     into = run.audit / "verdicts.parquet"
     if parts:
         doubted = unkept.union(expired.select(*clients.SLOT))
-        named = changes.named(lines, keyed)
+        named = changes.named(lines, told.asks)
+        _cut_crowded(run, lines, told.asks, parts)
         begin = sieve.starts(topics, starts, story["groups"], story["deletions"])
         sift = partial(sieve.sift, parts=parts, begin=begin, clock_error_ms=clocks.error_ms)
         told = _sifted(run, told, doubted, named, sift, parts)
@@ -332,6 +332,7 @@ def _judged(
     log = log.join(F.broadcast(story["postponed"]), "topic", "left")
     by_name = log.withColumn("topic", clients.name_of("topic"))
     by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
+    keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
     changed = changes.changes(lines, keyed, by_name)
     over = story["groups"].where("over")
     found = verdict.verdicts(
@@ -348,6 +349,18 @@ def _judged(
     )
     found.write.mode("append" if parts else "overwrite").parquet(str(into))
     return _read(found, into)
+
+
+def _cut_crowded(run: Run, lines: DataFrame, asks: DataFrame, parts: int) -> None:
+    """Write the marks of asks whose keys somebody else named, too, cut into parts."""
+    folder = run.audit / "work" / "crowded"
+    keyed = asks.where("key IS NOT NULL").select("mark", changes.key_hash())
+    if not keyed.head(1):
+        sieve.clear(folder)
+        return
+    shared = _kept(changes.shared_keys(lines, keyed), run, "shared")
+    marks = keyed.join(shared, "hash", "left_semi").select("mark")
+    sieve.cut(marks, lambda batches: batches, sieve.MARK, folder, parts)
 
 
 def _of_topics(rows: DataFrame, topics: DataFrame) -> DataFrame:

@@ -1,6 +1,6 @@
 """Which timers of a part of a run are plainly fine: by columns, with numpy, without Spark.
 
-    asked once, answered SCHEDULED with an id, no key
+    asked once, answered SCHEDULED with an id, without a key or with one that nothing else names
     in the log once, under that id, as told; fired, not before it was due; by entries that no node
         disputes; named by no cancel and no reschedule
     given as the log has it, once to every group that has to be given it, and as far as is known in
@@ -144,14 +144,15 @@ class _Table:
         return self._table[name].combine_chunks().take(pa.array(rows))
 
 
-def sifted(asks: pa.Table, log: pa.Table, given: pa.Table, facts: Facts) -> Sifted:
+def sifted(asks: pa.Table, log: pa.Table, given: pa.Table, crowded: I64, facts: Facts) -> Sifted:
     """Judge a part: all rows of some marks, with the columns ASKED, LOG and GIVEN.
 
-    Texts may be dictionaries.
+    Texts may be dictionaries. `crowded`: marks whose keys somebody else named, too.
     """
     asked, fates, told = tables = _Table(asks), _Table(log), _Table(given)
     topics = pa.array([*facts.starts], pa.string())
-    ask, fate = _asked_and_fired(asked, fates, facts, topics)
+    lonely = ~np.isin(asked.ints("mark"), crowded)
+    ask, fate = _asked_and_fired(asked, lonely, fates, facts, topics)
     order = np.argsort(told.ints("mark"), kind="stable")
     owner, mine = _owners(told.ints("mark")[order], asked.ints("mark")[ask])
     order, owner = order[mine], owner[mine]
@@ -172,9 +173,11 @@ def sifted(asks: pa.Table, log: pa.Table, given: pa.Table, facts: Facts) -> Sift
     return Sifted(plain, _doubts(np.unique(np.concatenate(marks)), foreign))
 
 
-def _asked_and_fired(asked: _Table, log: _Table, facts: Facts, topics: pa.Array) -> tuple[I64, I64]:
+def _asked_and_fired(
+    asked: _Table, lonely: Mask, log: _Table, facts: Facts, topics: pa.Array
+) -> tuple[I64, I64]:
     """Return the rows of asks and of the log that tell the same of timers that fired, by mark."""
-    ask = _once(asked.ints("mark"), _scheduled(asked))
+    ask = _once(asked.ints("mark"), lonely & _scheduled(asked))
     fate = _once(log.ints("mark"), _fired(log, facts, topics))
     at, found = _owners(asked.ints("mark")[ask], log.ints("mark")[fate])
     ask, fate = ask[found], fate[at[found]]
@@ -197,7 +200,6 @@ def _scheduled(asked: _Table) -> Mask:
         (asked.ints("mark") >= 0)
         & asked.equals("outcome", "ok")
         & asked.equals("told", "SCHEDULED")
-        & asked.none("key")
         & asked.none("existing_seq")
     )
 
@@ -274,7 +276,7 @@ def _verdicts(
     size, nobody = len(ask), count == 0
     always = {"verdict": "ok", "outcome": "ok", "end": "fired", "told": "SCHEDULED", "copies": 1}
     columns = {name: pa.repeat(value, size) for name, value in always.items()}
-    columns |= {name: asked.take(name, ask) for name in ("id", "asked_due_ms")}
+    columns |= {name: asked.take(name, ask) for name in ("id", "asked_due_ms", "key")}
     columns |= {
         name: log.take(name, fate)
         for name in ("mark", "seq", "topic", "due_ms", "scheduled_at_ms", "ended_at_ms")

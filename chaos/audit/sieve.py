@@ -41,6 +41,8 @@ _NAMES: Final = {"topic", "group", "outcome", "told", "end", "on_conflict"}
 """Columns of texts of which there are few."""
 _FACTS: Final = ("acked", "named", "doubted", "disputed")
 
+MARK: Final = pa.schema([("mark", pa.int64())])
+
 Batches = Iterator[pa.RecordBatch]
 
 
@@ -195,8 +197,8 @@ def sift(
 ) -> DataFrame:  # fmt: skip
     """Judge every part; write the plain ones' verdicts into a folder, return the plain.DOUBTS.
 
-    `work` holds what _TABLES and _FACTS name, the tables cut into so many parts; `begin` as from
-    `starts`, `clock_error_ms` as in plain.Facts.
+    `work` holds what _TABLES and _FACTS name, the tables cut into so many parts, and `crowded`, cut
+    like them; `begin` as from `starts`, `clock_error_ms` as in plain.Facts.
     """
     into.mkdir(parents=True, exist_ok=True)
 
@@ -205,7 +207,8 @@ def sift(
             for number in batch.column(0).to_pylist():
                 facts = _facts(work, begin, clock_error_ms)
                 asks, log, given = (_part(work / n, number, of) for n, of in _TABLES.items())
-                found = plain.sifted(asks, log, given, facts)
+                crowded = plain.numbers(_part(work / "crowded", number, MARK.names), "mark")
+                found = plain.sifted(asks, log, given, crowded, facts)
                 path = into / f"plain-{number:05}.parquet"
                 pq.write_table(found.plain, _unborn(path), compression="lz4")
                 _unborn(path).replace(path)

@@ -142,10 +142,6 @@ class Held:
         """Return which of the topics hold what is due (n, bool)."""
         return np.isin(topics, [*self._paused, *self._releases])
 
-    def holds_one(self, topic: int) -> bool:
-        """Return whether this one does."""
-        return topic in self._paused or topic in self._releases
-
     def past(self, rows: Rows) -> Any:
         """Return which rows lie at or before `position` (n, bool)."""
         due, seq = rows["due_ms"], rows["seq"]

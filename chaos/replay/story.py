@@ -302,6 +302,10 @@ class Story:
 
     def _decided(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
         """Keep keys unique; write down the rows that become no timers, return the others."""
+        keys = new["key"][keyed].tolist()
+        if len({*keys}) == len(keys) and self._holders.keys().isdisjoint(keys):
+            self._hold(new[keyed])
+            return new
         ends = np.full(len(new), PENDING)
         for at in keyed.tolist():
             held = self._holders.get(int(new["key"][at]))
@@ -315,7 +319,7 @@ class Story:
                 else:
                     self._free(*(np.array([value], np.int64) for value in held))
                     self._undone.append(held)
-            self._hold(new[at])
+            self._hold(new[at : at + 1])
         for end in (REJECTED, KEPT):
             rows, at_ms = new[ends == end], item.time_ms
             self._book.fates(
@@ -324,13 +328,16 @@ class Story:
         made: Rows = new[ends == PENDING]
         return made
 
-    def _hold(self, row: np.void) -> None:
-        """Let a new timer have its key, which is free; one that is due already is never pending."""
-        key, due_ms, seq = int(row["key"]), int(row["due_ms"]), int(row["seq"])
-        assert key not in self._holders, (key, seq)
-        if due_ms > self.last_read_time_ms or self._paused.holds_one(int(row["topic"])):
-            self._holders[key] = due_ms, seq
-            self._key_of[seq] = key
+    def _hold(self, rows: Rows) -> None:
+        """Let new timers have their keys, which differ, and are free.
+
+        What is due already is never pending.
+        """
+        waits = (rows["due_ms"] > self.last_read_time_ms) | self._paused.holds(rows["topic"])
+        key, due_ms, seq = (rows[name][waits].tolist() for name in ("key", "due_ms", "seq"))
+        assert self._holders.keys().isdisjoint(key), (key, seq)
+        self._holders.update(zip(key, zip(due_ms, seq, strict=True), strict=True))
+        self._key_of.update(zip(seq, key, strict=True))
 
     def _free(self, due_ms: I64, seq: I64) -> None:
         """Timers end: what keys they had, nobody has."""
@@ -429,10 +436,11 @@ class Story:
                 new[name][at] = old[name]
             new["old_due_ms"][at], new["other"][at] = target
             new["due_ms"][at] = order.due_ms[at]
-        for row in new[moved]:
+        for at in moved:
+            row = new[at]
             self._end(item, (int(row["old_due_ms"]), int(row["other"])), RESCHEDULED)
             if row["key"]:
-                self._hold(row)
+                self._hold(new[at : at + 1])
         self._admit(item, new[moved])
 
     def _find(self, target: tuple[int, int]) -> np.void | None:

@@ -67,11 +67,12 @@ def facts(**other: Any) -> plain.Facts:
     return plain.Facts(**(known | other))
 
 
-def sifted(asks: Rows, log: Rows, given: Rows, known: plain.Facts) -> tuple[Rows, set[int], Any]:
+def sifted(
+    asks: Rows, log: Rows, given: Rows, known: plain.Facts, *crowded: int
+) -> tuple[Rows, set[int], Any]:
     """Return the plain rows, the doubtful marks, and the seqs that were given by other marks."""
-    found = plain.sifted(
-        table(asks, plain.ASKED), table(log, plain.LOG), table(given, plain.GIVEN), known
-    )
+    told = table(asks, plain.ASKED), table(log, plain.LOG), table(given, plain.GIVEN)
+    found = plain.sifted(*told, ints(*crowded), known)
     doubts = [*found.doubts.to_pylist()]
     marks = {row["mark"] for row in doubts} - {None}
     return found.plain.to_pylist(), marks, {row["seq"] for row in doubts} - {None}
@@ -101,12 +102,21 @@ def test_in_a_topic_that_nobody_read_nothing_has_to_be_given() -> None:
     assert [rows[0][name] for name in ("deliveries", "groups", "received_ms")] == [None] * 3
 
 
+def test_a_key_is_doubtful_only_if_somebody_else_named_it() -> None:
+    asks, log, given = honest()
+    for at, key in ((0, "k1"), (1, "k2"), (3, "k3")):
+        asks[at]["key"] = key
+    rows, doubtful, _ = sifted(asks, log, given, facts(), 2, 99)
+    assert [(row["mark"], row["key"]) for row in rows] == [(1, "k1"), (3, None), (4, "k3")]
+    assert doubtful == {2}
+
+
 @pytest.mark.parametrize(
     "odd",
     [
         *({"outcome": each} for each in ("unknown", "fail", None)),
         *({"told": each} for each in ("REPLACED", "KEPT", "REJECTED", None)),
-        *({"key": "k"}, {"existing_seq": 4}, {"topic": "other"}, {"topic": None}),
+        *({"existing_seq": 4}, {"topic": "other"}, {"topic": None}),
         *({"answered_seq": 103}, {"answered_seq": None}, {"answered_due_ms": DUE_MS + 3}),
         *({"answered_due_ms": None}, {"asked_due_ms": DUE_MS + 3}, {"mark": None}, {"mark": 9}),
         *({"least_due_ms": DUE_MS + 13}, {"most_due_ms": DUE_MS - 9}),

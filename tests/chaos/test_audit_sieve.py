@@ -36,8 +36,14 @@ DISPUTED = 77
 
 
 def given_by_others() -> Case:
-    """Timers that are fine, but for a delivery that names them under another timer's mark."""
+    """Timers that are fine, but for a delivery that names them under another timer's mark.
+
+    Most have keys of their own; two share one, one after the other.
+    """
     p = Planted(range(1, 9))
+    for mark in (1, 2, 3, 4, 6, 7):
+        p.keyed(mark, "shared" if mark in (3, 4) else f"k{mark}")
+    p.change(4, schedule_index=8)
     expected = dict.fromkeys(range(1, 9), "ok")
     for mark, other in ((2, 999), (5, 6)):
         p.give(mark, marks=[other])
@@ -94,6 +100,9 @@ def test_what_is_sifted_has_the_verdicts_of_the_rules_alone(
     plain_rows = [*map(pq.read_table, sorted((run.audit / "verdicts.parquet").glob("plain-*")))]
     assert len(plain_rows) == 3
     assert all(map(len, plain_rows))
+    keys = {(row["topic"], row["key"]) for each in plain_rows for row in each.to_pylist()}
+    others = f"t{[*cases].index(given_by_others.__name__)}"
+    assert {key for topic, key in keys if topic == others and key} == {"k1", "k7"}
     wrong = table.where("verdict != 'ok'").count()
     assert wrong < table.count() - sum(map(len, plain_rows))
     assert len([*(run.audit / "work/named").iterdir()]) == 2  # and once more, for given_by_others
