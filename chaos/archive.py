@@ -145,7 +145,10 @@ def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, 
 
 
 def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
-    """Follow logs until a signal comes; say which lives there are; return the exit status."""
+    """Follow logs until a signal comes; say which lives there are; return the exit status.
+
+    That is 2 if it can't be done, or could not be at the end.
+    """
     try:
         logs = places(run, data, into)
     except (OSError, ValueError) as wrong:
@@ -154,26 +157,39 @@ def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    archive = Archive(logs)
-    known = dict.fromkeys(logs, 0)
-    for node, (log, kept) in logs.items():
-        print(f"{node}: {log} is kept in {kept}", flush=True)
+    told = [_Told(node, *where) for node, where in logs.items()]
     while not stopped.wait(POLL_S):
-        _tell_lives(logs, known)
-    archive.close()
-    _tell_lives(logs, known)
-    return 0
+        for each in told:
+            each.follow()
+    followed = [each.follow() for each in told]
+    return 0 if all(followed) else 2
 
 
-def _tell_lives(logs: Mapping[str, tuple[Path, Path]], known: dict[str, int]) -> None:
-    """Print the lives that nobody was told of; `known`: how many are, of each node."""
-    for node, (_, kept) in logs.items():
-        there = lives(kept)
-        for life in there[known[node] :]:
+class _Told:
+    """Follows one node's log, and prints what anybody should know of it, once."""
+
+    def __init__(self, node: str, log: Path, kept: Path) -> None:
+        self._node, self._log, self._kept = node, log, kept
+        self._lives = 0
+        self._error = ""
+        print(f"{node}: {log} is kept in {kept}", flush=True)
+
+    def follow(self) -> bool:
+        """See the function of this name; return whether it could be done."""
+        error = ""
+        try:
+            follow(self._log, self._kept)
+        except OSError as failed:  # it is not there yet, or just being wiped; or nobody may link it
+            error = str(failed)
+        if error and error != self._error:
+            print(f"{self._node}: {error}; trying again", file=sys.stderr, flush=True)
+        self._error = error
+        for life in lives(self._kept)[self._lives :]:
             if not (parts := segments(life)):
-                break  # just being made
-            known[node] += 1
-            print(_of_life(node, life, parts[0].first), flush=True)
+                break  # nothing could be linked yet
+            self._lives += 1
+            print(_of_life(self._node, life, parts[0].first), flush=True)
+        return not error
 
 
 def _of_life(node: str, life: Path, first: int) -> str:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,9 @@ from chaos.history import Run
 from chaos.replay.nodelog import Piece, between, lives
 from tests.chaos.world import Log, write_log
 from timer.units import LogIndex
+
+STOPPED = SimpleNamespace(SIGINT=2, SIGTERM=15, signal=lambda _, stop: stop())
+"""A signal comes at once."""
 
 
 @pytest.fixture
@@ -156,7 +160,7 @@ def test_command_keeps_a_nodes_log_until_it_is_stopped(tmp_path: Path) -> None:
 def test_command_says_where_an_archive_begins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chaos.archive.signal.signal", lambda _, stop: stop())  # at once
+    monkeypatch.setattr("chaos.archive.signal", STOPPED)
     put(tmp_path / "nodes/n1/data/log", 7)
     put(tmp_path / "nodes/n2/data/log", 1)
     nodes = ",".join(f'{{"name": "{n}", "data": "nodes/{n}/data"}}' for n in ("n1", "n2"))
@@ -166,6 +170,24 @@ def test_command_says_where_an_archive_begins(
     assert first.startswith("n1: 000 begins at entry 7; what its log had before is not there")
     assert second == "n2: 000 begins at entry 1"
     assert texts(Run(tmp_path).kept("n1")) == ["from 7"]
+
+
+def test_command_says_what_it_can_not_follow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.archive.signal", STOPPED)
+    (tmp_path / "n1").mkdir()
+    assert run_archive(None, tmp_path / "n1", tmp_path / "kept") == 2
+    put(tmp_path / "n1/log", 1)
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError("nobody may link it")
+
+    monkeypatch.setattr(Path, "hardlink_to", forbidden)
+    assert run_archive(None, tmp_path / "n1", tmp_path / "kept") == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "No such file or directory" in first
+    assert second == "n1: nobody may link it; trying again"
 
 
 @pytest.mark.parametrize(
