@@ -222,7 +222,7 @@ class Show:
                 stage.record("healed")
 
     def _mend(self, stage: Stage) -> None:
-        """Bring back whoever is not there and was not lost for good."""
+        """Bring back whoever is not there and was not lost for good; wait until all count."""
         died = stage.died()
         self._failures += [f"{name} ended by itself" for name in died]
         for name in stage.away - stage.lost:
@@ -230,6 +230,7 @@ class Show:
         down = [n for n in stage.names if n not in stage.lost and not stage.cluster.is_running(n)]
         if down:
             stage.restart(*down)
+        stage.wait_until_sure()
 
     def _drain(self, stage: Stage, workloads: Sequence[Workload]) -> None:
         """Wait until all clients have got everything."""

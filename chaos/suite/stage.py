@@ -321,6 +321,25 @@ class Stage:
                 time.sleep(WHOLE_POLL_S)
         raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
 
+    def wait_until_sure(self) -> None:
+        """Return once no voter is unsure: one that is counts for nobody, as if it were away.
+
+        Raises:
+            LaunchError: it does not come to that in time.
+        """
+        deadline = time.monotonic() + READY_S
+        said = "no answer"
+        with TimerClient(self.cluster.endpoints) as client:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(TimerError):
+                    members = client.members().members
+                    unsure = [each.name for each in members if each.voter and each.unsure]
+                    if not unsure:
+                        return
+                    said = ", ".join(unsure)
+                time.sleep(WHOLE_POLL_S)
+        raise LaunchError(f"unsure for longer than {READY_S:g} s: {said}")
+
     def damage_of(self, name: str) -> str:
         """Return what is damaged of a running node's files, as its own scrub would; or nothing."""
         data = self.data(name)

@@ -64,6 +64,9 @@ class FakeStage:
     def leader(self) -> str:
         return self.names[0]
 
+    def wait_until_sure(self) -> None:
+        pass
+
     def record(self, event: str, **_: Any) -> None:
         self.events.append(event)
 
@@ -727,6 +730,33 @@ def test_node_that_has_ended_is_not_waited_for(
     monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
     with pytest.raises(LaunchError, match="n1 is not whole"):
         stage.wait_until_whole("n1")
+    stage.faults.close()
+
+
+def test_nothing_is_struck_while_a_voter_is_unsure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsure = [True, True, False]
+
+    def members() -> Any:
+        there = [("n1", True, False), ("n2", True, unsure.pop(0)), ("n3", False, True)]
+        return SimpleNamespace(
+            members=[SimpleNamespace(name=n, voter=v, unsure=u) for n, v, u in there]
+        )
+
+    client = SimpleNamespace(members=members)
+    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    monkeypatch.setattr(stages, "WHOLE_POLL_S", 0.0)
+    monkeypatch.setattr(stages, "TimerClient", lambda _: contextlib.nullcontext(client))
+    monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
+    monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
+    monkeypatch.setattr(stage, "died", list)
+    Show(Run(tmp_path), bill(), lambda _: [])._mend(stage)
+    assert unsure == []
+    monkeypatch.setattr(stages, "READY_S", 0.01)
+    unsure += [True] * 10_000
+    with pytest.raises(LaunchError, match=r"unsure for longer than 0\.01 s: n2$"):
+        stage.wait_until_sure()
     stage.faults.close()
 
 
