@@ -2,9 +2,10 @@
 
 A node that finds a damaged file, or none, fetches what it lacks from the leader. It finds it when
 it starts, when it reads that part, or by its scrub, whose first pass begins with the process. Until
-all is sound, a majority may not stand another loss, so it is waited for. What its log held before
-is another life in the archive. A node whose disk is full waits for room, and the others go on;
-while a majority has too little, nothing new is taken.
+all is sound, a majority may not stand another loss of files, so it is waited for; that the leader
+dies meanwhile, and comes back with all its files, it has to stand. What its log held before is
+another life in the archive. A node whose disk is full waits for room, and the others go on; while a
+majority has too little, nothing new is taken.
 """
 
 import os
@@ -134,7 +135,8 @@ class Fill:
             stage.disks[name].fill(self.leave)
         impressed = False
         for name in names:
-            noticed = _notices(stage, name, waits=not self.leave)
+            with stage.waiting_for(name):
+                noticed = _notices(stage, name, waits=not self.leave)
             impressed |= noticed is not None
             noticed = noticed or f"not impressed: {stage.cluster.state(name)}"
             stage.record("full", node=name, leave=self.leave, noticed=noticed)
@@ -185,9 +187,10 @@ class Wipe:
 
         def undo() -> None:
             stage.cluster.format_learner(name)
-            back(stage, name)
-            stage.replace(name)
-            stage.wait_until_whole(name)
+            with stage.waiting_for(name):
+                back(stage, name)
+                stage.replace(name)
+                stage.wait_until_whole(name)
 
         return undo
 
@@ -217,8 +220,9 @@ def _damage(
     stage.damaged.add(name)
     stage.hurt.add(name)
     try:
-        stage.restart(name)
-        stage.wait_until_whole(name)
+        with stage.waiting_for(name):
+            stage.restart(name)
+            stage.wait_until_whole(name)
     except LaunchError:
         if not stage.is_given_up(name):
             raise

@@ -1,9 +1,12 @@
 """What a run will do, and when: the schedule, drawn from the seed before anything is started.
 
-A schedule is a list of strikes in two lanes. Strikes of one lane never overlap: the next waits
-until the one before has healed. What takes nodes away, by death, sleep or silence, is in the lane
-`nodes`; so no more nodes are away at a time than one strike takes. What only hurts (clocks, slow
-links, dying consumers, floods) is in the lane `around`, and meets whatever the other does.
+A schedule is a list of strikes in lanes. Strikes of one lane never overlap: the next waits until
+the one before has healed. What takes nodes away, by death, sleep or silence, is in the lane
+`nodes`. The kills of its leader that a mix promises are in the lane `leader`: these two take turns,
+and no more nodes are away at a time than one strike takes, except that a strike at nodes that only
+waits (for a node to fetch what it has lost, say) lends its turn: then the leader dies as well, and
+is started again at once. What only hurts (clocks, slow links, dying consumers, floods) is in the
+lane `around`, and meets whatever the others do.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ class Lane(enum.StrEnum):
     """Which strikes a strike waits for."""
 
     NODES = "nodes"
+    LEADER = "leader"
     AROUND = "around"
 
 

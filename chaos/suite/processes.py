@@ -30,14 +30,16 @@ class Kill:
     who: str = "leader"
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it."""
+        """Kill it; while another node is waited for, no successor is: there may be none."""
         name = chosen(stage, self.who, chance)
+        if name in stage.waited_for:
+            raise Fizzled(f"{name}, the {self.who}, is not whole yet")
         state = stage.cluster.state(name)
         led = state is not None and state.role == "leader"
         stage.say(f"kill -9 {said(stage, name, self.who)}")
         at = time.monotonic()
         stage.kill(name)
-        if state is not None and led:
+        if state is not None and led and not stage.waited_for:
             successor = stage.leader(above_epoch=state.epoch)
             stage.say(f"{successor} leads, {time.monotonic() - at:.2f} s later")
         return partial(back, stage, name)
@@ -82,7 +84,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class RollingRestart:
-    """SIGTERM to one node after the other; each is back before the next goes."""
+    """SIGTERM to one node after the other; each is back before the next goes.
+
+    Between two of them others have their turn: all is well then.
+    """
 
     needs: ClassVar = NOTHING
 
@@ -97,6 +102,8 @@ class RollingRestart:
             stage.record("term", node=name)
             stage.restart(name)
             stage.leader()
+            with stage.turn.lent():
+                pass
         stage.say("all nodes were restarted, one by one")
         return nothing
 

@@ -1,6 +1,6 @@
 """The show: one run from an empty folder to a verdict.
 
-    run.json written ─► stage up ─► workloads start ─► strikes, in two lanes ─► producing stops
+    run.json written ─► stage up ─► workloads start ─► strikes, in lanes ─► producing stops
     ─► heal ─► drain ─► clients close ─► stage down ─► audit ─► the verdict
 
 Every step leaves what it knows in the folder before the next begins. A nemesis that fails, a node
@@ -46,6 +46,7 @@ DRAIN_S: Final = 90.0
 """After the last due time. Recovery from any strike takes seconds."""
 POLL_S: Final = 0.1
 NOT_REACHED: Final = "not come to"
+_BY_TURNS: Final = (Lane.NODES, Lane.LEADER)
 _DISTRIBUTIONS: Final = ("timer-cluster", "grpcio", "numpy", "pyarrow", "pyspark", "pysyncobj")
 
 
@@ -201,10 +202,14 @@ class Show:
     def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
         """Do it, wait, undo it. Whatever happens, the cluster is mended for the next one."""
         chance = random.Random(f"{self._bill.seed}/{number}")
-        if strike.lane is Lane.NODES:
-            if so_far := self._progress():
-                self._say(so_far)
-            self._mend(stage)
+        if strike.lane is Lane.NODES and (so_far := self._progress()):
+            self._say(so_far)
+        with stage.turn if strike.lane in _BY_TURNS else contextlib.nullcontext():
+            if strike.lane in _BY_TURNS:
+                self._mend(stage)
+            self._strike_now(stage, number, strike, chance)
+
+    def _strike_now(self, stage: Stage, number: int, strike: Strike, chance: random.Random) -> None:
         self._begun.add(number)
         with stage.struck_by(number):
             stage.record("strike", nemesis=strike.nemesis, args=dict(strike.args))
@@ -222,15 +227,20 @@ class Show:
                 stage.record("healed")
 
     def _mend(self, stage: Stage) -> None:
-        """Bring back whoever is not there and was not lost for good; wait until all count."""
+        """Bring back whoever is not there and was not lost for good; wait until all count.
+
+        Whom a nemesis waits for is left to it, and nobody waits meanwhile.
+        """
         died = stage.died()
         self._failures += [f"{name} ended by itself" for name in died]
-        for name in stage.away - stage.lost:
+        left = stage.lost | stage.waited_for
+        for name in stage.away - left:
             stage.resume(name)
-        down = [n for n in stage.names if n not in stage.lost and not stage.cluster.is_running(n)]
+        down = [n for n in stage.names if n not in left and not stage.cluster.is_running(n)]
         if down:
             stage.restart(*down)
-        stage.wait_until_sure()
+        if not stage.waited_for:
+            stage.wait_until_sure()
 
     def _drain(self, stage: Stage, workloads: Sequence[Workload]) -> None:
         """Wait until all clients have got everything."""

@@ -24,6 +24,7 @@ from chaos.suite.disks import Disk
 from chaos.suite.network import Network
 from chaos.suite.plan import Need
 from chaos.suite.states import Listener
+from chaos.suite.turn import Turn
 from cluster.exits import EXIT_CORRUPT
 from deploy.local import Host, LaunchError, LocalCluster
 from timer.disk import RealDisk
@@ -98,8 +99,12 @@ class Stage:
         self.disks: dict[str, Disk] = {}
         self.faults = Faults(run)
         self._struck_by = threading.local()
+        self.turn = Turn()
+        """Of whoever takes nodes away."""
         self.away: set[str] = set()
         """Nodes that a nemesis has taken away and not given back: their death is no surprise."""
+        self.waited_for: set[str] = set()
+        """Nodes whose nemesis has lent its turn: they count for nobody yet, and are its own."""
         self.lost: set[str] = set()
         """Nodes that were damaged and ended, for no leader offered them a snapshot in time."""
         self.damaged: set[str] = set()
@@ -340,6 +345,16 @@ class Stage:
                 time.sleep(WHOLE_POLL_S)
         raise LaunchError(f"unsure for longer than {READY_S:g} s: {said}")
 
+    @contextlib.contextmanager
+    def waiting_for(self, name: str) -> Iterator[None]:
+        """Others may strike while a nemesis only waits for what a node does by itself."""
+        self.waited_for.add(name)
+        with self.turn.lent():
+            try:
+                yield
+            finally:
+                self.waited_for.discard(name)
+
     def damage_of(self, name: str) -> str:
         """Return what is damaged of a running node's files, as its own scrub would; or nothing."""
         data = self.data(name)
@@ -393,7 +408,9 @@ class Stage:
         return self.cluster.exit_status(name) == EXIT_CORRUPT
 
     def lose(self, name: str) -> None:
-        """Note that a damaged node has ended, for good."""
+        """Note that a damaged node has ended, for good; nothing if that is known."""
+        if name in self.lost:
+            return
         status = self.cluster.exit_status(name)
         self.record("lost", node=name, status=status)
         self.say(f"{name} finds itself damaged, exit status {status}; the others go on")

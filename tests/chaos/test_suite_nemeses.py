@@ -24,7 +24,7 @@ from chaos.suite.clocks import ClockDrift, ClockJump
 from chaos.suite.crowd import Flood, KillConsumer
 from chaos.suite.damage import Fill, Flip, Remove, Truncate, Wipe
 from chaos.suite.links import Bridge, Flap, Isolate, OneWay, Slow
-from chaos.suite.nemesis import Fizzled, Nemesis
+from chaos.suite.nemesis import Aside, Fizzled, Nemesis
 from chaos.suite.processes import Kill, KillMany, Pause, PowerCut, RollingRestart, TransferStorm
 from chaos.suite.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.space import WAITING
@@ -366,11 +366,24 @@ def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
     schedules(stage)
 
 
-def test_wiped_node_comes_back_with_what_it_lost(stage: Stage, chance: random.Random) -> None:
+def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhile(
+    stage: Stage, chance: random.Random
+) -> None:
     undo = Wipe("follower").strike(stage, chance)
     name = recorded(stage, "kill")["node"]
     assert not stage.data(name).exists()
-    undo()
+
+    def heal() -> None:
+        with stage.turn:
+            undo()
+
+    healing = Aside("heal", heal)
+    until(lambda: stage.waited_for)
+    with stage.turn:
+        Kill("leader").strike(stage, chance)()
+    healing.check()
+    assert recorded(stage, "kill")["role"] == "leader"
+    assert recorded(stage, "kill")["node"] != name
     schedules(stage)
     until(lambda: len([*(stage.data(name) / "log").iterdir()]) >= 2)
 

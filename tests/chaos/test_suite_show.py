@@ -3,9 +3,9 @@
 import contextlib
 import json
 import os
-import random
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,23 +18,18 @@ from pyspark.sql import SparkSession
 
 from chaos import audit, cli
 from chaos.history import CLOCK_ERROR, Faults, Run, read
-from chaos.suite import commands, damage, disks, show
-from chaos.suite import stage as stages
+from chaos.suite import commands, disks, show
 from chaos.suite.disks import Disk
 from chaos.suite.nemesis import Fizzled
 from chaos.suite.network import NetworkError
 from chaos.suite.network import run as run_program
-from chaos.suite.plan import Need, Options, Strike
+from chaos.suite.plan import Lane, Need, Options, Strike
 from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.show import Bill, Show, fresh, spans
 from chaos.suite.stage import Stage, owning
+from chaos.suite.turn import Turn
 from deploy.local import LaunchError, LocalCluster
-from tests.chaos.world import durable_log
 from tests.cluster.running import Forking
-from tests.timer.machines import Log as MachineLog
-from tests.timer.machines import catch_up, engine_on
-from tests.timer.test_manifest import flush
-from timer.disk import RealDisk
 
 GOOD = (sys.executable, "-c", "print('verdict: OK')")
 
@@ -47,7 +42,9 @@ class FakeStage:
 
     def __init__(self, run: Run, nodes: int, **_: Any) -> None:
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
+        self.turn = Turn()
         self.away: set[str] = set()
+        self.waited_for: set[str] = set()
         self.lost: set[str] = set()
         self.failures: list[str] = []
         self.events: list[str] = []
@@ -65,7 +62,10 @@ class FakeStage:
         return self.names[0]
 
     def wait_until_sure(self) -> None:
-        pass
+        assert not self.waited_for
+
+    def waiting_for(self: Any, name: str) -> contextlib.AbstractContextManager[None]:
+        return Stage.waiting_for(self, name)
 
     def record(self, event: str, **_: Any) -> None:
         self.events.append(event)
@@ -240,6 +240,33 @@ def test_strike_that_fails_costs_neither_the_others_nor_the_audit(
     lines = capfd.readouterr().out.splitlines()
     assert lines[-2].endswith("FAILED: kill: it does not want to")
     assert lines[-1] == "verdict: OK"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.usefixtures("no_stage")
+def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    killed = threading.Event()
+
+    def heal(_: object, stage: FakeStage, __: object) -> Any:
+        stage.away.add("n3")
+        with stage.waiting_for("n3") if waits else contextlib.nullcontext():
+            assert killed.wait(timeout=60 if waits else 0.5) == waits
+            stage.away.remove("n3")  # nobody else has brought it back
+        return lambda: stage.events.append("whole")
+
+    def kill(_: object, stage: FakeStage, __: object) -> Any:
+        assert stage.waited_for == ({"n3"} if waits else set())
+        return killed.set
+
+    monkeypatch.setattr("chaos.suite.damage.Wipe.strike", heal)
+    monkeypatch.setattr("chaos.suite.processes.Kill.strike", kill)
+    wipe = Strike(at_s=0, nemesis="wipe")
+    both = replace(bill(wipe, Strike(at_s=0.2, nemesis="kill", lane=Lane.LEADER)), complete=True)
+    assert Show(Run(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
+    ended = ["healed", "whole", "healed"] if waits else ["whole", "healed", "strike", "healed"]
+    assert LAST[0].events[:-2] == (["strike", "strike"] if waits else ["strike"]) + ended
 
 
 LATE = Strike(at_s=60, nemesis="pause")
@@ -609,168 +636,3 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path) -> None:
     assert about(folder)["state"] == "running"
     assert fresh(folder).root == folder
     assert not folder.exists()
-
-
-def test_stage_takes_itself_down_when_it_can_not_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(self: LocalCluster, **_: object) -> None:
-        raise LaunchError("no node today")
-
-    monkeypatch.setattr(LocalCluster, "start", start)
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
-    with pytest.raises(LaunchError, match="no node today"):
-        stage.__enter__()
-    with pytest.raises(ValueError, match="closed file"):
-        stage.record("late")
-
-
-def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_path: Path) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
-    log = tmp_path / "logs" / "n1.log"
-    log.parent.mkdir()
-    full = 'level=error node=n1 logger=cluster.process msg="no room, to be waited for: ENOSPC"'
-    corrupt = 'level=error node=n1 logger=cluster.scrub msg="x: corrupt at byte 7: checksum"'
-    diverged = (
-        'level=error node=n1 logger=cluster.process msg="fatal, to be healed: x" exc="Diverged"'
-    )
-    bug = 'level=error node=n1 logger=cluster.node msg="Task exception was never retrieved"'
-    fine = 'level=info node=n1 logger=x msg="a level=error in words"'
-    lines = [f"time=0 {each}" for each in (full, corrupt, diverged, bug, fine)]
-    log.write_text("\n".join(lines))
-    assert stage.unexplained("n1") == lines[1:4]
-    stage.hurt.add("n1")
-    assert stage.unexplained("n1") == lines[2:4], "damage is no excuse for anything else"
-    assert stage.unexplained("n2") == []
-    stage.faults.close()
-
-
-@pytest.mark.parametrize("found", ["at its start", "by its scrub"])
-@pytest.mark.parametrize("given_up", [False, True])
-def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
-    tmp_path: Path, given_up: bool, found: str
-) -> None:
-    durable_log(tmp_path)
-    lost = list[str]()
-
-    def waited(name: str) -> None:
-        raise LaunchError(f"{name} is not ready")
-
-    at_start = found == "at its start"
-    stage: Any = SimpleNamespace(
-        kill=lambda _: None, archive=SimpleNamespace(seal=lambda _: None), data=lambda _: tmp_path,
-        damaged=set(), hurt=set(), restart=waited if at_start else lambda _: None,
-        wait_until_whole=waited, lose=lost.append, leader=lambda: "n1",
-        is_given_up=lambda _: given_up, say=lambda _: None,
-    )  # fmt: skip
-    with contextlib.nullcontext() if given_up else pytest.raises(LaunchError, match="not ready"):
-        damage.Remove("leader").strike(stage, random.Random(1))
-    assert (lost, stage.hurt) == (["n1"] if given_up else [], {"n1"})
-
-
-class Told:
-    """A client, of a cluster whose n1 is a follower that has all, and says that of its files."""
-
-    def __init__(self, *damage: str) -> None:
-        self.damage = [*damage]
-
-    def __call__(self, _: object) -> Self:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def members(self) -> Any:
-        one = SimpleNamespace(name="n1", role="follower", unsure=False, lag_entries=0)
-        return SimpleNamespace(members=[one])
-
-    def status(self) -> Any:
-        damage = self.damage.pop(0) if len(self.damage) > 1 else self.damage[0]
-        return SimpleNamespace(nodes=[SimpleNamespace(name="n1", damage=damage)])
-
-
-def test_node_is_whole_once_its_files_are_sound_and_its_own_scrub_finds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
-    monkeypatch.setattr(stages, "WHOLE_POLL_S", 0.0)
-    monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
-    monkeypatch.setattr(stages, "TimerClient", told := Told("a run", ""))
-    monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
-    data = stage.data("n1")
-    damages = ["", "a segment", "", ""]
-    monkeypatch.setattr(stage, "damage_of", lambda _: damages.pop(0))
-    damages.pop(0)
-    stage.wait_until_whole("n1")
-    assert (told.damage, damages) == ([""], [""]), "both were asked until nothing was found"
-    monkeypatch.undo()
-    engine = engine_on(RealDisk(), data / "state")
-    durable_log(data)
-    assert stage.damage_of("n1") == ""
-    log = MachineLog()
-    log.begin_epoch()
-    catch_up(engine, log)
-    flush(engine)
-    assert stage.damage_of("n1") == ""
-    path = data / "state" / "manifest"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert str(path) in stage.damage_of("n1")
-    stage.faults.close()
-
-
-def test_node_that_has_ended_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
-    monkeypatch.setattr(stage.cluster, "is_running", lambda _: False)
-    monkeypatch.setattr(stages, "TimerClient", Told(""))
-    monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
-    with pytest.raises(LaunchError, match="n1 is not whole"):
-        stage.wait_until_whole("n1")
-    stage.faults.close()
-
-
-def test_nothing_is_struck_while_a_voter_is_unsure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unsure = [True, True, False]
-
-    def members() -> Any:
-        there = [("n1", True, False), ("n2", True, unsure.pop(0)), ("n3", False, True)]
-        return SimpleNamespace(
-            members=[SimpleNamespace(name=n, voter=v, unsure=u) for n, v, u in there]
-        )
-
-    client = SimpleNamespace(members=members)
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
-    monkeypatch.setattr(stages, "WHOLE_POLL_S", 0.0)
-    monkeypatch.setattr(stages, "TimerClient", lambda _: contextlib.nullcontext(client))
-    monkeypatch.setattr(LocalCluster, "endpoints", ["n1:1"])
-    monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
-    monkeypatch.setattr(stage, "died", list)
-    Show(Run(tmp_path), bill(), lambda _: [])._mend(stage)
-    assert unsure == []
-    monkeypatch.setattr(stages, "READY_S", 0.01)
-    unsure += [True] * 10_000
-    with pytest.raises(LaunchError, match=r"unsure for longer than 0\.01 s: n2$"):
-        stage.wait_until_sure()
-    stage.faults.close()
-
-
-def test_nodes_that_end_badly_when_asked_are_failures(tmp_path: Path) -> None:
-    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
-    status: dict[str, int | None] = {"n1": 0, "n2": 1, "n3": None}
-    stage.cluster.exit_status = lambda name: status[name]  # type: ignore[method-assign]
-    stage.check_end(*status)
-    assert stage.failures == ["n2 was asked to end, and ended with status 1"]
-    stage.damaged |= {"n1", "n2"}
-    stage.cluster.is_running = lambda name: name == "n3"  # type: ignore[method-assign]
-    status |= {"n1": 66}
-    assert stage.died() == ["n2"], (
-        "a damaged node may end for want of a healer, and in no other way"
-    )
-    assert stage.lost == {"n1"}
-    stage.faults.close()
