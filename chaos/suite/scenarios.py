@@ -1,7 +1,7 @@
 """The scenarios: what befalls a cluster, by name.
 
 A scenario of one fault strikes again and again, in all its variants. `mix` deals all of them,
-like cards: each kind comes before any comes twice. Kills of its leader are planned every 10
+like cards: each kind comes before any comes twice. Kills of its leader are planned every 9
 seconds, in a lane of their own, to fall at least every 15; when they fell, the run tells
 (LEADER_GAP_S_MAX).
 """
@@ -17,16 +17,16 @@ from chaos.suite.plan import Draw, Lane, Need, Options, Strike
 
 FIRST_S: Final = 4.0
 """Clients produce for so long before anything strikes."""
-KILLS_S: Final = 10.0
+KILLS_S: Final = 9.0
 KILL_JITTER_S: Final = 0.5
 LEADER_GAP_S_MAX: Final = 60.0
-"""A mix fails if for longer no leader was killed. 11 are planned at most, to fall within 15: other
+"""A mix fails if for longer no leader was killed. 10 are planned at most, to fall within 15: other
 strikes take turns with the kills, and lend theirs where they take long. Longer is a kill that is
 missed, as its victim did not say that it led, or a machine that is slow."""
 LONG_S: Final = (14.0, 18.0)
 """Who follows a wrong clock, by half a second per second, is then off by more than is allowed
 where nothing but clocks is struck."""
-BETWEEN_S: Final = 3.0
+BETWEEN_S: Final = 2.5
 """From a kill of the leader in a mix to what strikes next."""
 
 
@@ -195,7 +195,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     _SINGLE
     | {
         "mix": Scenario(
-            line="all of these, and a kill of the leader planned every 10 s",
+            line="all of these, and a kill of the leader planned every 9 s",
             cards=_OTHERS,
             draw=_mixed,
         ),

@@ -47,6 +47,8 @@ DRAIN_S: Final = 90.0
 POLL_S: Final = 0.1
 NOT_REACHED: Final = "not come to"
 _BY_TURNS: Final = (Lane.NODES, Lane.LEADER)
+GIVES_WAY_S: Final = 2.0
+"""A late strike at nodes lets a promised kill go first that is due within this time."""
 _DISTRIBUTIONS: Final = ("timer-cluster", "grpcio", "numpy", "pyarrow", "pyspark", "pysyncobj")
 
 
@@ -197,7 +199,20 @@ class Show:
             if strike.lane is lane:
                 if self._over.wait(max(0.0, strike.at_s - self._elapsed_s)):
                     return
+                if lane is Lane.NODES:
+                    self._give_way()
                 self._guarded(strike.nemesis, partial(self._strike, stage, number, strike))
+
+    def _give_way(self) -> None:
+        """Wait while a kill of the leader is due soon, or now."""
+        kills = [(n, s) for n, s in self._bill.playable() if s.lane is Lane.LEADER]
+
+        def is_next() -> bool:
+            until_s = self._elapsed_s + GIVES_WAY_S
+            return any(s.at_s <= until_s and n not in self._begun for n, s in kills)
+
+        while is_next() and not self._over.wait(POLL_S):
+            pass
 
     def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
         """Do it, wait, undo it. Whatever happens, the cluster is mended for the next one."""

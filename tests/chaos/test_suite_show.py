@@ -260,6 +260,7 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
         assert stage.waited_for == ({"n3"} if waits else set())
         return killed.set
 
+    monkeypatch.setattr(show, "GIVES_WAY_S", 0.0)
     monkeypatch.setattr("chaos.suite.damage.Wipe.strike", heal)
     monkeypatch.setattr("chaos.suite.processes.Kill.strike", kill)
     wipe = Strike(at_s=0, nemesis="wipe")
@@ -267,6 +268,20 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
     assert Show(Run(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
     ended = ["healed", "whole", "healed"] if waits else ["whole", "healed", "strike", "healed"]
     assert LAST[0].events[:-2] == (["strike", "strike"] if waits else ["strike"]) + ended
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_promised_kill_that_is_due_soon_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = list[str]()
+    for path in ("damage.Wipe", "processes.Kill"):
+        strike = partial(lambda name, *_: partial(order.append, name), path)
+        monkeypatch.setattr(f"chaos.suite.{path}.strike", strike)
+    kills = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.5, 4)]
+    both = replace(bill(Strike(at_s=0, nemesis="wipe"), *kills), complete=True)
+    assert Show(Run(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
+    assert order == ["processes.Kill", "damage.Wipe", "processes.Kill"]
 
 
 LATE = Strike(at_s=60, nemesis="pause")
