@@ -107,6 +107,8 @@ class Show:
         self._began = time.monotonic()
         self._over = threading.Event()
         self._failures: list[str] = []
+        self._come_to: set[int] = set()
+        """Numbers of strikes whose time came, begun or about to begin."""
         self._begun: set[int] = set()
         """Numbers of strikes. One that failed stays in it: the run fails of that anyway."""
         self._fizzled: dict[int, str] = {}
@@ -201,18 +203,18 @@ class Show:
                     return
                 if lane is Lane.NODES:
                     self._give_way()
+                self._come_to.add(number)
                 self._guarded(strike.nemesis, partial(self._strike, stage, number, strike))
 
     def _give_way(self) -> None:
-        """Wait while a kill of the leader is due soon, or now."""
-        kills = [(n, s) for n, s in self._bill.playable() if s.lane is Lane.LEADER]
-
-        def is_next() -> bool:
-            until_s = self._elapsed_s + GIVES_WAY_S
-            return any(s.at_s <= until_s and n not in self._begun for n, s in kills)
-
-        while is_next() and not self._over.wait(POLL_S):
-            pass
+        """Let the next kill of the leader go first if it is due soon, or now; no second one."""
+        until_s = self._elapsed_s + GIVES_WAY_S
+        for number, strike in self._bill.playable():
+            if strike.lane is Lane.LEADER and number not in self._come_to:
+                while strike.at_s <= until_s and number not in self._come_to:
+                    if self._over.wait(POLL_S):
+                        return
+                return
 
     def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
         """Do it, wait, undo it. Whatever happens, the cluster is mended for the next one."""
