@@ -135,8 +135,7 @@ class Fill:
             stage.disks[name].fill(self.leave)
         impressed = False
         for name in names:
-            with stage.waiting_for(name):
-                noticed = _notices(stage, name, waits=not self.leave)
+            noticed = _notices(stage, name, waits=not self.leave)
             impressed |= noticed is not None
             noticed = noticed or f"not impressed: {stage.cluster.state(name)}"
             stage.record("full", node=name, leave=self.leave, noticed=noticed)

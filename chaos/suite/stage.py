@@ -315,14 +315,16 @@ class Stage:
         with TimerClient(self.cluster.endpoints) as client:
             while time.monotonic() < deadline and self.cluster.is_running(name):
                 with contextlib.suppress(TimerError):
-                    one = next(m for m in client.members().members if m.name == name)
-                    said = f"{one.role}, {one.lag_entries} entries behind, unsure = {one.unsure}"
-                    whole = one.role in ("leader", "follower") and not one.unsure
-                    if whole and one.lag_entries <= LAG_MAX:
-                        states = {each.name: each.damage for each in client.status().nodes}
-                        if not (damage := states.get(name) or self.damage_of(name)):
-                            return
-                        said = damage
+                    for one in client.members().members:
+                        if one.name != name:  # who has just started knows some by number alone
+                            continue
+                        said = f"{one.role}, {one.lag_entries} entries behind, unsure: {one.unsure}"
+                        whole = one.role in ("leader", "follower") and not one.unsure
+                        if whole and one.lag_entries <= LAG_MAX:
+                            states = {each.name: each.damage for each in client.status().nodes}
+                            if not (damage := states.get(name) or self.damage_of(name)):
+                                return
+                            said = damage
                 time.sleep(WHOLE_POLL_S)
         raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
 

@@ -85,6 +85,8 @@ class Told:
 
     def __init__(self, *damage: str) -> None:
         self.damage = [*damage]
+        self.names = ["", "n1"]
+        """The last one from the second time on: who has just started does not know it."""
 
     def __call__(self, _: object) -> Self:
         return self
@@ -96,7 +98,8 @@ class Told:
         pass
 
     def members(self) -> Any:
-        one = SimpleNamespace(name="n1", role="follower", unsure=False, lag_entries=0)
+        name = self.names.pop(0) if len(self.names) > 1 else self.names[0]
+        one = SimpleNamespace(name=name, role="follower", unsure=False, lag_entries=0)
         return SimpleNamespace(members=[one])
 
     def status(self) -> Any:
