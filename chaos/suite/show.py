@@ -203,6 +203,8 @@ class Show:
                     return
                 if lane is Lane.NODES:
                     self._give_way()
+                if self._over.is_set():
+                    return
                 self._come_to.add(number)
                 self._guarded(strike.nemesis, partial(self._strike, stage, number, strike))
 
@@ -222,6 +224,8 @@ class Show:
         if strike.lane is Lane.NODES and (so_far := self._progress()):
             self._say(so_far)
         with stage.turn if strike.lane in _BY_TURNS else contextlib.nullcontext():
+            if self._over.is_set():  # while it waited for its turn
+                return
             if strike.lane in _BY_TURNS:
                 self._mend(stage)
             self._strike_now(stage, number, strike, chance)

@@ -349,13 +349,18 @@ class Stage:
 
     @contextlib.contextmanager
     def waiting_for(self, name: str) -> Iterator[None]:
-        """Others may strike while a nemesis only waits for what a node does by itself."""
+        """Others may strike while a nemesis only waits for what a node does by itself.
+
+        Once it has done so it counts again; if it fails to, it is the nemesis's own until that has
+        its turn back.
+        """
         self.waited_for.add(name)
-        with self.turn.lent():
-            try:
+        try:
+            with self.turn.lent():
                 yield
-            finally:
                 self.waited_for.discard(name)
+        finally:
+            self.waited_for.discard(name)
 
     def damage_of(self, name: str) -> str:
         """Return what is damaged of a running node's files, as its own scrub would; or nothing."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -173,6 +174,30 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
     unsure += [True] * 10_000
     with pytest.raises(LaunchError, match=r"unsure for longer than 0\.01 s: n2$"):
         stage.wait_until_sure()
+    stage.faults.close()
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_node_that_fails_to_heal_is_its_nemesis_own_until_its_turn_is_back(
+    tmp_path: Path, heals: bool
+) -> None:
+    stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
+    seen = []
+
+    @contextlib.contextmanager
+    def lent() -> Iterator[None]:
+        seen.append({*stage.waited_for})
+        try:
+            yield
+        finally:
+            seen.append({*stage.waited_for})
+
+    stage.turn.lent = lent  # type: ignore[method-assign]
+    with contextlib.suppress(LaunchError), stage.waiting_for("n1"):
+        if not heals:
+            raise LaunchError("it has ended")
+    assert seen == [{"n1"}, set() if heals else {"n1"}]
+    assert stage.waited_for == set()
     stage.faults.close()
 
 
