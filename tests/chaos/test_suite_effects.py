@@ -1,5 +1,6 @@
 """Whom nemeses hit and whether that had an effect, without a cluster: nothing is lost silently."""
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from chaos.suite.network import Network, NetworkError
 from chaos.suite.plan import Need
 from chaos.suite.processes import KillMany, PowerCut, RollingRestart, TransferStorm
 from chaos.suite.stage import Stage
+from chaos.suite.turn import Turn
 from cluster.space import WAITING
 from tests.chaos.world import durable_log
 from timer import manifest
@@ -38,6 +40,9 @@ class FakeStage(SimpleNamespace):
         self.calls: list[tuple[str, ...]] = []
         super().__init__(
             leader=lambda: "n1",
+            turn=Turn(),
+            waited_for=set(),
+            waiting_for=contextlib.nullcontext,
             say=lambda _: None,
             record=lambda *_, **__: None,
             kill=self.calling("kill"),
