@@ -138,9 +138,10 @@ def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, 
         raise FileNotFoundError(f"--data {data}: no such folder")
     if into.resolve().is_relative_to(data.resolve()):
         raise ValueError(f"--into {into}: must lie outside of the node's own folder, {data}")
-    into.mkdir(parents=True, exist_ok=True)
-    if into.stat().st_dev != data.stat().st_dev:
+    beside = next(path for path in (into.resolve(), *into.resolve().parents) if path.exists())
+    if beside.stat().st_dev != data.stat().st_dev:
         raise ValueError(f"--into {into}: must be on the disk of {data}, for hard links")
+    into.mkdir(parents=True, exist_ok=True)
     return {data.name: (data / "log", into)}
 
 
@@ -179,17 +180,20 @@ class _Told:
         error = ""
         try:
             follow(self._log, self._kept)
+            self._tell_lives()
         except OSError as failed:  # it is not there yet, or just being wiped; or nobody may link it
             error = str(failed)
         if error and error != self._error:
             print(f"{self._node}: {error}; trying again", file=sys.stderr, flush=True)
         self._error = error
+        return not error
+
+    def _tell_lives(self) -> None:
         for life in lives(self._kept)[self._lives :]:
             if not (parts := segments(life)):
                 break  # nothing could be linked yet
             self._lives += 1
             print(_of_life(self._node, life, parts[0].first), flush=True)
-        return not error
 
 
 def _of_life(node: str, life: Path, first: int) -> str:

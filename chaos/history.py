@@ -236,8 +236,19 @@ class Run:
 
         Raises:
             FileNotFoundError: the run has no node's data.
+            ValueError: a node's log went on after its archive had ended.
         """
-        return {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
+        logs = {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
+        for name, data in self.data().items():
+            own = data / "log"
+            if self.kept(name).exists() and own.is_dir():
+                kept = {each.path.name for each in logs[name][-1]}
+                if late := [each.path.name for each in segments(own) if each.path.name not in kept]:
+                    raise ValueError(
+                        f"{self.kept(name)} lacks {late[0]} of {own}: the archive ended before its"
+                        " node"
+                    )
+        return logs
 
 
 class _Lines:

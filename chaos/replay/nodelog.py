@@ -34,8 +34,12 @@ def segments(log: Path) -> list[Segment]:
 
 
 def lives(log: Path) -> list[Path]:
-    """Return the folders of an archived log's lives, in order; none if it has no such folders."""
-    return sorted(path for path in log.iterdir() if path.is_dir()) if log.is_dir() else []
+    """Return the folders of an archived log's lives, in order; none if it has no such folders.
+
+    Their names are numbers: what else lies there is no life.
+    """
+    folders = log.iterdir() if log.is_dir() else iter(())
+    return sorted(path for path in folders if path.name.isdigit() and path.is_dir())
 
 
 def entries(part: Segment) -> Iterator[tuple[int, Entry]]:

@@ -30,7 +30,11 @@ class Kill:
     who: str = "leader"
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill it; while another node is waited for, no successor is: there may be none."""
+        """Kill it, and wait for its successor if the others are enough for one.
+
+        While another node is waited for, all that is being written is written first: a torn log,
+        which does not count either, is more than a cluster stands then.
+        """
         name = chosen(stage, self.who, chance)
         if name in stage.waited_for:
             raise Fizzled(f"{name}, the {self.who}, is not whole yet")
@@ -38,8 +42,9 @@ class Kill:
         led = state is not None and state.role == "leader"
         stage.say(f"kill -9 {said(stage, name, self.who)}")
         at = time.monotonic()
-        stage.kill(name)
-        if state is not None and led and not stage.waited_for:
+        stage.kill(name, whole=bool(stage.waited_for))
+        enough = len({*stage.names} - stage.away - stage.waited_for) >= stage.majority
+        if state is not None and led and enough:
             successor = stage.leader(above_epoch=state.epoch)
             stage.say(f"{successor} leads, {time.monotonic() - at:.2f} s later")
         return partial(back, stage, name)
@@ -86,7 +91,7 @@ class Pause:
 class RollingRestart:
     """SIGTERM to one node after the other; each is back before the next goes.
 
-    Between two of them others have their turn: all is well then.
+    Between two of them others have their turn.
     """
 
     needs: ClassVar = NOTHING
@@ -104,6 +109,9 @@ class RollingRestart:
             stage.leader()
             with stage.turn.lent():
                 pass
+            if left := sorted(stage.away - stage.lost):  # by one that failed
+                stage.restart(*left)
+            stage.wait_until_sure()
         stage.say("all nodes were restarted, one by one")
         return nothing
 

@@ -249,10 +249,18 @@ class Stage:
                 return state.controller
         return None
 
-    def kill(self, *names: str) -> None:
-        """Kill -9 nodes, together."""
+    def kill(self, *names: str, whole: bool = False) -> None:
+        """Kill -9 nodes, together; `whole`: in the middle of no write."""
         words = [self.word_of(name) for name in names]
         self.away.update(names)
+        if whole:
+            for name in names:
+                self.cluster.kill(name, signal.SIGSTOP)
+                deadline = time.monotonic() + READY_S
+                while not _stands_still(self.cluster.nodes[name].pid):
+                    if time.monotonic() > deadline:
+                        raise LaunchError(f"{name} does not stop")
+                    time.sleep(0.001)
         at_ms = now_ms()
         self.cluster.kill_together(*names)
         for word in words:
@@ -449,6 +457,12 @@ class Stage:
                 self.disks[name].cut_power()
         for word in words:
             self.record("kill", at_ms, **word)
+
+
+def _stands_still(pid: int) -> bool:
+    """Return whether no thread of a process runs, not even in the kernel."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] in "TZX" for stat in stats)
 
 
 # ---- whose run it is, and what a crashed harness left

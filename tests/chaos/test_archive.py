@@ -10,7 +10,7 @@ import pytest
 
 from chaos.archive import Archive, follow, run_archive
 from chaos.history import Run
-from chaos.replay.nodelog import Piece, between, lives
+from chaos.replay.nodelog import Piece, Segment, between, lives, segments
 from tests.chaos.world import Log, write_log
 from timer.units import LogIndex
 
@@ -135,6 +135,27 @@ def test_audit_reads_the_archive_where_there_is_one(tmp_path: Path) -> None:
     assert run.nodes() == {"n1": tmp_path / "nodes/n1/kept", "n2": tmp_path / "n2/log"}
 
 
+def test_archive_that_ended_before_its_node_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text('{"nodes": [{"name": "n1", "data": "n1"}]}')
+    run = Run(tmp_path)
+    put(tmp_path / "n1/log", 1)
+    follow(tmp_path / "n1/log", run.kept("n1"))
+    put(tmp_path / "n1/log", 10)
+    with pytest.raises(ValueError, match=r"lacks 0+a\.log .* ended before its node"):
+        run.logs()
+    follow(tmp_path / "n1/log", run.kept("n1"))
+    (tmp_path / f"n1/log/{1:016x}.log").unlink()
+    (life,) = run.logs()["n1"]
+    assert [part.first for part in life] == [1, 10]
+
+
+def test_other_folders_of_an_archive_are_no_lives(tmp_path: Path) -> None:
+    for name in ("lost+found", "001", "000", "000.old"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "002").write_text("a file")
+    assert lives(tmp_path) == [tmp_path / "000", tmp_path / "001"]
+
+
 def test_command_keeps_a_nodes_log_until_it_is_stopped(tmp_path: Path) -> None:
     data, kept = tmp_path / "machine/n1", tmp_path / "run/n1/log"
     log = Log()
@@ -190,6 +211,28 @@ def test_command_says_what_it_can_not_follow(
     assert second == "n1: nobody may link it; trying again"
 
 
+def test_archive_that_can_not_be_read_does_not_end_those_of_other_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.archive.signal", STOPPED)
+    nodes = ",".join(f'{{"name": "{n}", "data": "nodes/{n}/data"}}' for n in ("n1", "n2"))
+    (tmp_path / "cluster.json").write_text(f'{{"nodes": [{nodes}]}}')
+    for name in ("n1", "n2"):
+        put(tmp_path / f"nodes/{name}/data/log", 1)
+    told = segments
+
+    def unreadable(life: Path) -> list[Segment]:
+        if "n1" in life.parts:
+            raise PermissionError("nobody may read it")
+        return told(life)
+
+    monkeypatch.setattr("chaos.archive.segments", unreadable)
+    assert run_archive(tmp_path, None, None) == 2
+    out, err = capsys.readouterr()
+    assert err == "n1: nobody may read it; trying again\n"
+    assert out.endswith("n2: 000 begins at entry 1\n")
+
+
 @pytest.mark.parametrize(
     ("folder", "data", "into", "told"),
     [
@@ -198,7 +241,7 @@ def test_command_says_what_it_can_not_follow(
         (None, None, None, "--data, --into: must both be named"),
         (None, "gone", "kept", "no such folder"),
         (None, "data", "data/log/kept", "must lie outside of the node's own folder"),
-        (None, "data", "/dev/shm", "must be on the disk of"),
+        (None, "data", "/dev/shm/kept/n1", "must be on the disk of"),
         ("run", None, None, "neither cluster.json nor <node>/log"),
     ],
 )
@@ -211,3 +254,4 @@ def test_archive_that_can_not_be_is_refused(
     assert run_archive(*paths) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "kept").exists()
+    assert not Path("/dev/shm/kept").exists()

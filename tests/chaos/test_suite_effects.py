@@ -23,6 +23,7 @@ from chaos.suite.processes import KillMany, PowerCut, RollingRestart, TransferSt
 from chaos.suite.stage import Stage
 from chaos.suite.turn import Turn
 from cluster.space import WAITING
+from tests.chaos.test_suite_turn import until_asked
 from tests.chaos.world import durable_log
 from timer import manifest
 from timerclient.errors import CommitTimeout, NotReady, TimerError
@@ -46,7 +47,8 @@ class FakeStage(SimpleNamespace):
             say=lambda _: None,
             record=lambda *_, **__: None,
             kill=self.calling("kill"),
-            restart=self.calling("restart"),
+            restart=self.restart,
+            wait_until_sure=lambda: None,
             cut_power=self.calling("cut_power"),
             await_ready=self.calling("await_ready"),
             check_end=lambda _: None,
@@ -55,6 +57,10 @@ class FakeStage(SimpleNamespace):
             ),
             network=SimpleNamespace(cut=self.cut),
         )
+
+    def restart(self, *names: str) -> None:
+        self.calls.append(("restart", *sorted(names)))
+        self.away.difference_update(names)
 
     def calling(self, what: str) -> Callable[..., None]:
         return lambda *names: self.calls.append((what, *sorted(names)))
@@ -115,6 +121,26 @@ def test_who_hits_all_leaves_the_lost_alone(nemesis: KillMany | RollingRestart |
     stage: Any = FakeStage("n2")
     nemesis.strike(stage, random.Random(1))()
     assert stage.hit() == {"n1", "n3"}
+
+
+def test_rolling_restart_brings_back_whom_a_strike_between_left_down() -> None:
+    stage: Any = FakeStage("n2", nodes=4)
+    sure: list[set[str]] = []
+    stage.wait_until_sure = lambda: sure.append(stage.away - stage.lost)
+
+    def fails() -> None:
+        with stage.turn:
+            stage.away.add("n4")
+
+    other = threading.Thread(target=fails)
+    with stage.turn:
+        other.start()
+        until_asked(stage.turn, 2)
+        RollingRestart().strike(stage, random.Random(1))()
+    other.join()
+    first, *_ = (names for what, *names in stage.calls if what == "stop")
+    assert stage.calls[:3] == [("stop", *first), ("restart", *first), ("restart", "n4")]
+    assert sure == [set()] * 3
 
 
 def test_bridge_needs_two_halves() -> None:

@@ -382,6 +382,7 @@ def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhil
     healing = Aside("heal", heal)
     until(lambda: stage.waited_for)
     with stage.turn:
+        assert stage.waited_for == {name}
         Kill("leader").strike(stage, chance)()
     healing.check()
     assert recorded(stage, "kill")["role"] == "leader"
