@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import random
@@ -49,6 +50,8 @@ NOT_REACHED: Final = "not come to"
 _BY_TURNS: Final = (Lane.NODES, Lane.LEADER)
 GIVES_WAY_S: Final = 2.0
 """A late strike at nodes lets a promised kill go first that is due within this time."""
+HEALS_S: Final = 12.0
+"""Between two kills of the leader while a node heals, which fetches anew from each new one."""
 _DISTRIBUTIONS: Final = ("timer-cluster", "grpcio", "numpy", "pyarrow", "pyspark", "pysyncobj")
 
 
@@ -108,6 +111,8 @@ class Show:
         self._over = threading.Event()
         self._failures: list[str] = []
         self._come_to: set[int] = set()
+        self._killed_s = -math.inf
+        """When the last promised kill was come to."""
         """Numbers of strikes whose time came, begun or about to begin."""
         self._begun: set[int] = set()
         """Numbers of strikes. One that failed stays in it: the run fails of that anyway."""
@@ -203,6 +208,8 @@ class Show:
                     return
                 if lane is Lane.NODES:
                     self._give_way()
+                if lane is Lane.LEADER:
+                    self._let_heal(stage)
                 if self._over.is_set():
                     return
                 self._come_to.add(number)
@@ -217,6 +224,13 @@ class Show:
                     if self._over.wait(POLL_S):
                         return
                 return
+
+    def _let_heal(self, stage: Stage) -> None:
+        """Leave a node that heals some time since the last kill of the leader."""
+        while stage.waited_for and self._elapsed_s < self._killed_s + HEALS_S:
+            if self._over.wait(POLL_S):
+                return
+        self._killed_s = self._elapsed_s
 
     def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
         """Do it, wait, undo it. Whatever happens, the cluster is mended for the next one."""

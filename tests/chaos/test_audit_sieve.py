@@ -109,9 +109,9 @@ def test_what_is_sifted_has_the_verdicts_of_the_rules_alone(
 
 
 def test_the_plain_verdicts_have_the_columns_of_the_table(
-    spark: SparkSession, tmp_path: Path
+    judged: tuple[dict[str, Case], DataFrame],
 ) -> None:
-    _, table = verdicts(spark, tmp_path, [Case(Planted([1]), {1: "ok"})], 0)
+    _, table = judged
     kinds = {"bigint": "int64", "string": "string"}
     assert [(name, kinds[kind]) for name, kind in table.dtypes] == [
         (field.name, str(field.type)) for field in plain.VERDICTS

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -268,6 +269,30 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
     assert Show(Run(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
     ended = ["healed", "whole", "healed"] if waits else ["whole", "healed", "strike", "healed"]
     assert LAST[0].events[:-2] == (["strike", "strike"] if waits else ["strike"]) + ended
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_late_kills_leave_a_node_time_to_heal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = queue.SimpleQueue[str]()
+
+    def heal(_: object, stage: FakeStage, __: object) -> Any:
+        with stage.waiting_for("n3"):
+            kills.get(timeout=60)
+            with pytest.raises(queue.Empty):  # nor does a second one come
+                kills.get(timeout=0.5)
+        return lambda: None
+
+    monkeypatch.setattr(show, "GIVES_WAY_S", 0.0)
+    monkeypatch.setattr("chaos.suite.damage.Wipe.strike", heal)
+    monkeypatch.setattr(
+        "chaos.suite.processes.Kill.strike", lambda *_: partial(kills.put, "killed")
+    )
+    late = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.2, 0.3)]
+    three = replace(bill(Strike(at_s=0, nemesis="wipe"), *late), complete=True)
+    assert Show(Run(tmp_path), three, lambda _: [], audit=GOOD).play() == 0
+    assert kills.get(timeout=0) == "killed", "once it is whole"
 
 
 @pytest.mark.usefixtures("no_stage")
