@@ -3,7 +3,7 @@
 #   PYTHON=python3.13   the interpreter that makes .venv (3.11 or newer)
 #   ARGS="-k audit"     further arguments for pytest, the demo, the simulator, the benchmarks
 #   SEEDS=300           worlds that `make sim` plays
-#   WORLDS=24           worlds that `make test` plays
+#   WORLDS=16           worlds that `make test` plays
 #   START=4711          the first of these
 #   RUN=run/demo        the run that `make audit` re-checks
 SHELL := /bin/bash
@@ -19,7 +19,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 RUN ?= run/demo
 ARGS ?=
 SEEDS ?= 300
-WORLDS ?= 24
+WORLDS ?= 16
 # Each state of the tree has worlds of its own, so that what failed once fails again.
 START ?= $(shell printf '%d' "0x$$(git rev-parse 'HEAD^{tree}' 2>/dev/null | cut -c1-7)" 2>/dev/null)
 
@@ -67,7 +67,7 @@ check: setup  ## formatting, lint, types, layers, generated stubs
 
 # The worlds take what the checks and the tests leave of the processors, and the rest when these are
 # done.
-test: setup  ## check, 24 simulated worlds, every test; without Java the Spark tests are skipped, loudly
+test: setup  ## check, 16 simulated worlds, every test; without Java the Spark tests are skipped, loudly
 	@mkdir -p build
 	timeout 1h nice -n 19 $(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 60 --start $(START) \
 	  >build/sim.txt 2>&1 & \
