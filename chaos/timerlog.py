@@ -7,9 +7,12 @@ One partition per segment file. Option `view`:
     rows      one row per row of a SCHEDULE entry, as it lies in the log: node, index, epoch,
               position, producer, sequence, due_ms, requested_ms, topic_id, payload_size, mark
 
-Filters on `node`, `kind` and `index` are pushed down: files of other nodes, or before or after the
-indexes asked for, are not opened. (Spark offers them only while
-`spark.sql.python.filterPushdown.enabled` is set, as chaos/audit/session.py does.)
+Options that filter, so that files of other nodes, or before or after the indexes asked for, are not
+opened (and not filters that Spark pushes down: docs/adr/0036-filters-as-options.md):
+
+    node                    n1 or n1,n2
+    kind                    SCHEDULE or SCHEDULE,FIRE
+    index_min, index_max    both inclusive
 
 What became of the rows is not in the log as such: it follows from applying it (chaos/replay/).
 """
@@ -22,8 +25,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import datasource as ds
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from chaos.history import Run
@@ -43,8 +45,6 @@ ROWS: Final = (
     " due_ms BIGINT, requested_ms BIGINT, topic_id BIGINT, payload_size INT, mark BIGINT"
 )
 VIEWS: Final = {"entries": ENTRIES, "rows": ROWS}
-PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-
 _FRAMES_PER_BATCH: Final = 65_536
 
 
@@ -65,44 +65,33 @@ class SegmentFile(InputPartition):
         return Segment(Path(self.path), LogIndex(self.first), end)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the pushed filters let through; None: everything."""
+    """What a reader's options let through; None: everything."""
 
-    nodes: set[str] | None = None
-    kinds: set[str] | None = None
+    nodes: frozenset[str] | None = None
+    kinds: frozenset[str] | None = None
     index_min: int = 0
     index_max: int | None = None
 
-    def take(self, each: Filter) -> bool:
-        """Take over one filter; return whether it is one of those that are known here."""
-        attribute: Any = getattr(each, "attribute", ())
-        value: Any = getattr(each, "value", None)
-        match each:
-            case ds.EqualTo() | ds.In() if attribute == ("node",):
-                self.nodes = _narrowed(self.nodes, value)
-            case ds.EqualTo() | ds.In() if attribute == ("kind",):
-                self.kinds = _narrowed(self.kinds, value)
-            case ds.EqualTo() if attribute == ("index",):
-                self._between(value, value)
-            case ds.GreaterThan() if attribute == ("index",):
-                self._between(value + 1, None)
-            case ds.GreaterThanOrEqual() if attribute == ("index",):
-                self._between(value, None)
-            case ds.LessThan() if attribute == ("index",):
-                self._between(0, value - 1)
-            case ds.LessThanOrEqual() if attribute == ("index",):
-                self._between(0, value)
-            case ds.IsNotNull() if attribute in (("node",), ("kind",), ("index",)):
-                pass  # none of them is ever null
-            case _:
-                return False
-        return True
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "Wanted":
+        """Return what the options ask for.
 
-    def _between(self, low: int, high: int | None) -> None:
-        self.index_min = max(self.index_min, low)
-        if high is not None:
-            self.index_max = high if self.index_max is None else min(self.index_max, high)
+        Raises:
+            ValueError: a kind that there is not, or an index that is no number.
+        """
+        nodes, kinds = (_names(options.get(name)) for name in ("node", "kind"))
+        known = {kind.name for kind in Kind}
+        if kinds is not None and (unknown := kinds - known):
+            raise ValueError(f"kind = {', '.join(sorted(unknown))}: must be of {sorted(known)}")
+        bounds = {}
+        for name in ("index_min", "index_max"):
+            if (text := options.get(name)) is not None:
+                if not text.isdecimal():
+                    raise ValueError(f"{name} = {text!r}: must be an entry's index")
+                bounds[name] = int(text)
+        return cls(nodes, kinds, **bounds)
 
     def file(self, node: str, part: Segment) -> bool:
         """Whether a segment may hold something wanted."""
@@ -121,9 +110,8 @@ class Wanted:
         )
 
 
-def _narrowed(known: set[str] | None, value: Any) -> set[str]:
-    values = {*value} if isinstance(value, tuple | list) else {value}
-    return values if known is None else known & values
+def _names(text: str | None) -> frozenset[str] | None:
+    return None if text is None else frozenset(text.split(","))
 
 
 class TimerLog(DataSource):
@@ -153,11 +141,7 @@ class TimerLogReader(DataSourceReader):
         self._names = names
         self._view = options.get("view", "entries")
         self._path = options["path"]
-        self._wanted = Wanted()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take over the filters on node, kind and index; return those that are left to Spark."""
-        return [each for each in filters if not self._wanted.take(each)]
+        self._wanted = Wanted.of(options)
 
     def partitions(self) -> list[InputPartition]:
         """Return the segments that may hold something wanted."""

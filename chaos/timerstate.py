@@ -6,13 +6,13 @@ fire position, they hold what is pending. One partition per run; of these rows
     node, seq, due_ms, weight: 1, a timer; -1, that it is not pending any more, though it lies in
     another run; damage: what is wrong with the file, and all else is null
 
-which are of topics that are there, so that what is pending is what has weight 1 in all. A filter on
-`node` is pushed down. Files are read as Arrow's, by pyarrow, and held against what the manifest
-says of them; of production only the formats are used.
+which are of topics that are there, so that what is pending is what has weight 1 in all. The option
+`node` (n1 or n1,n2) filters. Files are read as Arrow's, by pyarrow, and held against what the
+manifest says of them; of production only the formats are used.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from chaos.history import Run
@@ -127,15 +127,7 @@ class TimerStateReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._path = options["path"]
-        self._wanted = Wanted()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take over the filters on node; return those that are left to Spark."""
-        return [
-            each
-            for each in filters
-            if getattr(each, "attribute", ()) != ("node",) or not self._wanted.take(each)
-        ]
+        self._wanted = Wanted.of(options)
 
     def partitions(self) -> list[InputPartition]:
         """Return the runs of all nodes' newest manifests; those that can't be read once."""

@@ -70,7 +70,6 @@ def _submitted() -> bool:
 _ALWAYS: Final[dict[str, bool | float | int | str | None]] = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",  # a line may have thousands of rows
     "spark.sql.session.timeZone": "UTC",
-    timerlog.PUSHDOWN: "true",
 }
 
 

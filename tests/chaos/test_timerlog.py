@@ -1,9 +1,8 @@
-"""The format "timerlog": which files it opens for which filters. Without Spark's help."""
+"""The format "timerlog": which files it opens for which options. Without Spark's help."""
 
 from pathlib import Path
 
 import pytest
-from pyspark.sql import datasource as ds
 
 from chaos.timerlog import ENTRIES, SegmentFile, TimerLogReader
 from tests.chaos.world import Log, write_log
@@ -24,8 +23,8 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def reader(run: Path) -> TimerLogReader:
-    return TimerLogReader(NAMES, {"path": str(run)})
+def reader(run: Path, **options: str) -> TimerLogReader:
+    return TimerLogReader(NAMES, {"path": str(run), **options})
 
 
 def opened(source: TimerLogReader) -> list[tuple[str, int]]:
@@ -47,35 +46,42 @@ def test_every_segment_is_a_partition(run: Path) -> None:
     assert indexes(reader(run)) == 2 * [*range(1, 10)]
 
 
-def test_filters_open_only_the_files_that_may_hold_something(run: Path) -> None:
-    source = reader(run)
-    left = ds.StringContains(("kind",), "FIRE")
-    filters: list[ds.Filter] = [
-        ds.EqualTo(("node",), "n2"),
-        ds.IsNotNull(("node",)),
-        ds.GreaterThan(("index",), 3),
-        ds.LessThanOrEqual(("index",), 6),
-        left,
-    ]
-    assert [*source.pushFilters(filters)] == [left]
+def test_options_open_only_the_files_that_may_hold_something(run: Path) -> None:
+    source = reader(run, node="n2", index_min="4", index_max="6")
     assert opened(source) == [("n2", 4)]
     assert indexes(source) == [4, 5, 6]
+    assert indexes(reader(run, node="n1,n2", index_max="2")) == 2 * [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("each", "expected"),
+    ("options", "expected"),
     [
-        (ds.EqualTo(("index",), 5), [5]),
-        (ds.LessThan(("index",), 3), [1, 2]),
-        (ds.GreaterThanOrEqual(("index",), 8), [8, 9]),
-        (ds.EqualTo(("kind",), "EPOCH"), [1]),
-        (ds.In(("kind",), ("EPOCH", "TOPIC")), [1, 2]),
+        ({"index_min": "5", "index_max": "5"}, [5]),
+        ({"index_max": "2"}, [1, 2]),
+        ({"index_min": "8"}, [8, 9]),
+        ({"index_min": "6", "index_max": "5"}, []),
+        ({"kind": "EPOCH"}, [1]),
+        ({"kind": "EPOCH,TOPIC"}, [1, 2]),
+        ({"node": "n3"}, []),
     ],
 )
-def test_filter_lets_through_what_it_says(run: Path, each: ds.Filter, expected: list[int]) -> None:
-    source = reader(run)
-    assert [*source.pushFilters([each])] == []
-    assert indexes(source) == 2 * expected
+def test_option_lets_through_what_it_says(
+    run: Path, options: dict[str, str], expected: list[int]
+) -> None:
+    assert indexes(reader(run, **options)) == 2 * expected
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kind": "FIRE,fire"}, "kind = fire: must be of .'CANCEL'"),
+        ({"index_min": "-1"}, "index_min = '-1': must be an entry's index"),
+        ({"index_max": ""}, "index_max = '': must be"),
+    ],
+)
+def test_option_that_says_nothing_is_named(run: Path, options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        reader(run, **options)
 
 
 def test_damaged_segment_is_named(run: Path) -> None:
