@@ -15,12 +15,14 @@ segment file, and follows what the node does to its log:
 
     ARCHIVE/000/*.log      its first life
     ARCHIVE/001/*.log      after it lost its log and got another one
+    ARCHIVE/SOURCE         whose log it is, locked while the command follows it
 
 A link is made within POLL_S of the file; a segment lives for longer, since a node drops only what
 lies below a manifest that it made afterwards. It takes no room but that of what was dropped.
 """
 
 import contextlib
+import fcntl
 import shutil
 import signal
 import sys
@@ -34,6 +36,7 @@ from chaos.replay.nodelog import lives, segments
 from timer import segment
 
 POLL_S: Final = 0.25
+SOURCE: Final = "SOURCE"
 
 
 class Archive:
@@ -150,20 +153,46 @@ def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
 
     That is 2 if it can't be done, or could not be at the end.
     """
-    try:
-        logs = places(run, data, into)
-    except (OSError, ValueError) as wrong:
-        print(f"archive: {wrong}", file=sys.stderr)
-        return 2
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    told = [_Told(node, *where) for node, where in logs.items()]
-    while not stopped.wait(POLL_S):
-        for each in told:
-            each.follow()
-    followed = [each.follow() for each in told]
-    return 0 if all(followed) else 2
+    with contextlib.ExitStack() as held:
+        try:
+            logs = places(run, data, into)
+            for log, kept in logs.values():
+                held.enter_context(_held(log, kept))
+        except (OSError, ValueError) as wrong:
+            print(f"archive: {wrong}", file=sys.stderr)
+            return 2
+        stopped = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        told = [_Told(node, *where) for node, where in logs.items()]
+        while not stopped.wait(POLL_S):
+            for each in told:
+                each.follow()
+        followed = [each.follow() for each in told]
+        return 0 if all(followed) else 2
+
+
+@contextlib.contextmanager
+def _held(log: Path, kept: Path) -> Iterator[None]:
+    """Keep others from following a log into this archive; it is that log's for good.
+
+    Raises:
+        ValueError: somebody does, or it is another log's: each would begin a life at every look.
+    """
+    kept.mkdir(parents=True, exist_ok=True)
+    with (kept / SOURCE).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process
+        except OSError:
+            raise ValueError(f"{kept}: another archive is being made there") from None
+        file.seek(0)
+        source, mine = file.read(), str(log.resolve())
+        if source not in ("", mine):
+            raise ValueError(f"{kept} is the archive of {source}, by the file {SOURCE} in it")
+        if not source:
+            file.write(mine)
+            file.flush()
+        yield
 
 
 class _Told:

@@ -2,11 +2,14 @@
 
 import argparse
 import secrets
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+INTERRUPTED: Final = 128 + signal.SIGINT
+"""The exit status of what was stopped, as a shell has it."""
 RUNS: Final = Path("run/chaos")
 
 
@@ -18,25 +21,36 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "folder", type=Path, metavar="RUN_DIR", help="the run's folder; with --live the events'"
     )
-    parser.add_argument(
-        "--check-history", action="store_true", help="hold the histories against their format first"
-    )
+    add_check_history(parser)
     live = parser.add_argument_group("following a running cluster (docs/live-audit.md)")
     live.add_argument("--live", action="store_true", help="follow exported events until stopped")
     add_live_arguments(live)
-    parser.set_defaults(run=_audit)
+    parser.set_defaults(run=_needing(_audit))
+
+
+def add_check_history(parser: argparse.ArgumentParser) -> None:
+    """Add the option of that name; what is not given is None."""
+    parser.add_argument(
+        "--check-history",
+        action=argparse.BooleanOptionalAction,
+        help="hold the histories against their format first (default: up to 256 MB of them)",
+    )
+
+
+LIVE: Final = (
+    ("--checkpoint", Path, "where the job remembers (default: <DIR>.checkpoint)"),
+    ("--alerts", Path, "the folder for the alerts (default: <DIR>.alerts)"),
+    ("--overdue-ms", int, "until a timer is lost (default: 5000)"),
+    ("--horizon-ms", int, "how long what has ended is remembered (default: 600000)"),
+    ("--stalled-ms", int, "until silence is told (default: 10000)"),
+    ("--trigger", str, "time between batches (default: 1 second)"),
+)
+"""Options of the live audit alone: name, type, help."""
 
 
 def add_live_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the options of the live audit; what is not given is None."""
-    for name, of, what in (
-        ("--checkpoint", Path, "where the job remembers (default: <DIR>.checkpoint)"),
-        ("--alerts", Path, "the folder for the alerts (default: <DIR>.alerts)"),
-        ("--overdue-ms", int, "until a timer is lost (default: 5000)"),
-        ("--horizon-ms", int, "how long what has ended is remembered (default: 600000)"),
-        ("--stalled-ms", int, "until silence is told (default: 10000)"),
-        ("--trigger", str, "time between batches (default: 1 second)"),
-    ):
+    for name, of, what in LIVE:
         parser.add_argument(name, type=of, help=what)
 
 
@@ -52,7 +66,7 @@ def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--into", type=Path, metavar="ARCHIVE", help="its archive, on the same disk"
     )
-    parser.set_defaults(run=_archive)
+    parser.set_defaults(run=_needing(_archive))
 
 
 def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -65,7 +79,7 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     """Give a parser the suite's actions."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="the scenarios and the workloads")
-    listing.set_defaults(run=_list)
+    listing.set_defaults(run=_needing(_list))
     run = actions.add_parser("run", help="play a scenario, audit it")
     run.add_argument("scenario", metavar="SCENARIO")
     run.add_argument("--nodes", type=int, default=3)
@@ -76,15 +90,15 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--plain", action="store_true", help="plain processes on loopback, also where root"
     )
-    run.set_defaults(run=_run)
+    run.set_defaults(run=_needing(_run))
     replay = actions.add_parser("replay", help="play a run's schedule anew, in a new folder")
     replay.add_argument("folder", type=Path, metavar="RUN_DIR")
-    replay.set_defaults(run=_replay)
+    replay.set_defaults(run=_needing(_replay))
     for each in (run, replay):
         each.add_argument("--dir", type=Path, metavar="D", help=f"its folder; default: in {RUNS}")
     clean = actions.add_parser("clean", help="end and remove what crashed runs left behind")
-    clean.add_argument("--dir", type=Path, default=RUNS, metavar="D", help="where runs lie")
-    clean.set_defaults(run=_clean)
+    clean.add_argument("--dir", type=Path, metavar="D", help=f"runs, or one; default: {RUNS}")
+    clean.set_defaults(run=_needing(_clean))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,17 +110,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _audit(args: argparse.Namespace) -> int:
-    # Spark is imported only by the command that needs it: timerctl starts quickly.
-    try:
-        if args.live:
-            from chaos.live import run
+def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Return the command; what it needs and the client's small install lacks is one line on stderr.
 
-            return run(args)
-        from chaos.audit import run_audit
-    except ModuleNotFoundError as missing:
-        print(f"audit: {missing.name} is missing: pip install '.[server,audit]' in a clone")
+    Each imports what it needs when it is called: timerctl starts quickly.
+    """
+
+    def run(args: argparse.Namespace) -> int:
+        try:
+            return command(args)
+        except ModuleNotFoundError as missing:
+            where = "pip install '.[server,audit]' in a clone"
+            print(f"timerctl: {missing.name} is missing: {where}", file=sys.stderr)
+            return 2
+
+    return run
+
+
+def _audit(args: argparse.Namespace) -> int:
+    idle = [name for name, *_ in LIVE if getattr(args, name[2:].replace("-", "_")) is not None]
+    if args.live:
+        idle = [] if args.check_history is None else ["--check-history"]
+    if idle:
+        which = "without" if args.live else "with"
+        print(f"audit: {', '.join(idle)}: only {which} --live", file=sys.stderr)
         return 2
+    if args.live:
+        from chaos.live import run
+
+        return run(args)
+    from chaos.audit import run_audit
+
     return run_audit(args.folder, output=args.output, check_history=args.check_history)
 
 
@@ -152,24 +186,35 @@ def _run(args: argparse.Namespace) -> int:
 def _replay(args: argparse.Namespace) -> int:
     from chaos.suite import commands
 
-    folder = args.dir or args.folder.with_name(args.folder.name + "-replay")
-    return _reported(lambda: commands.replay(args.folder, folder))
+    earlier = args.folder.resolve()  # which has a name, whatever it was called by
+    folder = args.dir or earlier.with_name(earlier.name + "-replay")
+    return _reported(lambda: commands.replay(earlier, folder))
 
 
 def _clean(args: argparse.Namespace) -> int:
     from chaos.suite import commands
 
-    return _reported(lambda: commands.clean(args.dir))
+    if args.dir is not None and not args.dir.is_dir():
+        print(f"timerctl chaos: --dir {args.dir}: no such folder", file=sys.stderr)
+        return 2
+    return _reported(lambda: commands.clean(args.dir or RUNS))
 
 
-def _reported(command: "Any") -> int:
-    """Run a command; what the machine or the command line can't do is one line on stderr."""
+def _reported(command: Callable[[], int]) -> int:
+    """Run a command; what the machine or the command line can't do is one line on stderr.
+
+    SIGTERM ends it as Ctrl-C does: what was made is taken down.
+    """
     from chaos.suite.network import NetworkError
     from deploy.local import LaunchError
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        status: int = command()
+        status = command()
     except (LaunchError, NetworkError, OSError, ValueError) as error:
         print(f"timerctl chaos: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("timerctl chaos: stopped; what it had made is taken down", file=sys.stderr)
+        return INTERRUPTED
     return status

@@ -23,7 +23,7 @@ from typing import Final
 
 from chaos.history import Run
 from chaos.suite.plan import Need, Options, Strike
-from chaos.suite.show import Bill, Show, fresh
+from chaos.suite.show import Bill, Show, claimable, clear
 from chaos.suite.stage import Stage
 from chaos.workloads.books import GROUP, Books
 from chaos.workloads.consumer import Consumer, Source
@@ -208,7 +208,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     plan = Plan.of(timers=args.timers, kills=args.kills, seed=args.seed)
     try:
-        run = fresh(args.dir)
+        run = claimable(args.dir)
+        clear(run)
         clients = Clients(plan, run)
         return Show(run, plan.bill(), clients.join, progress=clients.progress).play()
     except LaunchError as error:

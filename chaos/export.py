@@ -439,9 +439,25 @@ def applied_index(address: str) -> LogIndex:
         connection.close()
 
 
-def data_of(run: Path) -> dict[str, Path]:
-    """Return node -> data directory of a local cluster."""
-    return {name: log.parent for name, log in Run(run).nodes().items()}
+def data_of(words: Sequence[str]) -> dict[str, Path]:
+    """Return node -> data directory, of words NODE=DIR.
+
+    Raises:
+        ValueError: a word is none, or names what another does.
+        NotADirectoryError: there is no such directory.
+    """
+    data: dict[str, Path] = {}
+    for word in words:
+        node, _, folder = word.partition("=")
+        if not node or not folder:
+            raise ValueError(f"--data {word}: must be NODE=DIR")
+        if node in data or Path(folder).resolve() in map(Path.resolve, data.values()):
+            raise ValueError(f"--data {word}: each must name another node and another directory")
+        data[node] = Path(folder)
+    for path in data.values():
+        if not path.is_dir():
+            raise NotADirectoryError(f"--data {path}: no such directory")
+    return data
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -458,15 +474,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if bool(args.run) == bool(args.data):
         parser.error("name a local cluster's folder, or --data, and not both")
-    if args.status and len(args.data) != 1:
-        parser.error("--status is one node's word: name its --data alone")
-    data = {
-        name: Path(folder) for name, _, folder in (each.partition("=") for each in args.data)
-    } or data_of(args.run)
+    if args.data and bool(args.status) != (len(args.data) == 1):
+        parser.error("--data: name those of all voters; or one, with that node's --status")
+    if not args.keep_s > 0:
+        parser.error(f"--keep-s {args.keep_s:g}: must be above 0")
     try:
+        data = data_of(args.data) if args.data else Run(args.run).data()
         exporter = open_exporter(data, args.into, status=args.status, keep_s=args.keep_s)
         _run(exporter)
-    except (LogGone, StorageError, ValueError, FileNotFoundError) as broken:
+    except (LogGone, StorageError, ValueError, OSError) as broken:
         print(f"export: {broken}", file=sys.stderr)
         return 2
     return 0

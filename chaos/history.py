@@ -88,6 +88,8 @@ from typing import Any, Final, Self
 
 from chaos.replay.nodelog import Segment, lives, segments
 
+HISTORIES: Final = (".jsonl", ".parquet")
+"""How the files of histories end."""
 MARK_SIZE: Final = 8
 MARK_NONE: Final = -1
 """The mark of a payload too short to have one."""
@@ -153,6 +155,23 @@ class Run:
         """The folder of the clients' histories."""
         return self.root / "histories"
 
+    def history_files(self) -> list[Path]:
+        """Return the files of `histories`, in order.
+
+        Raises:
+            FileNotFoundError: there are none.
+            ValueError: something there is no history by its name: its client would go unheard.
+        """
+        files = sorted(self.histories.iterdir()) if self.histories.is_dir() else []
+        for path in files:
+            # Spark passes over files of such names, also when they are named to it.
+            if path.suffix not in HISTORIES or path.name.startswith(("_", ".")):
+                kinds = " or ".join(f"*{suffix}" for suffix in HISTORIES)
+                raise ValueError(f"{path}: must be {kinds} and begin with neither _ nor .")
+        if not files:
+            raise FileNotFoundError(f"{self.histories}: no histories ({', '.join(HISTORIES)})")
+        return files
+
     @property
     def faults(self) -> Path:
         """The timeline of what was done to the cluster."""
@@ -162,6 +181,11 @@ class Run:
     def states(self) -> Path:
         """What nodes said of their own states as the run went on."""
         return self.root / "states.jsonl"
+
+    @property
+    def listed(self) -> Path:
+        """What lists the nodes of a local cluster, and where their data lies."""
+        return self.root / "cluster.json"
 
     @property
     def audit(self) -> Path:
@@ -202,7 +226,7 @@ class Run:
         raise ValueError(f"{self.about}: {field} = {error_ms!r}: {limit}")
 
     def kept(self, node: str) -> Path:
-        """The folder of a node's log with what it has dropped, if the harness kept it."""
+        """The folder of a node's log with what it has dropped, if an archive kept it."""
         return self.root / "nodes" / node / "kept"
 
     def data(self) -> dict[str, Path]:
@@ -210,15 +234,28 @@ class Run:
 
         Raises:
             FileNotFoundError: the run has no node's data.
+            ValueError: cluster.json is damaged, or names a node or a directory twice: one log would
+                bear witness for several.
         """
-        listed = self.root / "cluster.json"
-        if listed.exists():
-            nodes = json.loads(listed.read_text())["nodes"]
-            return {node["name"]: self.root / node["data"] for node in nodes}
+        if self.listed.exists():
+            return self._listed_data()
         found = {path.parent.name: path.parent for path in sorted(self.root.glob("*/log"))}
         if not found:
             raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
         return found
+
+    def _listed_data(self) -> dict[str, Path]:
+        try:
+            nodes = json.loads(self.listed.read_text())["nodes"]
+            pairs = [(str(node["name"]), self.root / node["data"]) for node in nodes]
+        except (ValueError, TypeError, LookupError) as error:
+            raise ValueError(f"{self.listed} names no nodes and their data: {error!r}") from error
+        names, places = {name for name, _ in pairs}, {data.resolve() for _, data in pairs}
+        if not len(names) == len(places) == len(pairs):
+            raise ValueError(f"{self.listed}: each node must have a name and data of its own")
+        if not pairs:
+            raise FileNotFoundError(f"{self.listed}: names no node")
+        return dict(pairs)
 
     def nodes(self) -> dict[str, Path]:
         """Return node name -> its log's folder.
@@ -396,9 +433,9 @@ LEADER_GAP_MS: Final = 15_000
 def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
     """Return how often a timeline's leader was killed, and for how long it was not.
 
-    kills; longest_without_ms and over_15_s (how many times without one were longer), from the first
-    strike to the last; a timeline without strikes has none of these. Leaders are those that said so
-    of themselves when they were killed.
+    kills; longest_without_ms and long_gaps (how many times without one were longer than
+    LEADER_GAP_MS), from the first strike to the last; a timeline without strikes has none of these.
+    Leaders are those that said so of themselves when they were killed.
     """
     times: dict[str, list[int]] = {"strike": [], "kill": []}
     for line in lines:
@@ -412,21 +449,48 @@ def leader_kills(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
     edges = [begin_ms, *sorted(within), end_ms]
     gaps_ms = [later - earlier for earlier, later in itertools.pairwise(edges)]
     over = sum(gap_ms > LEADER_GAP_MS for gap_ms in gaps_ms)
-    return {"kills": len(times["kill"]), "longest_without_ms": max(gaps_ms), "over_15_s": over}
+    return {"kills": len(times["kill"]), "longest_without_ms": max(gaps_ms), "long_gaps": over}
 
 
 def leader_kills_told(kills: dict[str, int]) -> str:
     """Return the same in words; empty: nothing was struck."""
     if not kills:
         return ""
-    longest_s = kills["longest_without_ms"] / 1000
+    longest_s, long_s = kills["longest_without_ms"] / 1000, LEADER_GAP_MS / 1000
     return (
         f"leaders killed: {kills['kills']:,}; at most {longest_s:,.1f} s without one, longer than"
-        f" 15 s {kills['over_15_s']:,} times, from the first strike to the last"
+        f" {long_s:g} s {kills['long_gaps']:,} times, from the first strike to the last"
     )
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a history or a timeline; a torn last line is left out."""
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        yield json.loads(line)
+    """Yield the lines of a history or a timeline; a torn last line is left out.
+
+    Raises:
+        ValueError: another line is no JSON object.
+    """
+    for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}:{number}: must be a JSON object")
+        yield line
+
+
+def read_faults(path: Path) -> list[dict[str, Any]]:
+    """Return the timeline of what was done to the cluster; none is an empty one.
+
+    Raises:
+        ValueError: a line is none of a timeline: docs/audit.md.
+    """
+    if not path.exists():
+        return []
+    lines = [*read(path)]
+    for number, line in enumerate(lines, start=1):
+        for name, kind in (("event", str), ("at_ms", int)):
+            if type(value := line.get(name)) is not kind:
+                must = "a text" if kind is str else "an integer, Unix milliseconds"
+                raise ValueError(f"{path}:{number}: {name} = {value!r}: must be {must}")
+    return lines

@@ -5,7 +5,7 @@ writes a wrong unit, a short list or a misspelt field would weaken the audit wit
 every such line is a problem, with its file, line, field, value and what is allowed.
 
 JSON lines (*.jsonl) or Parquet (*.parquet) with the same columns; a null is an absent field. A last
-JSON line without its newline is what a crash leaves of it, and is left out.
+line that is no JSON and has no newline is what a crash leaves of one, and is left out.
 """
 
 import argparse
@@ -20,9 +20,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chaos.history import MARK_NONE, MS_MAX, SCHEMA, Outcome
+from chaos.history import HISTORIES, MARK_NONE, MS_MAX, SCHEMA, Outcome
 
-SUFFIXES: Final = (".jsonl", ".parquet")
 SHOWN_MAX: Final = 80
 """Characters of a value that a problem shows."""
 PROBLEMS_MAX: Final = 20
@@ -260,7 +259,7 @@ def check(path: Path) -> Iterator[Problem]:
     elif path.suffix == ".parquet":
         lines = _parquet_rows(path)
     else:
-        yield Problem(path, 0, "", path.suffix or "no suffix", f"must be {' or '.join(SUFFIXES)}")
+        yield Problem(path, 0, "", path.suffix or "no suffix", f"must be {' or '.join(HISTORIES)}")
         return
     for number, line in lines:
         found = [line] if isinstance(line, tuple) else check_line(line)
@@ -383,11 +382,11 @@ Line = tuple[int, "dict[str, Any] | Complaint"]
 def _json_lines(path: Path) -> Iterator[Line]:
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            if not raw.endswith(b"\n"):
-                return  # torn by a crash of its writer
             try:
                 line = json.loads(raw)
-            except ValueError as error:  # bad UTF-8 is one, too
+            except (ValueError, RecursionError) as error:  # bad UTF-8 is one, too
+                if not raw.endswith(b"\n") and b"\r" not in raw:
+                    return  # torn by a crash of its writer
                 yield number, ("", _shown(raw.decode(errors="replace")), f"not JSON: {error}")
                 continue
             if isinstance(line, dict):

@@ -27,13 +27,14 @@ from typing import Any, Final
 
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from chaos import events, export, judge, witness
-from chaos.audit import spark_session
+from chaos.audit.session import spark_session, why_no_java
 from chaos.cli import add_live_arguments
 from chaos.events import Event
 
@@ -222,7 +223,17 @@ def start(
 
 def run(args: argparse.Namespace) -> int:
     """Run the job as the command's arguments say; see chaos/cli.py."""
-    folder: Path = args.folder
+    folder: Path = args.folder.resolve()  # which has a name, whatever it was called by
+    for option in ("overdue_ms", "horizon_ms", "stalled_ms"):
+        if (value := getattr(args, option)) is not None and value <= 0:
+            print(
+                f"live audit: --{option.replace('_', '-')} {value}: must be above 0",
+                file=sys.stderr,
+            )
+            return 2
+    if why := why_no_java():
+        print(f"live audit: {why}", file=sys.stderr)
+        return 2
     given = {name: getattr(args, name) for name in ("overdue_ms", "horizon_ms", "trigger")}
     return run_live(
         folder,
@@ -244,15 +255,18 @@ def run_live(
     spark = spark_session("timer-live-audit", quick=True)
     sink = AlertFiles(alerts, lambda line: print(line, flush=True))
     watch = Watch(folder, stalled_ms, events.now_ms())
-    query = start(spark, folder, checkpoint, sink, settings)
+    failure: Exception | None = None
     try:
+        query = start(spark, folder, checkpoint, sink, settings)
         while query.isActive and not stopped:
             now_ms = events.now_ms()
             sink.stalled(now_ms, watch.look(now_ms))
             time.sleep(1)
         failure = query.exception()
-    finally:
         query.stop()
+    except PySparkException as wrong:
+        failure = wrong
+    finally:
         spark.stop()
     if failure is not None and not stopped:
         print(f"live audit: {failure}", file=sys.stderr)

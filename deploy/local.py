@@ -33,6 +33,7 @@ from typing import Any, BinaryIO, Final, Protocol
 
 import grpc
 
+from cluster.membership import VOTERS_MAX
 from timerclient.cli import DEFAULT_CLUSTER
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
@@ -146,11 +147,19 @@ class LocalCluster:
 
     @property
     def nodes(self) -> dict[str, Node]:
-        """The nodes by name; none before the first `start`."""
+        """The nodes by name; none before the first `start`.
+
+        Raises:
+            LaunchError: what lists them was not written by `start`.
+        """
         path = self.directory / "cluster.json"
         if not path.exists():
             return {}
-        return {each["name"]: Node(**each) for each in json.loads(path.read_text())["nodes"]}
+        try:
+            listed = [Node(**each) for each in json.loads(path.read_text())["nodes"]]
+        except (ValueError, TypeError, LookupError) as error:
+            raise LaunchError(f"{path} is no local cluster's: {error!r}") from error
+        return {node.name: node for node in listed}
 
     @property
     def endpoints(self) -> list[str]:
@@ -239,6 +248,8 @@ class LocalCluster:
 
     def _found(self) -> None:
         """Choose names and ports and write them down."""
+        if self._count not in range(1, VOTERS_MAX + 1):
+            raise LaunchError(f"nodes = {self._count}: must be 1 .. {VOTERS_MAX}")
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._base_port is None:
             ports = free_ports(2 * self._count)
@@ -518,7 +529,10 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         parser.set_defaults(run=_reporting(run), nodes=3, base_port=None)
         if name == "up":
             parser.add_argument(
-                "--nodes", type=int, default=3, help="how many, if it is new; default: 3"
+                "--nodes",
+                type=int,
+                default=3,
+                help=f"how many, if it is new: 1 to {VOTERS_MAX}; default: 3",
             )
             parser.add_argument(
                 "--base-port",

@@ -2,7 +2,7 @@
 
 scenario, seed, commit   what was played, by which version of the suite
 state                    `running`: the harness did not come to its end
-failures                 what went wrong with the run itself; with any, nobody may call it good
+failures                 what went wrong with the run itself; with either, nobody may call it good
 left_out, without        what nobody should think was tested
 not_struck               which strikes did not fall, or had no effect, and why
 """
@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from chaos.history import Run
 
+RUNNING: Final = "running"
+"""What `state` is until the harness has stopped its nodes."""
 SHOWN_MAX: Final = 10
 """Failures that the text shows, and strikes of one kind of miss; run.json has all."""
 
@@ -66,8 +68,7 @@ def title(said: dict[str, Any]) -> str:
 
 def limits(said: dict[str, Any]) -> list[str]:
     """Return in words what the run does not show, whatever its verdict is."""
-    lines = ["the harness did not come to its end"] if said.get("state") == "running" else []
-    lines += [f"left out: {line}" for line in said["left_out"]]
+    lines = [f"left out: {line}" for line in said["left_out"]]
     lines += [f"without {line}" for line in said["without"]]
     return lines + [f"not struck: {line}" for line in said["not_struck"]]
 
@@ -87,6 +88,8 @@ def describe(said: dict[str, Any]) -> Iterator[str]:
 def why_bad(said: dict[str, Any]) -> str:
     """Return why the run is not good, whatever the verdict on the promises; empty: it may be."""
     number = len(said["failures"])
+    if said.get("state") == RUNNING:
+        return "the harness did not come to its end: what its clients waited for may be missing"
     if not number:
         return ""
     noun = "failure" if number == 1 else "failures"

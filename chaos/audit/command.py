@@ -22,11 +22,14 @@ from chaos import history_check
 from chaos.audit.job import audit, folder_size
 from chaos.audit.report import Report, describe
 from chaos.audit.session import spark_session, why_no_java
+from chaos.cli import add_check_history
 from chaos.history import Run
 from timer.errors import StorageError
 
 QUICK_SIZE_MAX: Final = 512 << 20
 """Bytes of all files of a run's folder up to which it is audited by a `quick` session."""
+CHECKED_SIZE_MAX: Final = 256 << 20
+"""Bytes of histories up to which they are held against their format unasked: a dozen seconds."""
 SPARK_LOG: Final = "spark.log"
 TOLD_MAX: Final = 300
 """Letters of an error's first line that are printed."""
@@ -50,9 +53,22 @@ def _stderr_to(path: Path) -> Iterator[None]:
             os.close(ours)
 
 
-def _faulty_histories(run: Run) -> bool:
-    """Print what is wrong with the histories, if anything; return whether something is."""
-    paths = [p for p in sorted(run.histories.glob("*")) if p.suffix in history_check.SUFFIXES]
+def _faulty_histories(run: Run, *, check: bool | None) -> bool:
+    """Print what is wrong with the histories, if anything; return whether something is.
+
+    None: they are looked at if they are small.
+    """
+    paths = run.history_files()
+    size = sum(path.stat().st_size for path in paths)
+    if check is None and size > CHECKED_SIZE_MAX:
+        print(
+            f"audit: {size / 1e6:,.0f} MB of histories are not held against their format first;"
+            " --check-history does",
+            file=sys.stderr,
+        )
+        return False
+    if check is False:
+        return False
     problems = (problem for path in paths for problem in history_check.check(path))
     found = [*itertools.islice(problems, history_check.PROBLEMS_MAX)]
     for problem in found:
@@ -65,15 +81,18 @@ def run_audit(
     *,
     output: str = "table",
     master: str | None = None,
-    check_history: bool = False,
+    check_history: bool | None = None,
 ) -> int:
-    """Audit a folder and print what was found; return the exit status."""
+    """Audit a folder and print what was found; return the exit status.
+
+    `check_history`: hold the histories against their format first; None: if they are small.
+    """
     run = Run(folder.resolve())
     if not run.root.is_dir():
         print(f"audit: {folder}: no such folder", file=sys.stderr)
         return 2
     try:
-        if check_history and _faulty_histories(run):
+        if _faulty_histories(run, check=check_history):
             return 2
         report = _audited(run, master)
     except (FileNotFoundError, StorageError, ValueError) as broken:
@@ -129,9 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--master", help="Spark's master; default local[*], or what submits this")
-    parser.add_argument(
-        "--check-history", action="store_true", help="hold the histories against their format first"
-    )
+    add_check_history(parser)
     args = parser.parse_args(argv)
     return run_audit(
         args.run, output=args.output, master=args.master, check_history=args.check_history

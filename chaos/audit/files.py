@@ -9,14 +9,14 @@ flush or a merge has lost is found though it is due in a year, when no consumer 
 
 import itertools
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.history import Run
-from chaos.timerstate import node_states
+from chaos.timerstate import NodeState, node_states
 
 _HASH_BITS: Final = 0xFFFF_FFFF
 """Of a timer's hash: sums of a hundred million stay below 2**63."""
@@ -51,20 +51,38 @@ def wrong(fates: DataFrame, rows: DataFrame, index: int) -> DataFrame:
     return both.where("topic IS NULL OR times != 1")
 
 
+def states_within(run: Run, *, lost: Container[str], end: int) -> list[NodeState]:
+    """Return what the manifests say of those that were not `lost` for good.
+
+    Raises:
+        ValueError: one is of an entry after the majority's last one, `end`. What a manifest covers
+            is committed, so the logs in the folder end too early: what is answered later would be
+            taken for lost.
+        UnknownVersion: another version wrote a manifest, or a run.
+    """
+    states = [each for each in node_states(run) if each.node not in lost]
+    for each in states:
+        if each.index > end:
+            raise ValueError(
+                f"the state of {each.node} is of entry {each.index}, and the logs of a majority end"
+                f" at {end}: an archive ended before its node, or a log was copied before it did"
+            )
+    return states
+
+
 def judged(
-    run: Run, fates: DataFrame, summary: dict[str, Any], *, lost: Container[str], end: int,
+    run: Run, fates: DataFrame, summary: dict[str, Any], *, states: Sequence[NodeState],
     offenders_max: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what nodes' files hold, and what of it is not what the log says, for the summary.
 
-    Violations: `missing_in_files`, `extra_in_files` (or there more than once), `damaged_files`. Not
-    judged is who was `lost`, for good, and what lies beyond the majority's last entry, `end`.
+    Violations: `missing_in_files`, `extra_in_files` (or there more than once), `damaged_files`.
     """
-    states = [each for each in node_states(run) if each.node not in lost and each.index <= end]
     if not states:
         return {"files": [], "files_unread": [], "file_offenders": []}
-    rows = fates.sparkSession.read.format("timerstate").load(str(run.root))
-    rows = rows.where(F.col("node").isin([each.node for each in states]))
+    reader = fates.sparkSession.read.format("timerstate")
+    nodes = ",".join(each.node for each in states)
+    rows = reader.option("node", nodes).load(str(run.root))
     sound = F.col("damage").isNull()
     timers, hashes = _sums(F.when(sound, F.col("weight")))
     found = rows.groupBy("node").agg(timers, hashes, F.count("damage"), F.min("damage")).collect()
@@ -78,7 +96,8 @@ def judged(
             violations["damaged_files"] += damaged
             offenders.append({"verdict": "damaged_files", "node": each.node, "damage": why})
         elif (pending, its_hash) != says[each.index]:
-            bad = wrong(fates, rows.where(F.col("node") == each.node), each.index)
+            rows = reader.option("node", each.node).load(str(run.root))
+            bad = wrong(fates, rows, each.index)
             bad = bad.withColumn(
                 "verdict",
                 F.expr("if(times < 1, 'missing', 'extra') || '_in_files'"),

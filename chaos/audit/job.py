@@ -48,6 +48,7 @@ SMALL_SIZE: Final = 512 << 20
 """Bytes of histories up to which they are kept in memory, parsed."""
 LINE_SIZE_MAX: Final = 64 << 20
 """Bytes of a history's last line, at most."""
+DAY_MS: Final = 86_400_000
 OFFENDERS_MAX: Final = 100
 """Named in the summary; the verdict table has all of them."""
 STRETCHES_MAX: Final = 600
@@ -66,7 +67,7 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
             or run.json is damaged.
     """
     errors_ms = run.error_ms(history.CLOCK_ERROR), run.error_ms(history.CLIENTS_ERROR)
-    said = about(run)
+    said, timeline = about(run), history.read_faults(run.faults)
     lines = read_histories(spark, run)
     logs = run.logs()
     entries = _kept(spark.read.format("timerlog").load(str(run.root)), run, "entries")
@@ -75,6 +76,9 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     common = _kept(nodes.agreed(entries, majority, max(begun, default=0)), run, "common")
     epochs = _epochs(common)
     end = max(epoch["last"] for epoch in epochs)
+    lost = {str(line.get("node")) for line in timeline if line["event"] == "lost"}
+    states = files.states_within(run, lost=lost, end=end)
+    end_ms = until_ms(lines, timeline, epochs)
     disputes = _kept(nodes.conflicts(entries, common, end), run, "disputes")
     held = [
         row.asDict() for row in nodes.ends(entries, disputes, end).orderBy("node", "life").collect()
@@ -90,7 +94,6 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         )
         for name, schema in tables.STORY.items()
     }
-    end_ms = until_ms(lines, run)
     clocks = verdict.Clocks(end_ms, *errors_ms)
     diverged = any(life["diverged"] for life in held)
     disputed = disputes.where("NOT stale") if diverged else None
@@ -114,15 +117,13 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         clocks=clocks, offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
     summary |= files.judged(
-        run, story["fates"], summary,
-        lost={line["node"] for line in _faults(run) if line["event"] == "lost"},
-        end=end, offenders_max=OFFENDERS_MAX,
-    )  # fmt: skip
+        run, story["fates"], summary, states=states, offenders_max=OFFENDERS_MAX
+    )
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
-    summary |= _failovers(epochs, _faults(run))
-    summary["leader_kills"] = history.leader_kills(_faults(run))
-    summary |= {"replayed": replayed, **_figures(run, all_lines, found, end_ms)}
+    summary |= _failovers(epochs, timeline)
+    summary["leader_kills"] = history.leader_kills(timeline)
+    summary |= {"replayed": replayed, **_figures(run, all_lines, found, timeline, end_ms)}
     summary |= _redelivered(run, lines, given, found, story["returns"])
     summary["run"] = said
     summary["acks_unasked"] = handing_out.unasked_acks(lines, story)
@@ -139,31 +140,31 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
 
     Raises:
         FileNotFoundError: there are none.
-        ValueError: a line is no JSON, and not the last one, which a crash may have torn.
+        ValueError: a file is no history by its name; or a line is none, and not the last one, which
+            a crash may have torn.
     """
-    texts, columns = ([*run.histories.glob(f"*.{kind}")] for kind in ("jsonl", "parquet"))
-    if not texts and not columns:
-        raise FileNotFoundError(f"{run.histories}: no histories (*.jsonl, *.parquet)")
-    reader = spark.read.schema(history.SCHEMA)
-    parts: list[DataFrame] = []
-    if texts:
-        lines = reader.json([*map(str, texts)]).withColumn("file", F.input_file_name())
-        small = sum(path.stat().st_size for path in texts) <= SMALL_SIZE
-        lines = lines.cache() if small else _kept(lines, run, "lines")
-        for bad in lines.where("op IS NULL").groupBy("file").count().collect():
-            path = Path(unquote(urlsplit(bad["file"]).path))
-            if bad["count"] > _torn(path):
-                raise ValueError(f"{path}: {bad['count']} lines are not a history's")
-        parts.append(lines.where("op IS NOT NULL").drop("file"))
-    if columns:
-        parts.append(reader.parquet(*map(str, columns)))
+    files = run.history_files()
+    reader = spark.read.schema(history.SCHEMA).option("lineSep", "\n")
+    texts, columns = ([str(p) for p in files if p.suffix == s] for s in history.HISTORIES)
+    parts = [reader.json(texts)] if texts else []
+    parts += [reader.parquet(*columns)] if columns else []
     lines = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    lines = lines.withColumn("file", F.input_file_name())
+    small = sum(path.stat().st_size for path in files) <= SMALL_SIZE
+    lines = lines.cache() if small else _kept(lines, run, "lines")
+    for bad in lines.where("op IS NULL").groupBy("file").count().collect():
+        path = Path(unquote(urlsplit(bad["file"]).path))
+        if bad["count"] > _torn(path):
+            raise ValueError(f"{path}: {bad['count']} lines are not a history's")
+    lines = lines.where("op IS NOT NULL").drop("file")
     told = clients.with_unanswered(lines)
     return lines if told is lines else _kept(told, run, "told")
 
 
 def _torn(history_file: Path) -> int:
     """Return how many lines a crash left half written: the last one, if it is no line at all."""
+    if history_file.suffix != ".jsonl":
+        return 0
     with history_file.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LINE_SIZE_MAX))
         last = file.read().rpartition(b"\n")[2]
@@ -399,16 +400,24 @@ def _sifted(
     return Witnesses(rest["asked"], rest["log"], rest["given"], told.disputed)
 
 
-def until_ms(lines: DataFrame, run: Run) -> int:
-    """Return when the clients, or the harness, looked last."""
+def until_ms(lines: DataFrame, timeline: list[dict[str, Any]], epochs: list[Row]) -> int:
+    """Return when the clients, or the harness, looked last.
+
+    Raises:
+        ValueError: the clients' times are not the log's by more than a day: all would be judged as
+            too young.
+    """
     latest = F.greatest(F.max("received_ms"), F.max("end_ms"), F.max("start_ms"))
     row = lines.agg(latest).first()
     assert row is not None
-    return max(row[0] or 0, *(int(line["at_ms"]) for line in _faults(run)), 0)
-
-
-def _faults(run: Run) -> list[dict[str, Any]]:
-    return [*history.read(run.faults)] if run.faults.exists() else []
+    last_ms = int(row[0] or 0)
+    began_ms = min((int(e["began_ms"]) for e in epochs if e["began_ms"] is not None), default=0)
+    if last_ms and last_ms + DAY_MS < began_ms:
+        raise ValueError(
+            f"the histories end at {last_ms}, and the log begins at {began_ms}: are their times"
+            " Unix milliseconds?"
+        )
+    return max(last_ms, *(int(line["at_ms"]) for line in timeline), 0)
 
 
 def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -> dict[str, Any]:
@@ -524,11 +533,13 @@ def _changed(lines: DataFrame, fates: DataFrame, summary: dict[str, Any]) -> dic
     }
 
 
-def _figures(run: Run, lines: DataFrame, found: DataFrame, end_ms: int) -> dict[str, Any]:
+def _figures(
+    run: Run, lines: DataFrame, found: DataFrame, timeline: list[dict[str, Any]], end_ms: int
+) -> dict[str, Any]:
     """Return lateness by phase, gaps by fault, and the timeline."""
     spark = lines.sparkSession
     moments = _kept(figures.successes(lines, found), run, "successes")
-    faults = windows(_faults(run), end_ms)
+    faults = windows(timeline, end_ms)
     between = figures.gaps(moments, figures.works(lines, found, end_ms) if faults else [])
     faults = figures.recovered(moments, between, faults, end_ms)
     late_in = figures.lateness_by_fault(found, faults)

@@ -6,7 +6,7 @@ seed makes is drawn from it, as far as --nodes, --faults and --mischief don't sa
 
 Same seed, same options, same commit, same run: the trace that is printed for a single seed is a
 hash of all that happened. Exit status: 0 all promises held; 2 one was broken; 3 the code
-itself failed, by an assertion or any other exception.
+itself failed, by an assertion or any other exception; 64 there are no worlds as were asked for.
 """
 
 import argparse
@@ -16,16 +16,31 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
+from typing import Final, NoReturn
 
 from chaos.sim.options import FAULTS, MISCHIEF, NODES
 from chaos.sim.play import APPS, COUNTS, Outcome, Task, play_all
 from chaos.sim.referee import CHECKERS
+
+EXIT_USAGE: Final = 64
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with a status of its own: argparse's would say that a promise was broken."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments, and end."""
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the seeds; stop at the first that fails and tell how to run it again."""
     parser = make_parser()
     args = parser.parse_args(argv)
+    for name in ("seeds", "seconds", "jobs"):
+        if (value := getattr(args, name)) < 1:
+            parser.error(f"--{name} {value}: must be at least 1")
     first = args.seed if args.seed is not None else args.start
     if first is None:
         first = secrets.randbits(31)
@@ -55,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     checkers = "\n".join(f"  {name:<13} {promise}" for name, promise in CHECKERS.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m chaos.sim",
         description=__doc__,
         epilog=f"faults: {', '.join(FAULTS)}\n"

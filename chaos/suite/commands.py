@@ -1,8 +1,9 @@
 """What `timerctl chaos` does: run, replay, clean."""
 
-import contextlib
-import json
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,12 +13,13 @@ from chaos.suite import plan, scenarios, stage
 from chaos.suite.nemeses import needs_of
 from chaos.suite.plan import Need, Options
 from chaos.suite.scenarios import SCENARIOS
-from chaos.suite.show import Bill, Show, fresh
-from chaos.suite.stage import Stage
+from chaos.suite.show import Bill, Show, claimable, clear
+from chaos.suite.stage import OWNER, Stage
 from chaos.workloads import Workload
 from deploy.local import LaunchError
 
 NODES_MAX: Final = 7
+MINUTES_MAX: Final = 7 * 24 * 60
 PLAIN: Final = "plain processes on loopback were asked for"
 
 
@@ -43,19 +45,16 @@ def run(  # noqa: PLR0913
         raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
     if nodes not in range(3, NODES_MAX + 1):
         raise ValueError(f"nodes = {nodes}: must be 3 .. {NODES_MAX}")
-    if not 60 * minutes >= 10:
-        raise ValueError(f"minutes = {minutes:g}: must be at least 10 s")
-    target = fresh(folder)
+    if not 10 <= 60 * minutes <= 60 * MINUTES_MAX:
+        raise ValueError(f"minutes = {minutes:g}: must be 10 s to {MINUTES_MAX:,} minutes")
+    options = Options(
+        nodes=nodes, minutes=minutes, workloads=clients, rate_per_s=rate_per_s, plain=plain
+    )
+    workloads.check(clients, rate_per_s=rate_per_s, horizon_s=options.horizon_s)
+    target = claimable(folder)
     missing = _missing(target, plain=plain)
     _check_needs(scenario, SCENARIOS[scenario].needs, missing)
-    options = Options(
-        nodes=nodes,
-        minutes=minutes,
-        workloads=clients,
-        rate_per_s=rate_per_s,
-        without=tuple(sorted(missing)),
-        plain=plain,
-    )
+    options = replace(options, without=tuple(sorted(missing)))
     schedule = scenarios.schedule(scenario, seed, options)
     bill = Bill(
         scenario=scenario,
@@ -73,25 +72,34 @@ def replay(earlier: Path, folder: Path) -> int:
     """Play the schedule of an earlier run anew, in another folder; return the exit status.
 
     Raises:
-        ValueError: it is no run's folder; and as `run`.
+        ValueError: it is no run's folder, or the new one; and as `run`.
     """
     about = Run(earlier).about
     if not about.exists():
         raise ValueError(f"{earlier} has no run.json: it is no run's folder")
-    told = json.loads(about.read_text())
-    options, known = plan.options_from_json(told["options"]), SCENARIOS.get(told["scenario"])
-    schedule = plan.from_json(told["schedule"])
-    target = fresh(folder)
+    if folder.resolve() == earlier.resolve():
+        raise ValueError(f"--dir {folder}: must be another folder than the run's that is replayed")
+    try:
+        told = Run(earlier).said()
+        options, schedule = (
+            plan.options_from_json(told["options"]),
+            plan.from_json(told["schedule"]),
+        )
+        scenario, seed, left_out = told["scenario"], int(told["seed"]), [*told["left_out"]]
+        needs = [needs_of(strike) for strike in schedule]
+    except (TypeError, LookupError) as error:
+        raise ValueError(f"{about} is not this suite's: {error!r}") from error
+    target = claimable(folder)
     missing = _missing(target, plain=options.plain)
-    needs = [needs_of(strike) for strike in schedule]
     if needs and not any(each.isdisjoint(missing) for each in needs):
-        _check_needs(told["scenario"], frozenset().union(*needs), missing)
+        _check_needs(scenario, frozenset().union(*needs), missing)
+    known = SCENARIOS.get(scenario)
     bill = Bill(
-        scenario=told["scenario"],
-        seed=told["seed"],
+        scenario=scenario,
+        seed=seed,
         options=options,
         schedule=schedule,
-        left_out=told["left_out"],
+        left_out=left_out,
         missing=missing,
         leader_gap_s_max=known.leader_gap_s_max if known else None,
     )
@@ -99,11 +107,17 @@ def replay(earlier: Path, folder: Path) -> int:
 
 
 def clean(folder: Path) -> int:
-    """Take down what dead harnesses left on this machine, and the nodes of runs in `folder`."""
+    """Take down what dead harnesses left on this machine, and the nodes of runs in `folder`.
+
+    That may be a run's own folder, too. Returns the exit status.
+    """
     gone = stage.remove_stale()
-    for about in sorted(folder.resolve().glob("*/run.json")):
-        with contextlib.suppress(LaunchError):  # somebody plays there
-            gone += stage.end_run(Run(about.parent))
+    here = folder.resolve()
+    for root in sorted(path.parent for path in (*here.glob(OWNER), *here.glob(f"*/{OWNER}"))):
+        try:
+            gone += stage.end_run(Run(root))
+        except LaunchError as why:  # somebody plays there, or nobody can say what runs there
+            print(f"left alone: {why}", file=sys.stderr)
     print("\n".join(f"removed {what}" for what in gone) or "nothing was left")
     return 0
 
@@ -116,14 +130,22 @@ def _check_needs(scenario: str, needs: frozenset[Need], missing: Mapping[Need, s
 
 
 def _missing(target: Run, *, plain: bool) -> dict[Need, str]:
+    """Return what this machine lacks; the folder is what it was before."""
     stage.remove_stale()
     if plain:
         return dict.fromkeys(Need, PLAIN)
-    target.root.mkdir(parents=True, exist_ok=True)
-    return stage.capabilities(target.root)
+    new = not target.root.exists()
+    try:
+        with stage.owning(target):  # if this dies, what it leaves is a run's
+            return stage.capabilities(target.root / "nodes")
+    finally:
+        if new:
+            shutil.rmtree(target.root)
 
 
 def _play(target: Run, bill: Bill) -> int:
+    clear(target)
+
     def make(there: Stage) -> Sequence[Workload]:
         options = bill.options
         return workloads.make(

@@ -34,7 +34,10 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def why_not(folder: Path) -> str | None:
-    """Return why this machine gives a node no disk of its own in `folder`; None: it does."""
+    """Return why this machine gives a node no disk of its own in `folder`; None: it does.
+
+    What is left if this process dies meanwhile is found by `mounted` if the folder is `nodes`.
+    """
     if os.geteuid() != 0:
         return "not root"
     probe = Disk(folder / "probe")

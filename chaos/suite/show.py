@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from chaos.history import CLIENTS_ERROR, Run, leader_kills, leader_kills_told, read
+from chaos.history import CLIENTS_ERROR, Run, leader_kills, leader_kills_told, read_faults
 from chaos.suite import plan
 from chaos.suite.nemeses import needs_of, nemesis_of
 from chaos.suite.nemesis import Fizzled
@@ -111,9 +111,9 @@ class Show:
         self._over = threading.Event()
         self._failures: list[str] = []
         self._come_to: set[int] = set()
+        """Numbers of strikes that have had their turn, begun or about to begin."""
         self._killed_s = -math.inf
-        """When the last promised kill was come to."""
-        """Numbers of strikes whose time came, begun or about to begin."""
+        """When the last promised kill fell."""
         self._begun: set[int] = set()
         """Numbers of strikes. One that failed stays in it: the run fails of that anyway."""
         self._fizzled: dict[int, str] = {}
@@ -208,11 +208,8 @@ class Show:
                     return
                 if lane is Lane.NODES:
                     self._give_way()
-                if lane is Lane.LEADER:
-                    self._let_heal(stage)
                 if self._over.is_set():
                     return
-                self._come_to.add(number)
                 self._guarded(strike.nemesis, partial(self._strike, stage, number, strike))
 
     def _give_way(self) -> None:
@@ -230,7 +227,6 @@ class Show:
         while stage.waited_for and self._elapsed_s < self._killed_s + HEALS_S:
             if self._over.wait(POLL_S):
                 return
-        self._killed_s = self._elapsed_s
 
     def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
         """Do it, wait, undo it. Whatever happens, the cluster is mended for the next one."""
@@ -238,10 +234,15 @@ class Show:
         if strike.lane is Lane.NODES and (so_far := self._progress()):
             self._say(so_far)
         with stage.turn if strike.lane in _BY_TURNS else contextlib.nullcontext():
-            if self._over.is_set():  # while it waited for its turn
+            self._come_to.add(number)
+            if strike.lane is Lane.LEADER:
+                self._let_heal(stage)
+            if self._over.is_set():  # while it waited
                 return
             if strike.lane in _BY_TURNS:
                 self._mend(stage)
+            if strike.lane is Lane.LEADER:
+                self._killed_s = self._elapsed_s
             self._strike_now(stage, number, strike, chance)
 
     def _strike_now(self, stage: Stage, number: int, strike: Strike, chance: random.Random) -> None:
@@ -325,8 +326,7 @@ class Show:
 
     def _judge_leader_kills(self) -> None:
         """Look at when kills of the leader fell: the schedule says only when they were to."""
-        if self._run.faults.exists():
-            self._leader_kills = leader_kills(read(self._run.faults))
+        self._leader_kills = leader_kills(read_faults(self._run.faults))
         longest_s = self._leader_kills.get("longest_without_ms", 0) / 1000
         most_s = self._bill.leader_gap_s_max
         if most_s is not None and longest_s > most_s:
@@ -454,16 +454,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-def fresh(folder: Path) -> Run:
-    """Return the folder as a run's, emptied of an earlier run.
+def claimable(folder: Path) -> Run:
+    """Return the folder as a run's, if it is empty, absent, or an earlier run's.
 
     Raises:
         LaunchError: it holds something else, or a run that is being played, or nodes run there.
     """
     run = Run(folder.resolve())
     if folder.exists() and any(folder.iterdir()):
-        # A cluster.json alone is somebody's own cluster.
-        if not (run.about.exists() or (run.root / OWNER).exists()):
+        # cluster.json and run.json alone are somebody's own cluster and its audit.
+        if not (run.root / OWNER).exists():
             raise LaunchError(f"{folder} is not an earlier run's: name another folder")
         cluster = LocalCluster(run.root)
         if running := [name for name in cluster.nodes if cluster.is_running(name)]:
@@ -471,6 +471,15 @@ def fresh(folder: Path) -> Run:
                 f"{folder}: {', '.join(running)} still run: a run is being played there, or was "
                 f"left; `timerctl chaos clean --dir {folder.parent}` ends what nobody owns"
             )
-        end_run(run)
-        shutil.rmtree(folder)
     return run
+
+
+def clear(run: Run) -> None:
+    """Remove an earlier run, if there is one.
+
+    Raises:
+        LaunchError: it is being played.
+    """
+    if run.root.exists():
+        end_run(run)
+        shutil.rmtree(run.root)

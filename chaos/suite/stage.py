@@ -60,6 +60,8 @@ NO_ROOM: Final = 'msg="no room, to be waited for'
 """What a node logs whose disk is full, and that is so by a strike."""
 DAMAGE: Final = re.compile(r"corrupt at byte|msg=.gave up after ")
 """What a node logs that was damaged."""
+UNREACHABLE: Final = "unreachable"
+"""The role of a member that did not answer."""
 LAG_MAX: Final = 100
 """Entries that a follower of a busy leader is behind."""
 WHOLE_POLL_S: Final = 0.2
@@ -337,7 +339,9 @@ class Stage:
         raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
 
     def wait_until_sure(self) -> None:
-        """Return once no voter is unsure: one that is counts for nobody, as if it were away.
+        """Return once all voters answer and none is unsure: who does not counts for nobody, yet.
+
+        Those that are `lost` are not waited for.
 
         Raises:
             LaunchError: it does not come to that in time.
@@ -347,13 +351,14 @@ class Stage:
         with TimerClient(self.cluster.endpoints) as client:
             while time.monotonic() < deadline:
                 with contextlib.suppress(TimerError):
-                    members = client.members().members
-                    unsure = [each.name for each in members if each.voter and each.unsure]
-                    if not unsure:
+                    voters = [each for each in client.members().members if each.voter]
+                    unsure = [each.name for each in voters if each.unsure]
+                    silent = [each.name for each in voters if each.role == UNREACHABLE]
+                    if not unsure and len(silent) <= len(self.lost):
                         return
-                    said = ", ".join(unsure)
+                    said = ", ".join(unsure + silent)
                 time.sleep(WHOLE_POLL_S)
-        raise LaunchError(f"unsure for longer than {READY_S:g} s: {said}")
+        raise LaunchError(f"unsure or silent for longer than {READY_S:g} s: {said}")
 
     @contextlib.contextmanager
     def waiting_for(self, name: str) -> Iterator[None]:
@@ -461,8 +466,11 @@ class Stage:
 
 def _stands_still(pid: int) -> bool:
     """Return whether no thread of a process runs, not even in the kernel."""
-    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(stat.rpartition(")")[2].split()[0] in "TZX" for stat in stats)
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
+            if path.read_text().rpartition(")")[2].split()[0] not in "TZX":
+                return False
+    return True
 
 
 # ---- whose run it is, and what a crashed harness left

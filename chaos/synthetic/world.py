@@ -107,6 +107,10 @@ class Plan:
         """Check that there is such a run."""
         if unknown := self.plant.keys() - PLANTS.keys():
             raise ValueError(f"plant: {sorted(unknown)}; known are {sorted(PLANTS)}")
+        if few := {kind: number for kind, number in self.plant.items() if number < 1}:
+            raise ValueError(f"plant = {few}: must be 1 or more of each")
+        if self.nodes < 1:
+            raise ValueError(f"nodes = {self.nodes}: must be at least 1")
         if not 0 <= self.keyed <= 1:
             raise ValueError(f"keyed = {self.keyed:g}: must be a share, 0 to 1")
         if self.timers < 20 * sum(self.plant.values()) + 100:

@@ -47,6 +47,22 @@ class Workload(Protocol):
         """Stop; confirm acks as far as the cluster answers; close clients and histories."""
 
 
+def check(names: Sequence[str], *, rate_per_s: int, horizon_s: float) -> None:
+    """Return if `make` takes these.
+
+    Raises:
+        ValueError: a name is unknown or given twice, or a number is not positive.
+    """
+    unknown = [name for name in names if name not in KINDS]
+    if unknown:
+        raise ValueError(f"workload = {unknown[0]!r}: must be one of {', '.join(KINDS)}")
+    if len({*names}) < len(names):
+        raise ValueError(f"workloads = {', '.join(names)}: each at most once")
+    for argument, value in (("rate_per_s", rate_per_s), ("horizon_s", horizon_s)):
+        if value <= 0:
+            raise ValueError(f"{argument} = {value}: must be positive")
+
+
 def make(
     names: Sequence[str],
     *,
@@ -69,16 +85,9 @@ def make(
             or a little more: `drained` can't come much before it.
 
     Raises:
-        ValueError: a name is unknown or given twice, or a number is not positive.
+        ValueError: as `check`.
     """
-    unknown = [name for name in names if name not in KINDS]
-    if unknown:
-        raise ValueError(f"workload = {unknown[0]!r}: must be one of {', '.join(KINDS)}")
-    if len({*names}) < len(names):
-        raise ValueError(f"workloads = {', '.join(names)}: each at most once")
-    for argument, value in (("rate_per_s", rate_per_s), ("horizon_s", horizon_s)):
-        if value <= 0:
-            raise ValueError(f"{argument} = {value}: must be positive")
+    check(names, rate_per_s=rate_per_s, horizon_s=horizon_s)
     setting = Setting(
         run=run, endpoints=endpoints, seed=seed, marks=itertools.count(1),
         rate_per_s=rate_per_s / len(names), horizon_s=horizon_s,

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from chaos import archive
 from chaos.archive import Archive, follow, run_archive
 from chaos.history import Run
 from chaos.replay.nodelog import Piece, Segment, between, lives, segments
@@ -241,17 +242,38 @@ def test_archive_that_can_not_be_read_does_not_end_those_of_other_nodes(
         (None, None, None, "--data, --into: must both be named"),
         (None, "gone", "kept", "no such folder"),
         (None, "data", "data/log/kept", "must lie outside of the node's own folder"),
-        (None, "data", "/dev/shm/kept/n1", "must be on the disk of"),
+        (None, "data", "/dev/kept/n1", "must be on the disk of"),
         ("run", None, None, "neither cluster.json nor <node>/log"),
     ],
 )
 def test_archive_that_can_not_be_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     folder: str | None, data: str | None, into: str | None, told: str,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr("chaos.archive.signal", STOPPED)  # who is not refused ends all the same
+    if into and into.startswith("/dev") and Path("/dev").stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no other disk here")
     (tmp_path / "data/log").mkdir(parents=True)
     paths = [None if each is None else tmp_path / each for each in (folder, data, into)]
     assert run_archive(*paths) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "kept").exists()
-    assert not Path("/dev/shm/kept").exists()
+    assert not Path("/dev/kept").exists()
+
+
+def test_archive_is_of_one_log_and_made_by_one_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chaos.archive.signal", STOPPED)
+    for node in ("n1", "n2"):
+        put(tmp_path / node / "log", 1)
+    kept = tmp_path / "kept"
+    for _ in range(2):  # it may be started again
+        assert run_archive(None, tmp_path / "n1", kept) == 0
+    assert run_archive(None, tmp_path / "n2", kept) == 2
+    with archive._held(tmp_path / "n1/log", kept):
+        assert run_archive(None, tmp_path / "n1", kept) == 2
+    another, busy = capsys.readouterr().err.splitlines()
+    assert "is the archive of" in another
+    assert busy.endswith("another archive is being made there")
+    assert texts(kept) == ["from 1"]

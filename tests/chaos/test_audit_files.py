@@ -5,7 +5,7 @@ import random
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import datasource as ds
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit import files
@@ -178,13 +177,11 @@ def test_files_hold_what_the_log_says_whatever_was_flushed_and_merged(
 
 
 def parts_of(run: Run, node: str) -> tuple[TimerStateReader, list[RunFile]]:
-    source = TimerStateReader({"path": str(run.root)})
-    other = ds.EqualTo(("damage",), "")
-    assert [*source.pushFilters([ds.In(("node",), (node,)), other])] == [other]
+    source = TimerStateReader({"path": str(run.root), "node": node})
     return source, [part for part in source.partitions() if isinstance(part, RunFile)]
 
 
-def test_filter_opens_only_the_files_of_a_node(run: Run) -> None:
+def test_option_opens_only_the_files_of_a_node(run: Run) -> None:
     for number, node in enumerate(PENDING, 1):
         _, parts = parts_of(run, node)
         assert {part.node for part in parts} == {node}
@@ -249,11 +246,13 @@ def test_state_of_another_version_is_not_judged(run: Run, tmp_path: Path) -> Non
         [*node_states(Run(tmp_path))]
 
 
-def judged(spark: SparkSession, run: Run, **said: Any) -> dict[str, Any]:
+def judged(
+    spark: SparkSession, run: Run, lost: Container[str] = (), end: int = 99
+) -> dict[str, Any]:
     reader = spark.read.schema(from_arrow_schema(tables.FATES))
     fates = reader.parquet(str(run.root / "tale" / "fates"))
-    how: dict[str, Any] = {"lost": (), "end": 99, "offenders_max": 3} | said
-    return files.judged(run, fates, {"violations": {"early": 1}}, **how)
+    states = files.states_within(run, lost=lost, end=end)
+    return files.judged(run, fates, {"violations": {"early": 1}}, states=states, offenders_max=3)
 
 
 @pytest.mark.spark
@@ -264,9 +263,16 @@ def test_files_that_hold_what_the_log_says_are_fine(spark: SparkSession, run: Ru
     assert found["file_offenders"] == []
     indexes = [each["index"] for each in found["files"]]
     assert indexes == sorted({*indexes}), "each node's manifest is of its own time"
-    found = judged(spark, run, lost={"n1"}, end=indexes[1])
-    assert [each["node"] for each in found["files"]] == ["n2"]
-    assert found["files_unread"] == ["n1", "n3"]
+    found = judged(spark, run, lost={"n1"}, end=indexes[2])
+    assert [each["node"] for each in found["files"]] == ["n2", "n3"]
+    assert found["files_unread"] == ["n1"]
+
+
+def test_logs_that_end_before_a_state_are_refused(run: Run) -> None:
+    last = max(state.index for state in node_states(run))
+    assert len(files.states_within(run, lost=(), end=last)) == 3
+    with pytest.raises(ValueError, match=rf"is of entry {last}, .* end at {last - 1}: an archive"):
+        files.states_within(run, lost=(), end=last - 1)
 
 
 @pytest.mark.spark

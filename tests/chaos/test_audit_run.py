@@ -5,14 +5,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from chaos import history
 from chaos.audit import clients, command, job
 from chaos.audit.report import describe
 from chaos.history import Run
+from chaos.history_check import COLUMNS
 from chaos.replay.nodelog import Piece, between, segments
 from tests.chaos.world import Log, id_of, write_log
 from timer import entry
@@ -88,6 +92,7 @@ def test_honest_run_is_ok_though_nodes_began_anew(spark: SparkSession, world: Ru
     ):  # fmt: skip
         write_log(world.root / node / f"log/{life:03d}", frames[:last], first=first)
     world.about.write_text('{"failures": ["n2 ended by itself"], "seed": 7}')
+    in_parquet(world.histories / "consumer.jsonl")
     report = job.audit(spark, world)
     assert report.line() == (
         "verdict: OK kills=1 failovers=1 scheduled=4 fired=3 delivered=3 cancelled=1"
@@ -135,6 +140,14 @@ def test_honest_run_is_ok_though_nodes_began_anew(spark: SparkSession, world: Ru
     shutil.rmtree(world.root / "n1/log/001")
     with pytest.raises(ValueError, match="no entry is on a majority"):
         job.audit(spark, world)
+
+
+def in_parquet(path: Path) -> Path:
+    """Turn a history of JSON lines into one of Parquet; return where it lies."""
+    table = pa.Table.from_pylist([*history.read(path)], schema=pa.schema([*COLUMNS.items()]))
+    pq.write_table(table, path.with_suffix(".parquet"))
+    path.unlink()
+    return path.with_suffix(".parquet")
 
 
 def read_frames(log: Path) -> list[bytes]:
@@ -292,6 +305,36 @@ def test_history_with_more_than_a_torn_line_is_refused(
     path.write_text("nonsense\n" + path.read_text() + tail)
     with pytest.raises(ValueError, match=f"producer.jsonl: {count} lines are not a history's"):
         job.read_histories(spark, world)
+
+
+def test_parquet_of_which_a_line_is_none_is_refused(spark: SparkSession, world: Run) -> None:
+    path = world.histories / "consumer.jsonl"
+    path.write_text('{"client": "consumer"}\n' + path.read_text())
+    in_parquet(path)
+    with pytest.raises(ValueError, match=r"consumer.parquet: 1 lines are not a history's"):
+        job.read_histories(spark, world)
+
+
+def test_times_that_are_no_milliseconds_are_refused(spark: SparkSession, world: Run) -> None:
+    lines = job.read_histories(spark, world)  # which end at 322
+    timeline = [{"event": "drained", "at_ms": 500}]
+    assert job.until_ms(lines, timeline, [Row(began_ms=322 + job.DAY_MS)]) == 500
+    with pytest.raises(ValueError, match=r"end at 322, .* are their times Unix milliseconds\?"):
+        job.until_ms(lines, timeline, [Row(began_ms=None), Row(began_ms=323 + job.DAY_MS)])
+
+
+def test_options_reach_the_files_and_filters_of_one_table_do_not_meet(
+    spark: SparkSession, world: Run
+) -> None:
+    path = min((world.root / "n1/log").iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    reader = spark.read.format("timerlog")
+    sound = reader.option("node", "n2,n3").load(str(world.root))
+    assert sound.count() == 10 + 14, "what is damaged is not even opened"
+    of_each = [sound.where(f"node = '{node}'") for node in ("n2", "n3")]
+    assert of_each[0].union(of_each[1]).select("node").distinct().count() == 2
+    with pytest.raises(PySparkException, match="CorruptFile"):
+        reader.option("node", "n1,n2").load(str(world.root)).count()
 
 
 def test_what_a_node_never_held_is_told_also_if_it_is_its_logs_end_or_all() -> None:

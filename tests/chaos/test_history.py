@@ -1,6 +1,7 @@
 """The histories: every line whole and on disk at once, and what is made of a run's folder."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from chaos.history import (
     mark_of,
     payload_of,
     read,
+    read_faults,
 )
 
 
@@ -78,20 +80,20 @@ def test_longest_time_without_a_kill_of_the_leader_is_between_strikes() -> None:
     assert leader_kills([line("kill", 5, "leader")]) == {}
     strikes = [line("strike", at_ms) for at_ms in (100, 120, 400, 1000)]
     assert leader_kills(strikes) == {
-        "kills": 0, "longest_without_ms": 900, "over_15_s": 0
+        "kills": 0, "longest_without_ms": 900, "long_gaps": 0
     }  # fmt: skip
     kills = [
         line("kill", 130, "leader"),
         line("kill", 500, "leader"),
         line("kill", 600, "follower"),
     ]
-    told = {"longest_without_ms": 500, "over_15_s": 0}
+    told = {"longest_without_ms": 500, "long_gaps": 0}
     assert leader_kills([*strikes, *kills]) == {"kills": 2} | told
     late = [line("kill", 200), line("kill", 1100, "leader"), line("kill", 300, "leader")]
     assert leader_kills([*strikes, *kills, *late]) == {"kills": 4} | told
     assert leader_kills([line("strike", 7)]) == {"kills": 0} | told | {"longest_without_ms": 0}
     long = [line("strike", 0), line("kill", 15_000, "leader"), line("strike", 30_001)]
-    told = {"longest_without_ms": 15_001, "over_15_s": 1}
+    told = {"longest_without_ms": 15_001, "long_gaps": 1}
     assert leader_kills(long) == {"kills": 1} | told
 
 
@@ -144,3 +146,58 @@ def test_run_json_that_is_none_is_named(run: Run, text: str) -> None:
     run.about.write_text(text)
     with pytest.raises(ValueError, match=r"run\.json: "):
         run.error_ms(CLOCK_ERROR)
+
+
+@pytest.mark.parametrize("name", ["c.ndjson", "c.jsonl.gz", "_c.jsonl", ".c.parquet", "c"])
+def test_history_that_nobody_would_read_is_refused(run: Run, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match="no histories"):
+        run.history_files()
+    for each in ("b.parquet", "a.jsonl"):
+        run.histories.mkdir(exist_ok=True)
+        (run.histories / each).touch()
+    assert [path.name for path in run.history_files()] == ["a.jsonl", "b.parquet"]
+    (run.histories / name).touch()
+    with pytest.raises(ValueError, match=rf"/{re.escape(name)}: must be \*\.jsonl or \*\.parquet"):
+        run.history_files()
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ([("n1", "n1"), ("n2", "n1")], "must have a name and data of its own"),
+        ([("n1", "n1"), ("n2", "./n2/../n1")], "must have a name and data of its own"),
+        ([("n1", "n1"), ("n1", "n2")], "must have a name and data of its own"),
+        ([], "names no node"),
+        ({}, "names no nodes and their data: KeyError"),
+        ("{", "names no nodes and their data: JSONDecodeError"),
+        ("[1]", "names no nodes and their data: TypeError"),
+    ],
+)
+def test_log_bears_witness_for_one_node(run: Run, listed: Any, said: str) -> None:
+    if isinstance(listed, list):
+        nodes = [{"name": name, "data": data} for name, data in listed]
+        run.listed.write_text(json.dumps({"nodes": nodes}))
+    else:
+        run.listed.write_text(listed or "{}")
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        run.data()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"event": "kill"}', "at_ms = None: must be an integer, Unix milliseconds"),
+        ('{"event": "kill", "at_ms": 1.5}', "at_ms = 1.5: must be an integer"),
+        ('{"at_ms": 1}', "event = None: must be a text"),
+        ("[]", "must be a JSON object"),
+        ("{,}", "not JSON: Expecting"),
+    ],
+)
+def test_line_of_the_timeline_that_is_none_is_named(run: Run, line: str, said: str) -> None:
+    assert read_faults(run.faults) == []
+    with Faults(run) as faults:
+        faults.record("kill", at_ms=5, node="n1")
+    assert len(read_faults(run.faults)) == 1
+    run.faults.write_text(run.faults.read_text() + line + "\n")
+    with pytest.raises(ValueError, match=rf"faults\.jsonl:2: {re.escape(said)}"):
+        read_faults(run.faults)

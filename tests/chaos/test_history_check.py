@@ -241,3 +241,23 @@ def test_command_prints_problems_and_fails(
     assert len(err.splitlines()) == 21
     assert err.splitlines()[-1] == f"{wrong}: 5 more problems"
     assert main([str(tmp_path / "none.jsonl")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"op": "deliver", "client": 1}', "client = 1: must be"),  # whole, but for its newline
+        ('{"op": "open"}\r{"op": "open"}\r', "not JSON"),  # lines that end otherwise
+        ("[" * 200_000 + "\n", "not JSON"),
+        ('{"op": "deliv', None),  # torn
+        ("", None),  # a client that crashed before it asked for anything
+    ],
+)
+def test_last_line_is_left_out_only_if_a_crash_can_have_torn_it(
+    tmp_path: Path, text: str, said: str | None
+) -> None:
+    (tmp_path / "c.jsonl").write_text(text)
+    problems = [*check(tmp_path / "c.jsonl")]
+    assert bool(problems) == bool(said)
+    if said:
+        assert said in str(problems[0])

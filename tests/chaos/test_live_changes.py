@@ -53,7 +53,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
         with cluster.client() as client:
             for topic in TOPICS:
                 client.create_topic(topic)
-        exporter = export.open_exporter(export.data_of(run.root), into)
+        exporter = export.open_exporter(run.data(), into)
 
         def follow() -> None:
             while not over.is_set():

@@ -12,6 +12,7 @@ import pytest
 
 from chaos import events, export, judge
 from chaos.events import RELEASE_MS, Event
+from chaos.history import Run
 from chaos.witness import witness
 from tests.chaos.test_judge import Court
 from tests.chaos.told import EventFiles
@@ -40,7 +41,7 @@ class Scene:
         self._threads: list[tuple[threading.Event, threading.Thread]] = []
 
     def export(self) -> None:
-        exporter = export.open_exporter(export.data_of(self.cluster.directory), self.into)
+        exporter = export.open_exporter(Run(self.cluster.directory).data(), self.into)
 
         def follow(over: threading.Event) -> None:
             while not over.is_set():

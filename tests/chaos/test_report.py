@@ -50,7 +50,7 @@ def summary(**other: Any) -> dict[str, Any]:
             "diverged_states": [{"index": 9, "digests": "n1 aa, n2 ab"}]},
         "lateness_ms": {"fire": {"all": late}, "deliver": {"all": late}},
         "kills": 1, "failovers": 1,
-        "leader_kills": {"kills": 3, "longest_without_ms": 17_250, "over_15_s": 2},
+        "leader_kills": {"kills": 3, "longest_without_ms": 17_250, "long_gaps": 2},
         "faults": [{"fault": "kill <n1>", "start_ms": 1500, "healed_after_ms": 1000,
                     "recovered_after_ms": 300, **gaps}],
         "failover_gaps": [{"node": "n1", "epoch": 2, "fired_after_ms": 700}],
@@ -190,8 +190,6 @@ def test_run_that_says_nothing_of_itself_is_not_bad(tmp_path: Path) -> None:
         assert about.about(Run(tmp_path)) == summary()["run"]
     assert [*about.describe(summary()["run"])] == []
     assert about.why_bad(summary()["run"]) == ""
-    Run(tmp_path).about.write_text('{"state": "running"}')
-    assert [*about.describe(about.about(Run(tmp_path)))] == ["the harness did not come to its end"]
 
 
 def test_failures_in_another_form_are_named_and_all_else_may_be_anothers(tmp_path: Path) -> None:
@@ -223,6 +221,36 @@ def test_exit_status_is_1_if_the_run_itself_failed(
     assert lines[-2] == "the run itself failed, apart from the promises: 2 failures"
 
 
+@pytest.mark.usefixtures("no_spark")
+def test_run_whose_harness_died_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Run(tmp_path).about.write_text('{"state": "running"}')
+    kept = Report(summary(run=about.about(Run(tmp_path)), violations={}, verdict="OK"))
+    monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, kept))
+    assert command.main([str(tmp_path)]) == 1
+    said = "the harness did not come to its end: what its clients waited for may be missing"
+    assert said in capsys.readouterr().out.splitlines()
+    assert said[1:] in page.html("r", kept.summary, kept.line())
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_history_is_held_against_its_format_unasked_unless_it_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = Report(summary(violations={}, verdict="OK"))
+    monkeypatch.setattr(command, "audit", lambda _, run, **__: write(run, kept))
+    assert command.main([str(tmp_path)]) == 0
+    (Run(tmp_path).histories / "c.jsonl").write_text('{"op": "open"}\n')
+    assert command.main([str(tmp_path)]) == 2
+    assert "c.jsonl:1: client = nothing: must be" in capsys.readouterr().err
+    assert command.main([str(tmp_path), "--no-check-history"]) == 0
+    monkeypatch.setattr(command, "CHECKED_SIZE_MAX", 10)
+    assert command.main([str(tmp_path)]) == 0
+    assert "are not held against their format first" in capsys.readouterr().err
+    assert command.main([str(tmp_path), "--check-history"]) == 2
+
+
 def test_fault_that_was_not_recovered_from_is_told() -> None:
     s = summary()
     assert not any("not recovered" in line for line in describe(Report(s)))
@@ -252,7 +280,8 @@ def test_text_names_the_offenders_and_ends_with_the_verdict() -> None:
 
 
 @pytest.fixture
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    History(Run(tmp_path), "c").close()
     spark = SimpleNamespace(stop=lambda: None)
     monkeypatch.setattr(command, "spark_session", lambda *_, **__: spark)
     monkeypatch.setattr(command, "why_no_java", str)
@@ -337,6 +366,7 @@ def test_java_is_looked_for_before_any_work(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setattr(command, "spark_session", never)
+    History(Run(tmp_path), "c").close()
     assert command.main([str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert (says or "it was tried") in told

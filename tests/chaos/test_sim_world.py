@@ -174,12 +174,15 @@ def test_aimed_world_has_what_was_asked_for_and_draws_the_rest() -> None:
         (["--faults", "kill,rust"], "fault rust: there are power, power_all"),
         (["--mischief", "sloth"], "mischief sloth: there are slow, leaderless"),
         (["--nodes", "4"], "invalid choice: 4"),
+        (["--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["--seed", "1", "--seconds", "0"], "--seconds 0: must be at least 1"),
+        (["--jobs", "-1"], "--jobs -1: must be at least 1"),
     ],
 )
 def test_unknown_aim_is_refused(
     arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match="64"):
         command.main(["--seed", "1", *arguments])
     assert why in capsys.readouterr().err
 

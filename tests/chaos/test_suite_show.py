@@ -20,17 +20,18 @@ from pyspark.sql import SparkSession
 from chaos import audit, cli
 from chaos.history import CLOCK_ERROR, Faults, Run, read
 from chaos.suite import commands, disks, show
+from chaos.suite import stage as stages
 from chaos.suite.disks import Disk
 from chaos.suite.nemesis import Fizzled
 from chaos.suite.network import NetworkError
 from chaos.suite.network import run as run_program
 from chaos.suite.plan import Lane, Need, Options, Strike
 from chaos.suite.scenarios import SCENARIOS
-from chaos.suite.show import Bill, Show, fresh, spans
-from chaos.suite.stage import Stage, owning
+from chaos.suite.show import Bill, Show, claimable, clear, spans
+from chaos.suite.stage import OWNER, Stage, owning
 from chaos.suite.turn import Turn
 from deploy.local import LaunchError, LocalCluster
-from tests.cluster.running import Forking
+from tests.cluster.running import Forking, until
 
 GOOD = (sys.executable, "-c", "print('verdict: OK')")
 
@@ -243,14 +244,29 @@ def test_strike_that_fails_costs_neither_the_others_nor_the_audit(
     assert lines[-1] == "verdict: OK"
 
 
+def leader_waits_for(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return what the leader's lane waits for before it asks for its turn, on any machine."""
+    event = threading.Event()
+
+    class Second(Turn):
+        def __enter__(self) -> None:
+            if threading.current_thread().name == Lane.LEADER:
+                assert event.wait(60)
+            super().__enter__()
+
+    monkeypatch.setitem(globals(), "Turn", Second)
+    return event
+
+
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.usefixtures("no_stage")
 def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    killed = threading.Event()
+    killed, healing = threading.Event(), leader_waits_for(monkeypatch)
 
     def heal(_: object, stage: FakeStage, __: object) -> Any:
+        healing.set()
         stage.away.add("n3")
         with stage.waiting_for("n3") if waits else contextlib.nullcontext():
             assert killed.wait(timeout=60 if waits else 0.5) == waits
@@ -275,9 +291,12 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
 def test_late_kills_leave_a_node_time_to_heal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kills = queue.SimpleQueue[str]()
+    kills, healing = queue.SimpleQueue[str](), leader_waits_for(monkeypatch)
 
     def heal(_: object, stage: FakeStage, __: object) -> Any:
+        healing.set()
+        until(lambda: stage.turn._drawn == 2)  # the first kill waits for its turn,
+        played._began -= 10 * show.HEALS_S  # for long
         with stage.waiting_for("n3"):
             kills.get(timeout=60)
             with pytest.raises(queue.Empty):  # nor does a second one come
@@ -291,7 +310,8 @@ def test_late_kills_leave_a_node_time_to_heal(
     )
     late = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.2, 0.3)]
     three = replace(bill(Strike(at_s=0, nemesis="wipe"), *late), complete=True)
-    assert Show(Run(tmp_path), three, lambda _: [], audit=GOOD).play() == 0
+    played = Show(Run(tmp_path), three, lambda _: [], audit=GOOD)
+    assert played.play() == 0
     assert kills.get(timeout=0) == "killed", "once it is whole"
 
 
@@ -416,7 +436,7 @@ def test_run_in_which_leaders_were_killed_too_seldom_fails(
     words = "no leader was killed for 20.0 s: over 19.9 s"
     assert about(tmp_path)["failures"] == ([words] if fails else [])
     assert about(tmp_path)["leader_kills"] == {
-        "kills": 2, "longest_without_ms": 20_000, "over_15_s": 1
+        "kills": 2, "longest_without_ms": 20_000, "long_gaps": 1
     }  # fmt: skip
     out = capfd.readouterr().out
     assert "leaders killed: 2; at most 20.0 s without one" in out
@@ -554,15 +574,76 @@ def test_replay_does_without_what_was_done_without_only_if_that_was_asked_for(
     [
         (["mixed"], "scenario = 'mixed': must be one of kill-leader"),
         (["mix", "--nodes", "2"], "nodes = 2: must be 3 .. 7"),
-        (["mix", "--minutes", "0.1"], "minutes = 0.1: must be at least 10 s"),
+        (["mix", "--minutes", "0.1"], "minutes = 0.1: must be 10 s to 10,080 minutes"),
+        (["mix", "--minutes", "inf"], "minutes = inf: must be 10 s to 10,080 minutes"),
+        (["mix", "--minutes", "nan"], "minutes = nan: must be 10 s to 10,080 minutes"),
+        (["mix", "--workloads", "unifrom"], "workload = 'unifrom': must be one of"),
+        (["mix", "--rate", "0"], "rate_per_s = 0: must be positive"),
         (["isolate", "--plain"], "isolate is pointless without network: plain processes"),
     ],
 )
 def test_wrong_argument_is_named(
     tmp_path: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    earlier = tmp_path / "run" / OWNER
+    earlier.parent.mkdir()
+    earlier.touch()
     assert cli.main(["run", *words, "--dir", str(tmp_path / "run")]) == 2
     assert says in capsys.readouterr().err
+    assert earlier.exists(), "nothing is removed for a run that can't be"
+
+
+@pytest.mark.parametrize(
+    ("told", "again", "says"),
+    [
+        (None, "again", "has no run.json"),
+        ("{", "again", "Expecting property name"),
+        ('{"seed": 1}', "again", "is not this suite's: KeyError('options')"),
+        (
+            '{"options": {}, "schedule": [{"lane": "nodes", "at": 1}]}',
+            "again",
+            "is not this suite's",
+        ),
+        ("{}", "run", "must be another folder than the run's that is replayed"),
+    ],
+)
+def test_replay_of_what_is_no_run_is_refused(
+    tmp_path: Path, told: str | None, again: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path / "run")
+    run.root.mkdir()
+    if told is not None:
+        run.about.write_text(told)
+    assert cli.main(["replay", str(run.root), "--dir", str(tmp_path / again)]) == 2
+    assert says in capsys.readouterr().err
+    assert run.about.exists() == (told is not None)
+
+
+def test_folder_that_is_not_there_is_not_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["clean", "--dir", str(tmp_path / "gone")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    for name, nodes in (("1", "[]"), ("2", '[{"name": "n1"}]')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / OWNER).touch()
+        (tmp_path / name / "cluster.json").write_text(f'{{"nodes": {nodes}}}')
+    assert cli.main(["clean", "--dir", str(tmp_path)]) == 0
+    assert "left alone: " in capsys.readouterr().err, "who can't be read costs the others nothing"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is not root anyway")
+def test_who_is_not_root_is_told_what_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(commands, "_play", lambda _, each: len(each.missing))
+    words = ["--minutes", "0.5", "--dir", str(tmp_path / "run")]
+    assert cli.main(["run", "mix", *words]) == 2
+    assert stages.capabilities(tmp_path) == dict.fromkeys(Need, "not root")
+    assert cli.main(["run", "power-cut", *words]) == 2
+    assert capsys.readouterr().err.endswith("is pointless without disks: not root\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_list_names_every_scenario_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -576,27 +657,25 @@ def test_list_names_every_scenario_and_what_it_needs(capsys: pytest.CaptureFixtu
 def test_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(LaunchError, match=r"is not an earlier run's: name another folder"):
-        fresh(tmp_path)
-    assert (tmp_path / "thesis.tex").exists()
+        claimable(tmp_path)
 
 
 def test_somebodys_own_cluster_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"nodes": []}')
-    (tmp_path / "n1").mkdir()
+    Run(tmp_path).about.write_text('{"clock_error_ms": 1000}')  # for an audit of theirs
     with pytest.raises(LaunchError, match=r"is not an earlier run's: name another folder"):
-        fresh(tmp_path)
-    assert (tmp_path / "n1").exists()
+        claimable(tmp_path)
 
 
 def test_folder_where_nodes_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Run(tmp_path).about.write_text("{}")
+    (tmp_path / OWNER).touch()
     node = {"name": "n1", "pid": 1, "grpc": "", "http": "", "data": "n1"}
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [node]}))
     with monkeypatch.context() as running:
         running.setattr(LocalCluster, "is_running", lambda *_: True)
         with pytest.raises(LaunchError, match="n1 still run: a run is being played there, or was"):
-            fresh(tmp_path)
-    assert fresh(tmp_path).root == tmp_path
+            claimable(tmp_path)
+    clear(claimable(tmp_path))
     assert not tmp_path.exists()
 
 
@@ -639,8 +718,17 @@ def test_short_run_without_root_is_ok(
     assert not any(map(LocalCluster(folder).is_running, ("n1", "n2", "n3")))
 
 
+def scheduled(run: Run) -> bool:
+    """Return whether some client has been told that its timers are scheduled."""
+    lines = (line for path in run.histories.iterdir() for line in read(path))
+    return any((line["op"], line.get("outcome")) == ("schedule", "ok") for line in lines)
+
+
 @pytest.mark.slow
-def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path) -> None:
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSession) -> None:
     folder = tmp_path / "run"
     # No node goes away in this one, however long it takes to get here.
     words = ["run", "clock-drift", "--minutes", "5", "--workloads", "uniform"]
@@ -651,6 +739,7 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path) -> None:
         try:
             assert harness.stdout is not None
             assert any("nodes are up" in line for line in harness.stdout)
+            until(lambda: [*folder.glob("histories/uniform-*")] and scheduled(Run(folder)))
             cluster = LocalCluster(folder)
             assert commands.clean(tmp_path) == 0  # somebody is at it: left alone
             assert all(map(cluster.is_running, cluster.nodes))
@@ -663,16 +752,20 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path) -> None:
         harness.wait()
     assert all(map(cluster.is_running, cluster.nodes))
     with pytest.raises(LaunchError, match="n1, n2, n3 still run"):
-        fresh(folder)
-    assert commands.clean(tmp_path) == 0
+        claimable(folder)
+    assert commands.clean(folder) == 0  # as for all runs of the folder that it lies in
     assert not any(map(cluster.is_running, cluster.nodes))
     with owning(Run(folder)), pytest.raises(LaunchError, match="a run is being played there"):
-        fresh(folder)
+        clear(claimable(folder))
     assert not [*folder.glob("nodes/*.img")]
     assert all([*log.iterdir()] for log in Run(folder).nodes().values())
     if os.geteuid() == 0:
         assert f"-{harness.pid}-" not in run_program("ip", "netns")
     assert str(folder) not in Path("/proc/self/mounts").read_text()
     assert about(folder)["state"] == "running"
-    assert fresh(folder).root == folder
+    report = audit.audit(spark, Run(folder))
+    assert report.ok, report.summary
+    assert report.summary["scheduled"] > 0
+    assert report.why_bad.startswith("the harness did not come to its end")
+    clear(claimable(folder))
     assert not folder.exists()

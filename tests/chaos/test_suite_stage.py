@@ -152,13 +152,14 @@ def test_node_that_has_ended_is_not_waited_for(
 def test_nothing_is_struck_while_a_voter_is_unsure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unsure = [True, True, False]
+    answers = [(True, "follower"), (False, "unreachable"), (True, "follower"), (False, "follower")]
 
     def members() -> Any:
-        there = [("n1", True, False), ("n2", True, unsure.pop(0)), ("n3", False, True)]
-        return SimpleNamespace(
-            members=[SimpleNamespace(name=n, voter=v, unsure=u) for n, v, u in there]
-        )
+        unsure, role = answers.pop(0)
+        there = [("n1", True, False, "leader"), ("n2", True, unsure, role)]
+        there += [("n3", False, True, "learner")]
+        rows = [SimpleNamespace(name=n, voter=v, unsure=u, role=r) for n, v, u, r in there]
+        return SimpleNamespace(members=rows)
 
     client = SimpleNamespace(members=members)
     stage = Stage(Run(tmp_path), missing=dict.fromkeys(Need, ""))
@@ -169,11 +170,14 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
     monkeypatch.setattr(stage, "died", list)
     nothing = Bill(scenario="none", seed=0, options=Options(), schedule=[])
     Show(Run(tmp_path), nothing, lambda _: [])._mend(stage)
-    assert unsure == []
+    assert answers == []
     monkeypatch.setattr(stages, "READY_S", 0.01)
-    unsure += [True] * 10_000
-    with pytest.raises(LaunchError, match=r"unsure for longer than 0\.01 s: n2$"):
-        stage.wait_until_sure()
+    for answer in ((True, "follower"), (False, "unreachable")):
+        answers[:] = [answer] * 10_000
+        with pytest.raises(LaunchError, match=r"or silent for longer than 0\.01 s: n2$"):
+            stage.wait_until_sure()
+    stage.lost.add("n2")
+    stage.wait_until_sure()
     stage.faults.close()
 
 

@@ -1,0 +1,69 @@
+"""The audit without this project's other packages: as docs/audit.md has spark-submit use it."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+RECIPE: Final = re.compile(r"python -m zipfile -c audit\.zip (.+)\n")
+NEEDS: Final = re.compile(r"\*\*Python\*\* on .+ needs (.+?);", re.DOTALL)
+OURS: Final = "timer-cluster"
+BROUGHT: Final = {
+    "py4j",
+    "python-dateutil",
+    "pytz",
+    "setuptools",
+    "six",
+    "typing_extensions",
+    "tzdata",
+}
+"""What these need in turn."""
+IMPORTS: Final = """
+import importlib, json, pkgutil, sys
+
+OURS = {"bench", "cluster", "deploy", "replication", "tests", "timerclient", "timerfake"}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OURS:
+            raise ModuleNotFoundError(f"{name} is in no archive")
+
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, sys.argv[1])
+import chaos.audit.command
+import chaos.audit as audit, chaos.replay as replay
+for package in (audit, replay):
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"{package.__name__}.{module.name}")
+print(json.dumps([audit.__file__, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_archive_of_the_recipe_needs_what_the_recipe_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs/audit.md").read_text()
+    recipe, needs = RECIPE.search(text), NEEDS.search(text)
+    assert recipe is not None
+    assert needs is not None
+    with zipfile.ZipFile(tmp_path / "audit.zip", "w") as archive:
+        for folder in recipe[1].split():
+            for path in (ROOT / folder).rglob("*.py"):
+                archive.write(path, path.relative_to(ROOT))
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path / "audit.zip")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    where, modules = json.loads(done.stdout)
+    assert where.startswith(str(tmp_path)), "of the archive"
+    distributions = packages_distributions()
+    needed = {name for module in modules for name in distributions.get(module, [])} - {OURS}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    audit = {re.split(r"[<>=]", each)[0] for each in project["optional-dependencies"]["audit"]}
+    assert audit <= needed
+    said = {*re.findall(r"`([\w-]+)`", needs[1])}
+    assert said == audit - {"pyspark"}, "pyspark is Spark's own there"
+    assert needed - audit <= BROUGHT
