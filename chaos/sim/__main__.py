@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from chaos.sim.options import FAULTS, MISCHIEF, NODES
+from chaos.sim.options import FAULTS, FAULTS_MIN, MISCHIEF, NODES
 from chaos.sim.play import APPS, COUNTS, Outcome, Task, play_all
 from chaos.sim.referee import CHECKERS
 
@@ -111,6 +111,8 @@ def _summary(total: Outcome, tasks: Sequence[Task], took_s: float) -> str:
     )
     if total.stranded:
         text += f"; {total.stranded} worlds wait for the repair of a damaged replica"
+    if total.calm:
+        text += f"; {total.calm} worlds met fewer than {FAULTS_MIN} faults: none else could strike"
     return f"{text}; trace {total.trace}" if len(tasks) == 1 else text
 
 

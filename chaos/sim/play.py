@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from chaos.sim.options import Options
+from chaos.sim.options import FAULTS_MIN, Options
 from chaos.sim.referee import Broken
 from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
 
 APPS: Final[dict[str, type[World]]] = {"ledger": World, "timers": TimerWorld}
-COUNTS: Final = ("stranded", "events", "entries", "epochs", "snapshots", "rows")
+COUNTS: Final = ("stranded", "calm", "events", "entries", "epochs", "snapshots", "rows")
 """Of an Outcome: what adds up."""
 EXIT_PROMISE: Final = 2
 EXIT_FAILED: Final = 3
@@ -61,6 +61,8 @@ class Outcome:
     """Of one seed: the hash of all that happened."""
     stranded: int = 0
     """Worlds that ended waiting for repair (chaos/sim/damage.py)."""
+    calm: int = 0
+    """Worlds that met fewer than FAULTS_MIN faults, as none that they drew could strike."""
     events: int = 0
     entries: int = 0
     epochs: int = 0
@@ -100,6 +102,7 @@ def play(task: Task) -> Outcome:
     return Outcome(
         trace=world.timeline.trace,
         stranded=world.stranded,
+        calm=bool(world.options.faults) and len(world.faults.struck) < FAULTS_MIN,
         events=world.timeline.events,
         entries=len(world.referee.committed),
         epochs=world.referee.epochs,

@@ -1,6 +1,7 @@
 """The exporter: what it tells is what the log says, once, whatever it is stopped in."""
 
 import itertools
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from chaos import events, export, holders
+from chaos.archive import follow
 from chaos.events import Event
 from chaos.export import Story
+from chaos.history import Run
 from chaos.holders import Ended, Holders, Timer
 from chaos.replay import story as replay
 from chaos.simdisk import SimDisk
@@ -376,3 +379,49 @@ def test_who_may_have_been_moved_does_not_have_its_key_for_sure() -> None:
     holders.moved(7, new, sure=False, ended=ended)
     holders.gone(60, 2)
     assert not holders.is_sure(7)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["n1"], "--data n1: must be NODE=DIR"),
+        (["n1=", "n2=b"], "--data n1=: must be NODE=DIR"),
+        (["n1=a", "n1=b"], "--data n1=b: each must name another node and another directory"),
+        (["n1=a", "n2=a/../a"], "--data n2=a/../a: each must name another"),
+        (["n1=a", "n2=gone"], "--data gone: no such directory"),
+    ],
+)
+def test_data_that_names_no_nodes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    words: list[str], says: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    status = ["--status", "127.0.0.1:1"] if len(words) == 1 else []
+    assert export.main(["--data", *words, *status, "--into", "events"]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "events").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["run", "--data", "n1=a"], ["--data", "n1=a"], ["run", "--keep-s", "0"],
+              ["--data", "n1=a", "n2=b", "--status", "127.0.0.1:1"]],
+)  # fmt: skip
+def test_one_nodes_log_without_its_word_is_nobodys_majority(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        export.main([*words, "--into", "events"])
+
+
+def test_archived_cluster_is_exported_from_its_nodes_own_logs(
+    tmp_path: Path, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [{"name": name, "data": str(folder)} for name, folder in data.items()]
+    (tmp_path / "cluster.json").write_text(json.dumps({"nodes": nodes}))
+    for name, folder in data.items():
+        follow(folder / "log", Run(tmp_path).kept(name))
+    seen: list[export.Exporter] = []
+    monkeypatch.setattr(export, "_run", seen.append)
+    assert export.main([str(tmp_path), "--into", str(tmp_path / "events")]) == 0
+    assert seen[0].step(0.0)
+    assert export.main([str(tmp_path / "gone"), "--into", str(tmp_path / "none")]) == 2

@@ -23,7 +23,7 @@ from chaos.suite.processes import KillMany, PowerCut, RollingRestart, TransferSt
 from chaos.suite.stage import Stage
 from chaos.suite.turn import Turn
 from cluster.space import WAITING
-from tests.chaos.test_suite_turn import until_asked
+from tests.chaos.turns import until_asked
 from tests.chaos.world import durable_log
 from timer import manifest
 from timerclient.errors import CommitTimeout, NotReady, TimerError

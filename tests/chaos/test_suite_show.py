@@ -31,6 +31,7 @@ from chaos.suite.show import Bill, Show, claimable, clear, spans
 from chaos.suite.stage import OWNER, Stage, owning
 from chaos.suite.turn import Turn
 from deploy.local import LaunchError, LocalCluster
+from tests.chaos.turns import until_asked
 from tests.cluster.running import Forking, until
 
 GOOD = (sys.executable, "-c", "print('verdict: OK')")
@@ -295,7 +296,7 @@ def test_late_kills_leave_a_node_time_to_heal(
 
     def heal(_: object, stage: FakeStage, __: object) -> Any:
         healing.set()
-        until(lambda: stage.turn._drawn == 2)  # the first kill waits for its turn,
+        until_asked(stage.turn, 2)  # the first kill waits for its turn,
         played._began -= 10 * show.HEALS_S  # for long
         with stage.waiting_for("n3"):
             kills.get(timeout=60)
@@ -769,3 +770,29 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSe
     assert report.why_bad.startswith("the harness did not come to its end")
     clear(claimable(folder))
     assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["run", "clock-drift", "--minutes", "5", "--workloads", "uniform", "--plain"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "chaos.suite", *words, "--dir", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as harness:  # fmt: skip
+        try:
+            assert harness.stdout is not None
+            assert any("nodes are up" in line for line in harness.stdout)
+            harness.terminate()
+            _, said = harness.communicate()
+        finally:
+            harness.kill()
+            harness.wait()
+            assert commands.clean(folder) == 0
+    assert said == "timerctl chaos: stopped; what it had made is taken down\n"
+    assert harness.returncode == cli.INTERRUPTED
+    cluster = LocalCluster(folder)
+    assert len(cluster.nodes) == 3
+    events = [line["event"] for line in read(Run(folder).faults)]
+    assert "died" not in events
+    assert not any(map(cluster.is_running, cluster.nodes))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from chaos.suite.turn import Turn
+from tests.chaos.turns import until_asked
 
 WAIT_S = 60.0
 
@@ -14,13 +15,6 @@ def thread(work: Callable[[], object]) -> threading.Thread:
     started = threading.Thread(target=work, daemon=True)
     started.start()
     return started
-
-
-def until_asked(turn: Turn, times: int) -> None:
-    """Return once turns were asked for so often."""
-    with turn._changed:
-        while turn._drawn < times:
-            turn._changed.wait(0.01)
 
 
 def test_who_comes_again_does_not_pass_by_who_waits() -> None:

@@ -18,6 +18,7 @@ from chaos.synthetic.world import (
     PLANTS,
     REJECT_EVERY,
     REPLACE_EVERY,
+    UNANSWERED,
     Plan,
     World,
 )
@@ -38,6 +39,12 @@ def test_plan_refuses_what_it_does_not_know() -> None:
         Plan(timers=1000, plant={"misplaced": 1})
     with pytest.raises(ValueError, match="too few"):
         Plan(timers=100, plant={"lost": 1})
+    with pytest.raises(ValueError, match=r"plant = {'lost': -3}: must be 1 or more of each"):
+        Plan(timers=1000, plant={"lost": -3})
+    with pytest.raises(ValueError, match="nodes = 0: must be at least 1"):
+        Plan(timers=1000, nodes=0)
+    with pytest.raises(ValueError, match=r"keyed = 1\.5: must be a share, 0 to 1"):
+        Plan(timers=1000, keyed=1.5)
 
 
 @pytest.fixture
@@ -58,7 +65,8 @@ def test_every_planted_defect_is_found_and_nothing_else(
     monkeypatch.setattr(sieve, "RUN_BITS", 8)
     plant = dict.fromkeys(PLANTS, 2)
     plan = Plan(
-        timers=6_000, rows_per_tick=300, batch=40, spread=8, plant=plant, diverged_entry=True
+        timers=6_000, rows_per_tick=300, batch=40, spread=8, keyed=0.5, plant=plant,
+        diverged_entry=True,
     )  # fmt: skip
     World(tmp_path, plan).write()
     report = job.audit(compiled, Run(tmp_path), sift=True)
@@ -72,7 +80,8 @@ def test_every_planted_defect_is_found_and_nothing_else(
     assertDataFrameEqual(told, wanted)
     named = {(row["mark"], row["id"], row["verdict"]) for row in table.collect()}
     with_ids = {(row["mark"], row["id"], row["verdict"]) for row in planted if row["id"]}
-    assert len(with_ids) == 2 * (len(PLANTS) - 4 - len(("key_doubled", "conflict_untrue")))
+    no_id = (*UNANSWERED, "key_doubled", "conflict_untrue")
+    assert len(with_ids) == 2 * (len(PLANTS) - len(no_id))
     assert with_ids <= named
     summary = report.summary
     assert summary["violations"]["diverged_entries"] == 1

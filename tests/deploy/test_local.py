@@ -165,6 +165,15 @@ def test_commands_up_status_down(
         return status
 
     assert run("status") == 1
+    for nodes in ("-60", "0", "8"):
+        assert run("up", "--nodes", nodes) == 1
+        assert f"nodes = {nodes}: must be 1 .. 7" in capsys.readouterr().err
+    for listed in ("{", "{}", '{"nodes": [{"name": "n1"}]}', "[1]"):
+        (tmp_path / "d/cluster.json").write_text(listed)
+        for action in ("status", "up", "down"):
+            assert run(action) == 1
+            assert "cluster.json is no local cluster's: " in capsys.readouterr().err
+    (tmp_path / "d/cluster.json").unlink()
     assert run("up", "--nodes", "1") == 0
     up = capsys.readouterr().out
     assert "n1" in up

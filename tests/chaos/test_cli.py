@@ -1,0 +1,56 @@
+"""What the commands say of a wrong command line, or where they lack what they need."""
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos import live
+from timerclient import cli
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--overdue-ms", "1", "--alerts", "a"], "audit: --alerts, --overdue-ms: only with --live"),
+        (["--live", "--check-history"], "audit: --check-history: only without --live"),
+        (["--live", "--horizon-ms", "0"], "live audit: --horizon-ms 0: must be above 0"),
+        (["--live", "--stalled-ms", "-5"], "live audit: --stalled-ms -5: must be above 0"),
+    ],
+)
+def test_option_that_would_do_nothing_is_refused(
+    tmp_path: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["audit", str(tmp_path), *words]) == 2
+    assert capsys.readouterr().err == says + "\n"
+
+
+def test_live_audit_looks_for_java_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "why_no_java", lambda: "no java on the PATH")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["audit", ".", "--live"]) == 2
+    assert capsys.readouterr().err == "live audit: no java on the PATH\n"
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "words", [["chaos", "list"], ["chaos", "run", "mix"], ["chaos", "replay", "r"],
+              ["chaos", "clean"], ["audit", "r"], ["audit", "r", "--live"], ["archive", "r"]],
+)  # fmt: skip
+def test_what_the_small_install_lacks_is_named(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = builtins.__import__
+
+    def lacking(name: str, *more: Any) -> Any:
+        if name.startswith("chaos."):
+            raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+        return known(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", lacking)
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert said == "timerctl: numpy is missing: pip install '.[server,audit]' in a clone\n"
