@@ -125,12 +125,16 @@ def _audited(run: Run, master: str | None) -> Report:
     try:
         return audit(spark, run, sift=not quick)
     finally:
-        spark.stop()
+        with contextlib.suppress(Exception):  # there is nothing to stop if its JVM has ended
+            spark.stop()
 
 
 def _told(failed: Exception, run: Run) -> str:
     """Return one line about what ended the audit; where it is not the run's, the log has more."""
-    text = str(failed)
+    try:
+        text = str(failed)
+    except Exception:  # noqa: BLE001 - py4j asks the JVM for the text
+        text = "Spark's JVM has ended"
     if isinstance(failed, PySparkException) and (told := _UNUSABLE.findall(text)):
         return str(told[-1])
     log = run.audit / SPARK_LOG

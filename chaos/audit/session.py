@@ -69,6 +69,7 @@ def _submitted() -> bool:
 
 _ALWAYS: Final[dict[str, bool | float | int | str | None]] = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",  # a line may have thousands of rows
+    "spark.sql.parquet.columnarReaderBatchSize": 256,  # so a batch of 4,096 of them is gigabytes
     "spark.sql.session.timeZone": "UTC",
 }
 
