@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from chaos.history import Run
+from chaos.history import OWNER, Run
 from chaos.replay.nodelog import lives, segments
 from timer import segment
 
@@ -133,6 +133,8 @@ def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, 
     if run is not None:
         if data or into:
             raise ValueError("RUN_DIR = a local cluster's: must be without --data and --into")
+        if (run / OWNER).exists():
+            raise ValueError(f"RUN_DIR = {run}: a run of the chaos suite keeps an archive itself")
         there = Run(run)
         return {name: (path / "log", there.kept(name)) for name, path in there.data().items()}
     if data is None or into is None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-INTERRUPTED: Final = 128 + signal.SIGINT
-"""The exit status of what was stopped, as a shell has it."""
+INTERRUPTED: Final = 130
+"""The exit status of what was stopped, by whichever signal: as of timerctl's other commands."""
 RUNS: Final = Path("run/chaos")
 
 
@@ -215,6 +215,6 @@ def _reported(command: Callable[[], int]) -> int:
         print(f"timerctl chaos: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("timerctl chaos: stopped; what it had made is taken down", file=sys.stderr)
+        print("timerctl chaos: stopped", file=sys.stderr)
         return INTERRUPTED
     return status

@@ -474,8 +474,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if bool(args.run) == bool(args.data):
         parser.error("name a local cluster's folder, or --data, and not both")
-    if args.data and bool(args.status) != (len(args.data) == 1):
-        parser.error("--data: name those of all voters; or one, with that node's --status")
+    if bool(args.status) != (len(args.data) == 1):
+        parser.error("--data: those of all voters; or one, with that node's --status")
     if not args.keep_s > 0:
         parser.error(f"--keep-s {args.keep_s:g}: must be above 0")
     try:

@@ -88,6 +88,10 @@ from typing import Any, Final, Self
 
 from chaos.replay.nodelog import Segment, lives, segments
 
+OWNER: Final = "HARNESS"
+"""A file in the folder of a run of the suite, which its harness keeps locked."""
+RUNNING: Final = "running"
+"""What run.json says is the `state` until the harness has stopped its nodes."""
 HISTORIES: Final = (".jsonl", ".parquet")
 """How the files of histories end."""
 MARK_SIZE: Final = 8
@@ -165,9 +169,10 @@ class Run:
         files = sorted(self.histories.iterdir()) if self.histories.is_dir() else []
         for path in files:
             # Spark passes over files of such names, also when they are named to it.
-            if path.suffix not in HISTORIES or path.name.startswith(("_", ".")):
+            readable = path.suffix in HISTORIES and not path.name.startswith(("_", "."))
+            if not (readable and path.is_file()):
                 kinds = " or ".join(f"*{suffix}" for suffix in HISTORIES)
-                raise ValueError(f"{path}: must be {kinds} and begin with neither _ nor .")
+                raise ValueError(f"{path}: must be a file {kinds}, and begin with neither _ nor .")
         if not files:
             raise FileNotFoundError(f"{self.histories}: no histories ({', '.join(HISTORIES)})")
         return files
@@ -264,7 +269,7 @@ class Run:
             FileNotFoundError: the run has no node's data.
         """
         return {
-            name: self.kept(name) if self.kept(name).exists() else data / "log"
+            name: self.kept(name) if lives(self.kept(name)) else data / "log"
             for name, data in self.data().items()
         }
 
@@ -278,7 +283,7 @@ class Run:
         logs = {n: [*map(segments, lives(log) or [log])] for n, log in self.nodes().items()}
         for name, data in self.data().items():
             own = data / "log"
-            if self.kept(name).exists() and own.is_dir():
+            if lives(self.kept(name)) and own.is_dir():
                 kept = {each.path.name for each in logs[name][-1]}
                 if late := [each.path.name for each in segments(own) if each.path.name not in kept]:
                     raise ValueError(
@@ -391,6 +396,7 @@ class History(_Lines):
 
     def _ended(self, op: str, span_ms: tuple[int, int], outcome: Outcome, **rest: Any) -> None:
         start_ms, end_ms = span_ms
+        end_ms = max(start_ms, end_ms)  # a machine's clock may be set back
         self._line(op, start_ms=start_ms, end_ms=end_ms, outcome=outcome, **rest)
 
     def _line(self, op: str, **rest: Any) -> None:

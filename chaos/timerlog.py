@@ -17,7 +17,7 @@ opened (and not filters that Spark pushes down: docs/adr/0036-filters-as-options
 What became of the rows is not in the log as such: it follows from applying it (chaos/replay/).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -93,6 +93,15 @@ class Wanted:
                 bounds[name] = int(text)
         return cls(nodes, kinds, **bounds)
 
+    def check(self, nodes: Collection[str]) -> None:
+        """Return if there are the nodes that are asked for.
+
+        Raises:
+            ValueError: there are not.
+        """
+        if self.nodes is not None and (unknown := self.nodes - {*nodes}):
+            raise ValueError(f"node = {', '.join(sorted(unknown))}: must be of {sorted(nodes)}")
+
     def file(self, node: str, part: Segment) -> bool:
         """Whether a segment may hold something wanted."""
         return (
@@ -111,7 +120,7 @@ class Wanted:
 
 
 def _names(text: str | None) -> frozenset[str] | None:
-    return None if text is None else frozenset(text.split(","))
+    return None if text is None else frozenset(each.strip() for each in text.split(","))
 
 
 class TimerLog(DataSource):
@@ -145,9 +154,11 @@ class TimerLogReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the segments that may hold something wanted."""
+        logs = Run(Path(self._path)).logs()
+        self._wanted.check(logs)
         return [
             SegmentFile(node, life, str(part.path), part.first, part.end)
-            for node, lives in Run(Path(self._path)).logs().items()
+            for node, lives in logs.items()
             for life, parts in enumerate(lives)
             for part in parts
             if self._wanted.file(node, part)

@@ -127,11 +127,14 @@ class TimerStateReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._path = options["path"]
+        if idle := [name for name in ("kind", "index_min", "index_max") if name in options]:
+            raise ValueError(f"{', '.join(idle)}: no option of a table of runs")
         self._wanted = Wanted.of(options)
 
     def partitions(self) -> list[InputPartition]:
         """Return the runs of all nodes' newest manifests; those that can't be read once."""
         found: list[InputPartition] = []
+        self._wanted.check(Run(Path(self._path)).data())
         for state in node_states(Run(Path(self._path))):
             if self._wanted.nodes is not None and state.node not in self._wanted.nodes:
                 continue

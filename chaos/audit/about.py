@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from chaos.history import Run
+from chaos.history import RUNNING, Run
 
-RUNNING: Final = "running"
-"""What `state` is until the harness has stopped its nodes."""
 SHOWN_MAX: Final = 10
 """Failures that the text shows, and strikes of one kind of miss; run.json has all."""
 

@@ -73,6 +73,8 @@ def _faulty_histories(run: Run, *, check: bool | None) -> bool:
     found = [*itertools.islice(problems, history_check.PROBLEMS_MAX)]
     for problem in found:
         print(f"audit: {problem}", file=sys.stderr)
+    if found:
+        print("audit: --no-check-history would judge by them all the same", file=sys.stderr)
     return bool(found)
 
 
@@ -90,6 +92,9 @@ def run_audit(
     run = Run(folder.resolve())
     if not run.root.is_dir():
         print(f"audit: {folder}: no such folder", file=sys.stderr)
+        return 2
+    if why := why_no_java():
+        print(f"audit: {why}", file=sys.stderr)
         return 2
     try:
         if _faulty_histories(run, check=check_history):
@@ -112,13 +117,7 @@ def run_audit(
 
 
 def _audited(run: Run, master: str | None) -> Report:
-    """Audit a run in a session of its own.
-
-    Raises:
-        ValueError: there is no Java for it; and what `job.audit` raises, or Spark.
-    """
-    if why := why_no_java():
-        raise ValueError(why)
+    """Audit a run in a session of its own; raises what `job.audit` does, or Spark."""
     with _stderr_to(run.audit / SPARK_LOG):
         quick = folder_size(run.root) <= QUICK_SIZE_MAX
         spark = spark_session("timer-audit", quick=quick, master=master)

@@ -146,12 +146,14 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
     files = run.history_files()
     reader = spark.read.schema(history.SCHEMA).option("lineSep", "\n")
     texts, columns = ([str(p) for p in files if p.suffix == s] for s in history.HISTORIES)
-    parts = [reader.json(texts)] if texts else []
-    parts += [reader.parquet(*columns)] if columns else []
+    parts: list[DataFrame] = []
+    if texts:
+        parsed = reader.json(texts).withColumn("file", F.input_file_name())
+        small = sum(os.stat(path).st_size for path in texts) <= SMALL_SIZE
+        parts.append(parsed.cache() if small else _kept(parsed, run, "lines"))
+    if columns:
+        parts.append(reader.parquet(*columns).withColumn("file", F.input_file_name()))
     lines = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-    lines = lines.withColumn("file", F.input_file_name())
-    small = sum(path.stat().st_size for path in files) <= SMALL_SIZE
-    lines = lines.cache() if small else _kept(lines, run, "lines")
     for bad in lines.where("op IS NULL").groupBy("file").count().collect():
         path = Path(unquote(urlsplit(bad["file"]).path))
         if bad["count"] > _torn(path):

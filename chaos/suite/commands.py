@@ -1,6 +1,6 @@
 """What `timerctl chaos` does: run, replay, clean."""
 
-import shutil
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from chaos import workloads
-from chaos.history import Run
+from chaos.history import OWNER, Run
 from chaos.suite import plan, scenarios, stage
 from chaos.suite.nemeses import needs_of
+from chaos.suite.network import NetworkError
 from chaos.suite.plan import Need, Options
 from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.show import Bill, Show, claimable, clear
-from chaos.suite.stage import OWNER, Stage
+from chaos.suite.stage import Stage
 from chaos.workloads import Workload
 from deploy.local import LaunchError
 
@@ -43,14 +44,10 @@ def run(  # noqa: PLR0913
     """
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
-    if nodes not in range(3, NODES_MAX + 1):
-        raise ValueError(f"nodes = {nodes}: must be 3 .. {NODES_MAX}")
-    if not 10 <= 60 * minutes <= 60 * MINUTES_MAX:
-        raise ValueError(f"minutes = {minutes:g}: must be 10 s to {MINUTES_MAX:,} minutes")
     options = Options(
         nodes=nodes, minutes=minutes, workloads=clients, rate_per_s=rate_per_s, plain=plain
     )
-    workloads.check(clients, rate_per_s=rate_per_s, horizon_s=options.horizon_s)
+    _check(options)
     target = claimable(folder)
     missing = _missing(target, plain=plain)
     _check_needs(scenario, SCENARIOS[scenario].needs, missing)
@@ -87,6 +84,7 @@ def replay(earlier: Path, folder: Path) -> int:
         )
         scenario, seed, left_out = told["scenario"], int(told["seed"]), [*told["left_out"]]
         needs = [needs_of(strike) for strike in schedule]
+        _check(options)
     except (TypeError, LookupError) as error:
         raise ValueError(f"{about} is not this suite's: {error!r}") from error
     target = claimable(folder)
@@ -116,10 +114,22 @@ def clean(folder: Path) -> int:
     for root in sorted(path.parent for path in (*here.glob(OWNER), *here.glob(f"*/{OWNER}"))):
         try:
             gone += stage.end_run(Run(root))
-        except LaunchError as why:  # somebody plays there, or nobody can say what runs there
+        # Somebody plays there, it is another user's, or nobody can say what runs there.
+        except (LaunchError, NetworkError, OSError) as why:
             print(f"left alone: {why}", file=sys.stderr)
     print("\n".join(f"removed {what}" for what in gone) or "nothing was left")
     return 0
+
+
+def _check(options: Options) -> None:
+    """Raise ValueError if there is no such run."""
+    if options.nodes not in range(3, NODES_MAX + 1):
+        raise ValueError(f"nodes = {options.nodes}: must be 3 .. {NODES_MAX}")
+    if not 10 <= options.horizon_s <= 60 * MINUTES_MAX:
+        limits = f"10 s to {MINUTES_MAX:,} minutes"
+        raise ValueError(f"minutes = {options.minutes:g}: must be {limits}")
+    names, rate_per_s = options.workloads, options.rate_per_s
+    workloads.check(names, rate_per_s=rate_per_s, horizon_s=options.horizon_s)
 
 
 def _check_needs(scenario: str, needs: frozenset[Need], missing: Mapping[Need, str]) -> None:
@@ -134,13 +144,15 @@ def _missing(target: Run, *, plain: bool) -> dict[Need, str]:
     stage.remove_stale()
     if plain:
         return dict.fromkeys(Need, PLAIN)
-    new = not target.root.exists()
-    try:
-        with stage.owning(target):  # if this dies, what it leaves is a run's
-            return stage.capabilities(target.root / "nodes")
-    finally:
-        if new:
-            shutil.rmtree(target.root)
+    probed, owned = target.root / "nodes", (target.root / OWNER).exists()
+    with stage.owning(target):  # if this dies, what it leaves is a run's
+        missing = stage.capabilities(probed)
+    if not owned:
+        (target.root / OWNER).unlink()
+        for made in (probed, target.root):
+            with contextlib.suppress(OSError):  # somebody has put something there
+                made.rmdir()
+    return missing
 
 
 def _play(target: Run, bill: Bill) -> int:

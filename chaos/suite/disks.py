@@ -42,6 +42,9 @@ def why_not(folder: Path) -> str | None:
         return "not root"
     probe = Disk(folder / "probe")
     try:
+        if probe.path.exists():  # a probe died here
+            probe.path.rmdir()
+            probe.image.unlink(missing_ok=True)
         probe.make()
         try:
             probe.cut_power()

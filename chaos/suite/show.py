@@ -32,13 +32,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from chaos.history import CLIENTS_ERROR, Run, leader_kills, leader_kills_told, read_faults
+from chaos.history import (
+    CLIENTS_ERROR,
+    OWNER,
+    RUNNING,
+    Run,
+    leader_kills,
+    leader_kills_told,
+    read_faults,
+)
 from chaos.suite import plan
 from chaos.suite.nemeses import needs_of, nemesis_of
 from chaos.suite.nemesis import Fizzled
 from chaos.suite.network import NetworkError
 from chaos.suite.plan import Lane, Need, Options, Strike
-from chaos.suite.stage import MANY_SETTINGS, OWNER, Stage, end_run
+from chaos.suite.stage import MANY_SETTINGS, Stage, end_run
 from chaos.workloads import Workload
 from deploy.local import LaunchError, LocalCluster
 from timerclient.errors import TimerError
@@ -113,7 +121,7 @@ class Show:
         self._come_to: set[int] = set()
         """Numbers of strikes that have had their turn, begun or about to begin."""
         self._killed_s = -math.inf
-        """When the last promised kill fell."""
+        """When the last promised kill fell, if it did not fizzle."""
         self._begun: set[int] = set()
         """Numbers of strikes. One that failed stays in it: the run fails of that anyway."""
         self._fizzled: dict[int, str] = {}
@@ -122,7 +130,7 @@ class Show:
 
     def play(self) -> int:
         """Play it; return 0, or the audit's exit status, or 1 if the run itself went wrong."""
-        self._write("running")
+        self._write(RUNNING)
         self._say_left_out()
         bill = self._bill
         with contextlib.ExitStack() as stack:
@@ -404,7 +412,7 @@ class Show:
             "state": state,
             "left_out": [*bill.left_out],
             "missing": dict(bill.missing),
-            **({} if state == "running" else strikes),
+            **({} if state == RUNNING else strikes),
             "failures": self._failures,
             **more,
             "options": dataclasses.asdict(bill.options),
@@ -475,11 +483,11 @@ def claimable(folder: Path) -> Run:
 
 
 def clear(run: Run) -> None:
-    """Remove an earlier run, if there is one.
+    """Remove an earlier run, if there is one, and nothing else.
 
     Raises:
         LaunchError: it is being played.
     """
-    if run.root.exists():
+    if (run.root / OWNER).exists():
         end_run(run)
         shutil.rmtree(run.root)

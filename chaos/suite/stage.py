@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from chaos.archive import Archive
-from chaos.history import Faults, Run
+from chaos.history import OWNER, Faults, Run
 from chaos.suite import disks, network
 from chaos.suite.disks import Disk
 from chaos.suite.network import Network
@@ -35,8 +35,6 @@ from timerclient.errors import TimerError
 
 TEST_ID: Final = "test"
 """What the cluster's id begins with: its nodes take a clock that a file moves."""
-OWNER: Final = "HARNESS"
-"""A file in a run's folder that its harness keeps locked."""
 MANY_SETTINGS: Final = (
     "storage.memtable_bytes_flush = 16_777_216",  # small: manifests and runs in minutes
     "storage.log_bytes_flush = 16_777_216",

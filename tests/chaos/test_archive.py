@@ -10,7 +10,7 @@ import pytest
 
 from chaos import archive
 from chaos.archive import Archive, follow, run_archive
-from chaos.history import Run
+from chaos.history import OWNER, Run
 from chaos.replay.nodelog import Piece, Segment, between, lives, segments
 from tests.chaos.world import Log, write_log
 from timer.units import LogIndex
@@ -150,6 +150,15 @@ def test_archive_that_ended_before_its_node_is_refused(tmp_path: Path) -> None:
     assert [part.first for part in life] == [1, 10]
 
 
+def test_archive_that_has_linked_nothing_is_none(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    put(tmp_path / "n1/log", 1)
+    with archive._held(tmp_path / "n1/log", run.kept("n1")):
+        assert run.nodes() == {"n1": tmp_path / "n1/log"}
+        ((part,),) = run.logs()["n1"]
+    assert part.first == 1
+
+
 def test_other_folders_of_an_archive_are_no_lives(tmp_path: Path) -> None:
     for name in ("lost+found", "001", "000", "000.old"):
         (tmp_path / name).mkdir()
@@ -276,4 +285,7 @@ def test_archive_is_of_one_log_and_made_by_one_command(
     another, busy = capsys.readouterr().err.splitlines()
     assert "is the archive of" in another
     assert busy.endswith("another archive is being made there")
+    (tmp_path / OWNER).touch()
+    assert run_archive(tmp_path, None, None) == 2
+    assert "keeps an archive itself" in capsys.readouterr().err
     assert texts(kept) == ["from 1"]

@@ -189,6 +189,11 @@ def test_option_opens_only_the_files_of_a_node(run: Run) -> None:
         assert all(len(pickle.dumps(part)) < 1_000 for part in parts), "there may be thousands"
 
 
+def test_option_that_runs_know_nothing_of_is_refused(run: Run) -> None:
+    with pytest.raises(ValueError, match="index_min: no option of a table of runs"):
+        TimerStateReader({"path": str(run.root), "index_min": "1"})
+
+
 def test_what_is_put_aside_counts_only_if_it_was_due(run: Run) -> None:
     source, parts = parts_of(run, "n3")
 

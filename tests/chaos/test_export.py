@@ -406,9 +406,10 @@ def test_data_that_names_no_nodes_is_refused(
 
 @pytest.mark.parametrize(
     "words", [[], ["run", "--data", "n1=a"], ["--data", "n1=a"], ["run", "--keep-s", "0"],
-              ["--data", "n1=a", "n2=b", "--status", "127.0.0.1:1"]],
+              ["--data", "n1=a", "n2=b", "--status", "127.0.0.1:1"],
+              ["run", "--status", "127.0.0.1:1"]],
 )  # fmt: skip
-def test_one_nodes_log_without_its_word_is_nobodys_majority(words: list[str]) -> None:
+def test_arguments_that_do_not_go_together_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         export.main([*words, "--into", "events"])
 

@@ -148,7 +148,16 @@ def test_run_json_that_is_none_is_named(run: Run, text: str) -> None:
         run.error_ms(CLOCK_ERROR)
 
 
-@pytest.mark.parametrize("name", ["c.ndjson", "c.jsonl.gz", "_c.jsonl", ".c.parquet", "c"])
+def test_clock_that_was_set_back_makes_no_request_end_before_it_began(run: Run) -> None:
+    with History(run, "c1") as history:
+        history.cancel(["a"], results=None, span_ms=(9, 7), outcome=Outcome.UNKNOWN)
+    (line,) = read(run.histories / "c1.jsonl")
+    assert (line["start_ms"], line["end_ms"]) == (9, 9)
+
+
+@pytest.mark.parametrize(
+    "name", ["c.ndjson", "c.jsonl.gz", "_c.jsonl", ".c.parquet", "c", "c.parquet"]
+)
 def test_history_that_nobody_would_read_is_refused(run: Run, name: str) -> None:
     with pytest.raises(FileNotFoundError, match="no histories"):
         run.history_files()
@@ -156,8 +165,10 @@ def test_history_that_nobody_would_read_is_refused(run: Run, name: str) -> None:
         run.histories.mkdir(exist_ok=True)
         (run.histories / each).touch()
     assert [path.name for path in run.history_files()] == ["a.jsonl", "b.parquet"]
-    (run.histories / name).touch()
-    with pytest.raises(ValueError, match=rf"/{re.escape(name)}: must be \*\.jsonl or \*\.parquet"):
+    (run.histories / name).mkdir() if name == "c.parquet" else (run.histories / name).touch()
+    with pytest.raises(
+        ValueError, match=rf"/{re.escape(name)}: must be a file \*\.jsonl or \*\.parquet"
+    ):
         run.history_files()
 
 

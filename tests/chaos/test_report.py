@@ -389,3 +389,21 @@ def test_histories_are_held_against_their_format_if_asked(
         history.open("t", "", start_ms=1)
     assert command.main([str(tmp_path), "--check-history"]) == 2
     assert "c.jsonl:2: group" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_jvm_that_has_ended_is_told_though_it_says_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Gone(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise Gone
+
+    monkeypatch.setattr(command, "audit", fails)
+    monkeypatch.setattr(command, "spark_session", lambda *_, **__: SimpleNamespace(stop=fails))
+    assert command.main([str(tmp_path)]) == 2
+    said = "audit: the run could not be judged: Gone: Spark's JVM has ended (see "
+    assert capsys.readouterr().err.startswith(said)

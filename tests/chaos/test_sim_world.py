@@ -13,7 +13,7 @@ from chaos.sim.faults import Faults
 from chaos.sim.node import SimNode
 from chaos.sim.options import FAULTS, FAULTS_MIN, Options
 from chaos.sim.planted import PLAIN, calm
-from chaos.sim.play import APPS, EXIT_FAILED, EXIT_PROMISE, Task, play
+from chaos.sim.play import APPS, EXIT_FAILED, EXIT_PROMISE, Outcome, Task, play
 from chaos.sim.referee import CHECKERS, Broken
 from chaos.sim.timers import TimerWorld
 from chaos.sim.world import World
@@ -234,3 +234,13 @@ def test_leader_whose_disk_hangs_is_succeeded(seed: int) -> None:
     world.timeline.after(25_000_000, look)
     world.run(30)
     assert hung
+
+
+def test_worlds_that_met_few_faults_are_counted() -> None:
+    total = Outcome()
+    for task in (Task(7, "ledger", 1, faults=()), Task(7, "ledger", 1, faults=("handover",))):
+        total.add(play(task))
+    assert total.calm == 0, "none were asked for; or they struck"
+    total.add(Outcome(calm=1))
+    line = command._summary(total, [Task(7, "ledger", 1)], 1.0)
+    assert "; 1 worlds met fewer than 3 faults: none else could strike" in line

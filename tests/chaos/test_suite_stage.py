@@ -177,6 +177,7 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
         with pytest.raises(LaunchError, match=r"or silent for longer than 0\.01 s: n2$"):
             stage.wait_until_sure()
     stage.lost.add("n2")
+    monkeypatch.setattr(stages, "READY_S", 90.0)
     stage.wait_until_sure()
     stage.faults.close()
 

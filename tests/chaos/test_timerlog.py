@@ -62,7 +62,6 @@ def test_options_open_only_the_files_that_may_hold_something(run: Path) -> None:
         ({"index_min": "6", "index_max": "5"}, []),
         ({"kind": "EPOCH"}, [1]),
         ({"kind": "EPOCH,TOPIC"}, [1, 2]),
-        ({"node": "n3"}, []),
     ],
 )
 def test_option_lets_through_what_it_says(
@@ -77,11 +76,12 @@ def test_option_lets_through_what_it_says(
         ({"kind": "FIRE,fire"}, "kind = fire: must be of .'CANCEL'"),
         ({"index_min": "-1"}, "index_min = '-1': must be an entry's index"),
         ({"index_max": ""}, "index_max = '': must be"),
+        ({"node": "n2, n3"}, "node = n3: must be of .'n1', 'n2'"),
     ],
 )
 def test_option_that_says_nothing_is_named(run: Path, options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        reader(run, **options)
+        reader(run, **options).partitions()
 
 
 def test_damaged_segment_is_named(run: Path) -> None:
