@@ -1,0 +1,134 @@
+"""Runs of real nodes: one that ends, one whose harness dies, one that is stopped."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from chaos import audit, cli
+from chaos.history import Run, read
+from chaos.suite import commands
+from chaos.suite.network import run as run_program
+from chaos.suite.show import Show, claimable, clear
+from chaos.suite.stage import owning
+from deploy.local import LaunchError, LocalCluster
+from tests.cluster.running import Forking, until
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_short_run_without_root_is_ok(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+
+    def play(self: Show) -> int:
+        self._audit = (sys.executable, "-c", "")
+        return whole(self)
+
+    whole = Show.play
+    monkeypatch.setattr(Show, "play", play)
+    monkeypatch.setattr("chaos.suite.stage.LocalCluster", Forking)
+    words = ["run", "short", "--minutes", str(20 / 60), "--seed", "3", "--plain"]
+    words += ["--workloads", "uniform,cancels,groups", "--rate", "60", "--dir", str(folder)]
+    assert cli.main(words) == 0
+    report = audit.audit(spark, Run(folder))
+    assert report.ok, report.summary
+    assert report.summary["kills"] >= 1
+    assert report.summary["delivered"] > 100
+    assert len(report.summary["files"]) == 3
+    events = [line["event"] for line in read(Run(folder).faults)]
+    assert events.count("strike") == events.count("healed") >= 1
+    assert events[-1] == "drained"
+    of = [line["strike"] for line in read(Run(folder).faults) if line["event"] == "kill"]
+    assert set(of) <= {number for number, _ in enumerate(Run(folder).said()["schedule"], 1)}
+    told = Run(folder).said()
+    assert told["missing"].keys() == {"network", "disks"}
+    assert told["failures"] == []
+    assert (folder / "logs/n1.log").stat().st_size
+    assert not any(map(LocalCluster(folder).is_running, ("n1", "n2", "n3")))
+
+
+def scheduled(run: Run) -> bool:
+    """Return whether some client has been told that its timers are scheduled."""
+    lines = (line for path in run.histories.iterdir() for line in read(path))
+    return any((line["op"], line.get("outcome")) == ("schedule", "ok") for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSession) -> None:
+    folder = tmp_path / "run"
+    # No node goes away in this one, however long it takes to get here.
+    words = ["run", "clock-drift", "--minutes", "5", "--workloads", "uniform"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "chaos.suite", *words, "--dir", str(folder)],
+        stdout=subprocess.PIPE, text=True,
+    ) as harness:  # fmt: skip
+        try:
+            assert harness.stdout is not None
+            assert any("nodes are up" in line for line in harness.stdout)
+            until(lambda: [*folder.glob("histories/uniform-*")] and scheduled(Run(folder)))
+            cluster = LocalCluster(folder)
+            assert commands.clean(tmp_path) == 0  # somebody is at it: left alone
+            assert all(map(cluster.is_running, cluster.nodes))
+        except BaseException:
+            harness.kill()
+            harness.wait()
+            commands.clean(tmp_path)  # its nodes outlive it
+            raise
+        harness.kill()
+        harness.wait()
+    assert all(map(cluster.is_running, cluster.nodes))
+    with pytest.raises(LaunchError, match="n1, n2, n3 still run"):
+        claimable(folder)
+    assert commands.clean(folder) == 0  # as for all runs of the folder that it lies in
+    assert not any(map(cluster.is_running, cluster.nodes))
+    with owning(Run(folder)), pytest.raises(LaunchError, match="a run is being played there"):
+        clear(claimable(folder))
+    assert not [*folder.glob("nodes/*.img")]
+    assert all([*log.iterdir()] for log in Run(folder).nodes().values())
+    if os.geteuid() == 0:
+        assert f"-{harness.pid}-" not in run_program("ip", "netns")
+    assert str(folder) not in Path("/proc/self/mounts").read_text()
+    assert Run(folder).said()["state"] == "running"
+    report = audit.audit(spark, Run(folder))
+    # What fired as the clients were dead and the nodes were not was given to nobody.
+    assert report.summary["violations"].keys() <= {"lost"}, report.summary
+    assert report.summary["scheduled"] > 0
+    assert report.why_bad.startswith("the harness did not come to its end")
+    clear(claimable(folder))
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["run", "clock-drift", "--minutes", "5", "--workloads", "uniform", "--plain"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "chaos.suite", *words, "--dir", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as harness:  # fmt: skip
+        try:
+            assert harness.stdout is not None
+            assert any("nodes are up" in line for line in harness.stdout)
+            harness.terminate()
+            _, said = harness.communicate()
+        finally:
+            harness.kill()
+            harness.wait()
+            assert commands.clean(folder) == 0
+    assert said == "timerctl chaos: stopped\n"
+    assert harness.returncode == cli.INTERRUPTED
+    cluster = LocalCluster(folder)
+    assert len(cluster.nodes) == 3
+    events = [line["event"] for line in read(Run(folder).faults)]
+    assert "died" not in events
+    assert not any(map(cluster.is_running, cluster.nodes))
