@@ -91,7 +91,7 @@ GROUP_MUTATIONS: Final = (
         "ack_from_before_the_seek",
         "an ack of what was delivered before a seek counts after it",
         {"lost"},
-        60,
+        120,
         "a seek with leases out",
         patch(Leases, "_of_another_life", _same_life),
         proposals_per_s=16,
