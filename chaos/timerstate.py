@@ -133,9 +133,9 @@ class TimerStateReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the runs of all nodes' newest manifests; those that can't be read once."""
-        found: list[InputPartition] = []
-        self._wanted.check(Run(Path(self._path)).data())
-        for state in node_states(Run(Path(self._path))):
+        run, found = Run(Path(self._path)), list[InputPartition]()
+        self._wanted.check(run.data())
+        for state in node_states(run):
             if self._wanted.nodes is not None and state.node not in self._wanted.nodes:
                 continue
             if state.damage:
