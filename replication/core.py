@@ -474,8 +474,8 @@ class Core:
         prev, shape = fetch.prev_index, self.shape
         conflict = None
         if prev >= shape.base_index:
-            # What is committed here may still be another entry in a candidate's log.
-            conflict = self._conflict(fetch.prev_epoch, prev, settled=shape.base_index)
+            # A candidate may hold another entry where this log is committed, or at its base.
+            conflict = self._conflict(fetch.prev_epoch, prev)
         if conflict is not None or prev < shape.base_index or prev == shape.last_index:
             self._answer_fetch(sender, fetch, fetch.prev_index, conflict, out)
             return
@@ -803,7 +803,9 @@ class Core:
         self.heard_ms = self._now
         if not self._released:
             self._guarded_until = MonoMs(self._now + self.conf.guard_ms)
-        conflict = self._conflict(append.prev_epoch, append.prev_index, settled=self.commit_index)
+        conflict = None
+        if append.prev_index > self.commit_index:  # a leader's log holds all that is committed
+            conflict = self._conflict(append.prev_epoch, append.prev_index)
         if conflict is None:
             self._splice(append.prev_index, append.last_index, append.starts, sizes, out)
             self._matched = max(self._matched, append.last_index)
@@ -840,15 +842,8 @@ class Core:
     def _acked(self) -> LogIndex:
         return min(self.durable_index, self._matched)
 
-    def _conflict(
-        self, prev_epoch: Epoch, prev_index: LogIndex, *, settled: LogIndex
-    ) -> Conflict | None:
-        """Return where this log parts from one with that entry. None: it has it, too.
-
-        Up to `settled` the logs are known to be the same: a leader's holds all that is committed.
-        """
-        if prev_index <= settled:
-            return None
+    def _conflict(self, prev_epoch: Epoch, prev_index: LogIndex) -> Conflict | None:
+        """Return where this log parts from one with that entry. None: it has it, too."""
         if prev_index <= self.shape.last_index and self.shape.epoch_at(prev_index) == prev_epoch:
             return None
         return self.shape.conflict_at(prev_index)

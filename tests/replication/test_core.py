@@ -201,6 +201,9 @@ def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Mess
                 echo_ms=MonoMs(int(named["echo"])),
                 held_ms=0,
             )
+        case "fetch":
+            epoch, index = map(int, named["prev"].split(":"))
+            return Fetch(under=under, prev_epoch=Epoch(epoch), prev_index=LogIndex(index))
         case "fetch-answer":
             epoch, index = map(int, named["prev"].split(":"))
             conflict = named.get("conflict")
@@ -246,6 +249,12 @@ def _brief(message: Message) -> str:
                 c = message.conflict
                 return f"AppendAnswer {under} parts: {c.epoch}:{c.first_index}..{c.last_index}"
             return f"AppendAnswer {under} {matched}{fenced}"
+        case FetchAnswer():
+            if message.conflict is not None:
+                c = message.conflict
+                return f"FetchAnswer {under} parts: {c.epoch}:{c.first_index}..{c.last_index}"
+            span = f"{message.prev_epoch}:{message.prev_index}..{message.last_index}"
+            return f"FetchAnswer {under} ({span}]"
         case Fetch():
             return f"Fetch {under} after {message.prev_epoch}:{message.prev_index}"
         case FenceAnswer():
