@@ -406,9 +406,8 @@ class Core:
         assert answer.last_epoch < bid.under.epoch, f"entries of an epoch not led yet: {answer}"
         if self._now - bid.moved_ms >= self.conf.bid_ms:
             return  # given up already: what was answered before a long pause may be forgotten
-        if voter not in bid.answers:
+        if bid.hears(voter, answer):
             bid.moved_ms = self._now
-        bid.answers[voter] = answer
 
     def _counted(self, bid: Bid, sets: tuple[Voters, ...]) -> set[ReplicaId]:
         """Return the voters whose promise counts."""
@@ -445,25 +444,25 @@ class Core:
         for voter in sorted(frozenset().union(*sets) - bid.answers.keys() - {self.me}):
             out.send.append(Outgoing(voter, fence))
         if bid.source is not None:
-            prev = bid.prev
-            fetch = Fetch(under=bid.under, prev_epoch=self.shape.epoch_at(prev), prev_index=prev)
-            out.send.append(Outgoing(bid.source, fetch))
+            self._send_fetch(bid, bid.source, out)
 
     def _fetch_from(self, bid: Bid, source: ReplicaId, out: Effects) -> None:
         """Get the entries of `source`; look for another majority if it has died."""
-        if bid.source == source:
-            if self._now - bid.source_moved_ms >= self.conf.source_ms:
-                # Its answer no longer counts; if it lives, it answers the next fence.
-                del bid.answers[source]
-                bid.source = None
+        if bid.source != source:
+            bid.source, bid.asked = source, False
+            bid.source_moved_ms = self._now
+            bid.prev = min(self.shape.last_index, bid.answers[source].last_index)
+        elif self._now - bid.source_moved_ms >= self.conf.source_ms:
+            # Its answer no longer counts; if it lives, it answers the next fence.
+            del bid.answers[source]
+            bid.source = None
             return
-        answer = bid.answers[source]
-        bid.source = source
-        bid.source_moved_ms = self._now
-        bid.prev = min(self.shape.last_index, answer.last_index)
-        fetch = Fetch(
-            under=bid.under, prev_epoch=self.shape.epoch_at(bid.prev), prev_index=bid.prev
-        )
+        if not bid.asked:
+            self._send_fetch(bid, source, out)
+
+    def _send_fetch(self, bid: Bid, source: ReplicaId, out: Effects) -> None:
+        bid.asked, prev = True, bid.prev
+        fetch = Fetch(under=bid.under, prev_epoch=self.shape.epoch_at(prev), prev_index=prev)
         out.send.append(Outgoing(source, fetch))
 
     def _on_fetch(self, sender: ReplicaId, fetch: Fetch, out: Effects) -> None:
@@ -511,21 +510,22 @@ class Core:
         bid = self._bid
         if bid is None or bid.under != answer.under or bid.source != sender:
             return
-        if answer.prev_index != bid.prev:
+        if (answer.prev_index, answer.prev_epoch) != (bid.prev, self.shape.epoch_at(bid.prev)):
             return  # the answer to an earlier fetch
-        bid.send_at_ms = self._now
         resume = self.shape.resume_at(answer.conflict) if answer.conflict is not None else None
         if resume is not None and self.commit_index <= resume < answer.prev_index:
             bid.prev = resume
         elif resume is None and answer.last_index > bid.prev:
             self._splice(answer.prev_index, answer.last_index, answer.starts, sizes, out)
             bid.prev = answer.last_index
+            bid.moved_ms = self._now
         else:
-            # It has lost what it said it had, or dropped what is asked for: no source for this one.
+            # It lost what it said it had, or dropped what is asked for. The next fence asks it
+            # again; the same answer then moves nothing.
             del bid.answers[sender]
             bid.source = None
             return
-        bid.moved_ms = bid.source_moved_ms = self._now
+        bid.source_moved_ms, bid.asked = self._now, False
 
     # ---------------------------------------------------------------- leader
 

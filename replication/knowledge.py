@@ -8,7 +8,7 @@ from replication.messages import Append, AppendAnswer, Fence, FenceAnswer, Messa
 from replication.promise import Promise
 from replication.quorum import Voters
 from replication.steps import ClockSample
-from timer.units import LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 
 @dataclass(slots=True)
@@ -77,15 +77,28 @@ class Bid:
 
     under: Promise
     moved_ms: MonoMs
-    """Something moved."""
+    """When a voter last said something new, or entries came."""
     send_at_ms: MonoMs
     voters: Voters | None = None
     """Proposed from this epoch on."""
     answers: dict[ReplicaId, FenceAnswer] = field(default_factory=dict[ReplicaId, FenceAnswer])
     source: ReplicaId | None = None
     prev: LogIndex = LogIndex(0)
-    """Of the fetch that is out."""
+    """Of the next fetch, or of the one that is out."""
+    asked: bool = False
+    """It is out."""
     source_moved_ms: MonoMs = MonoMs(0)
+    _heard: dict[ReplicaId, tuple[Epoch, LogIndex, bool]] = field(
+        default_factory=dict[ReplicaId, tuple[Epoch, LogIndex, bool]]
+    )
+    """The last answer of each voter, counted or not."""
+
+    def hears(self, voter: ReplicaId, answer: FenceAnswer) -> bool:
+        """Count an answer; return whether it differs from the voter's last one."""
+        said = answer.last_epoch, answer.last_index, answer.unsure
+        known, self._heard[voter] = self._heard.get(voter), said
+        self.answers[voter] = answer
+        return known != said
 
     def sets(self, own: tuple[Start, ...]) -> tuple[Voters, ...]:
         """Return the last committed voter set and every later one that the answers know.
