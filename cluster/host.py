@@ -268,6 +268,12 @@ class Host:
         self._fold()
 
     @_fatal_errors
+    def on_drain(self) -> None:
+        """Append what a successor should know: another replica is about to lead."""
+        if self.engine.leader is not None:
+            self.engine.leader.hand_over(self.now())
+
+    @_fatal_errors
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving at once."""
         logger.info("leadership of epoch %d is over", epoch)

@@ -331,6 +331,10 @@ class Node:
         """Promote the state plane."""
         self.host.on_lead(epoch)
 
+    def on_drain(self) -> None:
+        """See Listener."""
+        self.host.on_drain()
+
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving at once."""
         self.host.on_stepdown(epoch)

@@ -5,7 +5,6 @@ from typing import Final
 from timer.errors import InvalidRequest
 from timer.machine import Machine
 from timer.producers import Producer
-from timer.units import ProducerId
 from timerclient.proto import timer_pb2 as pb
 
 PAGE_SIZE: Final = 100
@@ -19,16 +18,14 @@ def page_of(
 
     Raises:
         InvalidRequest: the page is too large.
-        UnknownProducer: there is none of that id; says whether it has expired.
+        UnknownProducer: there is none of that name, or it has expired.
     """
     known, size = machine.producers, request.page_size or PAGE_SIZE
     if size > PAGE_SIZE_MAX:
         raise InvalidRequest("page_size", size, f"must be at most {PAGE_SIZE_MAX}")
-    if request.producer_id:
-        found = known.page(request.producer_id - 1, 1)
-        if not found or found[0][0] != request.producer_id:
-            raise known.unknown(ProducerId(request.producer_id))
-        return pb.ListProducersResponse(producers=[_status(*found[0], idle_ms)], count=len(known))
+    if request.producer:
+        status = _status(request.producer, known.named(request.producer), idle_ms)
+        return pb.ListProducersResponse(producers=[status], count=len(known))
     found = known.page(request.after, size + 1)
     more = len(found) > size
     return pb.ListProducersResponse(
@@ -38,9 +35,9 @@ def page_of(
     )
 
 
-def _status(producer_id: ProducerId, producer: Producer, idle_ms: int) -> pb.ProducerStatus:
+def _status(name: int, producer: Producer, idle_ms: int) -> pb.ProducerStatus:
     return pb.ProducerStatus(
-        producer_id=producer_id,
+        producer=name,
         last_sequence=producer.last_sequence,
         used_at_ms=producer.used_at_ms,
         expires_at_ms=producer.used_at_ms + idle_ms,

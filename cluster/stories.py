@@ -22,9 +22,10 @@ from timer.errors import NotFound
 from timer.lookup import Whole
 from timer.machine import Machine
 from timer.payloads import Ids
+from timer.producers import name_of
 from timer.story import Event, Known, Story
 from timer.timer_id import TimerKey
-from timer.units import GroupId, LogIndex, Seq, TopicId, UnixMs
+from timer.units import GroupId, LogIndex, ProducerId, Seq, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 PORTION_BYTES: Final = 2 << 20
@@ -130,7 +131,7 @@ class Stories:
             topic=topic.name if topic is not None else "",
             group=group.name if group is not None else "",
             queue_offset=event.offset or 0,
-            producer_id=event.producer,
+            producer=name_of(ProducerId(event.producer)) if event.producer else 0,
             sequence=event.sequence,
             request_id=event.request.decode(errors="replace"),
             requested_ms=event.requested_ms,

@@ -1,6 +1,7 @@
 """TimerService: from requests to the leader and back."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -14,11 +15,11 @@ from cluster.rpc import Context, Service, answered, within
 from cluster.stories import Stories
 from cluster.wire import RequestLimits
 from timer.applied import DeleteTopicApplied
-from timer.errors import InvalidRequest, NotFound, TimerError, TopicDeleted
+from timer.errors import InvalidRequest, NotFound, NotReady, TimerError, TopicDeleted
 from timer.leader import Leader
-from timer.producers import Answer
+from timer.producers import ID_BITS, Answer
 from timer.topic import Topic
-from timer.units import TopicId
+from timer.units import ProducerId, TopicId
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -63,9 +64,12 @@ class TimerService(Service, rpc.TimerServiceServicer):
             limit = f"must have 1 to {wire.TOKEN_SIZE_MAX} bytes"
             raise InvalidRequest("token", f"{size} bytes", limit)
         leader, now = self._host.require_leader(), self._host.now()
-        asked = self._host.ask(lambda done: leader.register(request.token, now, done))
+        drawn = ProducerId(1 + secrets.randbelow((1 << ID_BITS) - 1))
+        asked = self._host.ask(lambda done: leader.register(request.token, drawn, now, done))
         producer_id = await within(asked, context)
         assert isinstance(producer_id, int)
+        if not producer_id:
+            raise NotReady("the producer id that was drawn is in use; register again")
         return pb.RegisterProducerResponse(producer_id=producer_id)
 
     @answered

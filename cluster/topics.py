@@ -108,7 +108,7 @@ class TopicView:
 
         Raises:
             InvalidRequest: the page is too large.
-            UnknownProducer: there is none of that id.
+            UnknownProducer: there is none of that name.
         """
         return producers.page_of(self._machine, request, self._config.limits.producer_idle_ms)
 

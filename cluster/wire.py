@@ -6,6 +6,7 @@ field, the value and the limit.
 
 import hashlib
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -203,7 +204,24 @@ def part_of(
         headers=_optional([piece.headers for piece in pieces]),
         on_conflict=OnConflict(request.on_conflict),
         request=request_id,
+        body=_checksum(request, pieces) if producer_id else 0,
     )
+
+
+def _checksum(request: pb.ScheduleRequest, pieces: Sequence["_Columns"]) -> int:
+    """Return 64 bits of what a producer asks: a CRC-32 of the payloads, and one of all else.
+
+    It tells a sequence that a client uses twice by mistake; so it may be cheap.
+    """
+    payloads, rest = 0, 1 + request.on_conflict
+    for timers, piece in zip(request.timers, pieces, strict=True):
+        payloads = zlib.crc32(piece.payload.blob, payloads)
+        rest = zlib.crc32(f"{timers.topic}\0{piece.when.way}\0".encode(), rest)
+        rest = zlib.crc32(piece.when.values.data, rest)
+        for column in (piece.key, piece.headers):
+            rest = zlib.crc32(column.blob, zlib.crc32(column.sizes.data, rest))
+        rest = zlib.crc32(piece.payload.sizes.data, rest)
+    return payloads << 32 | rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +235,8 @@ class _Columns:
     headers: Binary
     texts: int
     """Names and values in `headers`."""
+    when: When
+    """As it was asked for."""
 
     @classmethod
     def of(
@@ -236,8 +256,9 @@ class _Columns:
         payload = _binary("payload", timers.payload_sizes, timers.payloads, rows)
         _limit_sizes("payload", payload, *rules.payload_limit)
         key = checked_keys(timers.key_sizes, timers.keys, rows, limits.key_bytes_max)
-        times = rules.times(when_of(timers, rows), rows, now, floor_ms)
-        return cls(*times, payload, key, headers, texts)
+        when = when_of(timers, rows)
+        times = rules.times(when, rows, now, floor_ms)
+        return cls(*times, payload, key, headers, texts, when)
 
 
 def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> When:
@@ -406,6 +427,8 @@ def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
     out.group_id = lease.group_id
     out.queue_offsets.extend(lease.offsets.tolist())
     out.attempts.extend(delivery.attempts.tolist())
+    if delivery.failures.any():
+        out.failures.extend(delivery.failures.tolist())
     ids: list[bytes] = []
     columns: dict[str, list[Binary]] = {name: [] for name in BYTES}
     for page, at in delivery.topic.queue.slices(lease.offsets):

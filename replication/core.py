@@ -131,6 +131,8 @@ class Core:
         # Leader.
         self.serving = False
         self.draining = False
+        self.parting = False
+        """The handing over has begun, and the shell may still propose."""
         self._progress: dict[ReplicaId, Progress] = {}
         self._led_ms = now_ms
         self._own_disk = OwnDisk()
@@ -572,21 +574,25 @@ class Core:
             self._released = True
             self._progress = {}
             self._matched = self._heard_commit = self.commit_index
-            self.serving = self.draining = False
+            self.serving = self.draining = self.parting = False
             self.leader, self._own_disk = None, OwnDisk()
         self._role = Role.FOLLOWER
 
     def _drain(self) -> None:
         if self._role is Role.LEADER and not self.draining:
-            self.draining = True
+            self.draining = self.parting = True
             self._drain_ms = self._now
 
     def _on_proposed(self, sizes: Sequence[int]) -> None:
         assert self._role is Role.LEADER, self._role
         assert self.serving, "proposed before the EPOCH entry committed"
-        assert not self.draining, "proposed while handing over"
+        assert self.parting or not self.draining, "proposed while handing over"
         self.shape.extend(LogIndex(self.shape.last_index + len(sizes)), ())
         self.tail.extend(sizes)
+
+    def parted(self) -> None:
+        """The shell has proposed its last entries; a `Tick` has to follow."""
+        self.parting = False
 
     def _lead(self, out: Effects) -> None:
         until_ms = self.lease_until_ms(self._now)
@@ -596,7 +602,7 @@ class Core:
         if leases >= self.conf.stepdown_leases or stuck >= self.conf.stuck_leases:
             self._cease(out)
             return
-        if self.draining:
+        if self.draining and not self.parting:
             waited_ms = self._now - self._drain_ms
             if (
                 self.commit_index == self.shape.last_index

@@ -85,6 +85,9 @@ class Listener(Protocol):
     def on_lead(self, epoch: Epoch) -> None:
         """The EPOCH entry is committed: apply to the commit index, load, and serve."""
 
+    def on_drain(self) -> None:
+        """The leadership is being handed over: nothing can be proposed after this."""
+
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving `epoch` at once; what is in flight has an unknown outcome."""
 
@@ -255,6 +258,11 @@ class Driver:
             listener.on_commit(core.commit_index)
         if core.serving and not serving:
             listener.on_lead(core.epoch)
+        if core.parting:
+            if core.serving:
+                listener.on_drain()
+            core.parted()
+            self._inbox.appendleft((Tick(), ()))
 
     def _append(self, new: Sequence[Framed]) -> None:
         self._cache.extend(new)
@@ -303,7 +311,7 @@ class Driver:
             Overloaded: too much waits for a majority already.
         """
         core = self.core
-        if not core.serving or core.draining or self._blocked is not None:
+        if not core.serving or (core.draining and not core.parting) or self._blocked is not None:
             raise NotLeader(None)
         if core.uncommitted_bytes + size > core.conf.uncommitted_bytes:
             raise Overloaded("uncommitted log", retry_after_ms=OVERLOADED_RETRY_MS)

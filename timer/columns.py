@@ -1,4 +1,4 @@
-"""Columns of timers: the payload of a SCHEDULE entry, format version 2, and their row form.
+"""Columns of timers: the payload of a SCHEDULE entry, format version 3, and their row form.
 
 A SCHEDULE entry holds everything that waited when the leader appended it: the requests of
 many producers ("parts"), their rows one after the other. Little-endian:
@@ -7,7 +7,8 @@ many producers ("parts"), their rows one after the other. Little-endian:
     4   4  rows            n >= 1, the sum over the parts
     8   4  flags           1: keys are present; 2: headers are present; 4: request ids are
     12  4  reserved        0
-    16     parts           p x (producer_id u64, sequence u64, rows u32, on_conflict u32)
+    16     parts           p x (producer_id u64, sequence u64, rows u32, on_conflict u32, body u64:
+                           a checksum of what the producer asked; 0 without one)
            requests        p x (id, 64 bytes with zeros after it; body u64, a hash of what is
                            asked; until_ms i64, remembered so long); only if present; no id: zeros
            due_ms          n x i64   effective due, what counts; decided at append
@@ -63,7 +64,13 @@ in `requested_ms`."""
 
 _PREFIX: Final = struct.Struct("<IIII")
 PART: Final = np.dtype(
-    [("producer_id", "<u8"), ("sequence", "<u8"), ("rows", "<u4"), ("on_conflict", "<u4")]
+    [
+        ("producer_id", "<u8"),
+        ("sequence", "<u8"),
+        ("rows", "<u4"),
+        ("on_conflict", "<u4"),
+        ("body", "<u8"),
+    ]
 )
 REQUEST_ID_BYTES_MAX: Final = 64
 REQUEST: Final = np.dtype(
@@ -143,6 +150,8 @@ class Part:
     on_conflict: OnConflict = OnConflict.REJECT
     request: RequestId | None = None
     """Not of a producer."""
+    body: int = 0
+    """Checksum of what a producer asks, 64 bits: a sequence with another body is no repetition."""
 
     @property
     def keyed(self) -> int:
@@ -167,6 +176,7 @@ def encode_schedule(parts: Sequence[Part]) -> list[bytes]:
     table["sequence"] = [part.sequence for part in parts]
     table["rows"] = [len(part.due_ms) for part in parts]
     table["on_conflict"] = [part.on_conflict for part in parts]
+    table["body"] = [part.body for part in parts]
     requests = any(part.request for part in parts)
     flags = (HAS_KEYS if keys else 0) | (HAS_HEADERS if headers else 0)
     flags |= HAS_REQUESTS if requests else 0
@@ -224,7 +234,7 @@ def decode_schedule(payload: memoryview) -> Schedule:
     """Return the columns of a SCHEDULE entry as an array of dtype ROW.
 
     Raises:
-        ValueError: the payload is not a SCHEDULE of version 2, or its sizes disagree.
+        ValueError: the payload is not a SCHEDULE of version 3, or its sizes disagree.
     """
     if len(payload) < _PREFIX.size:
         raise ValueError(f"SCHEDULE of {len(payload)} bytes")

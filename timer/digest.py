@@ -55,6 +55,7 @@ def _topic_hash(topic: Topic) -> int:
         words += (release.catch_up, release.until_ms, release.seq_end, release.last, release.waits)
     for group in topic.groups.values():
         words += (group.group_id, group.cursor, group.reserved, group.marks, group.since)
+        words += (group.delivered_to,)
         words += (group.ack_sum, group.acked_count, group.ended_sum, group.recalled_sum)
         words += (group.later_sum, group.expired, group.expired_to, _words_of(group.settings))
     packed = msgpack.packb(words)
@@ -83,7 +84,7 @@ def digest_of(machine: "Machine", hashes: TopicSum, *, anew: bool = False) -> st
     digest.put(*(late.sum for late in machine.late.values()))
     digest.put(*(machine.pauses.swept or (0, 0)))
     producers, requests = machine.producers, machine.requests
-    digest.put(producers.next_id, len(requests), requests.sum)
+    digest.put(len(requests), requests.sum)
     digest.put_bytes(producers.packed_anew() if anew else producers.packed())
     return digest.hex()
 

@@ -184,11 +184,9 @@ class OutcomeForgotten(TimerError):
 class UnknownProducer(TimerError):
     """The producer id was never issued, or it expired idle."""
 
-    def __init__(self, producer: int, *, expired: bool = False) -> None:
-        why = "expired, as it was idle for longer than limits.producer_idle_ms"
-        why = why if expired else "was never issued here"
-        super().__init__(f"producer_id = {producer}: {why}; register again")
-        self.expired = expired
+    def __init__(self, producer: int) -> None:
+        why = "never issued here, or forgotten: it ended, or was idle for limits.producer_idle_ms"
+        super().__init__(f"producer = {producer:016x}: {why}; register again")
 
 
 class LeaseLost(TimerError):

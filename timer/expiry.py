@@ -44,7 +44,7 @@ SPAN_MIN: Final = 4096
 RETRY_MS: Final = 100
 
 Propose: TypeAlias = Callable[
-    [Kind, list[bytes], Now, Callable[[Applied | TimerError], None]], object
+    [Kind, list[bytes], Now, Callable[[Applied | TimerError], None]], bool
 ]
 
 

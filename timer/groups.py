@@ -5,11 +5,12 @@
       every offset below the cursor is acked; none at or above `reserved` was ever handed out
 
 Leases are the leader's memory (timer/leases.py); what outlives it is here: acks, how often a
-lease ended unacked (attempts), when what was nacked may come again, and how far the leader may
-hand out. A new epoch can't know what the old leader really handed out, so everything unacked below
-`reserved` counts as delivered once more; not as failed once more: what was perhaps never delivered
-must not become a dead letter by it. So does what was recalled in an ordered group, because one
-before it came back.
+lease ended unacked (failures), when what was nacked may come again, and how far this epoch's
+leader may hand out. Each epoch begins with nothing reserved. If the old leader died, a new epoch
+can't know how much it really delivered. Everything unacked below `reserved` then counts as
+delivered once more. A leader that hands over tells the log how far it delivered (HAND_OVER), and
+its successor counts nothing. Neither is a failure: a message that was perhaps never delivered must
+not become a dead letter. A recall is no failure either.
 
 A seek begins a group's life anew elsewhere in the queue, under a new id: what is on its way to the
 old id finds nobody.
@@ -57,7 +58,9 @@ class Group:
     settings: GroupSettings
     cursor: QueueOffset
     reserved: QueueOffset
-    """The leader may hand out offsets below this one."""
+    """This epoch's leader may hand out offsets below this one; never below `cursor`."""
+    delivered_to: QueueOffset = QueueOffset(0)
+    """Offsets below this one may have been delivered in an earlier epoch."""
     since: Epoch = Epoch(0)
     """Of the last seek, or of the last group of this topic that was deleted before: what was handed
     out then, or before, may be of another life."""
@@ -97,7 +100,7 @@ class Group:
 
         The cursor moves over what is acked without a hole.
         """
-        new = (offsets >= self.cursor) & (offsets < self.reserved)
+        new = (offsets >= self.cursor) & (offsets < self.reach)
         if not new.any():
             return new
         self._grow(int(offsets[new].max()) + 1)
@@ -135,7 +138,6 @@ class Group:
         self.expired += offset - self.cursor - int(np.count_nonzero(acked))
         self._expired_to(offset)
         self.cursor = offset
-        self.reserved = max(self.reserved, offset)
         if offset - self.base >= len(self.acked):
             self.base = int(offset)
             self.acked, self.later = _empty_bool(), _empty_i64()
@@ -155,7 +157,6 @@ class Group:
             self.expired += len(gone)
             self._expired_to(QueueOffset(int(gone.max()) + 1))
             self._advance()
-            self.reserved = max(self.reserved, self.cursor)
         return new
 
     def _expired_to(self, offset: QueueOffset) -> None:
@@ -164,19 +165,19 @@ class Group:
         self.ack_sum = (self.ack_sum + (offset ^ _EXPIRED_SALT) * self.expired) & _MASK
 
     def end_leases(self, offsets: U64) -> None:
-        """Count one more attempt for each unacked offset whose lease ended."""
-        live = np.unique(offsets[(offsets < self.reserved) & ~self.is_acked(offsets)])
+        """Count one more failure of each unacked offset whose lease ended."""
+        live = np.unique(offsets[(offsets < self.reach) & ~self.is_acked(offsets)])
         if len(live):
             self._grow(int(live[-1]) + 1)
             self._delay(self._failed(live), None)
 
     def nack(self, offsets: U64, not_before_ms: I64) -> npt.NDArray[np.bool_]:
-        """Count one more attempt for what was given back; return which were unacked (n, bool).
+        """Count one more failure of what was given back; return which were unacked (n, bool).
 
         They are not to be delivered before their times, (n, int64). Of a repeated offset the first
         one counts.
         """
-        live = (offsets < self.reserved) & ~self.is_acked(offsets)
+        live = (offsets < self.reach) & ~self.is_acked(offsets)
         if not live.any():
             return live
         self._grow(int(offsets[live].max()) + 1)
@@ -186,7 +187,7 @@ class Group:
 
     def recall(self, offsets: U64) -> None:
         """Count unacked offsets, all different, as delivered once more, not as failed."""
-        live = offsets[(offsets < self.reserved) & ~self.is_acked(offsets)]
+        live = offsets[(offsets < self.reach) & ~self.is_acked(offsets)]
         if not len(live):
             return
         self._grow(int(live.max()) + 1)
@@ -203,10 +204,10 @@ class Group:
 
         What may have been handed out before counts as delivered once.
         """
-        mark = min(self.reserved, queue_end)
+        mark = min(self.reach, queue_end)
         self.group_id, self.since = group_id, epoch
         self.cursor, self.base = offset, int(offset)
-        self.reserved = max(self.reserved, offset)
+        self.reserved, self.delivered_to = offset, mark
         self.marks = [mark] if mark > offset else []
         self.ack_sum = self.ended_sum = self.recalled_sum = self.later_sum = self.acked_count = 0
         self.acked, self.later = _empty_bool(), _empty_i64()
@@ -214,7 +215,7 @@ class Group:
         self.expired_to = QueueOffset(0)
 
     def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
-        """Count one more attempt for each of these, all different; return where they lie."""
+        """Count one more failure of each of these, all different; return where they lie."""
         index = offsets.astype(np.int64) - self.base
         self.ended[index] += self.ended[index] < _ENDED_MAX  # it stays there: never back to "first"
         self.ended_sum = (self.ended_sum + _sum(mix(offsets ^ _ENDED_SALT))) & _MASK
@@ -242,9 +243,9 @@ class Group:
         """Return when each may be delivered, on the cluster's clock, (n, int64); 0: at once."""
         return _look(self.later, offsets.astype(np.int64) - self.base)
 
-    def failures(self, offsets: U64) -> I64:
-        """Return how often each was nacked, or its lease ended, (n, int64)."""
-        return _look(self.ended, offsets.astype(np.int64) - self.base)
+    def failures(self, offsets: U64) -> U32:
+        """Return how often each was nacked, or its lease ended, (n, uint32)."""
+        return _look(self.ended, offsets.astype(np.int64) - self.base).astype(np.uint32)
 
     def exhausted(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Return which of these, all unacked, are dead letters now (n, bool)."""
@@ -262,14 +263,28 @@ class Group:
         """Let the leader hand out offsets below `offset`; never goes back."""
         self.reserved = max(self.reserved, offset)
 
+    @property
+    def reach(self) -> QueueOffset:
+        """Offsets from this one on were never delivered."""
+        return max(self.reserved, self.delivered_to)
+
     def begin_epoch(self, queue_end: QueueOffset) -> None:
         """Count what the old leader may have handed out as delivered once more."""
         mark = min(self.reserved, queue_end)
         if mark > self.cursor:
             self.marks.append(mark)
+        self.hand_over(mark)
+
+    def hand_over(self, offset: QueueOffset) -> None:
+        """Let nothing be handed out before the next `reserve`; so far it was below `offset`."""
+        self.delivered_to = max(self.delivered_to, offset)
+        self.reserved = self.cursor
 
     def attempts(self, offsets: U64) -> U32:
-        """Return the number of this delivery of each offset (n, uint32): 1 is the first."""
+        """Return the number of each offset's next delivery (n, uint32): 1 is the first.
+
+        It counts each time that a consumer may have been given the message.
+        """
         count = np.ones(len(offsets), np.uint32)
         index = offsets.astype(np.int64) - self.base
         inside = (index >= 0) & (index < len(self.ended))
@@ -327,6 +342,7 @@ class Group:
         rest = self.acked[self.cursor - self.base :]
         run = len(rest) if rest.all() else int(np.argmin(rest))
         self.cursor = QueueOffset(self.cursor + run)
+        self.reserved = max(self.reserved, self.cursor)
         if self.marks and min(self.marks) <= self.cursor:
             self.marks = [mark for mark in self.marks if mark > self.cursor]
 

@@ -39,6 +39,7 @@ from timer.errors import (
     Overloaded,
     SequenceGap,
     TimerError,
+    UnknownProducer,
 )
 from timer.gathering import Done, fitting
 from timer.machine import Machine
@@ -216,7 +217,7 @@ class Leader:
         applied = self.machine.producers.last_sequence(producer_id)
         last = self._admitted.get(producer_id, applied)
         if last is None:
-            raise self.machine.producers.unknown(producer_id)
+            raise UnknownProducer(producer_id)
         if sequence > last + 1:
             raise SequenceGap(expected=last + 1, got=sequence)
         if sequence > last:
@@ -389,11 +390,14 @@ class Leader:
 
         return self._propose(kind, payload, now, answer)
 
-    def register(self, token: bytes, now: Now, done: Done) -> None:
-        """Register a producer; `done` gets its ProducerId."""
+    def register(self, token: bytes, drawn: ProducerId, now: Now, done: Done) -> None:
+        """Register a producer; `done` gets its ProducerId: `drawn`, or an earlier one of the token.
+
+        0: another producer has the id that was drawn.
+        """
         self._check_open()
         self._check_room()
-        self._propose(Kind.PRODUCER, [payloads.encode_producer(token)], now, done)
+        self._propose(Kind.PRODUCER, [payloads.encode_producer(token, drawn)], now, done)
 
     def topic_named(self, name: str) -> Topic | None:
         """Return the topic of a name, unless its deletion is in flight."""
@@ -508,6 +512,11 @@ class Leader:
         elif isinstance(applied, Policies):
             self._fire_again |= self.machine.pauses.swept is not None
             self.groups.expiry.decided()
+
+    def hand_over(self, now: Now) -> None:
+        """Append the last entries of the epoch: the leadership is being handed over."""
+        if self.closed is None:
+            self.groups.hand_over(now)
 
     def refuse(self, why: TimerError) -> None:
         """Take nothing new but acks, hand nothing out; what was taken goes on: a drain begins."""

@@ -139,6 +139,8 @@ class Leases:
     """What was due by then has expired; None: nothing does."""
     work: ClassVar[int] = 1
     """What a look for free messages takes, compared with other types."""
+    handing_over: bool = False
+    """Its HAND_OVER is on its way: nothing is handed out."""
     unfinished: bool = False
     """The last call stopped before it had looked at everything; call again."""
 
@@ -153,15 +155,33 @@ class Leases:
     def reserve(self) -> GroupOp | None:
         """Return the RESERVE op that should be proposed now, if any.
 
-        It runs ahead of what has fired, so that a message seldom waits for it.
+        It runs ahead of what has fired, so that a message seldom waits for it. The first one of an
+        epoch reaches as far as deliveries did before: most messages there may be acked.
         """
         fresh = max(self._fresh, int(self.group.cursor))
         enough = int(self.group.reserved) >= fresh + RESERVE_AHEAD // 2
-        if self._reserving or enough or not self.consumers:
+        if self._reserving or enough or not self.consumers or self.handing_over:
             return None
         self._reserving = True
-        offsets = np.array([fresh + RESERVE_AHEAD], np.uint64)
+        offsets = np.array([max(fresh + RESERVE_AHEAD, self.group.delivered_to)], np.uint64)
         return GroupOp(Op.RESERVE, self.group.topic, self.group.group_id, offsets)
+
+    def hand_over(self) -> list[GroupOp]:
+        """Return the ops that tell a successor what was handed out: of each message, how often.
+
+        From then on nothing is, until they were applied and offsets are reserved anew.
+        """
+        group = self.group
+        if group.reserved == group.cursor and not self._reserving:
+            return []
+        self.handing_over = True
+        held = np.array(list(self._held), np.uint64)
+        known = [lease.offsets for lease in self._held.values()] or [np.zeros(0, np.uint64)]
+        offsets = np.sort(np.concatenate(known))
+        offsets = offsets[np.isin(self._marks.of(offsets), held)]
+        end = np.array([max(self._fresh, int(group.cursor))], np.uint64)
+        where = group.topic, group.group_id
+        return [GroupOp(Op.RECALL, *where, offsets), GroupOp(Op.HAND_OVER, *where, end)]
 
     def hand_out(
         self,
@@ -178,6 +198,8 @@ class Leases:
         """
         self._outlived_ms = outlived_ms
         self.unfinished = False
+        if self.handing_over:
+            return None
         return self._hand_out(now_ms, clock_ms, queue, limit)
 
     def _hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
@@ -452,7 +474,7 @@ class Leases:
         """Return a verdict per offset (n, uint8): ACCEPT where `ours`, if nothing is wrong."""
         result = np.full(len(offsets), LEASE_LOST, np.uint8)
         result[ours] = ACCEPT
-        delivered_below = max(self._fresh, *self.group.marks, 0)  # by this leader, by older ones
+        delivered_below = max(self._fresh, self.group.delivered_to)  # by this leader, by older ones
         result[offsets >= np.uint64(delivered_below)] = NOT_DELIVERED
         done = self.group.is_acked(offsets)
         result[done] = np.where(offsets[done] < self.group.expired_to, EXPIRED, ALREADY_ACKED)
@@ -541,6 +563,8 @@ class Leases:
         match op.op:
             case Op.RESERVE:
                 self._reserving = False
+            case Op.HAND_OVER:
+                self.handing_over = False
             case Op.ENDED | Op.NACK | Op.RECALL:
                 # What was acked meanwhile stays ACKING.
                 offsets = np.sort(op.offsets[self._marks.of(op.offsets) == ENDING])

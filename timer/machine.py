@@ -182,11 +182,12 @@ class Machine:
         any_gone = bool(gone.any())
         start, first_seq = 0, self.next_seq
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
-            producer_id, sequence, size, _ = head
+            producer_id, sequence, size, _, body = head
             stop = start + size
             mine = rows[start:stop]
             lost = mine["topic"][gone[start:stop]].tolist() if any_gone else []
-            result = self._part(ProducerId(producer_id), sequence, request, mine, lost)
+            name = ProducerId(producer_id), sequence, body
+            result = self._part(*name, request, mine, lost)
             if not isinstance(result, TimerError) and not result[1]:
                 fresh.append(result[0])
                 keep[start:stop] = True
@@ -208,6 +209,7 @@ class Machine:
         self,
         producer_id: ProducerId,
         sequence: int,
+        body: int,
         request: RequestId | None,
         rows: RowArray,
         lost: list[int],
@@ -219,7 +221,7 @@ class Machine:
         answer = None
         try:
             if producer_id:
-                answer = self.producers.repeated(producer_id, sequence)
+                answer = self.producers.repeated(producer_id, sequence, body)
             elif request is not None:
                 answer = self.requests.repeated(request, self.applied_time_ms)
         except TimerError as refused:
@@ -228,7 +230,7 @@ class Machine:
             return answer, True
         if lost:
             return TopicDeleted(lost[0])
-        answer = Answer(sequence, self.next_seq, rows["due_ms"].copy())
+        answer = Answer(sequence, self.next_seq, rows["due_ms"].copy(), body)
         rows["seq"] = np.arange(self.next_seq, self.next_seq + len(rows), dtype=np.uint64)
         self.next_seq = Seq(self.next_seq + len(rows))
         if producer_id:
@@ -462,8 +464,8 @@ class Machine:
         if entry.kind is Kind.TOPIC:
             return self._topic(entry)
         if entry.kind is Kind.PRODUCER:
-            token = payloads.decode_producer(entry.payload)
-            return self.producers.register(token, entry.time_ms)
+            token, drawn = payloads.decode_producer(entry.payload)
+            return self.producers.register(token, drawn, entry.time_ms) or ProducerId(0)
         scope, policy = decode_policy(entry.payload)
         if scope.topic and scope.topic not in self.topics:
             return self.policies
@@ -560,6 +562,8 @@ class Machine:
                 group.recall(op.offsets)
             case Op.RESERVE:
                 group.reserve(QueueOffset(int(op.offsets[0])))
+            case Op.HAND_OVER:
+                group.hand_over(QueueOffset(int(op.offsets[0])))
             case Op.SEEK:
                 return self._seek(op, group)
             case Op.DELETE:

@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 8.
+"""The manifest: one replica's state at one committed index, format version 9.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  8
+    8   4   version  9
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` makes
@@ -54,7 +54,7 @@ from timer.units import (
 )
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 8
+VERSION: Final = 9
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
@@ -146,7 +146,6 @@ def capture(machine: Machine, ahead: TopicsAhead) -> tuple[State, list[Spill]]:
         "topics": topics,
         "topic_deleted_in": machine.topic_deleted_in,
         "policies": [encode_policy(*record) for record in machine.policies],
-        "next_producer": machine.producers.next_id,
         "producers": [_producer_state(i, producer) for i, producer in machine.producers],
         "requests": machine.requests.all(),
         "trace": machine.trace.pack(),
@@ -265,7 +264,6 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.store.gone = Gone.all_but(machine.topics, machine.next_topic_id)
     machine.retain(machine.topics)
     machine.pauses.swept = Position(*state["swept"]) if state["swept"] else None
-    machine.producers.next_id = ProducerId(state["next_producer"])
     for fields in state["producers"]:
         machine.producers.restore(*_producer(fields))
     machine.requests.restore(
@@ -427,6 +425,7 @@ def _group_state(group: Group) -> State:
         "settings": group.settings,
         "cursor": group.cursor,
         "reserved": group.reserved,
+        "delivered_to": group.delivered_to,
         "since": group.since,
         "marks": list(group.marks),
         "sums": [group.ack_sum, group.ended_sum, group.acked_count, group.recalled_sum],
@@ -446,7 +445,7 @@ def _pack(value: object) -> object:
         verdicts = value.verdicts
         columns = () if verdicts is None else (verdicts.verdict, verdicts.due_ms, verdicts.seq)
         tail = [column.tobytes() for column in columns]
-        return [value.sequence, value.first_seq, value.due_ms.tobytes(), *tail]
+        return [value.sequence, value.first_seq, value.due_ms.tobytes(), value.body, *tail]
     assert isinstance(value, np.ndarray), type(value)
     if value.dtype == np.uint64:  # seqs of cancels
         return value.tobytes()
@@ -468,6 +467,7 @@ def _group(fields: State) -> Group:
         settings=GroupSettings(**fields["settings"]),
         cursor=QueueOffset(fields["cursor"]),
         reserved=QueueOffset(fields["reserved"]),
+        delivered_to=QueueOffset(fields["delivered_to"]),
         since=Epoch(fields["since"]),
         marks=list(fields["marks"]),
         ack_sum=ack_sum,
@@ -498,8 +498,8 @@ def _producer(fields: list[Any]) -> tuple[ProducerId, Producer]:
     return ProducerId(producer_id), Producer(token, UnixMs(used_at_ms), last_sequence, kept, rows)
 
 
-def _answer(sequence: int, first_seq: int, due_ms: bytes, *tail: bytes) -> Answer:
-    answer = Answer(sequence, Seq(first_seq), np.frombuffer(due_ms, np.int64))
+def _answer(sequence: int, first_seq: int, due_ms: bytes, body: int, *tail: bytes) -> Answer:
+    answer = Answer(sequence, Seq(first_seq), np.frombuffer(due_ms, np.int64), body)
     if tail:
         verdict, other_due, other_seq = tail
         answer.verdicts = Verdicts(

@@ -221,7 +221,7 @@ class Ordered(Leases):
         nothing = np.zeros(0, np.uint64)
         if self._of_another_life(epoch, lease_id):
             return LEASE_LOST, nothing
-        if offset >= max(self._fresh, *self.group.marks, 0):
+        if offset >= max(self._fresh, self.group.delivered_to):
             return NOT_DELIVERED, nothing
         unacked = self.group.first_unacked(offset + 1, offset + 1)
         if not len(unacked):

@@ -14,6 +14,8 @@ group) is a msgpack map with exactly the keys of its dataclass.
                   RECALL    n x u64 queue offsets: taken back, as one before them failed; they count
                             as delivered once more, not as failed
                   RESERVE   1 x u64: the leader may hand out offsets below this one
+                  HAND_OVER 1 x u64: the leader handed out nothing at or above this offset, and does
+                            not before the next RESERVE; a RECALL before it counts what is leased
                   SEEK      1 x u64: the group goes on from this offset, with a new id
                   DELETE    n = 0: the group is gone
                   EXPIRE_BELOW  1 x u64, group = 0: what lies below this offset has expired: it is
@@ -26,7 +28,7 @@ group) is a msgpack map with exactly the keys of its dataclass.
                             messages, which fire at once; it takes n seqs, as rows
     TOPIC       msgpack {name}: it is made, if it isn't there; or
                 msgpack {delete}: the topic of that id is gone, with all that is of it
-    PRODUCER    msgpack {token}
+    PRODUCER    msgpack {token, id}: the id that the leader drew; void if another producer has it
     CHECKPOINT  producer_idle_ms u64: producers idle for longer are forgotten; or nothing, where
                 that is timer/producers.py's
 
@@ -46,7 +48,7 @@ import msgpack
 import numpy as np
 
 from timer.columns import I64, U32, U64, Binary, decode_schedule
-from timer.units import Epoch, GroupId, ReplicaId, TopicId, UnixMs
+from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
 
 _EPOCH: Final = struct.Struct("<QQII")
 _TARGETS: Final = struct.Struct("<II")
@@ -54,12 +56,13 @@ _FIRE: Final = struct.Struct("<qII")
 _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 9
+APPLY_VERSION: Final = 10
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
 unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
 ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy;
 TOPIC that deletes. 7: a sweep is for some topics, and counts their rows. 9: how a held timer ended
-is forgotten by the marks of what fired."""
+is forgotten by the marks of what fired. 10: HAND_OVER; an epoch begins with nothing reserved;
+ids of producers are drawn by the leader, and a repeated sequence is told by its body."""
 FIRE_ROWS_MAX: Final = 65_536
 FIRE_BYTES_MAX: Final = 16 << 20
 
@@ -250,6 +253,7 @@ class Op(enum.IntEnum):
     DELETE = 10
     EXPIRE_BELOW = 11
     EXPIRE = 12
+    HAND_OVER = 13
 
 
 class Start(enum.StrEnum):
@@ -316,7 +320,7 @@ MOVED_GROUP: Final = GroupSettings(lease_ms=30_000)
 
 @dataclass(frozen=True, slots=True)
 class GroupOp:
-    """ACK, ENDED, RECALL, RESERVE, SEEK or DELETE: `offsets` is (n, uint64)."""
+    """An op of queue offsets alone: `offsets` is (n, uint64)."""
 
     op: Op
     topic: TopicId
@@ -385,11 +389,14 @@ def _map(op: Op, topic: int, group: int, fields: Mapping[str, Any]) -> list[byte
 
 _COLUMNS: Final = {
     **dict.fromkeys((Op.ACK, Op.ENDED, Op.RECALL, Op.RESERVE, Op.SEEK, Op.DELETE), 8),
-    **dict.fromkeys((Op.EXPIRE_BELOW, Op.EXPIRE), 8),
+    **dict.fromkeys((Op.EXPIRE_BELOW, Op.EXPIRE, Op.HAND_OVER), 8),
     Op.NACK: 16,
 }
 """Bytes of one offset, in the ops that are not maps."""
-_COUNTS: Final = {Op.RESERVE: 1, Op.SEEK: 1, Op.DELETE: 0, Op.EXPIRE_BELOW: 1}
+_COUNTS: Final = {
+    **dict.fromkeys((Op.RESERVE, Op.SEEK, Op.EXPIRE_BELOW, Op.HAND_OVER), 1),
+    Op.DELETE: 0,
+}
 """How many offsets, in the ops that have a fixed number."""
 
 
@@ -483,19 +490,21 @@ def decode_topic(payload: memoryview) -> str | DeleteTopic:
     return name
 
 
-def encode_producer(token: bytes) -> bytes:
-    """Return the payload of a PRODUCER entry; a repeated token gets the id issued before."""
-    return bytes(msgpack.packb({"token": token}))
+def encode_producer(token: bytes, producer_id: ProducerId) -> bytes:
+    """Return the payload of a PRODUCER entry; a repeated token keeps the id that it has."""
+    return bytes(msgpack.packb({"token": token, "id": producer_id}))
 
 
-def decode_producer(payload: memoryview) -> bytes:
-    """Return the token of the producer to register.
+def decode_producer(payload: memoryview) -> tuple[bytes, ProducerId]:
+    """Return the token of the producer to register, and the id for it.
 
     Raises:
         ValueError: the payload is malformed.
     """
-    token: bytes = _unpack(payload, {"token": bytes})["token"]
-    return token
+    said = _unpack(payload, {"token": bytes, "id": int})
+    if not 1 <= said["id"] < 1 << 63:
+        raise ValueError(f"PRODUCER with id {said['id']}")
+    return said["token"], ProducerId(said["id"])
 
 
 def encode_checkpoint(producer_idle_ms: int) -> bytes:

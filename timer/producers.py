@@ -1,10 +1,15 @@
 """Idempotent producers: one retried request is one set of timers.
 
 A producer numbers its requests 1, 2, 3, … Apply accepts the number after the last one, repeats
-the stored answer for a recent one, and refuses gaps, older ones and unknown ids. All of it goes
-by the log, so that every replica decides the same, also after a failover.
+the stored answer for a recent one, and refuses gaps, older ones, unknown ids, and a number that was
+another request's. All of it goes by the log, so that every replica decides the same, also after a
+failover.
+
+A producer's id is 63 random bits that the leader draws; only the client that registered knows it.
+Others see the producer's `name`, a hash of its id.
 """
 
+import hashlib
 import struct
 from collections import deque
 from collections.abc import Iterator
@@ -12,9 +17,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from sortedcontainers import SortedDict
+
 from timer.columns import I64
 from timer.conflicts import Verdicts
-from timer.errors import OutcomeForgotten, SequenceGap, UnknownProducer
+from timer.errors import InvalidRequest, OutcomeForgotten, SequenceGap, UnknownProducer
 from timer.units import ProducerId, Seq, UnixMs
 
 ANSWERS_MAX: Final = 1024
@@ -23,9 +30,18 @@ ANSWER_ROWS_MAX: Final = 262_144
 IDLE_MS_MAX: Final = 7 * 24 * 3_600_000
 """Unless the leader's settings say otherwise."""
 
+ID_BITS: Final = 63
+"""Of a producer id."""
+
 _MASK: Final = (1 << 64) - 1
 _PACKED: Final = struct.Struct("<4Q")
 """Id, last sequence, answers, used at."""
+
+
+def name_of(producer_id: ProducerId) -> int:
+    """Return a producer's public name, 64 bits: the id can't be told from it."""
+    data = producer_id.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 @dataclass(slots=True)
@@ -36,6 +52,8 @@ class Answer:
     first_seq: Seq
     due_ms: I64
     """Effective due times, (n, int64)."""
+    body: int = 0
+    """Checksum of what was asked for (Part.body)."""
     verdicts: Verdicts | None = None
     """Set when the whole entry is decided. None: every row is plainly scheduled."""
 
@@ -56,22 +74,26 @@ class Producer:
 class Producers:
     """All producers that were issued an id and have not expired."""
 
-    next_id: ProducerId = ProducerId(1)
     _by_id: dict[ProducerId, Producer] = field(default_factory=dict)
+    _by_name: SortedDict = field(default_factory=SortedDict)
+    """The ids, by public names."""
     _by_token: dict[bytes, ProducerId] = field(default_factory=dict)
     _parts: dict[ProducerId, bytes] = field(default_factory=dict)
     """What `packed` has of each that is not in `_changed`."""
     _changed: set[ProducerId] = field(default_factory=set)
 
-    def register(self, token: bytes, now_ms: UnixMs) -> ProducerId:
-        """Return the id of the producer with that token, issued now or before."""
+    def register(self, token: bytes, producer_id: ProducerId, now_ms: UnixMs) -> ProducerId | None:
+        """Return the id of the producer with that token: the one that it has, or this one.
+
+        None: another producer has this id.
+        """
         known = self._by_token.get(token)
         if known is not None:
             self._by_id[known].used_at_ms = now_ms
             self._changed.add(known)
             return known
-        producer_id = self.next_id
-        self.next_id = ProducerId(producer_id + 1)
+        if producer_id in self._by_id:
+            return None
         self.restore(producer_id, Producer(token, now_ms))
         return producer_id
 
@@ -79,19 +101,21 @@ class Producers:
         """Put back a producer that a manifest holds."""
         self._by_id[producer_id] = producer
         self._by_token[producer.token] = producer_id
+        self._by_name[name_of(producer_id)] = producer_id
         self._changed.add(producer_id)
 
-    def repeated(self, producer_id: ProducerId, sequence: int) -> Answer | None:
+    def repeated(self, producer_id: ProducerId, sequence: int, body: int) -> Answer | None:
         """Return the stored answer of a repeated request; None: it is the next one.
 
         Raises:
             UnknownProducer: the id was never issued or has expired.
             SequenceGap: a request before this one is missing.
             OutcomeForgotten: it was applied so long ago that its answer is gone.
+            InvalidRequest: the sequence was another request's.
         """
         producer = self._by_id.get(producer_id)
         if producer is None:
-            raise self.unknown(producer_id)
+            raise UnknownProducer(producer_id)
         if sequence == producer.last_sequence + 1:
             return None
         if sequence > producer.last_sequence:
@@ -99,7 +123,11 @@ class Producers:
         back = producer.last_sequence - sequence
         if sequence < 1 or back >= len(producer.answers):
             raise OutcomeForgotten(sequence)
-        return producer.answers[-1 - back]
+        answer = producer.answers[-1 - back]
+        if answer.body != body:
+            limit = "was another request's of this producer, which was applied"
+            raise InvalidRequest("sequence", sequence, limit)
+        return answer
 
     def accept(self, producer_id: ProducerId, answer: Answer, now_ms: UnixMs) -> None:
         """Store the answer of the next request."""
@@ -115,15 +143,12 @@ class Producers:
         ):
             producer.answer_rows -= len(producer.answers.popleft().due_ms)
 
-    def unknown(self, producer_id: ProducerId) -> UnknownProducer:
-        """Return why there is no such producer."""
-        return UnknownProducer(producer_id, expired=0 < producer_id < self.next_id)
-
     def expire(self, now_ms: UnixMs, idle_ms: int = IDLE_MS_MAX) -> None:
         """Forget producers idle for more than so long on the log's clock."""
         idle = [i for i, p in self._by_id.items() if now_ms - p.used_at_ms > idle_ms]
         for producer_id in idle:
             del self._by_token[self._by_id.pop(producer_id).token]
+            del self._by_name[name_of(producer_id)]
             self._parts.pop(producer_id, None)
             self._changed.discard(producer_id)
 
@@ -146,9 +171,20 @@ class Producers:
         producer = self._by_id.get(producer_id)
         return None if producer is None else producer.last_sequence
 
-    def page(self, after: int, count: int) -> list[tuple[ProducerId, Producer]]:
-        """Return the next producers after an id, in the order of ids."""
-        return list(islice((each for each in self._by_id.items() if each[0] > after), count))
+    def page(self, after: int, count: int) -> list[tuple[int, Producer]]:
+        """Return (name, producer) of the next producers after a name, in the order of names."""
+        names = islice(self._by_name.irange(after, inclusive=(False, True)), count)
+        return [(name, self._by_id[self._by_name[name]]) for name in names]
+
+    def named(self, name: int) -> Producer:
+        """Return the producer of a name.
+
+        Raises:
+            UnknownProducer: there is none, or it has expired.
+        """
+        if name not in self._by_name:
+            raise UnknownProducer(name)
+        return self._by_id[self._by_name[name]]
 
     def __iter__(self) -> Iterator[tuple[ProducerId, Producer]]:
         """Yield (id, producer) in the order of ids."""

@@ -85,6 +85,8 @@ LEASE_WORK: Final = 4
 """A lease, of about a megabyte at most, is so much more work than a look that finds nothing."""
 ROOM_LOOK_MS: Final = 1000
 """While the disks are full, dead letters wait so long until they are tried again."""
+IN_FLIGHT_MAX: Final = 2
+"""GROUP entries, beyond which acks gather."""
 OPS_MAX: Final = 256
 """Ops that wait, beyond which dead letters stay where they are; each may have a megabyte."""
 OVERLOAD_RETRY_MS: Final = 50
@@ -100,6 +102,8 @@ class Delivery:
     group: Group
     lease: Lease
     attempts: npt.NDArray[np.uint32]
+    failures: npt.NDArray[np.uint32]
+    """Nacks and ended leases before, (n,)."""
     at_ms: UnixMs
     """When it was leased, on the cluster's clock."""
 
@@ -470,8 +474,8 @@ class Serving:
             )
             work += leases.work if lease is None else LEASE_WORK * leases.work
             if lease is not None:
-                attempts = group.attempts(lease.offsets)
-                out.append(Delivery(self.epoch, topic, group, lease, attempts, now.clock_ms))
+                counts = group.attempts(lease.offsets), group.failures(lease.offsets)
+                out.append(Delivery(self.epoch, topic, group, lease, *counts, now.clock_ms))
                 self._ends.set(turns[0], lease.deadline_ms)
                 turns.rotate(-1)
             else:
@@ -567,11 +571,22 @@ class Serving:
 
     # ---- the log
 
+    def hand_over(self, now: Now) -> None:
+        """Append what is gathered, and how far messages were handed out, for a successor."""
+        for leases in self._leases.values():
+            for op in leases.hand_over():
+                self._batch.add(op)
+        while self._batch and self._flush(now):
+            pass
+
     def flush(self, now: Now) -> None:
         """Append what is gathered, unless enough is in flight."""
         self._find_times()
-        if not self._batch or self._in_flight >= 2:
-            return
+        if self._batch and self._in_flight < IN_FLIGHT_MAX:
+            self._flush(now)
+
+    def _flush(self, now: Now) -> bool:
+        """Append one entry of what is gathered; return whether the log took it."""
         batch = self._batch.take()
         self._acks_waiting -= batch.offsets
         self._in_flight += 1
@@ -593,7 +608,7 @@ class Serving:
             for ack in batch.acks:
                 ack.done(applied)
 
-        self._propose(Kind.GROUP, payloads.encode_group(batch.ops()), now, answered)
+        return self._propose(Kind.GROUP, payloads.encode_group(batch.ops()), now, answered)
 
     def _applied(self, batch: Batch, applied: GroupApplied) -> None:
         waiters = [asked.done for asked in batch.asked]

@@ -202,7 +202,7 @@ class Story:
         schedule: Schedule | None = None
         start = 0
         for number, head in enumerate(parts.tolist()):
-            producer, sequence, size, mode = head
+            producer, sequence, size, mode, _ = head
             first, start = start, start + size
             if mark is not None and mark.refuses(number):
                 continue
@@ -347,7 +347,7 @@ class Story:
         for op in payloads.decode_group(entry.payload):
             if not isinstance(op, GroupOp):
                 continue
-            if op.topic != fired.topic or op.op is Op.RESERVE:
+            if op.topic != fired.topic or op.op in (Op.RESERVE, Op.HAND_OVER):
                 continue
             if op.op in (Op.SEEK, Op.DELETE):
                 yield self._new_life(entry, op)

@@ -457,6 +457,7 @@ def _document(message: Message) -> dict[str, Any]:
         "due_ms": message.due_ms,
         "fired_at_ms": message.fired_at_ms,
         "attempt": message.attempt,
+        "failures": message.failures,
         "key": message.key,
         "headers": message.headers,
         **show.payload(message.payload),

@@ -37,7 +37,7 @@ class ProducerCommands(Commands):
             "--limit", metavar="N", type=int, default=LIMIT, help=f"default: {LIMIT}"
         )
         one = add("describe", self._describe, "show one producer")
-        one.add_argument("id", metavar="ID", type=int)
+        one.add_argument("producer", metavar="PRODUCER", type=_producer)
 
     def _list(self, args: argparse.Namespace) -> int:
         if args.limit < 1:
@@ -50,14 +50,14 @@ class ProducerCommands(Commands):
 
     def _describe(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            self._show(args, [client.describe_producer(args.id)], 1)
+            self._show(args, [client.describe_producer(args.producer)], 1)
         return OK
 
     def _show(self, args: argparse.Namespace, found: list[pb.ProducerStatus], count: int) -> None:
         headings = ("PRODUCER", "LAST SEQUENCE", "USED", "EXPIRES", "ANSWERS", "TIMERS IN THEM")
         rows = [
             (
-                *(each.producer_id, each.last_sequence, show.instant(each.used_at_ms)),
+                *(f"{each.producer:016x}", each.last_sequence, show.instant(each.used_at_ms)),
                 *(show.instant(each.expires_at_ms), each.answers, each.answer_rows),
             )
             for each in found
@@ -66,6 +66,11 @@ class ProducerCommands(Commands):
         text += f"\n… of {count}: --limit" if count > len(rows) else ""
         document = {"producers": [*map(show.as_dict, found)], "count": count}
         self._put(args, document, text)
+
+
+def _producer(text: str) -> int:
+    """Return a producer's public name, as it is listed: 16 hexadecimal digits."""
+    return int(text, 16)
 
 
 def story_text(story: Story) -> str:
@@ -102,7 +107,7 @@ def _details(event: pb.StoryEvent) -> str:
     if event.what in (pb.StoryEvent.FIRED, pb.StoryEvent.MOVED_FROM, pb.StoryEvent.SOUGHT):
         said["offset"] = str(event.queue_offset)
     said["other"] = ids.to_text(event.other_id) if event.other_id else ""
-    said["producer"] = f"{event.producer_id}/{event.sequence}" if event.producer_id else ""
+    said["producer"] = f"{event.producer:016x}/{event.sequence}" if event.producer else ""
     said["request"] = event.request_id
     for name in ("requested_ms", "until_ms"):
         value = getattr(event, name)

@@ -123,8 +123,14 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """1: the first delivery. More: it may have been delivered before."""
+        """How often a consumer may have been given the message. 1: this delivery is the first."""
         return self._batch.attempts[self._at]
+
+    @property
+    def failures(self) -> int:
+        """How many nacks and ended leases the message has had; `max_attempts` bounds them."""
+        failures = self._batch.failures
+        return failures[self._at] if failures else 0
 
     @property
     def queue_offset(self) -> int:
@@ -223,6 +229,7 @@ class Batch(Sequence[Message]):
         "attempts",
         "due_ms",
         "epoch",
+        "failures",
         "fired_at_ms",
         "group_id",
         "handed_out_ms",
@@ -252,6 +259,8 @@ class Batch(Sequence[Message]):
         self.due_ms: Sequence[int] = columns.due_ms
         self.fired_at_ms: Sequence[int] = columns.fired_at_ms
         self.attempts: Sequence[int] = columns.attempts
+        self.failures: Sequence[int] = columns.failures
+        """Empty: no message of the batch has failed."""
         self.raw_ids = columns.timer_ids
         """The timers' ids, n x 15 bytes."""
         self._ends: list[int] | None = None

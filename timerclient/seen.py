@@ -61,7 +61,7 @@ class SeenCalls(PauseCalls):
         return answer.topics[0]
 
     async def producers(self) -> list[pb.ProducerStatus]:
-        """Return all idempotent producers that have an id, in the order of ids."""
+        """Return all idempotent producers that have an id, in the order of public names."""
         found: list[pb.ProducerStatus] = []
         request = pb.ListProducersRequest(page_size=1_000)
         while True:
@@ -71,14 +71,14 @@ class SeenCalls(PauseCalls):
                 return found
             request.after = answer.next_after
 
-    async def describe_producer(self, producer_id: int) -> pb.ProducerStatus:
-        """Return one producer.
+    async def describe_producer(self, producer: int) -> pb.ProducerStatus:
+        """Return one producer, by its public name.
 
         Raises:
-            UnknownProducer: it was never issued, or has expired; the error says which.
+            UnknownProducer: there is none of that name, or it has expired.
         """
-        number = rows.whole("producer_id", producer_id, 1, rows.UINT64_MAX)
-        answer = await self._producers(pb.ListProducersRequest(producer_id=number))
+        name = rows.whole("producer", producer, 1, rows.UINT64_MAX)
+        answer = await self._producers(pb.ListProducersRequest(producer=name))
         return answer.producers[0]
 
     async def _producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
@@ -107,7 +107,7 @@ class SeenFront(PauseFront):
         found: list[pb.ProducerStatus] = self._call(self._seen.producers())
         return found
 
-    def describe_producer(self, producer_id: int) -> pb.ProducerStatus:
+    def describe_producer(self, producer: int) -> pb.ProducerStatus:
         """See SeenCalls."""
-        found: pb.ProducerStatus = self._call(self._seen.describe_producer(producer_id))
+        found: pb.ProducerStatus = self._call(self._seen.describe_producer(producer))
         return found

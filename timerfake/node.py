@@ -206,6 +206,7 @@ class FakeNode(TopicView):
     async def transfer(self, target: str) -> None:
         """Let the next epoch begin: there is nobody else to lead it."""
         del target
+        self.host.on_drain()
         self.fail_over()
 
     async def members(self) -> pb.ListMembersResponse:

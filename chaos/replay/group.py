@@ -55,8 +55,11 @@ class Group:
     start: int
     """First queue offset that it is given."""
     reserved: int
+    """The leader of this epoch may hand out offsets below this one."""
     cursor: int
     """Every offset below is acked."""
+    delivered_to: int = 0
+    """Offsets below this one may have been handed out in an earlier epoch."""
     acked_count: int = 0
     ended_count: int = 0
     """Leases that ended unacked."""
@@ -83,12 +86,11 @@ class Group:
         What may have been handed out counts as delivered once there.
         """
         self.over = True
-        reserved = max(self.reserved, start)
+        mark = min(max(self.reserved, self.delivered_to), queue_end)
         anew = Group(
-            group_id, self.topic, self.name, start, reserved, start,
+            group_id, self.topic, self.name, start, start, start, mark,
             base=start, kept=kept, type=self.type, again=True,
         )  # fmt: skip
-        mark = min(self.reserved, queue_end)
         anew._marks = [mark] if mark > start else []
         return anew
 
@@ -101,11 +103,10 @@ class Group:
     def expire(self, offsets: U64, item: Entry, ttl_ms: int) -> npt.NDArray[np.void]:
         """Be done with offsets that have expired, handed out or not; return them (EXPIRED)."""
         below = int(offsets.max(initial=0)) + 1
-        at = self._open(offsets, max(self.reserved, below))
+        at = self._open(offsets, max(self.reserved, self.delivered_to, below))
         self.expired_count += len(at)
         expired = self._done(at, item, EXPIRED)
         expired["ttl_ms"] = ttl_ms
-        self.reserved = max(self.reserved, self.cursor)
         return expired
 
     def expire_below(self, offset: int, item: Entry, ttl_ms: int) -> npt.NDArray[np.void]:
@@ -123,6 +124,7 @@ class Group:
         rest = self._acked[self.cursor - self.base :]
         self.cursor += len(rest) if rest.all() else int(np.argmin(rest))
         self._marks = [mark for mark in self._marks if mark > self.cursor]
+        self.reserved = max(self.reserved, self.cursor)
         return acks
 
     def take_back(
@@ -155,13 +157,19 @@ class Group:
         mark = min(self.reserved, queue_end)
         if mark > self.cursor:
             self._marks.append(mark)
+        self.hand_over(mark)
+
+    def hand_over(self, offset: int) -> None:
+        """Take note that the old leader handed out nothing at or above an offset."""
+        self.delivered_to = max(self.delivered_to, offset)
+        self.reserved = self.cursor
 
     def _open(self, offsets: U64, below: int | None = None) -> npt.NDArray[np.int64]:
         """Return where the arrays tell of those offsets that are not acked, once.
 
         Of those that are reserved, or lie below an offset.
         """
-        below = self.reserved if below is None else below
+        below = max(self.reserved, self.delivered_to) if below is None else below
         known = np.unique(offsets[(offsets >= self.cursor) & (offsets < below)])
         if not len(known):
             return known.astype(np.int64)

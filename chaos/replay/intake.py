@@ -24,8 +24,6 @@ Mask = npt.NDArray[np.bool_]
 class Intake:
     """Producers and requests that count, as of the last entry."""
 
-    issued: int = 0
-    """The last id of a producer."""
     tokens: dict[bytes, int] = field(default_factory=dict)
     last_sequence: dict[int, int] = field(default_factory=dict)
     used_at_ms: dict[int, int] = field(default_factory=dict)
@@ -36,7 +34,7 @@ class Intake:
     @classmethod
     def of_manifest(cls, state: dict[str, Any]) -> "Intake":
         """Return what a node's manifest holds."""
-        found = cls(issued=state["next_producer"] - 1)
+        found = cls()
         for producer, token, used_at_ms, last_sequence, _ in state["producers"]:
             found.tokens[token] = producer
             found.last_sequence[producer], found.used_at_ms[producer] = last_sequence, used_at_ms
@@ -47,7 +45,7 @@ class Intake:
         """Return it for JSON."""
         tokens = [(token.hex(), number) for token, number in self.tokens.items()]
         requests = [(text.hex(), until_ms) for text, until_ms in self.requests.items()]
-        return {"issued": self.issued, "tokens": tokens, "requests": requests,
+        return {"tokens": tokens, "requests": requests,
                 "last_sequence": [*self.last_sequence.items()],
                 "used_at_ms": [*self.used_at_ms.items()]}  # fmt: skip
 
@@ -59,15 +57,16 @@ class Intake:
             for name in ("tokens", "requests")
         )
         last_sequence, used_at_ms = (dict(fields[name]) for name in ("last_sequence", "used_at_ms"))
-        return cls(fields["issued"], tokens, last_sequence, used_at_ms, requests)
+        return cls(tokens, last_sequence, used_at_ms, requests)
 
     def producer(self, item: Entry) -> None:
         """Take in a PRODUCER entry."""
-        token = payloads.decode_producer(item.payload)
+        token, drawn = payloads.decode_producer(item.payload)
         producer = self.tokens.get(token, 0)
         if producer not in self.last_sequence:
-            self.issued += 1
-            self.tokens[token] = producer = self.issued
+            if drawn in self.last_sequence:
+                return  # another producer has it
+            self.tokens[token] = producer = drawn
             self.last_sequence[producer] = 0
         self.used_at_ms[producer] = item.time_ms
 
@@ -90,7 +89,7 @@ class Intake:
         start = 0
         lost = nowhere.any()
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
-            producer, sequence, size, _ = head
+            producer, sequence, size, *_ = head
             part = slice(start, start + size)
             start += size
             if lost and nowhere[part].any():

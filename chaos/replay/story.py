@@ -516,6 +516,8 @@ class Story:
                 self._book.returns(group, back)
             elif op.op is Op.RESERVE:
                 group.reserved = max(group.reserved, int(op.offsets[0]))
+            elif op.op is Op.HAND_OVER:
+                group.hand_over(int(op.offsets[0]))
             elif op.op in (Op.ENDED, Op.RECALL):
                 why = ENDED if op.op is Op.ENDED else RECALLED
                 self._book.returns(group, group.take_back(why, op.offsets, item))

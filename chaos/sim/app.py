@@ -39,6 +39,9 @@ class App(Protocol):
     def on_lead(self, epoch: Epoch) -> None:
         """Serve: everything up to the EPOCH entry was applied."""
 
+    def on_drain(self) -> None:
+        """Append the last entries of the epoch."""
+
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving."""
 
@@ -97,6 +100,9 @@ class Ledger:
 
     def on_lead(self, epoch: Epoch) -> None:
         """Nothing to load."""
+
+    def on_drain(self) -> None:
+        """Nothing to say."""
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Their outcome is unknown; nobody is told anything."""

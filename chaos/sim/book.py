@@ -101,6 +101,8 @@ class Book:
     ups: int = 0
     """Acks of all up to a message."""
     deliveries: int = 0
+    attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    """The highest under which each was delivered."""
     redeliveries: int = 0
     answers: int = 0
     starts: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -315,6 +317,10 @@ class Book:
             self.redeliveries += 1
             if attempt < 2:
                 raise Broken("unmarked", f"{key} came again as attempt {attempt}")
+        before = self.attempts.get(key, 0)
+        if attempt == before:
+            raise Broken("unmarked", f"{key} came twice as attempt {attempt}")
+        self.attempts[key] = max(before, attempt)
         self.delivered |= {key, first}
         self.deliveries += 1
 

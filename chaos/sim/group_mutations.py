@@ -13,6 +13,7 @@ from timer.groups import Group
 from timer.leases import Leases
 from timer.machine import Machine
 from timer.ordered import ANYBODY, Ordered
+from timer.payloads import GroupOp, Op
 
 _first_of = ordered._first_of  # noqa: SLF001
 
@@ -51,6 +52,14 @@ def _seek_forward(self: Machine, op: Any, group: Group) -> Any:
     later = np.maximum(op.offsets, np.uint64(group.cursor))
     applied = _seek(self, replace(op, offsets=later), group)
     return replace(applied, op=op)
+
+
+_hand_over = Leases.hand_over
+
+
+def _hand_over_untold(self: Leases) -> list[GroupOp]:
+    """A leader that hands over says how far it came, and not what is leased."""
+    return [op for op in _hand_over(self) if op.op is Op.HAND_OVER]
 
 
 def _same_life(self: Leases, epoch: Any, lease_id: Any) -> bool:
@@ -105,6 +114,14 @@ GROUP_MUTATIONS: Final = (
         40,
         "a seek back",
         patch(Group, "restart", _restart_unmarked),
+    ),
+    _mutation(
+        "leased_when_handed_over",
+        "a leader hands over, and its successor counts no delivery of what was leased then",
+        {"unmarked"},
+        20,
+        "a leadership that is handed over with leases out",
+        patch(Leases, "hand_over", _hand_over_untold),
     ),
     _mutation(
         "seek_goes_forward_only",

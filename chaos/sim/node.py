@@ -486,6 +486,10 @@ class SimNode:
         """See Listener."""
         raise Broken("storage", f"{self}: no founder is formatted again here")
 
+    def on_drain(self) -> None:
+        """See Listener."""
+        self.app.on_drain()
+
     def on_stepdown(self, epoch: Epoch) -> None:
         """See Listener."""
         self.app.on_stepdown(epoch)

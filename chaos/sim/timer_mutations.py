@@ -36,8 +36,9 @@ from timer.window import Window
 # ---- what is answered
 
 
-def _repeated(self: Producers, producer_id: Any, sequence: int) -> Answer | None:
+def _repeated(self: Producers, producer_id: Any, sequence: int, body: int) -> Answer | None:
     """A retry is taken for a new request, as far as the table allows it."""
+    del body
     producer = self._by_id[producer_id]
     producer.last_sequence = min(producer.last_sequence, sequence - 1)
     return None
@@ -163,7 +164,7 @@ _capture = manifest.capture
 
 def _capture_without_producers(machine: Machine, ahead: TopicsAhead) -> Any:
     state, fresh = _capture(machine, ahead)
-    kept, machine.producers = machine.producers, Producers(machine.producers.next_id)
+    kept, machine.producers = machine.producers, Producers()
     state["producers"], state["digest"] = [], machine.digest()
     machine.producers = kept
     return state, fresh

@@ -4,6 +4,7 @@ What cluster/host.py does on an event loop is done here on the world's timeline.
 """
 
 import random
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -45,7 +46,7 @@ from timer.leases import Consumer
 from timer.merge import Merge
 from timer.payloads import CreateGroup, Ids, Keys, Start
 from timer.policies import DEFAULTS, Policy, Scope
-from timer.producers import Answer
+from timer.producers import ID_BITS, Answer
 from timer.room import Rooms
 from timer.units import Epoch, LeaseId, LogIndex, ProducerId, QueueOffset, ReplicaId, UnixMs
 from timer.window import Ahead
@@ -173,6 +174,11 @@ class TimerApp(KeeperCalls):
         )
         self.engine.lead(epoch, self.node.driver.propose, self._now())
         self._kick()
+
+    def on_drain(self) -> None:
+        """See App."""
+        if self.engine.leader is not None:
+            self.engine.leader.hand_over(self._now())
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """See App."""
@@ -304,7 +310,8 @@ class TimerApp(KeeperCalls):
             reply(NotLeader(None))
             return
         try:
-            leader.register(token, self._now(), reply)
+            drawn = ProducerId(self._rng.randrange(1, 1 << ID_BITS))
+            leader.register(token, drawn, self._now(), reply)
         except TimerError as refused:
             reply(refused)
 
@@ -344,6 +351,7 @@ class TimerApp(KeeperCalls):
                 payload=payload,
                 key=Binary.of(request.keys) if request.keys else None,
                 on_conflict=request.mode,
+                body=zlib.crc32(payload.blob),
             )
             self._take(leader, (producer_id, request.sequence), part, now, reply)
         except TimerError as refused:

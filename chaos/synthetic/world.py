@@ -190,7 +190,7 @@ class World:
         self._logs.append(Kind.TOPIC, payloads.encode_topic(TOPIC), at_ms=BEGIN_MS)
         said = encode_policy(Scope("", _T), Policy(ttl_ms=TTL_MS))
         self._logs.append(Kind.POLICY, said, at_ms=BEGIN_MS)
-        token = payloads.encode_producer(b"p" * 16)
+        token = payloads.encode_producer(b"p" * 16, ProducerId(1))
         self._logs.append(Kind.PRODUCER, token, at_ms=BEGIN_MS)
         create = CreateGroup(_T, GROUP, Start.EARLIEST, GroupSettings(lease_ms=1000))
         self._logs.append(Kind.GROUP, *payloads.encode_group([create]), at_ms=BEGIN_MS)

@@ -152,8 +152,8 @@ def handed_out(epoch: int, at_ms: int) -> Delivery:
     )
     consumer, offsets = Consumer("c", 1, lambda _: None), np.array([7], np.uint64)
     lease = Lease(LeaseId(1), consumer, offsets, MonoMs(1), 1)
-    topic, attempts = Topic(TopicId(1), "t"), np.ones(1, np.uint32)
-    return Delivery(Epoch(epoch), topic, group, lease, attempts, UnixMs(at_ms))
+    topic, counts = Topic(TopicId(1), "t"), (np.ones(1, np.uint32), np.zeros(1, np.uint32))
+    return Delivery(Epoch(epoch), topic, group, lease, *counts, UnixMs(at_ms))
 
 
 def test_deposed_leader_that_hands_out_is_told() -> None:
@@ -263,7 +263,7 @@ def ordered(kind: str, *offsets: int, consumer: Consumer, epoch: int = 3) -> Del
     one = handed_out(epoch, 5)
     one.group.settings = GroupSettings(lease_ms=1, type=kind)
     lease = Lease(LeaseId(1), consumer, np.array(offsets, np.uint64), MonoMs(1), len(offsets))
-    return Delivery(one.epoch, one.topic, one.group, lease, one.attempts, one.at_ms)
+    return Delivery(one.epoch, one.topic, one.group, lease, one.attempts, one.failures, one.at_ms)
 
 
 def order_book() -> tuple[OrderBook, Consumer, Consumer]:

@@ -64,9 +64,10 @@ class Log:
         self.entry(Kind.TOPIC, payloads.encode_delete_topic(topic), at_ms=at_ms)
 
     def producer(self, token: bytes) -> ProducerId:
-        self.entry(Kind.PRODUCER, payloads.encode_producer(token))
         self.producers += 1
-        return ProducerId(self.producers)
+        drawn = ProducerId(self.producers)
+        self.entry(Kind.PRODUCER, payloads.encode_producer(token, drawn))
+        return drawn
 
     def schedule(
         self,

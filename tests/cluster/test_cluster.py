@@ -368,7 +368,9 @@ def test_tokens_and_sequences_are_checked(cluster: Running, topic: str) -> None:
     first = stub.Schedule(sent(1), timeout=RPC_S)
     again = stub.Schedule(sent(1), timeout=RPC_S)
     assert (again.timer_ids, again.duplicate) == (first.timer_ids, True)
+    other = schedule(columns(topic, [b"y"]), producer_id=producer, sequence=1)
     for request, reason, code in (
+        (other, pb.INVALID_REQUEST, grpc.StatusCode.INVALID_ARGUMENT),
         (sent(3), pb.SEQUENCE_GAP, grpc.StatusCode.OUT_OF_RANGE),
         (sent(1, 1 << 60), pb.UNKNOWN_PRODUCER, grpc.StatusCode.UNAUTHENTICATED),
     ):

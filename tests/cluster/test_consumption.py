@@ -28,11 +28,27 @@ def test_nacked_message_comes_back_after_its_delay_over_a_failover(
         cluster.change_leader(client)
         again = {message.payload: message for message in receive(consumer, 2)}
         assert set(again) == {b"later", b"held"}
-        assert again[b"later"].attempt > 2, "the nack counts, and the failover"
+        counts = {payload: (m.attempt, m.failures) for payload, m in again.items()}
+        assert counts == {b"later": (2, 1), b"held": (2, 0)}, "the transfer counts for nothing"
         handed_out_ms = again[b"later"].handed_out_ms
         assert handed_out_ms >= later.handed_out_ms + 4_000
         for message in again.values():
             _ = message.ack()
+    cluster.digests_agree()
+
+
+def test_transfers_count_as_no_attempt_of_a_message_that_nobody_has_seen(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    client.schedule(topic, b"seen")
+    with client.consumer(topic, "g") as consumer:
+        [seen] = receive(consumer, 1)
+        assert seen.ack().result(WAIT_S)
+    client.schedule_batch(topic, [b"%d" % at for at in range(10)])
+    for _ in range(3):
+        cluster.change_leader(client)
+    with client.consumer(topic, "g") as consumer:
+        assert {(m.attempt, m.failures) for m in receive(consumer, 10)} == {(1, 0)}
     cluster.digests_agree()
 
 

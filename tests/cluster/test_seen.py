@@ -5,6 +5,7 @@ import itertools
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.cluster.running import (
     take,
     until,
 )
+from timer.producers import name_of
+from timer.units import ProducerId
 from timerclient import NewTimer, TimerClient, errors
 from timerclient.proto import timer_pb2 as pb
 
@@ -136,7 +139,7 @@ def test_story_is_told_over_a_failover_from_schedule_to_ack(
     assert told[0].events == story.events
     lines = [[name(event.what) for event in each.events] for each in told[1:]]
     assert lines == [["SCHEDULED", "RESCHEDULED"], ["RESCHEDULED_FROM", "CANCELLED"]]
-    assert told[1].events[0].producer_id > 0
+    assert told[1].events[0].producer > 0
     assert told[1].events[1].other_id == moved.raw
     assert told[2].events[0].other_id == pending.raw
     with pytest.raises(errors.NotFound):
@@ -184,47 +187,48 @@ def test_idle_producer_expires_is_told_so_and_its_client_goes_on(
     issued = cluster.timers().RegisterProducer(pb.RegisterProducerRequest(token=b"before"))
     scheduled = 0
 
-    def used(mine: TimerClient, after: int) -> int | None:
-        """Return the producer by which a client schedules one more. None: it has expired since."""
+    def names() -> set[int]:
+        return {each.producer for each in client.producers()}
+
+    def used(mine: TimerClient) -> int | None:
+        """Return the new producer by which a client schedules one more. None: there is none."""
         nonlocal scheduled
+        before = names()
         mine.schedule(topic, b"1", delay=600)
         scheduled += 1
-        newest = max((each.producer_id for each in client.producers()), default=0)
-        return newest if newest > after else None
+        return next(iter(names() - before), None)
 
     def begun() -> tuple[TimerClient, pb.ProducerStatus] | None:
-        """Return a client that has scheduled once, and its producer; or nothing, as above."""
+        """Return a client that has scheduled once, and its producer. None: it has expired since."""
         mine = clients.enter_context(cluster.client())
-        producer_id = used(mine, issued.producer_id)
         try:
-            return (mine, client.describe_producer(producer_id)) if producer_id else None
+            return (mine, client.describe_producer(name)) if (name := used(mine)) else None
         except errors.UnknownProducer:
             return None
 
+    def expired(name: int) -> bool:
+        try:
+            client.describe_producer(name)
+        except errors.UnknownProducer as error:
+            return "was idle" in str(error)
+        return False
+
     with contextlib.ExitStack() as clients:
         mine, status = until(begun)
-        newest = status.producer_id
         assert (status.last_sequence, status.answers) == (1, 1)
         assert status.expires_at_ms == status.used_at_ms + 2_000
-
-        def expired() -> bool:
-            try:
-                client.describe_producer(newest)
-            except errors.UnknownProducer as error:
-                return "expired" in str(error)
-            return False
-
-        until(expired)
-        request = schedule(columns(topic, [b"raw"]), producer_id=newest, sequence=2)
+        until(partial(expired, status.producer))
+        until(partial(expired, name_of(ProducerId(issued.producer_id))))
+        request = schedule(columns(topic, [b"raw"]), producer_id=issued.producer_id, sequence=1)
         with pytest.raises(grpc.RpcError) as caught:
             cluster.timers().Schedule(request)
         assert error_of(caught.value).reason == pb.UNKNOWN_PRODUCER
-        assert "expired" in error_of(caught.value).message
+        assert "was idle" in error_of(caught.value).message
         assert error_of(caught.value).outcome_known
-        assert until(lambda: used(mine, newest)) > newest
+        assert until(partial(used, mine)) != status.producer
     assert client.count_timers(topic).pending == scheduled
     with pytest.raises(errors.UnknownProducer, match="never issued"):
-        client.describe_producer(10**6)
+        client.describe_producer(issued.producer_id)
 
 
 def test_examples_of_the_documentation_run_and_may_be_repeated(client: TimerClient) -> None:

@@ -70,12 +70,12 @@ def test_lag_is_the_age_of_what_waits_though_nothing_moves(world: World, topic: 
     assert sum(client.describe_topic(topic).handed_out_late.counts) == 1
 
 
-def test_producer_is_told_by_its_id_and_among_all(world: World, topic: str) -> None:
+def test_producer_is_told_by_its_name_and_among_all(world: World, topic: str) -> None:
     client = world.client
     client.schedule(topic, b"x", delay=HOUR)
     newest = client.producers()[-1]
-    found = client.describe_producer(newest.producer_id)
+    found = client.describe_producer(newest.producer)
     assert found.last_sequence >= 1
     assert found.expires_at_ms > found.used_at_ms
-    with pytest.raises(InvalidRequest, match="producer_id"):
+    with pytest.raises(InvalidRequest, match="producer"):
         client.describe_producer(0)

@@ -76,6 +76,9 @@ class Player:
         if effects.start is not None:
             self.core.started(SIZE)
             lines += self._effects(self.core.step(now_ms, Tick()))
+        if self.core.parting:
+            self.core.parted()
+            lines += self._effects(self.core.step(now_ms, Tick()))
         check_invariants(self.core)
         lease = " lease" if self.core.lease_held(now_ms) else ""
         return "\n".join([*lines, f"{self.core}{lease}"])

@@ -39,6 +39,7 @@ class Node:
         self.committed = LogIndex(0)
         self.fatal: list[BaseException] = []
         self.alive = False
+        self.drains = 0
         self._starts = 0
 
     async def start(self, dials: dict[str, Callable[[], grpc.aio.Channel]]) -> None:
@@ -91,6 +92,10 @@ class Node:
 
     def on_lead(self, epoch: Epoch) -> None:
         self.leads.append(epoch)
+
+    def on_drain(self) -> None:
+        self.drains += 1
+        propose(self, b"drained")
 
     def on_stepdown(self, epoch: Epoch) -> None:
         self.stepdowns.append(epoch)
@@ -237,6 +242,8 @@ async def test_appointment_above_makes_a_healthy_leader_hand_over(cluster: Clust
     cluster.appoint(2, two)
     await until(lambda: two.leads == [2])
     assert one.stepdowns == [1]
+    assert one.drains == 1
+    assert await payloads(two, 2, 2) == [b"drained"], "before the next epoch begins"
 
 
 async def test_replica_that_fell_silent_acknowledges_nothing(cluster: Cluster) -> None:

@@ -113,6 +113,8 @@ class Log:
     now_ms: int = START_MS
     epoch: int = 1
     entries: list[Entry] = field(default_factory=list)
+    tokens: dict[bytes, int] = field(default_factory=dict)
+    """Of producers, with their ids: 1, 2, 3, …"""
 
     def append(self, kind: Kind, payload: list[bytes]) -> Entry:
         index = LogIndex(len(self.entries) + 1)
@@ -178,7 +180,8 @@ class Log:
         return self.append(Kind.POLICY, [encode_policy(scope, Policy(**said))])
 
     def producer(self, token: bytes) -> Entry:
-        return self.append(Kind.PRODUCER, [payloads.encode_producer(token)])
+        drawn = ProducerId(self.tokens.setdefault(token, len(self.tokens) + 1))
+        return self.append(Kind.PRODUCER, [payloads.encode_producer(token, drawn)])
 
     def checkpoint(self) -> Entry:
         return self.append(Kind.CHECKPOINT, [])

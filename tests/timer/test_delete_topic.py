@@ -30,7 +30,7 @@ from timer.payloads import CreateGroup, DeleteTopic, GroupSettings, Op, Start, d
 from timer.policies import CLUSTER, Policy, Scope
 from timer.story import Known, Story, What
 from timer.timer_id import TimerKey
-from timer.units import DUE_MS_MAX, GroupId, Seq, TopicId, UnixMs
+from timer.units import DUE_MS_MAX, GroupId, ProducerId, Seq, TopicId, UnixMs
 
 DUE = START_MS + 1_000
 HOUR = 3_600_000
@@ -390,7 +390,7 @@ def test_refused_deletion_dooms_nothing() -> None:
 
 def test_repeated_request_is_taken_though_its_topic_is_gone() -> None:
     play = Play()
-    play.leader.register(b"p", play.now, play.done("producer"))
+    play.leader.register(b"p", ProducerId(1), play.now, play.done("producer"))
     play.settle()
     play.schedule("first", 5_000, producer=1, sequence=1)
     deleting(play)

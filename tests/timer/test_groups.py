@@ -41,7 +41,9 @@ class Model:
     """What the docstrings say, one offset at a time."""
 
     start: int
-    reserved: int
+    ahead: int
+    """What this epoch reserved."""
+    delivered_to: int = 0
     acked: set[int] = field(default_factory=set)
     ended: dict[int, int] = field(default_factory=dict)
     recalled: dict[int, int] = field(default_factory=dict)
@@ -55,10 +57,18 @@ class Model:
             at += 1
         return at
 
+    @property
+    def reserved(self) -> int:
+        return max(self.ahead, self.cursor)
+
+    @property
+    def reach(self) -> int:
+        return max(self.reserved, self.delivered_to)
+
     def ack(self, offsets: list[int]) -> list[bool]:
         new = []
         for offset in offsets:
-            new.append(self.start <= offset < self.reserved and offset not in self.acked)
+            new.append(self.start <= offset < self.reach and offset not in self.acked)
             if new[-1]:
                 self.acked.add(offset)
                 self.later.pop(offset, None)
@@ -68,7 +78,7 @@ class Model:
         """Nack; the time is a hundred times the offset."""
         new = []
         for at, offset in enumerate(offsets):
-            live = self.start <= offset < self.reserved and offset not in self.acked
+            live = self.start <= offset < self.reach and offset not in self.acked
             new.append(live and offset not in offsets[:at])
         self.end(offsets)
         self.later |= {o: 100 * o + 1 for o, n in zip(offsets, new, strict=True) if n}
@@ -76,17 +86,22 @@ class Model:
 
     def end(self, offsets: list[int]) -> None:
         for offset in set(offsets):
-            if self.start <= offset < self.reserved and offset not in self.acked:
+            if self.start <= offset < self.reach and offset not in self.acked:
                 self.ended[offset] = self.ended.get(offset, 0) + 1
                 self.later.pop(offset, None)
 
     def recall(self, offsets: set[int]) -> None:
         for offset in offsets:
-            if self.start <= offset < self.reserved and offset not in self.acked:
+            if self.start <= offset < self.reach and offset not in self.acked:
                 self.recalled[offset] = self.recalled.get(offset, 0) + 1
 
     def epoch(self, queue_end: int) -> None:
         self.marks.append(min(self.reserved, queue_end))
+        self.hand_over(self.marks[-1])
+
+    def hand_over(self, offset: int) -> None:
+        self.delivered_to = max(self.delivered_to, offset)
+        self.ahead = self.cursor
 
     def attempts(self, offset: int) -> int:
         times = self.ended.get(offset, 0) + self.recalled.get(offset, 0)
@@ -106,6 +121,7 @@ steps_of = st.lists(
         st.tuples(st.just("recall"), offsets_of),
         st.tuples(st.just("reserve"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
         st.tuples(st.just("epoch"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
+        st.tuples(st.just("hand over"), st.lists(st.integers(0, 4000), min_size=1, max_size=1)),
     ),
     max_size=20,
 )
@@ -129,7 +145,10 @@ def test_group_agrees_with_the_model(start: int, steps: list[tuple[str, list[int
             model.recall({*values})
         elif what == "reserve":
             group.reserve(QueueOffset(values[0]))
-            model.reserved = max(model.reserved, values[0])
+            model.ahead = max(model.ahead, values[0])
+        elif what == "hand over":
+            group.hand_over(QueueOffset(values[0]))
+            model.hand_over(values[0])
         else:
             group.begin_epoch(QueueOffset(values[0]))
             model.epoch(values[0])
@@ -144,7 +163,7 @@ def test_group_agrees_with_the_model(start: int, steps: list[tuple[str, list[int
         done = [o < start or o in model.acked for o in some]
         assert group.is_acked(u64(some)).tolist() == done
         assert group.acked_count == len(model.acked)
-        end = max([model.reserved, *model.acked])
+        end = max([model.reach, *model.acked])
         assert group.unacked(QueueOffset(end)) == end - start - len(model.acked)
 
 

@@ -34,7 +34,7 @@ from timer.payloads import (
     decode_fire,
     decode_group,
 )
-from timer.units import GroupId, LeaseId, TopicId
+from timer.units import GroupId, LeaseId, ProducerId, TopicId
 
 
 def test_request_is_answered_only_when_it_was_applied() -> None:
@@ -176,7 +176,7 @@ def test_cancels_are_bounded_in_an_entry_and_in_all(monkeypatch: pytest.MonkeyPa
 
 def test_producer_gaps_and_unknown_ids_are_refused_before_they_are_written() -> None:
     play = Play()
-    play.leader.register(b"token", play.now, play.done("p"))
+    play.leader.register(b"token", ProducerId(1), play.now, play.done("p"))
     play.commit()
     producer = play.answers["p"]
     with pytest.raises(UnknownProducer):
@@ -197,7 +197,7 @@ def test_producer_gaps_and_unknown_ids_are_refused_before_they_are_written() -> 
 
 def test_sequence_after_a_refused_one_is_refused_until_that_one_has_come() -> None:
     play = Play()
-    play.leader.register(b"token", play.now, play.done("p"))
+    play.leader.register(b"token", ProducerId(1), play.now, play.done("p"))
     play.commit()
     play.full = Overloaded("log", retry_after_ms=1)
     play.schedule("one", 100, producer=1, sequence=1)
@@ -561,7 +561,7 @@ def everything(play: Play) -> tuple[list[str], list[str]]:
         play.step()
     play.leader.topic("b", play.now, play.done("topic"))
     play.leader.topic("b", play.now, play.done("same topic"))
-    play.leader.register(b"r", play.now, play.done("producer"))
+    play.leader.register(b"r", ProducerId(1), play.now, play.done("producer"))
     assert group.cursor == 0
     return [*flying, "topic", "same topic", "producer"], waiting
 
@@ -596,7 +596,7 @@ def test_refusing_leader_takes_nothing_new_and_drains() -> None:
         lambda: play.schedule("s", 100),
         lambda: play.cancel("c", (1, 1)),
         lambda: play.leader.topic("t", play.now, play.done("t")),
-        lambda: play.leader.register(b"q", play.now, play.done("q")),
+        lambda: play.leader.register(b"q", ProducerId(1), play.now, play.done("q")),
     ]
     for request in refused:
         with pytest.raises(ShuttingDown):

@@ -61,6 +61,8 @@ class Play:
     not_before: dict[int, int] = field(default_factory=dict)
     """Offset -> the time of its last nack that was applied."""
     consumers: list[Consumer] = field(default_factory=list)
+    handed_over: bool = True
+    """Every leader so far handed over."""
     held: list[tuple[int, Lease]] = field(default_factory=list)
     """(epoch, lease) of all that was ever handed out."""
 
@@ -121,6 +123,8 @@ class Play:
                 new = self.group.nack(op.offsets, op.not_before_ms)
                 told = zip(op.offsets[new].tolist(), op.not_before_ms[new].tolist(), strict=True)
                 self.not_before.update(told)
+            elif op.op is Op.HAND_OVER:
+                self.group.hand_over(QueueOffset(int(op.offsets[0])))
             else:
                 self.group.reserve(QueueOffset(int(op.offsets[0])))
             self.leases.applied(op)
@@ -143,8 +147,8 @@ class Play:
         attempts = self.group.attempts(lease.offsets).tolist()
         for offset, attempt in zip(offsets, attempts, strict=True):
             before = self.delivered.get(offset, 0)
-            assert attempt > 1 or not before, f"redelivery of {offset} isn't marked"
-            assert before or attempt == 1 or offset < max(self.group.marks, default=0)
+            assert attempt > before, f"redelivery of {offset} isn't marked"
+            assert attempt == before + 1 or not self.handed_over
             self.delivered[offset] = before + 1
         self.held.append((self.epoch, lease))
         return offsets
@@ -169,9 +173,20 @@ class Play:
         self.propose(self.leases.expire(MonoMs(self.now_ms)))
         self.propose(self.leases.recall())
 
+    def hand_over(self) -> None:
+        """The leader says how far it came, and another one begins."""
+        for op in self.leases.hand_over():
+            self.propose(op)
+        assert self.hand_out() == []
+        self.apply()
+        handed_over = self.handed_over
+        self.next_epoch()
+        self.handed_over = handed_over
+
     def next_epoch(self) -> None:
         """Another leader begins; what was proposed and not applied is lost."""
         self.log.clear()
+        self.handed_over = False
         self.epoch += 1
         self.group.begin_epoch(self.queue.end)
         self.leases = self.make_leases()
@@ -204,6 +219,7 @@ steps_of = st.lists(
         st.tuples(st.just("apply"), st.integers(1, 3)),
         st.tuples(st.just("apply"), st.integers(1, 3)),
         st.tuples(st.just("epoch"), st.just(0)),
+        st.tuples(st.just("hand over"), st.just(0)),
     ),
     max_size=50,
 )
@@ -261,6 +277,7 @@ SIMPLE: dict[str, Callable[[Play, int], object]] = {
     "wait": lambda play, value: play.wait(value),
     "apply": lambda play, value: play.apply(value),
     "epoch": lambda play, _: play.next_epoch(),
+    "hand over": lambda play, _: play.hand_over(),
 }
 
 
@@ -376,6 +393,7 @@ def test_new_leader_with_much_put_off_looks_at_it_in_steps() -> None:
     play.group.nack(every, np.full(200_000, 50))
     play.next_epoch()
     play.join(credit=1000)
+    play.apply()
     calls = 0
     while play.hand_out() or play.leases.unfinished:
         calls += 1
@@ -394,6 +412,7 @@ def test_new_leader_behind_a_stuck_message_looks_at_what_is_acked_in_steps() -> 
     play.group.ack(np.arange(1, count - 1, dtype=np.uint64))
     play.next_epoch()
     play.join(credit=1000)
+    play.apply()
     assert play.hand_out() == [0]
     looked = [play.leases._fresh]
     while not (got := play.hand_out()):
@@ -499,6 +518,7 @@ def test_new_leader_finds_the_holes_among_many_acks_quickly(
     play.group.ack(np.delete(np.arange(last, dtype=np.uint64), holes))
     play.next_epoch()
     play.join(credit=10)
+    play.apply()
     looks: list[int] = []
     is_acked = Group.is_acked
 

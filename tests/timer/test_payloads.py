@@ -30,7 +30,7 @@ from timer.payloads import (
     Reschedule,
     Start,
 )
-from timer.units import Epoch, GroupId, ReplicaId, TopicId, UnixMs
+from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
 
 quick = settings(derandomize=True, deadline=None)
 u64 = st.integers(0, 2**64 - 1)
@@ -74,7 +74,7 @@ SAMPLES: dict[str, bytes] = {
     "FIRE": payloads.encode_fire(Fire(UnixMs(99), 10, 1000)),
     "GROUP": b"".join(payloads.encode_group(OPS)),
     "TOPIC": payloads.encode_topic("orders"),
-    "PRODUCER": payloads.encode_producer(b"token"),
+    "PRODUCER": payloads.encode_producer(b"token", ProducerId(7)),
 }
 
 
@@ -177,7 +177,8 @@ def test_group_gives_back_its_ops_in_order(ops: list[AnyOp]) -> None:
 
 def test_topic_and_producer_give_back_what_was_encoded() -> None:
     assert payloads.decode_topic(memoryview(payloads.encode_topic("größe"))) == "größe"
-    assert payloads.decode_producer(memoryview(payloads.encode_producer(b"\0\xff"))) == b"\0\xff"
+    said = b"\0\xff", ProducerId(1 << 62)
+    assert payloads.decode_producer(memoryview(payloads.encode_producer(*said))) == said
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -234,8 +235,8 @@ def test_any_bytes_are_a_payload_or_a_value_error(kind: str, data: bytes) -> Non
         (payloads.decode_topic, {"name": b"raw"}),
         (payloads.decode_topic, {"name": "a", "more": 1}),
         (payloads.decode_topic, ["name"]),
-        (payloads.decode_producer, {"token": 1 << 40}),
-        (payloads.decode_producer, {"token": [1, 2]}),
+        (payloads.decode_producer, {"token": 1 << 40, "id": 1}),
+        (payloads.decode_producer, {"token": [1, 2], "id": 1}),
         (payloads.decode_producer, {}),
     ],
 )

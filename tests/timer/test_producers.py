@@ -1,6 +1,7 @@
 """Producers against a naive model: a dict of all answers, and the rules of the module."""
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timer import producers as producers_module
-from timer.errors import OutcomeForgotten, SequenceGap, TimerError, UnknownProducer
+from timer.errors import (
+    InvalidRequest,
+    OutcomeForgotten,
+    SequenceGap,
+    TimerError,
+    UnknownProducer,
+)
 from timer.producers import (
     ANSWER_ROWS_MAX,
     ANSWERS_MAX,
@@ -16,17 +23,26 @@ from timer.producers import (
     Answer,
     Producer,
     Producers,
+    name_of,
 )
 from timer.units import ProducerId, Seq, UnixMs
+
+
+def registered(producers: Producers, token: bytes, drawn: int = 1, at_ms: int = 1) -> ProducerId:
+    producer_id = producers.register(token, ProducerId(drawn), UnixMs(at_ms))
+    assert producer_id is not None
+    return producer_id
 
 
 def answer(sequence: int, rows: int = 1) -> Answer:
     return Answer(sequence, Seq(10 * sequence), np.full(rows, sequence, np.int64))
 
 
-def refused(producers: Producers, producer_id: int, sequence: int) -> type[TimerError] | None:
+def refused(
+    producers: Producers, producer_id: int, sequence: int, body: int = 0
+) -> type[TimerError] | None:
     try:
-        producers.repeated(ProducerId(producer_id), sequence)
+        producers.repeated(ProducerId(producer_id), sequence, body)
     except TimerError as error:
         return type(error)
     return None
@@ -38,11 +54,11 @@ def test_each_sequence_is_taken_once_in_order_and_repeated_ones_get_their_answer
     sequences: list[int],
 ) -> None:
     producers = Producers()
-    me = producers.register(b"me", UnixMs(1))
+    me = registered(producers, b"me")
     given_: dict[int, Answer] = {}
     for sequence in sequences:
         if sequence == len(given_) + 1:
-            assert producers.repeated(me, sequence) is None
+            assert producers.repeated(me, sequence, 0) is None
             given_[sequence] = answer(sequence)
             producers.accept(me, given_[sequence], UnixMs(2))
         elif sequence > len(given_):
@@ -50,29 +66,46 @@ def test_each_sequence_is_taken_once_in_order_and_repeated_ones_get_their_answer
         elif sequence == 0:
             assert refused(producers, me, sequence) is OutcomeForgotten
         else:
-            assert producers.repeated(me, sequence) is given_[sequence]
+            assert producers.repeated(me, sequence, 0) is given_[sequence]
         assert producers.last_sequence(me) == len(given_)
 
 
-def test_ids_are_issued_once_per_token_in_order() -> None:
+def test_id_is_the_one_that_was_drawn_unless_the_token_has_one_or_another_has_the_id() -> None:
     producers = Producers()
-    ids = [producers.register(token, UnixMs(1)) for token in (b"a", b"b", b"a", b"c")]
-    assert ids == [1, 2, 1, 3]
-    assert [producer_id for producer_id, _ in producers] == [1, 2, 3]
-    assert len(producers) == 3
+    assert registered(producers, b"a", 1 << 62) == 1 << 62
+    assert registered(producers, b"b", 5) == 5
+    assert registered(producers, b"a", 6) == 1 << 62
+    assert producers.register(b"c", ProducerId(5), UnixMs(1)) is None, "it is b's"
+    assert [producer_id for producer_id, _ in producers] == [5, 1 << 62]
+    names = sorted(name_of(ProducerId(each)) for each in (5, 1 << 62))
+    assert [name for name, _ in producers.page(0, 9)] == names
+    assert [name for name, _ in producers.page(names[0], 9)] == names[1:]
+    assert producers.named(name_of(ProducerId(5))).token == b"b"
+    with pytest.raises(UnknownProducer):
+        producers.named(5)
+
+
+def test_sequence_with_another_body_is_no_repetition() -> None:
+    producers = Producers()
+    me = registered(producers, b"a")
+    one = replace(answer(1), body=77)
+    producers.accept(me, one, UnixMs(1))
+    assert producers.repeated(me, 1, 77) is one
+    with pytest.raises(InvalidRequest, match="sequence = 1: was another request's"):
+        producers.repeated(me, 1, 78)
 
 
 @pytest.mark.parametrize("producer_id", [0, 2])
 def test_id_never_issued_is_unknown(producer_id: int) -> None:
     producers = Producers()
-    producers.register(b"a", UnixMs(1))
+    registered(producers, b"a")
     assert refused(producers, producer_id, 1) is UnknownProducer
     assert producers.last_sequence(ProducerId(producer_id)) is None
 
 
 def test_last_1024_answers_are_kept_and_older_ones_forgotten() -> None:
     producers = Producers()
-    me = producers.register(b"a", UnixMs(1))
+    me = registered(producers, b"a")
     last = ANSWERS_MAX + 2
     for sequence in range(1, last + 1):
         producers.accept(me, answer(sequence), UnixMs(1))
@@ -81,7 +114,7 @@ def test_last_1024_answers_are_kept_and_older_ones_forgotten() -> None:
         OutcomeForgotten,
         None,
     ]
-    oldest, newest = producers.repeated(me, 3), producers.repeated(me, last)
+    oldest, newest = producers.repeated(me, 3, 0), producers.repeated(me, last, 0)
     assert (oldest, newest) != (None, None)
     assert oldest is not None
     assert oldest.sequence == 3
@@ -90,7 +123,7 @@ def test_last_1024_answers_are_kept_and_older_ones_forgotten() -> None:
 
 def test_answers_are_bounded_by_rows_too_but_the_last_is_always_kept() -> None:
     producers = Producers()
-    me = producers.register(b"a", UnixMs(1))
+    me = registered(producers, b"a")
     half = ANSWER_ROWS_MAX // 2
     for sequence, rows in enumerate((half, half, 1, ANSWER_ROWS_MAX + 1), start=1):
         producers.accept(me, answer(sequence, rows), UnixMs(1))
@@ -102,15 +135,19 @@ def test_answers_are_bounded_by_rows_too_but_the_last_is_always_kept() -> None:
 
 def test_idle_producers_expire_used_and_registered_again_ones_do_not() -> None:
     producers = Producers()
-    idle, used, again = (producers.register(token, UnixMs(0)) for token in (b"i", b"u", b"r"))
+    idle, used, again = (
+        registered(producers, token, number, at_ms=0)
+        for number, token in enumerate((b"i", b"u", b"r"), start=1)
+    )
     producers.accept(used, answer(1), UnixMs(1))
-    producers.register(b"r", UnixMs(1))
+    registered(producers, b"r", 4)
     producers.expire(UnixMs(IDLE_MS_MAX))
     assert len(producers) == 3
     producers.expire(UnixMs(IDLE_MS_MAX + 1))
     assert [producer_id for producer_id, _ in producers] == [used, again]
     assert refused(producers, idle, 1) is UnknownProducer
-    assert producers.register(b"i", UnixMs(5)) == 4
+    assert [name for name, _ in producers.page(0, 9)] == sorted(map(name_of, (used, again)))
+    assert registered(producers, b"i", 4) == 4
 
 
 def packed_plainly(producers: Producers) -> bytes:
@@ -133,11 +170,10 @@ def test_digest_has_the_same_of_producers_whatever_changed_since_the_last(
         now_ms, token = UnixMs(now), b"%d" % which
         known = producers.last_sequence(ProducerId(which))
         if step == "r":
-            producers.register(token, now_ms)
+            _ = producers.register(token, ProducerId(which), now_ms)
         elif step == "a" and known is not None:
             producers.accept(ProducerId(which), answer(known + 1), now_ms)
-        elif step == "p" and which >= producers.next_id:
-            producers.next_id = ProducerId(which + 1)
+        elif step == "p" and known is None:
             producers.restore(ProducerId(which), Producer(b"put back %d" % which, now_ms, 3))
         elif step == "e":
             producers.expire(now_ms, 4 * which)
@@ -160,7 +196,7 @@ def test_digest_packs_the_producers_that_changed_and_no_others(
 
     monkeypatch.setattr(producers_module, "_pack", counted)
     producers.accept(ProducerId(500), answer(1), UnixMs(2))
-    producers.register(b"7", UnixMs(2))
+    registered(producers, b"7", 8, at_ms=2)
     assert producers.packed() == packed_plainly(producers)
     assert producers.packed() == packed_plainly(producers)
     assert sorted(packed) == [7, 500]

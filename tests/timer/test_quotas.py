@@ -21,7 +21,7 @@ from timer.payloads import Ids, Op
 from timer.policies import CLUSTER, QUOTA_MAX, QUOTAS, Policy, Scope
 from timer.quotas import USED
 from timer.topic import Topic
-from timer.units import TopicId, UnixMs
+from timer.units import ProducerId, TopicId, UnixMs
 
 SIZE = 4
 """Bytes of each payload."""
@@ -148,7 +148,7 @@ def test_each_topic_has_the_quota_by_itself_and_a_request_of_several_is_refused_
 
 def test_repetition_is_taken_where_nothing_new_is() -> None:
     play = play_with(pending_max=1)
-    play.leader.register(b"token", play.now, play.done("producer"))
+    play.leader.register(b"token", ProducerId(1), play.now, play.done("producer"))
     play.settle()
     who = {"producer": play.answers["producer"]}
     request = RequestId(b"r", 1, play.leader.request_id(b"", 0, play.now).until_ms)
@@ -174,7 +174,7 @@ def test_repetition_is_taken_where_nothing_new_is() -> None:
 
 def test_repetition_that_was_applied_takes_no_room_from_others() -> None:
     play = play_with(pending_max=3)
-    play.leader.register(b"token", play.now, play.done("producer"))
+    play.leader.register(b"token", ProducerId(1), play.now, play.done("producer"))
     play.settle()
     who = {"producer": play.answers["producer"], "sequence": 1}
     assert taken(play, "two", 100, 100, **who)

@@ -13,7 +13,7 @@ from timer.errors import DiskFull
 from timer.leases import ACCEPT
 from timer.payloads import Ids
 from timer.room import SILENT_MS, Room, Rooms
-from timer.units import MonoMs, ReplicaId
+from timer.units import MonoMs, ProducerId, ReplicaId
 
 ME, TWO, THREE = (ReplicaId(number) for number in (1, 2, 3))
 VOTERS = (ME, TWO, THREE)
@@ -88,7 +88,7 @@ def test_leader_without_room_hands_over_to_who_has_most_if_a_majority_has_any() 
 
 def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
     play = Play()
-    play.leader.register(b"token", play.now, play.done("producer"))
+    play.leader.register(b"token", ProducerId(1), play.now, play.done("producer"))
     play.commit()
     producer = play.answers.pop("producer")
     play.schedule("first", 1_000, producer=producer, sequence=1)
@@ -104,7 +104,7 @@ def test_nothing_new_is_taken_without_room_and_all_else_goes_on() -> None:
         lambda: play.schedule("new", 0, producer=producer, sequence=3),
         lambda: play.schedule("unnumbered", 0),
         lambda: play.leader.reschedule(ids, topics, when, play.now, play.done("moved")),
-        lambda: play.leader.register(b"another", play.now, play.done("another")),
+        lambda: play.leader.register(b"another", ProducerId(1), play.now, play.done("another")),
         lambda: play.leader.topic("b", play.now, play.done("topic")),
     ]
     for ask in refused:

@@ -117,6 +117,31 @@ def test_nacks_time_outlives_the_leader() -> None:
     assert play.last() == ([1], [3]), "the nack counts, and the epoch"
 
 
+def test_leader_that_hands_over_tells_how_often_each_message_was_delivered() -> None:
+    play = Play()
+    group, consumer = delivered(play, 0, 0, 0, 0, credit=3)
+    play.ack("a", play.deliveries[0], [0])
+    play.nack("n", play.deliveries[0], [1], delay_ms=0)  # both gathered, and not appended yet
+    play.leader.hand_over(play.now)
+    play.leader.groups.credit(group, consumer, 9)
+    assert play.hand_out() == [], "nobody would know of it"
+    play.commit()
+    assert play.verdict("a") == play.verdict("n") == [ACCEPT]
+    for _ in range(3):
+        play.restart()
+        play.leader.hand_over(play.now)
+    first = play.deliveries[0]
+    play.leader.groups.ack(group, first.epoch, first.lease.lease_id, u64([2]), play.done("late"))
+    play.leader.groups.ack(group, first.epoch, first.lease.lease_id, u64([3]), play.done("never"))
+    assert play.verdict("never") == [NOT_DELIVERED]
+    play.join(group)
+    play.settle()
+    assert play.verdict("late") == [ACCEPT], "a successor knows how far its predecessor came"
+    last = play.deliveries[-1]
+    assert play.last() == ([1, 3], [2, 1])
+    assert last.failures.tolist() == [1, 0]
+
+
 def test_nack_is_judged_by_who_holds_the_message() -> None:
     play = Play()
     group, _ = delivered(play, 0, 0, 0, 0)
@@ -266,6 +291,7 @@ def test_lower_limit_makes_dead_letters_of_what_failed_before_also_for_a_new_lea
     play.settle()
     play.restart()
     play.join(group)
+    play.settle()
     play.alter(group, max_attempts=1, dead_letter_topic="elsewhere")
     play.settle()
     assert play.last() == ([1], [2])

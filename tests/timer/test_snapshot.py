@@ -123,8 +123,8 @@ def test_take_begins_again_when_what_it_pins_is_gone() -> None:
             super().link(path, name)
             if path.name == manifest.NAME and not self.raced:
                 self.raced = True
-                log.op(Op.RESERVE, 1, 2, [100])
                 for group in (1, 2):
+                    log.op(Op.RESERVE, 1, group, [100])
                     log.op(Op.ACK, 1, group, [*range(11)])
                 log.op(Op.RESERVE, 3, 3, [1])  # the dead letter
                 log.op(Op.ACK, 3, 3, [0])

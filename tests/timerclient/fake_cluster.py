@@ -552,7 +552,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         await self._must_lead(context)
         ids_ = range(request.after + 1, min(request.after + 3, 6))
         return pb.ListProducersResponse(
-            producers=[pb.ProducerStatus(producer_id=each, used_at_ms=each) for each in ids_],
+            producers=[pb.ProducerStatus(producer=each, used_at_ms=each) for each in ids_],
             next_after=ids_[-1] if ids_[-1] < 5 else 0,
             count=5,
         )

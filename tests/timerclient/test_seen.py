@@ -77,11 +77,11 @@ async def test_several_topics_refuse_what_one_would(client: AsyncTimerClient) ->
 
 async def test_looks_are_read_whole(cluster: Cluster, client: AsyncTimerClient) -> None:
     del cluster
-    assert [each.producer_id for each in await client.producers()] == [1, 2, 3, 4, 5]
+    assert [each.producer for each in await client.producers()] == [1, 2, 3, 4, 5]
     story = await client.tell_story("0" * 24)
     assert [event.index for event in story.events] == [3, 9]
     assert list(story.end.gaps) == ["a gap"]
-    with pytest.raises(errors.InvalidRequest, match="producer_id"):
+    with pytest.raises(errors.InvalidRequest, match="producer"):
         await client.describe_producer(0)
 
 
@@ -103,7 +103,7 @@ def test_timerctl_shows_stories_and_producers(
     assert [event["what"] for event in document["events"]] == ["SCHEDULED", "FIRED"]
     assert document["end"]["state"] == "fired"
     text = run(capsys, threaded.cluster, "producers", "list", "--limit", "2")
-    assert text.splitlines()[1].startswith("       5"), "the last used is the first"
+    assert text.splitlines()[1].startswith("0000000000000005"), "the last used is the first"
     assert text.splitlines()[-1] == "… of 5: --limit"
     text = run(capsys, threaded.cluster, "schedule", "orders", "x", "--request-id", "r")
     again = run(capsys, threaded.cluster, "schedule", "orders", "x", "--request-id", "r")

@@ -388,6 +388,7 @@ class RegisterProducerResponse(_message.Message):
 
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
+    """63 random bits; who knows it can send as this producer"""
     def __init__(
         self,
         *,
@@ -414,7 +415,7 @@ class ScheduleRequest(_message.Message):
     producer_id: _builtins.int
     """0: not idempotent"""
     sequence: _builtins.int
-    """1, 2, 3, ... per producer; repeated on a retry"""
+    """1, 2, 3, ... per producer; repeated on a retry, with the same"""
     request_no: _builtins.int
     """ScheduleStream: echoed in the answer"""
     on_conflict: Global___OnConflict.ValueType
@@ -426,7 +427,9 @@ class ScheduleRequest(_message.Message):
     """
     @_builtins.property
     def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimerColumns]:
-        """one per topic; all or none"""
+        """timers: others are refused
+        one per topic; all or none
+        """
 
     def __init__(
         self,
@@ -1054,7 +1057,7 @@ class StoryEvent(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         WHAT_UNSPECIFIED: StoryEvent._What.ValueType  # 0
         SCHEDULED: StoryEvent._What.ValueType  # 1
-        """by producer_id and sequence, or request_id, or neither"""
+        """by producer and sequence, or request_id, or neither"""
         RESCHEDULED_FROM: StoryEvent._What.ValueType  # 2
         """it goes on for `other_id`, or for the timer with its key"""
         MOVED_FROM: StoryEvent._What.ValueType  # 3
@@ -1075,9 +1078,11 @@ class StoryEvent(_message.Message):
         NEW_LEADER: StoryEvent._What.ValueType  # 12
         """what was handed out before may come again"""
         RECALLED: StoryEvent._What.ValueType  # 13
-        """taken back, as one before it in its order came back"""
+        """taken back unfailed: one before it in its order came back, the leader handed"""
         SOUGHT: StoryEvent._What.ValueType  # 14
-        """the group goes on from queue_offset, as if it had seen nothing"""
+        """over, or the consumer had not looked at it
+        the group goes on from queue_offset, as if it had seen nothing
+        """
         GROUP_DELETED: StoryEvent._What.ValueType  # 15
         TOPIC_DELETED: StoryEvent._What.ValueType  # 16
         """with its timers, messages and groups"""
@@ -1089,7 +1094,7 @@ class StoryEvent(_message.Message):
     class What(_What, metaclass=_WhatEnumTypeWrapper): ...
     WHAT_UNSPECIFIED: StoryEvent.What.ValueType  # 0
     SCHEDULED: StoryEvent.What.ValueType  # 1
-    """by producer_id and sequence, or request_id, or neither"""
+    """by producer and sequence, or request_id, or neither"""
     RESCHEDULED_FROM: StoryEvent.What.ValueType  # 2
     """it goes on for `other_id`, or for the timer with its key"""
     MOVED_FROM: StoryEvent.What.ValueType  # 3
@@ -1110,9 +1115,11 @@ class StoryEvent(_message.Message):
     NEW_LEADER: StoryEvent.What.ValueType  # 12
     """what was handed out before may come again"""
     RECALLED: StoryEvent.What.ValueType  # 13
-    """taken back, as one before it in its order came back"""
+    """taken back unfailed: one before it in its order came back, the leader handed"""
     SOUGHT: StoryEvent.What.ValueType  # 14
-    """the group goes on from queue_offset, as if it had seen nothing"""
+    """over, or the consumer had not looked at it
+    the group goes on from queue_offset, as if it had seen nothing
+    """
     GROUP_DELETED: StoryEvent.What.ValueType  # 15
     TOPIC_DELETED: StoryEvent.What.ValueType  # 16
     """with its timers, messages and groups"""
@@ -1129,7 +1136,7 @@ class StoryEvent(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
     OTHER_ID_FIELD_NUMBER: _builtins.int
-    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REQUESTED_MS_FIELD_NUMBER: _builtins.int
@@ -1147,7 +1154,8 @@ class StoryEvent(_message.Message):
     """empty: one that was sought or deleted since"""
     queue_offset: _builtins.int
     other_id: _builtins.bytes
-    producer_id: _builtins.int
+    producer: _builtins.int
+    """as in ProducerStatus"""
     sequence: _builtins.int
     request_id: _builtins.str
     requested_ms: _builtins.int
@@ -1167,7 +1175,7 @@ class StoryEvent(_message.Message):
         group: _builtins.str = ...,
         queue_offset: _builtins.int = ...,
         other_id: _builtins.bytes = ...,
-        producer_id: _builtins.int = ...,
+        producer: _builtins.int = ...,
         sequence: _builtins.int = ...,
         request_id: _builtins.str = ...,
         requested_ms: _builtins.int = ...,
@@ -1177,7 +1185,7 @@ class StoryEvent(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "group", b"group", "index", b"index", "other_id", b"other_id", "producer_id", b"producer_id", "queue_offset", b"queue_offset", "request_id", b"request_id", "requested_ms", b"requested_ms", "sequence", b"sequence", "time_ms", b"time_ms", "to_topic", b"to_topic", "topic", b"topic", "until_ms", b"until_ms", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "group", b"group", "index", b"index", "other_id", b"other_id", "producer", b"producer", "queue_offset", b"queue_offset", "request_id", b"request_id", "requested_ms", b"requested_ms", "sequence", b"sequence", "time_ms", b"time_ms", "to_topic", b"to_topic", "topic", b"topic", "until_ms", b"until_ms", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1557,6 +1565,7 @@ class Deliveries(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     HANDED_OUT_MS_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """older than an epoch seen before: drop it"""
     lease_id: _builtins.int
@@ -1580,10 +1589,12 @@ class Deliveries(_message.Message):
     def fired_at_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """1 = first delivery; more = it may have been delivered before"""
+        """how often a consumer may have been given the message, with this"""
 
     @_builtins.property
-    def payload_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def payload_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """delivery: 1 = it is the first"""
+
     @_builtins.property
     def key_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none, or n"""
@@ -1591,6 +1602,10 @@ class Deliveries(_message.Message):
     @_builtins.property
     def headers_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none, or n"""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """nacks and ended leases before, which max_attempts counts; none: all"""
 
     def __init__(
         self,
@@ -1611,10 +1626,11 @@ class Deliveries(_message.Message):
         headers: _builtins.bytes = ...,
         handed_out_ms: _builtins.int = ...,
         group_id: _builtins.int = ...,
+        failures: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "failures", b"failures", "fired_at_ms", b"fired_at_ms", "group_id", b"group_id", "handed_out_ms", b"handed_out_ms", "headers", b"headers", "headers_sizes", b"headers_sizes", "key_sizes", b"key_sizes", "keys", b"keys", "lease_id", b"lease_id", "lease_ms", b"lease_ms", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "queue_offsets", b"queue_offsets", "timer_ids", b"timer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3131,25 +3147,25 @@ Global___DescribePoliciesResponse: _TypeAlias = DescribePoliciesResponse  # noqa
 class ListProducersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
-    producer_id: _builtins.int
+    producer: _builtins.int
     """only this one; 0: all"""
     after: _builtins.int
-    """begin after this id"""
+    """begin after this one"""
     page_size: _builtins.int
     """1 to 1000; 0: 100"""
     def __init__(
         self,
         *,
-        producer_id: _builtins.int = ...,
+        producer: _builtins.int = ...,
         after: _builtins.int = ...,
         page_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "page_size", b"page_size", "producer_id", b"producer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "page_size", b"page_size", "producer", b"producer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3163,7 +3179,7 @@ class ListProducersResponse(_message.Message):
     NEXT_AFTER_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     next_after: _builtins.int
-    """there are more after this id; 0: there are none"""
+    """there are more after this one; 0: there are none"""
     count: _builtins.int
     """of all producers"""
     @_builtins.property
@@ -3187,13 +3203,14 @@ Global___ListProducersResponse: _TypeAlias = ListProducersResponse  # noqa: Y015
 class ProducerStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
     USED_AT_MS_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     ANSWER_ROWS_FIELD_NUMBER: _builtins.int
-    producer_id: _builtins.int
+    producer: _builtins.int
+    """its public name: a hash of its id, which its client alone knows"""
     last_sequence: _builtins.int
     """of its last request that was applied"""
     used_at_ms: _builtins.int
@@ -3207,7 +3224,7 @@ class ProducerStatus(_message.Message):
     def __init__(
         self,
         *,
-        producer_id: _builtins.int = ...,
+        producer: _builtins.int = ...,
         last_sequence: _builtins.int = ...,
         used_at_ms: _builtins.int = ...,
         expires_at_ms: _builtins.int = ...,
@@ -3216,7 +3233,7 @@ class ProducerStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_rows", b"answer_rows", "answers", b"answers", "expires_at_ms", b"expires_at_ms", "last_sequence", b"last_sequence", "producer_id", b"producer_id", "used_at_ms", b"used_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_rows", b"answer_rows", "answers", b"answers", "expires_at_ms", b"expires_at_ms", "last_sequence", b"last_sequence", "producer", b"producer", "used_at_ms", b"used_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
