@@ -53,8 +53,8 @@ class View(Protocol):
     def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
         """A page of producers, or one, as this node has applied them."""
 
-    async def transfer(self, target: str) -> None:
-        """Hand leadership to a node, or to any if `target` is empty."""
+    async def transfer(self, target: str) -> bool:
+        """Hand leadership to a node, or to any if `target` is empty. False: that one leads."""
 
     async def members(self) -> pb.ListMembersResponse:
         """Who votes, and who could."""
@@ -216,13 +216,13 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def TransferLeadership(  # noqa: N802
         self, request: pb.TransferLeadershipRequest, context: Context
     ) -> pb.TransferLeadershipResponse:
-        """Hand leadership over; answered when the control plane has appointed the successor."""
+        """Hand leadership over; answered when the successor serves."""
         del context
         known = {self._view.name, *self._view.peers()}
         if request.target and request.target not in known:
             raise NotFound("node", request.target)
-        await self._view.transfer(request.target)
-        return pb.TransferLeadershipResponse()
+        moved = await self._view.transfer(request.target)
+        return pb.TransferLeadershipResponse(unchanged=not moved)
 
     @answered
     async def ListMembers(  # noqa: N802

@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from cluster import control, raft_files
-from cluster.control import Applied, Command, ControlState, Members, SharedCheckpoint
+from cluster.control import Applied, Appoint, Command, ControlState, Members, SharedCheckpoint
 from cluster.controller import (
     Asked,
     ChangeAsked,
@@ -57,9 +57,14 @@ logger = logging.getLogger(__name__)
 
 COMMANDS_IN_FLIGHT_MAX: Final = 16
 COMMAND_DEADLINE_S: Final = 2.0
+SERVE_DEADLINE_S: Final = 2.0
+"""A transfer's answer waits so long for the appointed leader to serve."""
+ASK_SPARE_S: Final = 1.0
+"""What is asked of a controller may take this much longer there than all its waits."""
 REPORT_EVERY_MS: Final = 100
 TICK_S: Final = 0.1
 CONTROLLER_TICK_S: Final = 0.05
+SERVED_POLL_S: Final = 0.01
 
 
 class Outcome(enum.StrEnum):
@@ -82,8 +87,10 @@ class TransferAnswer:
     """What became of an operator's request for another leader."""
 
     outcome: Outcome
-    """OK: the appointment is made; whether the appointee leads shows in its reports."""
+    """OK: the leader serves, or the voters are proposed."""
     why: str
+    changed: bool = True
+    """False: there was nothing to do."""
 
 
 class ControlPlane:
@@ -123,6 +130,7 @@ class ControlPlane:
         self._peers, self._directory = dict(peers), directory
         self._cluster_id, self._founding, self._allow_empty = cluster_id, founding, allow_empty
         self._clock, self._fail = clock, fail
+        self._transfer_s = config.transfer_ms / 1000
         self._controller = Controller(
             name=name,
             cluster_id=cluster_id,
@@ -252,7 +260,10 @@ class ControlPlane:
         return await self._submit(Members(epoch=epoch, voters=voters))
 
     async def request_transfer(self, target: ReplicaId | None) -> TransferAnswer:
-        """Have the controller appoint `target`, or whoever is best but the present leader."""
+        """Have the controller appoint `target`; None: the best voter but the present leader.
+
+        The target catches up first, while the leader serves. The answer comes when it serves.
+        """
         return await self._request(TransferAsked(target), (target,))
 
     async def request_change(self, change: Change, name: str) -> TransferAnswer:
@@ -270,8 +281,9 @@ class ControlPlane:
         answered: asyncio.Future[TransferAnswer] = self._loop.create_future()
         self._asked[ask_id] = controller, answered
         self._link.send(controller, Kind.ASK, (ask_id, *words))
+        waits_s = self._transfer_s + COMMAND_DEADLINE_S + SERVE_DEADLINE_S
         try:
-            async with asyncio.timeout(COMMAND_DEADLINE_S):
+            async with asyncio.timeout(waits_s + ASK_SPARE_S):
                 return await answered
         except TimeoutError:
             return TransferAnswer(Outcome.UNKNOWN, f"{controller} did not answer")
@@ -347,16 +359,40 @@ class ControlPlane:
         return outcome
 
     async def _asked_for(self, asked: Asked) -> TransferAnswer:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._transfer_s
         effects = self._controller.step(self._clock(), asked)
+        while effects.refusal is not None and effects.refusal.soon and loop.time() < until_s:
+            await asyncio.sleep(CONTROLLER_TICK_S)
+            effects = self._controller.step(self._clock(), asked)
         self._log(effects)
-        if effects.refusal is not None:
-            outcome = Outcome.NOT_NOW if effects.refusal.later else Outcome.REFUSED
-            return TransferAnswer(outcome, effects.refusal.why)
+        refusal = effects.refusal
+        if refusal is not None and refusal.soon:
+            why = f"{refusal.why}, and did not catch up within {self._transfer_s:g} s"
+            return TransferAnswer(Outcome.REFUSED, f"{why}; the leader stays")
+        if refusal is not None:
+            outcome = Outcome.NOT_NOW if refusal.later else Outcome.REFUSED
+            return TransferAnswer(outcome, refusal.why)
         if effects.propose is None:
-            return TransferAnswer(Outcome.OK, effects.reason)
+            return TransferAnswer(Outcome.OK, effects.reason, changed=False)
         outcome = await self._propose(effects.propose)
-        why = effects.reason if outcome is Outcome.OK else f"{effects.reason}: {outcome}"
-        return TransferAnswer(outcome, why)
+        if outcome is not Outcome.OK:
+            return TransferAnswer(outcome, f"{effects.reason}: {outcome}")
+        if isinstance(asked, TransferAsked):
+            return await self._served(effects)
+        return TransferAnswer(outcome, effects.reason)
+
+    async def _served(self, effects: Effects) -> TransferAnswer:
+        """Wait until the leader that was appointed serves."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + SERVE_DEADLINE_S
+        assert isinstance(effects.propose, Appoint), effects
+        while self._controller.served_epoch < effects.propose.epoch:
+            if loop.time() >= until_s:
+                why = f"{effects.reason}: not seen serving within {SERVE_DEADLINE_S:g} s"
+                return TransferAnswer(Outcome.UNKNOWN, why)
+            await asyncio.sleep(SERVED_POLL_S)
+        return TransferAnswer(Outcome.OK, effects.reason)
 
     async def _submit(self, command: Command) -> Outcome:
         """Return what became of `command`, by COMMAND_DEADLINE_S at the latest."""
@@ -454,9 +490,9 @@ class ControlPlane:
                 self._spawn(self._answer(peer, ask_id, asked))
             case Kind.ASK, (int(ask_id), str(change), str(name)) if change in set(Change):
                 self._spawn(self._answer(peer, ask_id, ChangeAsked(Change(change), name)))
-            case Kind.ANSWER, (int(ask_id), str(outcome), str(why)):
+            case Kind.ANSWER, (int(ask_id), str(outcome), str(why), bool(changed)):
                 if ask_id in self._asked and outcome in set(Outcome):
-                    self._answered(ask_id, TransferAnswer(Outcome(outcome), why))
+                    self._answered(ask_id, TransferAnswer(Outcome(outcome), why, changed))
             case _:
                 logger.warning("unknown frame %s from %s: %.80r", kind, peer, body)
 
@@ -467,7 +503,8 @@ class ControlPlane:
 
     async def _answer(self, peer: str, ask_id: int, asked: Asked) -> None:
         answer = await self._asked_for(asked)
-        self._link.send(peer, Kind.ANSWER, (ask_id, str(answer.outcome), answer.why))
+        told = (ask_id, str(answer.outcome), answer.why, answer.changed)
+        self._link.send(peer, Kind.ANSWER, told)
 
     # Tasks
 

@@ -20,7 +20,8 @@ Time arrives as `now_ms`; no clock, socket or random source is read here.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Self, TypeAlias, assert_never
 
@@ -73,6 +74,13 @@ class ControllerConfig:
     hand_over_after_ms: int = 5_000
     """Everything must have been well for this long before Raft's leadership is handed over."""
     hand_over_every_ms: int = 30_000
+    transfer_ms: int = 3_000
+    """A transfer's target may take this long to catch up; the leader serves meanwhile."""
+    transfer_entries: int = 100_000
+    """A target that lacks more entries is refused at once."""
+    caught_up_ms: int = 300
+    """A target has caught up if it holds all that the leader held this long ago: reports, ten a
+    second, are no sharper, and the rest is fetched while nobody serves."""
 
     def __post_init__(self) -> None:
         assert self.link_grace_ms < self.report_timeout_ms <= self.stall_timeout_ms
@@ -259,6 +267,8 @@ class Controller:
     _proposed_at_ms: MonoMs | None = None
     _well_since_ms: MonoMs | None = None
     _handed_over_at_ms: MonoMs = _NEVER
+    _ends: deque[tuple[MonoMs, LogIndex]] = field(default_factory=deque[tuple[MonoMs, LogIndex]])
+    """The end of the leader's log as it was reported lately, oldest first."""
 
     def __post_init__(self) -> None:
         self._meet(self.founders)
@@ -295,6 +305,11 @@ class Controller:
     def leads(self) -> bool:
         """Whether this node is the controller."""
         return self._leads
+
+    @property
+    def served_epoch(self) -> Epoch:
+        """The epoch in which the appointed leader was seen serving; 0: it was not."""
+        return self._state.epoch if self._served else Epoch(0)
 
     def describe(self, now_ms: MonoMs) -> list[dict[str, object]]:
         """Return one row of plain values per voter; reports are known on the controller only."""
@@ -336,6 +351,9 @@ class Controller:
         node.report, node.reported_at_ms = report, now_ms
         if node.replica_id != self._state.leader:
             return
+        self._ends.append((now_ms, report.last_index))
+        while len(self._ends) > 1 and self._ends[1][0] <= now_ms - self.config.caught_up_ms:
+            self._ends.popleft()
         leads = report.role is Role.LEADER and report.epoch == self._state.epoch
         if leads and report.serving:
             self._served, self._stalls = True, 0
@@ -376,6 +394,7 @@ class Controller:
         self._promise_above_since_ms = None
         self._gone_since_ms = None
         self._well_since_ms = None
+        self._ends.clear()
 
     # Deciding
 
@@ -584,10 +603,39 @@ class Controller:
             return _refused("no such voter reports")
         if successor is leader and self._served:
             return Effects(reason=f"{successor.name} leads already")
-        assert successor.report is not None
-        if successor.report.unsure:
-            return _refused(f"{successor.name} is not matched with the leader's log yet")
+        refusal = self._why_not_yet(successor, fresh)
+        if refusal is not None:
+            return Effects(refusal=refusal)
         return self._appoint(now_ms, successor, "an operator asked for a transfer")
+
+    def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> Refusal | None:
+        """Return why `successor` can't take over at once: the leader serves until it can.
+
+        Raft brings a target up to date before the leader stops (Ongaro's thesis, 3.10). Here the
+        leader sends it all entries anyway: it takes time alone, if it is not too far behind.
+        """
+        reports = [node.report for node in fresh if node.report is not None]
+        end = max((report.last_epoch, report.last_index) for report in reports)
+        name, report = successor.name, successor.report
+        assert report is not None, successor
+        behind = max(0, end[1] - report.last_index)
+        lacks = f"{name} is {behind} entries behind"
+        if behind > self.config.transfer_entries:
+            return Refusal(f"{lacks}; at most {self.config.transfer_entries}", later=False)
+        if report.unsure:
+            return Refusal(f"{lacks}, and not matched with the leader's log yet", soon=True)
+        if report.last_epoch != end[0]:
+            return Refusal(f"{lacks}, and has no entry of epoch {end[0]} yet", soon=True)
+        if self._leader() in fresh and self._ends:
+            has_caught_up = report.last_index >= self._ends[0][1]
+        else:
+            has_caught_up = behind <= self.config.close_entries
+        if not has_caught_up:
+            return Refusal(lacks, soon=True)
+        unapplied = report.last_index - report.applied_index
+        if unapplied > self.config.lag_entries:
+            return Refusal(f"{name} has {unapplied} entries to apply", soon=True)
+        return None
 
     def _change(self, now_ms: MonoMs, change: Change, name: str) -> Effects:
         """Appoint once more, with other voters: the present leader, if it is still one then."""

@@ -36,6 +36,8 @@ class Refusal(NamedTuple):
     why: str
     later: bool = True
     """It may be possible soon. False: not as things are."""
+    soon: bool = False
+    """It becomes possible by itself, within seconds as a rule."""
 
 
 @dataclass(frozen=True, slots=True)

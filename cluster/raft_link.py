@@ -36,7 +36,7 @@ from cluster.raft_codec import MESSAGE_SIZE_MAX, BadMessage, RaftMessage, decode
 logger = logging.getLogger(__name__)
 
 METHOD: Final = "/timer.cluster.Control/Link"
-VERSION: Final = 1
+VERSION: Final = 2
 QUEUE_FRAMES_MAX: Final = 4_096
 """Frames waiting for a peer; beyond it the stream is broken and both start clean."""
 TAKE_SIZE: Final = MESSAGE_SIZE_MAX // 2

@@ -86,12 +86,13 @@ class NodeState(TopicView):
         """Return the other nodes: name -> (address, stub)."""
         return {name: (self._config.peers[name], stub) for name, stub in self._stubs.items()}
 
-    async def transfer(self, target: str) -> None:
-        """Hand leadership over.
+    async def transfer(self, target: str) -> bool:
+        """Hand leadership over. False: the target leads already.
 
         Raises:
-            NotReady: nobody could be appointed.
-            CommitTimeout: somebody was proposed; whether that is made is not known.
+            InvalidRequest: the target can't lead, or lags and did not catch up.
+            NotReady: no node can be appointed at the moment.
+            CommitTimeout: a node was proposed, and was not seen serving yet.
         """
         replica_id = self._control.state.voters.get(target) if target else None
         if target and replica_id is None:
@@ -99,8 +100,11 @@ class NodeState(TopicView):
         answer = await self._control.request_transfer(replica_id)
         if answer.outcome is Outcome.UNKNOWN:
             raise CommitTimeout(f"transfer: {answer.why}")
+        if answer.outcome is Outcome.REFUSED:
+            raise InvalidRequest("target", target, answer.why)
         if answer.outcome is not Outcome.OK:
             raise NotReady(f"no transfer: {answer.why}")
+        return answer.changed
 
     async def members(self) -> pb.ListMembersResponse:
         """Return the voters of this node's log and the learners that answer, voters first."""

@@ -371,15 +371,22 @@ class AsyncTimerClient(TopicCalls):
         )
         return answer.topic_id
 
-    async def transfer(self, target: str = "") -> None:
-        """Hand the leadership over to the node named `target`; empty: to any other."""
+    async def transfer(self, target: str = "") -> bool:
+        """Hand the leadership over to the node named `target`; empty: to any other.
+
+        Returns when the successor serves. False: the target leads already, and nothing changed.
+
+        Raises:
+            InvalidRequest: the target lags, and did not catch up; the leader stays.
+        """
         rows.utf8("target", target)
         request = pb.TransferLeadershipRequest(target=target)
-        await self.nodes().call(
+        answer = await self.nodes().call(
             lambda node, left_s: node.admin.TransferLeadership(request, timeout=left_s),
             within_s=self._call_s,
             repeatable=False,
         )
+        return not answer.unchanged
 
     async def members(self) -> pb.ListMembersResponse:
         """Return the voters and the learners that answer."""

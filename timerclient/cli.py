@@ -466,9 +466,10 @@ def _document(message: Message) -> dict[str, Any]:
 
 def _transfer(args: argparse.Namespace) -> int:
     with _client(args) as client:
-        client.transfer(args.node)
-    document = {"transferred": True, "target": args.node or None}
-    _print(args, document, f"transferred to {args.node or 'another node'}")
+        moved = client.transfer(args.node)
+    document = {"transferred": moved, "target": args.node or None}
+    to = args.node or "another node"
+    _print(args, document, f"transferred to {to}" if moved else f"{to} leads already: no change")
     return OK
 
 

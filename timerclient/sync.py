@@ -478,9 +478,15 @@ class TimerClient(TopicFront):
         """Return the id of a topic that exists from now on."""
         return self._background.call(self._client.create_topic(topic))
 
-    def transfer(self, target: str = "") -> None:
-        """Hand the leadership over to the node named `target`; empty: to any other."""
-        self._background.call(self._client.transfer(target))
+    def transfer(self, target: str = "") -> bool:
+        """Hand the leadership over to the node named `target`; empty: to any other.
+
+        Returns when the successor serves. False: the target leads already, and nothing changed.
+
+        Raises:
+            InvalidRequest: the target lags, and did not catch up; the leader stays.
+        """
+        return self._background.call(self._client.transfer(target))
 
     def members(self) -> pb.ListMembersResponse:
         """Return the voters and the learners that answer."""

@@ -203,11 +203,12 @@ class FakeNode(TopicView):
         """Return the other nodes: there are none."""
         return {}
 
-    async def transfer(self, target: str) -> None:
-        """Let the next epoch begin: there is nobody else to lead it."""
+    async def transfer(self, target: str) -> bool:
+        """Let the next epoch begin: no other node is there to lead it."""
         del target
         self.host.on_drain()
         self.fail_over()
+        return True
 
     async def members(self) -> pb.ListMembersResponse:
         """Return the one voter."""

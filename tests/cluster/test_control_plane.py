@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest.mock import AsyncMock
 
 import grpc
@@ -17,7 +17,7 @@ import pytest
 
 from cluster import control_plane, raft_journal
 from cluster.control import ControlState, SharedCheckpoint
-from cluster.control_plane import ControlPlane, Outcome
+from cluster.control_plane import ControlPlane, Outcome, TransferAnswer
 from cluster.controller import ControllerConfig, Report, Role
 from cluster.membership import Change
 from cluster.raft import Exit
@@ -182,6 +182,10 @@ async def comes(ask: Callable[[], Awaitable[Outcome]], wanted: Outcome) -> None:
         await asyncio.sleep(0.05)
 
 
+async def outcome_of(asking: Awaitable[TransferAnswer]) -> Outcome:
+    return (await asking).outcome
+
+
 async def publish(node: Node, published: SharedCheckpoint) -> None:
     """Publish it; what is asked again because nobody answered may be there by then."""
     await comes(lambda: node.plane.publish_checkpoint(published), Outcome.OK)
@@ -284,6 +288,45 @@ def test_transfer_asked_of_a_node_that_is_not_the_controller(tmp_path: Path) -> 
         await until(lambda: cluster.serves(above=epoch), "transferred")
         assert cluster.leader != leader
         await comes(lambda: asked(ReplicaId(99)), Outcome.NOT_NOW)
+
+    run(scenario, tmp_path)
+
+
+def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up(
+    tmp_path: Path,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        epoch, leader = cluster.epoch, cluster.nodes[cluster.leader]
+        await until(lambda: leader.plane.controller_name not in (None, leader.name), "another")
+        lagging = next(node for node in cluster.nodes.values() if node is not leader)
+        caught_up = lagging.report
+        lagging.report = replace(caught_up, last_index=LogIndex(0))
+        leader.report = replace(leader.report, last_index=LogIndex(70))
+
+        def controller_knows() -> bool:
+            controller = cluster.nodes[leader.plane.controller_name or leader.name].plane
+            rows: Any = controller.status()["nodes"]
+            ends = {row["name"]: row["report"]["last_index"] for row in rows if row["report"]}
+            return ends == {name: node.report.last_index for name, node in cluster.nodes.items()}
+
+        await until(controller_knows, "reported")
+
+        async def asked() -> TransferAnswer:
+            return await leader.plane.request_transfer(VOTERS[lagging.name])
+
+        await comes(lambda: outcome_of(asked()), Outcome.REFUSED)
+        answer = await asked()
+        assert f"{lagging.name} is 70 entries behind" in answer.why
+        assert "the leader stays" in answer.why
+        assert cluster.serves(above=epoch - 1)
+        assert (cluster.epoch, cluster.leader) == (epoch, leader.name)
+        leader.report = replace(leader.report, last_index=caught_up.last_index)
+        lagging.report = caught_up
+        await comes(lambda: outcome_of(asked()), Outcome.OK)
+        assert lagging.report.serving
+        answer = await asked()
+        assert (answer.outcome, answer.changed) == (Outcome.OK, False)
+        assert f"{lagging.name} leads already" in answer.why
 
     run(scenario, tmp_path)
 

@@ -1,6 +1,7 @@
 """Scenarios of the controller: three nodes, a clock, and one controller on node a."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -450,6 +451,57 @@ def test_transfer_that_makes_no_sense_is_refused(target: ReplicaId, why: str) ->
     assert why in play.refusal.why
 
 
+def test_transfer_waits_until_its_target_has_caught_up_while_the_leader_stays() -> None:
+    play = in_service()
+
+    def end(leader: int, target: int, ms: int = STEP_MS) -> None:
+        play.reports["b"] = replace(play.reports["b"], last_index=LogIndex(leader))
+        play.reports["c"] = replace(follower("c", epoch=5, index=target))
+        play.run(ms)
+        play.do(TransferAsked(VOTERS["c"]))
+
+    end(90_000, 10_000, ms=1_000)
+    for step in range(20):  # it comes nearer, but holds what the leader held long ago
+        end(90_000 + 100 * step, 10_000 + 1_000 * step)
+        assert play.refusal is not None
+        assert play.refusal.soon
+        assert f"c is {80_000 - 900 * step} entries behind" in play.refusal.why
+    for step in range(10):  # under load its reports are never those of the leader
+        end(92_000 + 100 * step, 91_700 + 100 * step)
+        if play.appointed:
+            break
+    assert play.appointed == [(6, "c")]
+
+
+def test_transfer_to_a_target_that_lags_too_far_is_refused_and_says_by_how_much() -> None:
+    play = in_service()
+    play.reports["b"] = replace(play.reports["b"], last_index=LogIndex(5_000_000))
+    play.run(STEP_MS)
+    play.do(TransferAsked(VOTERS["c"]))
+    why = f"c is 4999900 entries behind; at most {CONFIG.transfer_entries}"
+    assert (play.appointed, play.refusal) == ([], Refusal(why, later=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"last_epoch": Epoch(4), "last_index": LogIndex(900)}, "has no entry of epoch 5"),
+        ({"last_index": LogIndex(9_000)}, "has 8900 entries to apply"),
+    ],
+    ids=["log of an earlier epoch", "not applied"],
+)
+def test_transfer_waits_for_a_target_that_could_not_serve_at_once(
+    changes: dict[str, Any], why: str
+) -> None:
+    play = in_service()
+    play.reports["c"] = replace(play.reports["c"], **changes)
+    play.run(STEP_MS)
+    play.do(TransferAsked(VOTERS["c"]))
+    assert play.appointed == []
+    assert play.refusal is not None
+    assert (why in play.refusal.why, play.refusal.soon) == (True, True)
+
+
 def test_transfer_to_who_leads_is_done() -> None:
     # Perhaps by an earlier sending of the same request.
     play = in_service()
@@ -461,7 +513,7 @@ def test_transfer_is_refused_by_a_node_that_is_not_the_controller() -> None:
     play = in_service()
     play.do(RaftLeadership(leads=False))
     play.do(TransferAsked(None))
-    assert play.refusal == ("this node is not the controller", True)
+    assert play.refusal == Refusal("this node is not the controller")
 
 
 def test_controller_that_leads_the_log_too_hands_over_seldom() -> None:
@@ -547,6 +599,7 @@ def test_learner_is_added_and_reports_as_a_voter_at_once() -> None:
     assert proposal(play).voters == {**VOTERS, "d": LEARNER}
     play.state = replace(play.state, voters={**VOTERS, "d": LEARNER}, proposed=None)
     play.reports["b"] = serving("b", epoch=6)
+    play.reports["d"] = replace(play.reports["d"], last_epoch=Epoch(6), role=Role.FOLLOWER)
     play.do(StateApplied(play.state))
     play.run(1_000)
     assert play.appointed == [(6, "b")]  # nothing is missed of the new one

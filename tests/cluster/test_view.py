@@ -55,7 +55,8 @@ async def test_change_that_raft_refused_may_be_asked_again_and_a_senseless_one_n
 @pytest.mark.parametrize(
     ("outcome", "error"),
     [
-        (Outcome.REFUSED, NotReady),
+        (Outcome.REFUSED, InvalidRequest),
+        (Outcome.NOT_NOW, NotReady),
         (Outcome.FAILED, NotReady),
         (Outcome.UNKNOWN, CommitTimeout),
     ],

@@ -524,7 +524,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         if request.target == "nobody":
             missing = wire_error(pb.NOT_FOUND, "no such node: 'nobody'")
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
-        return pb.TransferLeadershipResponse()
+        return pb.TransferLeadershipResponse(unchanged=request.target == "n1")
 
     async def ListMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
         del request, context

@@ -172,10 +172,11 @@ def test_what_messages_hold_neither_breaks_lines_nor_reaches_the_terminal(ctl: C
 def test_transfer_names_its_target_and_a_refusal_exits_1(ctl: Ctl, threaded: Threaded) -> None:
     assert ctl("transfer", "n2")[0] == 0
     assert ctl("transfer")[:2] == (0, "transferred to another node\n")
+    assert ctl("transfer", "n1")[:2] == (0, "n1 leads already: no change\n")
     code, out, err = ctl("transfer", "nobody")
     assert (code, out) == (1, "")
     assert err == "timerctl: no such node: 'nobody'\n"
-    assert threaded.cluster.transfers == ["n2", "", "nobody"]
+    assert threaded.cluster.transfers == ["n2", "", "n1", "nobody"]
 
 
 def test_members_are_listed_and_changed_only_when_somebody_agrees(

@@ -879,7 +879,9 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Hands the data plane's leadership over; the target is a node's name, or empty for any.
+        """Hands the data plane's leadership over; the target is a node's name, or empty for any. The
+        target catches up first, while the leader serves; one that lags too far is refused. Answered
+        when the successor serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

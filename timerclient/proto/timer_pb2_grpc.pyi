@@ -272,7 +272,10 @@ class AdminServiceStub:
     Redrive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]
     """Sends some dead letters back to the topics that they came from, each exactly once."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]
-    """Hands the data plane's leadership over; the target is a node's name, or empty for any."""
+    """Hands the data plane's leadership over; the target is a node's name, or empty for any. The
+    target catches up first, while the leader serves; one that lags too far is refused. Answered
+    when the successor serves.
+    """
     ListMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]
     ChangeMembers: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]
     """Answered when the log has committed the change; the outcome is unknown if that takes long."""
@@ -312,7 +315,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Redrive: _aio.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]  # type: ignore[assignment]
     """Sends some dead letters back to the topics that they came from, each exactly once."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
-    """Hands the data plane's leadership over; the target is a node's name, or empty for any."""
+    """Hands the data plane's leadership over; the target is a node's name, or empty for any. The
+    target catches up first, while the leader serves; one that lags too far is refused. Answered
+    when the successor serves.
+    """
     ListMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
     ChangeMembers: _aio.UnaryUnaryMultiCallable[_timer_pb2.ChangeMembersRequest, _timer_pb2.ListMembersResponse]  # type: ignore[assignment]
     """Answered when the log has committed the change; the outcome is unknown if that takes long."""
@@ -415,7 +421,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.TransferLeadershipRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.TransferLeadershipResponse, _abc.Awaitable[_timer_pb2.TransferLeadershipResponse]]:
-        """Hands the data plane's leadership over; the target is a node's name, or empty for any."""
+        """Hands the data plane's leadership over; the target is a node's name, or empty for any. The
+        target catches up first, while the leader serves; one that lags too far is refused. Answered
+        when the successor serves.
+        """
 
     @_abc_1.abstractmethod
     def ListMembers(
