@@ -111,7 +111,7 @@ class PolicyBook:
     def _check_schedule(self, entry: Entry, applied: ScheduleApplied) -> None:
         schedule, start = decode_schedule(entry.payload), 0
         for part, result in zip(schedule.parts.tolist(), applied.parts, strict=True):
-            producer, sequence, size, _ = part
+            producer, sequence, size, *_ = part
             rows = schedule.rows[start : start + size]
             start += size
             takings = self.requests.get((producer, sequence), [])

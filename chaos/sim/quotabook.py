@@ -98,7 +98,7 @@ class QuotaBook:
         schedule, start = decode_schedule(entry.payload), 0
         fresh: set[int] = set()
         heads = zip(schedule.parts.tolist(), schedule.requests, applied.parts, strict=True)
-        for (producer, sequence, size, _), request, result in heads:
+        for (producer, sequence, size, *_), request, result in heads:
             rows = schedule.rows[start : start + size]
             start += size
             if not isinstance(result, tuple) or result[1]:
