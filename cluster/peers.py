@@ -35,8 +35,7 @@ async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:
     try:
         answer = await stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
     except grpc.aio.AioRpcError as error:
-        why = f"{error.code().name}: {error.details()}"
-        return pb.NodeStatus(name=name, address=address, role="unreachable", error=why)
+        return pb.NodeStatus(name=name, address=address, role="unreachable", error=why(error))
     return answer.nodes[0]
 
 
@@ -46,9 +45,18 @@ async def checkpoint_of(name: str, address: str, stub: Stub) -> pb.NodeCheckpoin
     try:
         answer = await stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=PART_S)
     except grpc.aio.AioRpcError as error:
-        why = f"{error.code().name}: {error.details()}"
-        return pb.NodeCheckpoint(node=name, role="unreachable", error=why)
+        return pb.NodeCheckpoint(node=name, role="unreachable", error=why(error))
     return answer.nodes[0]
+
+
+def why(failed: grpc.aio.AioRpcError) -> str:
+    """Return in a few words why a node did not answer."""
+    details = failed.details() or ""
+    if failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"no answer within {PART_S:g} s"
+    if failed.code() is grpc.StatusCode.UNAVAILABLE:  # the cause stands last, behind every address
+        return details.rpartition(": ")[2].lower() or "not reachable"
+    return f"{failed.code().name}: {details}"
 
 
 async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], bool]:

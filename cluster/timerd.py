@@ -20,6 +20,7 @@ import argparse
 import os
 import secrets
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ from timer.disk import RealDisk
 from timer.errors import ConfigError, TimerError
 from timer.units import ReplicaId
 
+DISTRIBUTION: Final = "timer-cluster"
 _DESCRIPTION: Final = """\
 Run one node of the cluster.
 
@@ -123,6 +125,7 @@ def run(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_flags(parser)
+    parser.add_argument("--version", action="version", version=f"timerd {version(DISTRIBUTION)}")
     parser.add_argument("--print-config", action="store_true", help="show the settings and exit")
     parser.add_argument(
         "--raft-lost",

@@ -85,16 +85,8 @@ def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
     return Checked(path, disk.size(path), None)
 
 
-def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to timerctl."""
-    text = "read all files of a stopped node's data directory and check their checksums"
-    parser = commands.add_parser("verify", help=text, description=text[0].upper() + text[1:] + ".")
-    parser.add_argument("--data", type=Path, required=True, help="the node's data directory")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run `timerctl verify`; return its exit code."""
     try:
         found = list(verify(RealDisk(), args.data))
     except TimerError as error:

@@ -388,9 +388,12 @@ _TEXTS: Final = frozenset(
 
 
 def _numbers(value: Any) -> Any:
-    """Turn protobuf JSON's 64-bit integers, which are strings, back into numbers."""
+    """Turn protobuf JSON's 64-bit integers, which are strings, back into numbers; ids stay text."""
     if isinstance(value, dict):
-        return {key: v if key in _TEXTS else _numbers(v) for key, v in value.items()}
+        return {
+            key: v if key in _TEXTS or key.endswith("_id") else _numbers(v)
+            for key, v in value.items()
+        }
     if isinstance(value, list):
         return [_numbers(v) for v in value]
     if isinstance(value, str) and value.lstrip("-").isdigit():

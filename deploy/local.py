@@ -12,7 +12,6 @@ process is ever signalled by name or by a remembered pid alone: /proc has to say
 still runs this very node, and the signal goes through a pidfd, which no other process can inherit.
 """
 
-import argparse
 import contextlib
 import fcntl
 import http.client
@@ -29,12 +28,11 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import grpc
 
 from cluster.membership import VOTERS_MAX
-from timerclient.cli import DEFAULT_CLUSTER
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
 
@@ -43,7 +41,9 @@ READY_TIMEOUT_S: Final = 120.0
 """Only nodes that hang take so long: one that ends is reported at once."""
 STOP_TIMEOUT_S: Final = 60.0
 """Far more than a node takes to hand over and finish what it has in flight."""
-FOLDER: Final = Path("run/local")
+PORT_MAX: Final = 65_535
+HTTP_ABOVE: Final = 10
+"""The HTTP ports of a cluster with a base port lie so far above its gRPC ports."""
 LOOPBACK: Final = "127.0.0.1"
 POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
@@ -228,13 +228,19 @@ class LocalCluster:
         """Bring the named nodes up, or all; they are ready for clients if a majority runs.
 
         Raises:
-            LaunchError: a node ended, or is not ready in time.
+            LaunchError: a port is in use, a node ended, or is not ready in time. If a port is in
+                use, no node was started and nothing was written.
         """
         with self._lock():
-            if not self.nodes:
-                self._found()
-            wanted = [*names] or [*self.nodes]
-            running = {name for name in self.nodes if self.is_running(name)}
+            known = self.nodes
+            planned = known or self._plan()
+            wanted = [*names] or [*planned]
+            running = {name for name in known if self.is_running(name)}
+            starting = [planned[name] for name in wanted if name in planned and name not in running]
+            for node in starting:
+                self._try_ports(node)
+            if not known:
+                self._found([*planned.values()])
             for name in wanted:
                 if name not in running:
                     self._spawn(self._node(name))
@@ -246,23 +252,53 @@ class LocalCluster:
         """Bring one node up again, on its ports; see `start`."""
         self.start(name, timeout_s=timeout_s)
 
-    def _found(self) -> None:
-        """Choose names and ports and write them down."""
+    def _plan(self) -> dict[str, Node]:
+        """Return the nodes of a new cluster by name: their ports and directories."""
         if self._count not in range(1, VOTERS_MAX + 1):
             raise LaunchError(f"nodes = {self._count}: must be 1 .. {VOTERS_MAX}")
-        self.directory.mkdir(parents=True, exist_ok=True)
         if self._base_port is None:
             ports = free_ports(2 * self._count)
-        else:
+        elif self._base_port in range(1, PORT_MAX - HTTP_ABOVE - self._count + 2):
             ports = [self._base_port + i for i in range(self._count)]
-            ports += [self._base_port + 10 + i for i in range(self._count)]
-        names = [f"n{number}" for number in range(1, self._count + 1)]
+            ports += [self._base_port + HTTP_ABOVE + i for i in range(self._count)]
+        else:
+            most = PORT_MAX - HTTP_ABOVE - self._count + 1
+            raise LaunchError(f"base port = {self._base_port}: must be 1 .. {most}")
         grpc_ports, http_ports = ports[: self._count], ports[self._count :]
-        nodes = []
-        for name, grpc_port, http_port in zip(names, grpc_ports, http_ports, strict=True):
+        nodes = {}
+        for at, (grpc_port, http_port) in enumerate(zip(grpc_ports, http_ports, strict=True)):
+            name = f"n{at + 1}"
             host = self._host(name)
             grpc_at, http_at = (f"{host.address}:{port}" for port in (grpc_port, http_port))
-            nodes.append(Node(name, 0, grpc_at, http_at, host.data or name))
+            nodes[name] = Node(name, 0, grpc_at, http_at, host.data or name)
+        return nodes
+
+    def _try_ports(self, node: Node) -> None:
+        """Bind both ports of a node that is about to start, and close them again.
+
+        A node in a network namespace of its own is not tried: its ports are not this process's.
+
+        Raises:
+            LaunchError: a port is in use.
+        """
+        if self._host(node.name).inside:
+            return
+        for address in (node.grpc, node.http):
+            host, _, port = address.rpartition(":")
+            with socket.socket() as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past TIME_WAIT
+                try:
+                    tried.bind((host, int(port)))
+                except OSError as error:
+                    raise LaunchError(
+                        f"{node.name} can't listen at {address}: {error.strerror}. Another process "
+                        "has that port: end it, or choose other ports for a new cluster "
+                        "(--base-port). Nothing was started"
+                    ) from error
+
+    def _found(self, nodes: Sequence[Node]) -> None:
+        """Write down a new cluster: its list of nodes and their configurations."""
+        self.directory.mkdir(parents=True, exist_ok=True)
         # Each cluster has an id of its own: timer ids of another one are not taken for its own.
         cluster_id = f"{self._id_prefix}-{secrets.token_hex(4)}"
         for node in nodes:
@@ -290,13 +326,21 @@ class LocalCluster:
         log.parent.mkdir(exist_ok=True)
         data = self.directory / node.data
         if not (data / "identity.json").exists():
-            self._format(node)
+            self._format(node, *(["--learner"] if self._lost_its_disk(node) else []))
         with log.open("ab") as out:
             words = [*self._host(node.name).inside, *self._program, "--config", str(config)]
             child = self._launch(node.name, words, out)
         _CHILDREN[child.pid] = child
         started = replace(node, pid=child.pid)
         self._write([started if each.name == node.name else each for each in self.nodes.values()])
+
+    def _lost_its_disk(self, node: Node) -> bool:
+        """Return whether a node that was started before, beside others, has no data any more.
+
+        A founding voter without its promise and its log is unsafe: it comes back as a learner.
+        """
+        others = [self.directory / each.data for each in self.nodes.values() if each != node]
+        return node.pid != 0 and any((other / "identity.json").exists() for other in others)
 
     def _launch(self, _: str, words: Sequence[str], log: BinaryIO) -> Process:
         """Start the program of the node of that name; it survives this terminal, and its Ctrl-C."""
@@ -320,19 +364,24 @@ class LocalCluster:
         """Make a data directory: once in a node's life."""
         data = str(self.directory / node.data)
         command = [*self._program, "init", "--data", data, "--name", node.name, *words]
-        cluster_id = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
-        command += ["--cluster-id", cluster_id, "--voters", ",".join(self.nodes)]
+        command += ["--cluster-id", self._cluster_id(node), "--voters", ",".join(self.nodes)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LaunchError(f"timerd init of {node.name} failed:\n{done.stdout}{done.stderr}")
 
+    def _cluster_id(self, node: Node) -> str:
+        text: str = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
+        return text
+
     def _wait_ready(self, names: Sequence[str], timeout_s: float) -> None:
+        """Wait until the named nodes, and not others at their ports, are ready for clients."""
         waiting = [*names]
 
         def all_ready() -> bool:
             for name in [*waiting]:
                 node = self._node(name)
                 if _is_ready(node.http):
+                    _check_identity(node, self._cluster_id(node))
                     waiting.remove(name)
                 elif not self._runs(node):
                     raise LaunchError(f"{name} ended at its start\n{self._last_words([name])}")
@@ -486,12 +535,40 @@ def free_ports(count: int) -> list[int]:
 
 
 def _is_ready(address: str) -> bool:
+    found = _get(address, "/readyz")
+    return found is not None and found[0] == http.HTTPStatus.OK
+
+
+def _check_identity(node: Node, cluster_id: str) -> None:
+    """Compare which node answers at a node's HTTP port with the one that was started there.
+
+    Raises:
+        LaunchError: another one answers.
+    """
+    found = _get(node.http, "/v1/status")
+    if found is None or found[0] != http.HTTPStatus.OK:
+        return  # it has just ended, or is not ready any more
+    try:
+        status = json.loads(found[1])
+        answers = status["nodes"][0]["name"], status["cluster_id"]
+    except (ValueError, LookupError, TypeError):
+        answers = ("another program", "none")
+    if answers != (node.name, cluster_id):
+        raise LaunchError(
+            f"{node.http} is answered by {answers[0]} of cluster {answers[1]}, and not by "
+            f"{node.name} of {cluster_id}"
+        )
+
+
+def _get(address: str, path: str) -> tuple[int, bytes] | None:
+    """Return status and body of a page; None if there is no answer in time."""
     connection = http.client.HTTPConnection(address, timeout=PROBE_S)
     try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 
@@ -504,80 +581,3 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     return True
-
-
-# ---- timerctl local
-
-
-def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add `timerctl local`; its parser sets `run`, called with the parsed arguments."""
-    local = subparsers.add_parser("local", help="a whole cluster on this machine")
-    actions = local.add_subparsers(metavar="ACTION", required=True)
-    for name, run, text in (
-        ("up", _up, "start all nodes, or the named ones; those that run already are left alone"),
-        ("down", _down, "stop all nodes, or the named ones; their data stays"),
-        ("status", _status, "show the nodes"),
-    ):
-        parser = actions.add_parser(name, help=text)
-        parser.add_argument(
-            "--dir", type=Path, default=FOLDER, help=f"where it lies; default: {FOLDER}"
-        )
-        if name == "status":
-            parser.set_defaults(run=_reporting(run), names=[], nodes=3, base_port=None)
-            continue
-        parser.add_argument("names", nargs="*", metavar="NODE")
-        parser.set_defaults(run=_reporting(run), nodes=3, base_port=None)
-        if name == "up":
-            parser.add_argument(
-                "--nodes",
-                type=int,
-                default=3,
-                help=f"how many, if it is new: 1 to {VOTERS_MAX}; default: 3",
-            )
-            parser.add_argument(
-                "--base-port",
-                type=int,
-                metavar="P",
-                help="if it is new: gRPC at P, P + 1, ..., HTTP ten above; default: free ports. "
-                "timerctl looks at 7401 to 7403 unless it is told otherwise",
-            )
-
-
-def _reporting(run: Callable[[LocalCluster, Sequence[str]], None]) -> Callable[..., int]:
-    """Return the command around `run`: errors become a message and exit status 1."""
-
-    def command(args: argparse.Namespace) -> int:
-        cluster = LocalCluster(args.dir, args.nodes, base_port=args.base_port)
-        try:
-            run(cluster, args.names)
-        except (LaunchError, OSError) as error:
-            print(error, file=sys.stderr)
-            return 1
-        return 0
-
-    return command
-
-
-def _up(cluster: LocalCluster, names: Sequence[str]) -> None:
-    cluster.start(*names)
-    _status(cluster, names)
-    looked_at = os.environ.get("TIMERCTL_CLUSTER", DEFAULT_CLUSTER)
-    if not {*cluster.endpoints} <= {each.strip() for each in looked_at.split(",")}:
-        print(f"\nexport TIMERCTL_CLUSTER={','.join(cluster.endpoints)}")
-
-
-def _down(cluster: LocalCluster, names: Sequence[str]) -> None:
-    cluster.stop(*names)
-    _status(cluster, names)
-
-
-def _status(cluster: LocalCluster, _: Sequence[str]) -> None:
-    if not cluster.nodes:
-        raise LaunchError(f"{cluster.directory}: nothing was started there yet")
-    print(f"{'NODE':6}{'PID':>9}  {'GRPC':22}{'HTTP':22}STATE")
-    for name, node in cluster.nodes.items():
-        text, pid = "down", "-"
-        if cluster.is_running(name):
-            state, pid = cluster.state(name), str(node.pid)
-            text = f"{state.role}, epoch {state.epoch}" if state else "does not answer"
-        print(f"{name:6}{pid:>9}  {node.grpc:22}{node.http:22}{text}")

@@ -1,18 +1,20 @@
 """timerctl: the cluster from a terminal.
 
 Every command prints a table for people, or with `-o json` one document for programs (`consume`:
-one line per message). Errors are one line on stderr; the exit code says what kind:
+one line per message). An error is one line on stderr, or with `-o json` one document
+{"error": {"reason", "message", "exit_code", ...}}. The exit code says what kind of error:
 
     0  done
     1  refused or failed; certainly without effect
-    2  the command line is wrong
-    3  the cluster can't be reached, or nobody leads it
+    2  the command line, or a value in it, is wrong
+    3  the cluster can't be reached, or no leader serves
     4  the outcome is unknown: it may have happened
-    5  cancel, reschedule: some timer was not: it had fired, was dropped, or is not known
+    5  cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
     130  interrupted
 
 Other packages add commands through the entry-point group `timerctl.commands`: each entry is a
 function `register(subparsers)` that adds its parser with `set_defaults(run=f)`, `f(args) -> int`.
+Its module is imported at each start of timerctl, so it imports the command's needs in `f`.
 """
 
 import argparse
@@ -21,22 +23,28 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
 from timerclient import show
-from timerclient.cli_args import add_when, agreed, duration, when_of
+from timerclient.cli_args import (
+    DEFAULT_ENDPOINTS,
+    ENDPOINTS_VARIABLE,
+    Commands,
+    Parser,
+    UsageError,
+    duration,
+)
 from timerclient.cli_groups import GroupCommands
+from timerclient.cli_messages import MessageCommands
+from timerclient.cli_nodes import NodeCommands
 from timerclient.cli_policies import PolicyCommands
 from timerclient.cli_seen import ProducerCommands
 from timerclient.cli_timers import TimerCommands
 from timerclient.cli_topics import NamespaceCommands, TopicCommands
 from timerclient.errors import InvalidRequest, OutcomeUnknown, TimerError, Unavailable
-from timerclient.messages import Message
-from timerclient.proto import timer_pb2 as pb
-from timerclient.results import CancelResult, ScheduleResult
 from timerclient.sync import TimerClient
 
 OK: Final = 0
@@ -44,10 +52,8 @@ FAILED: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 3
 UNKNOWN: Final = 4
-NOT_CANCELLED: Final = 5
 INTERRUPTED: Final = 130
 
-DEFAULT_CLUSTER: Final = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
 ENTRY_POINTS: Final = "timerctl.commands"
 DISTRIBUTION: Final = "timer-cluster"
 
@@ -55,32 +61,32 @@ _EXIT_CODES: Final = """\
 exit codes:
   0    done
   1    refused or failed; certainly without effect
-  2    the command line is wrong
-  3    the cluster can't be reached, or nobody leads it
+  2    the command line, or a value in it, is wrong
+  3    the cluster can't be reached, or no leader serves
   4    the outcome is unknown: it may have happened
-  5    cancel, reschedule: some timer was not: it had fired, was dropped, or is not known
+  5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known
   130  interrupted
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    words = sys.argv[1:] if argv is None else [*argv]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name may have other letters than it can
+        if isinstance(stream, io.TextIOWrapper):  # a name may have letters that its encoding lacks
             stream.reconfigure(errors="backslashreplace")
     code = OK
     try:
         try:
-            args = make_parser().parse_args(argv)
+            args = make_parser().parse_args(words)
             code = args.run(args)
-        except TimerError as error:
-            before = f" (at least {error.done} were done before)" if error.done else ""
-            print(f"timerctl: {_one_line(error)}{before}", file=sys.stderr)
+        except (UsageError, TimerError) as error:
             code = exit_code(error)
+            _print_error(error, code, as_json=wants_json(words))
         except KeyboardInterrupt:
             code = INTERRUPTED
         finally:
-            if sys.stdout is not None:  # here: at its end Python would complain if nobody reads it
+            if sys.stdout is not None:  # here: at its end Python would complain of a closed pipe
                 sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does; keep the exit quiet.
@@ -89,11 +95,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def exit_code(error: TimerError) -> int:
+def exit_code(error: TimerError | UsageError) -> int:
     """Return the exit code of an error."""
+    if isinstance(error, UsageError):
+        return USAGE
     if isinstance(error, OutcomeUnknown) or not error.outcome_known:
         return UNKNOWN
+    if isinstance(error, InvalidRequest):
+        return USAGE
     return UNREACHABLE if isinstance(error, Unavailable) else FAILED
+
+
+def wants_json(words: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON, also one that can't be parsed."""
+    text = " ".join(words)
+    return re.search(r"(?:^| )(?:-o ?|--output[ =])json(?: |$)", text) is not None
+
+
+def _print_error(error: TimerError | UsageError, code: int, *, as_json: bool) -> None:
+    done = error.done if isinstance(error, TimerError) else 0
+    if as_json:
+        document: dict[str, Any] = {"reason": "USAGE", "message": _one_line(error)}
+        if isinstance(error, TimerError):
+            document["reason"] = error.reason.name if error.reason else type(error).__name__
+            document |= {"retryable": error.retryable, "outcome_known": error.outcome_known}
+            document["field"] = getattr(error, "field", "") or None
+            document["limit"] = getattr(error, "limit", "") or None
+            document["done"] = done
+        document["exit_code"] = code
+        sys.stderr.write(show.to_json({"error": document}) + "\n")
+        return
+    before = f" (at least {done} were done before)" if done else ""
+    usage = error.usage if isinstance(error, UsageError) else ""
+    sys.stderr.write(f"{usage}timerctl: {_one_line(error)}{before}\n")
 
 
 def _one_line(error: BaseException) -> str:
@@ -105,18 +139,19 @@ def _one_line(error: BaseException) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, other packages' included."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="timerctl",
         description="Look at a timer cluster, and use it.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_common(parser, cluster=os.environ.get("TIMERCTL_CLUSTER", DEFAULT_CLUSTER))
-    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"timerctl {version()}")
+    _add_common(parser, endpoints=os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS)
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     _add_common(common)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
+    def add(name: str, text: str, run: Callable[[argparse.Namespace], int] | None = None) -> Any:
         command = commands.add_parser(
             name,
             help=text,
@@ -125,49 +160,72 @@ def make_parser() -> argparse.ArgumentParser:
             epilog=_EXIT_CODES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(run=run)
+        if run is not None:
+            command.set_defaults(run=run)
         return command
 
-    add("status", _status, "show the nodes, who leads, and the counters")
-    add("checkpoint", _checkpoint, "show how far each node is, and the shared checkpoint")
-    topics = TopicCommands(_client, _print)
-    topics.register(add("topics", topics.run, "show the topics and their groups, make or end one"))
-    namespaces = add("namespaces", _status, "look at namespaces, or delete one with all its topics")
-    NamespaceCommands(_client, _print).register(namespaces, common)
-    _add_schedule(add("schedule", _schedule, "schedule one message"))
-    cancel = add("cancel", _cancel, "cancel timers by id")
-    cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
-    timers = add("timers", _status, "look at pending timers, cancel and reschedule them")
-    TimerCommands(_client, _print).register(timers, common)
-    policies = add("policies", _status, "show and change what holds for new timers")
-    PolicyCommands(_client, _print).register(policies, common)
-    groups = add("groups", _status, "look at consumer groups, make them, change their settings")
-    producers = add("producers", _status, "look at those who schedule with sequences")
-    ProducerCommands(_client, _print).register(producers, common)
-    letters = add("deadletters", _status, "send messages that failed too often back")
-    GroupCommands(_client, _print).register(groups, letters, common)
-    _add_consume(add("consume", _consume, "print a group's messages as they come, and ack them"))
-    transfer = add("transfer", _transfer, "hand the leadership over to another node")
+    def made(of: type[Commands]) -> Any:
+        return of(_client, _print)
+
+    nodes, messages = made(NodeCommands), made(MessageCommands)
+    add("status", "show the nodes, the leader and the counters", nodes.status)
+    add("checkpoint", "show each node's checkpoint, and the shared one", nodes.checkpoint)
+    made(TopicCommands).register(
+        add("topics", "show the topics; create, pause, resume or delete one"), common
+    )
+    made(NamespaceCommands).register(
+        add("namespaces", "show namespaces, or delete one with all its topics"), common
+    )
+    messages.register(
+        add("schedule", "schedule one message", messages.schedule),
+        add("cancel", "cancel timers by id", messages.cancel),
+        add("consume", "print a group's messages as they come, and ack them", messages.consume),
+    )
+    made(TimerCommands).register(
+        add("timers", "show pending timers, cancel and reschedule them"), common
+    )
+    made(PolicyCommands).register(
+        add("policies", "show and change the policies of the cluster, a namespace or a topic"),
+        common,
+    )
+    made(GroupCommands).register(
+        add("groups", "show consumer groups, make them, change their settings"),
+        add("deadletters", "return messages that failed too often to their topics"),
+        common,
+    )
+    made(ProducerCommands).register(
+        add("producers", "show the producers that schedule with sequences"), common
+    )
+    transfer = add("transfer", "hand the leadership over to another node", nodes.transfer)
     transfer.add_argument("node", metavar="NODE", nargs="?", default="", help="default: any other")
-    _add_members(add("members", _members, "show who votes, or change it by one"))
+    nodes.register(add("members", "show which nodes vote, or change one of them"), common)
     add_plugins(commands)
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, cluster: str | None = None) -> None:
-    absent = argparse.SUPPRESS if cluster is None else None
+def version() -> str:
+    """Return the version of the distribution, as installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown: not installed as a package"
+
+
+def _add_common(parser: argparse.ArgumentParser, endpoints: str | None = None) -> None:
+    absent = argparse.SUPPRESS if endpoints is None else None
     parser.add_argument(
-        "--cluster",
+        "--endpoints",
         metavar="HOST:PORT,...",
-        default=absent or cluster,
-        help=f"some of the nodes; default: $TIMERCTL_CLUSTER, else {DEFAULT_CLUSTER}",
+        default=absent or endpoints,
+        help=f"gRPC addresses of some nodes; default: ${ENDPOINTS_VARIABLE}, else "
+        f"{DEFAULT_ENDPOINTS}",
     )
     parser.add_argument(
         "-o",
         "--output",
-        choices=("table", "json"),
+        choices=("table", "wide", "json"),
         default=absent or "table",
-        help="default: table",
+        help="table: cut to the terminal's width; wide: every column, uncut; default: table",
     )
     parser.add_argument(
         "--timeout",
@@ -178,76 +236,10 @@ def _add_common(parser: argparse.ArgumentParser, cluster: str | None = None) -> 
     )
 
 
-def _add_schedule(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("payload", metavar="PAYLOAD", help="text; - reads standard input")
-    add_when(parser)
-    parser.add_argument("--key", help="unique among the topic's pending timers")
-    parser.add_argument(
-        "--on-conflict",
-        choices=("reject", "replace", "keep"),
-        default="reject",
-        help="what becomes of it if a pending timer has the key; default: reject",
-    )
-    parser.add_argument(
-        "--request-id", help="within minutes, the same again under the same id is the same timer"
-    )
-    parser.add_argument(
-        "--header", metavar="NAME=VALUE", type=header, action="append", default=[], dest="headers"
-    )
-
-
-def _add_consume(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--group", required=True, help="made if it does not exist")
-    parser.add_argument("--count", metavar="N", type=int, help="stop after so many messages")
-    parser.add_argument(
-        "--idle", metavar="DURATION", type=duration, help="stop when none comes for so long"
-    )
-    parser.add_argument(
-        "--no-ack",
-        action="store_true",
-        help="look only: at the end all are given back, and have not failed by that, "
-        "unless their leases ended before",
-    )
-    parser.add_argument(
-        "--lease", metavar="DURATION", type=duration, help="default: the group's own"
-    )
-    parser.add_argument(
-        "--from",
-        dest="start",
-        choices=("earliest", "latest"),
-        default="earliest",
-        help="where the group begins if this makes it; default: earliest",
-    )
-
-
-def _add_members(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=("list", "add", "replace", "remove"),
-        nargs="?",
-        default="list",
-        help="add: the learner under NAME votes; replace: in the place of the voter of that name; "
-        "remove: the voter NAME votes no more; default: list",
-    )
-    parser.add_argument("node", metavar="NAME", nargs="?", default="")
-    parser.add_argument("--yes", action="store_true", help="don't ask")
-
-
-def header(text: str) -> tuple[str, str]:
-    """Return the (name, value) of "name=value"."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        msg = f"{text!r} is not NAME=VALUE"
-        raise argparse.ArgumentTypeError(msg)
-    return name, value
-
-
 # ---- commands of other packages
 
 
-def add_plugins(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add the commands of other packages; one that can't be loaded says why when it is run."""
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS)):
         try:
@@ -284,9 +276,7 @@ def _extras_with(module: str) -> list[str]:
     return [extra for extra in found if extra != "dev"]
 
 
-def _add_missing(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, why: str
-) -> None:
+def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: str) -> None:
     def run(_: argparse.Namespace) -> int:
         print(f"timerctl: {name} {why}", file=sys.stderr)
         return FAILED
@@ -299,206 +289,15 @@ def _add_missing(
     command.set_defaults(run=run)
 
 
-# ---- commands
+# ---- what the commands are given
 
 
 def _client(args: argparse.Namespace) -> TimerClient:
-    return TimerClient(args.cluster, timeout=args.timeout)
+    return TimerClient(args.endpoints, timeout=args.timeout)
 
 
 def _print(args: argparse.Namespace, document: Any, text: str) -> None:
     print(show.to_json(document) if args.output == "json" else text)
-
-
-def _status(args: argparse.Namespace) -> int:
-    with _client(args) as client:
-        status = client.status()
-    headings = (
-        *("NODE", "ADDRESS", "ROLE", "SERVING", "EPOCH", "LOG END", "COMMIT", "APPLIED"),
-        *("PENDING", "READY", "SCHEDULED", "FIRED", "CANCELLED", "DROPPED"),
-        *("FREE MIB", "NOTE"),
-    )
-    rows = [
-        (
-            *(n.name, n.address, n.role, n.serving, n.epoch, n.log_end, n.commit_index),
-            *(n.applied_index, n.pending, n.ready, n.scheduled, n.fired, n.cancelled, n.dropped),
-            n.disk_free_bytes >> 20,
-            ", ".join(_notes(n)) if n.reachable else n.error or "unreachable",
-        )
-        for n in status.nodes
-    ]
-    head = (
-        f"cluster {status.cluster_id or '-'}  epoch {status.epoch}  "
-        f"leader {status.leader or 'none'}  controller {status.controller or 'none'}"
-    )
-    _print(args, show.as_dict(status), f"{head}\n\n{show.table(headings, rows)}")
-    return OK if status.leader else UNREACHABLE
-
-
-def _notes(node: pb.NodeStatus) -> Iterator[str]:
-    if node.unsure:
-        yield "unsure"
-    if node.damage:
-        yield f"damaged: {node.damage}"
-    if node.disk_low:
-        yield f"disk low: below the reserve of {node.disk_reserve_bytes >> 20} MiB"
-
-
-def _checkpoint(args: argparse.Namespace) -> int:
-    with _client(args) as client:
-        checkpoint = client.checkpoint()
-    headings = (
-        *("NODE", "ROLE", "EPOCH", "LOG END", "COMMIT", "APPLIED", "LAG", "READ TIME"),
-        *("CHECKPOINT", "DIGEST", "AGE MS", "RUNS", "WINDOW END", "QUEUE OFFSETS", "NOTE"),
-    )
-    rows = [
-        (
-            *(n.node, n.role, n.epoch, n.log_end, n.commit_index, n.applied_index, n.lag_entries),
-            *(show.instant(n.last_read_time_ms), n.checkpoint_index, n.digest[:12], n.age_ms),
-            *(n.runs, show.instant(n.window_end_ms), show.pairs(n.queue_offsets)),
-            "" if n.reachable else n.error or "unreachable",
-        )
-        for n in checkpoint.nodes
-    ]
-    text = show.table(headings, rows)
-    if checkpoint.HasField("shared"):
-        s = checkpoint.shared
-        text += (
-            f"\n\nshared: epoch {s.epoch}  index {s.index}  "
-            f"read time {show.instant(s.last_read_time_ms)}  digest {s.digest[:12] or '-'}  "
-            f"age {s.age_ms} ms  queue offsets {show.pairs(s.queue_offsets)}"
-        )
-    else:
-        text += "\n\nshared: none yet"
-    _print(args, show.as_dict(checkpoint), text)
-    return OK
-
-
-def _schedule(args: argparse.Namespace) -> int:
-    headers = dict(args.headers)
-    if len(headers) < len(args.headers):
-        raise InvalidRequest.of("--header", args.headers, "each name once")
-    payload = sys.stdin.buffer.read() if args.payload == "-" else os.fsencode(args.payload)
-    with _client(args) as client:
-        timer = client.schedule(
-            args.topic,
-            payload,
-            key=args.key,
-            on_conflict=args.on_conflict,
-            headers=headers,
-            request_id=args.request_id,
-            **when_of(args),
-        )
-    document = {"id": timer.id, "due_ms": timer.due_ms, "duplicate": timer.duplicate}
-    document["result"] = timer.result.name
-    note = "" if timer.result is ScheduleResult.SCHEDULED else f"  {timer.result.name}"
-    note += "  repeated" if timer.duplicate else ""
-    _print(args, document, f"{timer.id}  due {show.instant(timer.due_ms)}{note}")
-    return OK
-
-
-def _cancel(args: argparse.Namespace) -> int:
-    with _client(args) as client:
-        results = client.cancel_batch(args.ids)
-    named = list(zip(args.ids, [result.name for result in results], strict=True))
-    document = {"results": [{"id": id_, "result": name} for id_, name in named]}
-    _print(args, document, show.table(("ID", "RESULT"), named))
-    done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
-    return OK if all(result in done for result in results) else NOT_CANCELLED
-
-
-def _consume(args: argparse.Namespace) -> int:
-    if args.count is not None and args.count < 1:
-        raise InvalidRequest.of("--count", args.count, "must be positive")
-    with (
-        _client(args) as client,
-        client.consumer(
-            args.topic,
-            args.group,
-            lease=args.lease,
-            start=args.start,
-            max_messages=args.count,
-        ) as consumer,
-    ):
-        looked_at: list[Message] = []
-        try:
-            while messages := consumer.receive(1_000, timeout=args.idle):
-                for message in messages:
-                    print(_line(args, message))
-                sys.stdout.flush()  # what could not be printed is not acked
-                if args.no_ack:
-                    looked_at += messages
-                else:
-                    for message in messages:
-                        _ = message.ack()  # leaving the block confirms it
-        finally:
-            for message in looked_at:
-                _ = message.give_back()
-    return OK
-
-
-def _line(args: argparse.Namespace, message: Message) -> str:
-    if args.output == "json":
-        return show.to_json(_document(message), indent=None)
-    text = _document(message)
-    payload = text.get("payload", text.get("payload_base64", ""))
-    return (
-        f"{message.queue_offset}  {message.id}  due {show.instant(message.due_ms)}  "
-        f"fired {show.instant(message.fired_at_ms)}  attempt {message.attempt}  "
-        f"key {show.plain(message.key or '-')}  {show.plain(payload)}"
-    )
-
-
-def _document(message: Message) -> dict[str, Any]:
-    """Return a message for JSON: its payload as text if it is UTF-8, else as base64."""
-    return {
-        "id": message.id,
-        "queue_offset": message.queue_offset,
-        "due_ms": message.due_ms,
-        "fired_at_ms": message.fired_at_ms,
-        "attempt": message.attempt,
-        "failures": message.failures,
-        "key": message.key,
-        "headers": message.headers,
-        **show.payload(message.payload),
-    }
-
-
-def _transfer(args: argparse.Namespace) -> int:
-    with _client(args) as client:
-        moved = client.transfer(args.node)
-    document = {"transferred": moved, "target": args.node or None}
-    to = args.node or "another node"
-    _print(args, document, f"transferred to {to}" if moved else f"{to} leads already: no change")
-    return OK
-
-
-def _members(args: argparse.Namespace) -> int:
-    if (args.action == "list") == bool(args.node):
-        raise InvalidRequest.of("NAME", args.node, f"{args.action} takes {_TAKES[args.action]}")
-    with _client(args) as client:
-        if args.action == "list":
-            members = client.members()
-        elif args.action != "add" and not (
-            args.yes or agreed(f"{args.action} {args.node}", "Its present replica votes no more.")
-        ):
-            return FAILED
-        else:
-            members = client.change_members(args.action, args.node)
-    headings = ("NAME", "REPLICA", "VOTER", "ROLE", "LOG END", "LAG", "ADDRESS", "NOTE")
-    rows = [
-        (
-            *(m.name, f"{m.replica_id:016x}", m.voter, m.role, m.log_end, m.lag_entries),
-            *(m.address, "unsure" if m.unsure else ""),
-        )
-        for m in members.members
-    ]
-    head = f"epoch {members.epoch}  leader {members.leader or 'none'}"
-    _print(args, show.as_dict(members), f"{head}\n\n{show.table(headings, rows)}")
-    return OK
-
-
-_TAKES: Final = dict.fromkeys(("add", "replace", "remove"), "a node's name") | {"list": "none"}
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ HEADINGS = (
     *("TOPIC", "GROUP", "TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "LEASE MS", "ATTEMPTS"),
     *("BACKOFF MS", "DEAD LETTERS"),
 )
+WIDE_ONLY = frozenset(("CURSOR", "LEASE MS", "BACKOFF MS", "DEAD LETTERS"))
 
 
 class GroupCommands(Commands):
@@ -155,7 +156,8 @@ class GroupCommands(Commands):
                 )
             )
         document = {"groups": [{"topic": topic} | show.as_dict(each) for topic, each in groups]}
-        self._put(args, document, show.table(HEADINGS, rows) if rows else "no groups")
+        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no groups"
+        self._put(args, document, text)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,10 @@
-"""`timerctl policies …`: what the cluster, namespaces and topics say about their timers.
+"""`timerctl policies …`: the policies of the cluster, of namespaces and of topics.
 
 policies show [SCOPE]
 policies set SCOPE FIELD=VALUE... [--yes]
 policies unset SCOPE FIELD... [--yes]
 
-SCOPE is `cluster`, NAMESPACE or NAMESPACE/TOPIC (default/TOPIC for a topic without a namespace); a
-namespace that is called cluster is written `cluster/`.
+SCOPE is --cluster, --namespace NAMESPACE or --topic TOPIC. `show` without one shows the cluster's.
 """
 
 import argparse
@@ -14,18 +13,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from timerclient import cli_args, policies, show
+from timerclient import cli_args, policies
 from timerclient.cli_args import Commands
 from timerclient.errors import InvalidRequest, NotFound
 from timerclient.proto import timer_pb2 as pb
 from timerclient.sync import TimerClient
 
-CLUSTER: Final = "cluster"
 CATCH_UP_ALL: Final = "all"
 _FLAGS: Final = {"on": True, "true": True, "off": False, "false": False}
 _SIZES: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MS: Final = timedelta(milliseconds=1)
-_SCOPE_HELP: Final = "cluster, NAMESPACE or NAMESPACE/TOPIC; the default namespace is `default`"
 _SET_HELP: Final = (
     "set fields, for what is scheduled from then on;"
     " pauses, quotas, ttl and retention for what is there, too"
@@ -46,23 +43,23 @@ class PolicyCommands(Commands):
     def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
         """Add the commands to the parser of `policies`."""
         add = self.adding(parser, common)
-        shown = add("show", self._show, "show what a scope says, and what holds for it")
-        shown.add_argument("scope", metavar="SCOPE", nargs="?", default=CLUSTER, help=_SCOPE_HELP)
+        shown = add("show", self._show, "show a scope's own fields, and those in force for it")
+        _add_scope(shown, required=False)
         fields = f"one of {', '.join(policies.FIELDS)}"
         to_set = add("set", self._alter, _SET_HELP)
-        to_set.add_argument("scope", metavar="SCOPE", help=_SCOPE_HELP)
+        _add_scope(to_set)
         to_set.add_argument("said", metavar="FIELD=VALUE", nargs="+", type=field_value, help=fields)
         to_set.add_argument("--yes", action="store_true", help="don't ask")
         to_set.set_defaults(unset=[])
         unset = add("unset", self._alter, "leave fields to the wider scope again")
-        unset.add_argument("scope", metavar="SCOPE", help=_SCOPE_HELP)
+        _add_scope(unset)
         unset.add_argument("unset", metavar="FIELD", nargs="+", help=fields)
         unset.add_argument("--yes", action="store_true", help="don't ask")
         unset.set_defaults(said=[])
 
     def _show(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            self._print(args, client.describe_policies(**scope_of(args.scope)))
+            self._print(args, client.describe_policies(**scope_of(args)))
         return 0
 
     def _alter(self, args: argparse.Namespace) -> int:
@@ -70,35 +67,38 @@ class PolicyCommands(Commands):
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest.of(name, f"{names.count(name)} times", "set it once")
-        said, scope = dict(args.said), scope_of(args.scope)
+        said, scope = dict(args.said), scope_of(args)
         with self._connect(args) as client:
             for name, so in _TAKE_AWAY.items():
                 touched = name in said or name in args.unset
                 if args.yes or not touched or _is_harmless(client, scope, name, said):
                     continue
-                change = f"{'set' if name in said else 'unset'} {name} of {_kind(args.scope)}"
+                whose = scope_text(policies.scope(**scope))
+                change = f"{'set' if name in said else 'unset'} {name} of {whose}"
                 if not cli_args.agreed(change, so):
                     return 1
-            self._print(args, client.alter_policies(said, unset=args.unset, **scope))
+            changed = client.alter_policies(said, unset=args.unset, cluster=args.cluster, **scope)
+            self._print(args, changed)
         return 0
 
     def _print(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
         own, effective = policies.said(answer.own), policies.said(answer.effective)
-        sources, narrower = dict(answer.sources), [*map(scope_text, answer.narrower)]
+        sources = dict(answer.sources)
         document = {
-            "scope": scope_text(answer.scope),
+            "scope": scope_document(answer.scope),
             "own": own,
             "effective": effective,
             "sources": sources,
-            "narrower": narrower,
+            "narrower": [*map(scope_document, answer.narrower)],
         }
         rows = [
             (name, _text(name, effective.get(name)), sources.get(name), _text(name, own.get(name)))
             for name in policies.FIELDS
         ]
-        table = show.table(("FIELD", "EFFECTIVE", "FROM", "OWN"), rows)
-        others = f"\n\nmore is said by: {', '.join(narrower)}" if narrower else ""
-        self._put(args, document, f"{_kind(scope_text(answer.scope))}\n\n{table}{others}")
+        table = cli_args.table(args, ("FIELD", "EFFECTIVE", "FROM", "OWN"), rows)
+        narrower = ", ".join(map(scope_text, answer.narrower))
+        others = f"\n\nalso set by: {narrower}" if narrower else ""
+        self._put(args, document, f"{scope_text(answer.scope)}\n\n{table}{others}")
 
 
 def _is_harmless(
@@ -121,32 +121,38 @@ def _is_harmless(
     return ways <= {CATCH_UP_ALL, ""}
 
 
-def scope_of(text: str) -> dict[str, str]:
-    """Return which namespace or topic a text names; none: the cluster."""
-    if text == CLUSTER:
-        return {}
-    namespace, slash, topic = text.partition("/")
-    return {"topic": f"{namespace}/{topic}"} if slash and topic else {"namespace": namespace}
+def _add_scope(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    scope = parser.add_mutually_exclusive_group(required=required)
+    scope.add_argument("--topic", metavar="TOPIC", help="one topic, such as orders or payments/due")
+    scope.add_argument("--namespace", metavar="NAMESPACE", help="every topic of a namespace")
+    scope.add_argument("--cluster", action="store_true", help="every topic")
 
 
-def _kind(text: str) -> str:
-    """Return a scope for people, who may have meant another kind: the cluster, namespace ns, …"""
-    scope = scope_of(text)
-    return f"{next(iter(scope), 'the')} {text.removesuffix('/')}"
+def scope_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return the namespace or the topic that was given; neither: the cluster."""
+    given = {"topic": args.topic, "namespace": args.namespace}
+    return {kind: name for kind, name in given.items() if name is not None}
+
+
+def scope_document(scope: pb.PolicyScope) -> dict[str, str | bool]:
+    """Return a scope for JSON: its kind, and its name."""
+    if scope.topic:
+        return {"topic": scope.topic if "/" in scope.topic else f"default/{scope.topic}"}
+    return {"namespace": scope.namespace} if scope.namespace else {"cluster": True}
 
 
 def scope_text(scope: pb.PolicyScope) -> str:
-    """Return the text that names a scope."""
-    if scope.topic:
-        return scope.topic if "/" in scope.topic else f"default/{scope.topic}"
-    return f"{CLUSTER}/" if scope.namespace == CLUSTER else scope.namespace or CLUSTER
+    """Return a scope for people: topic default/orders, namespace payments, the cluster."""
+    [(kind, name)] = scope_document(scope).items()
+    return "the cluster" if kind == "cluster" else f"{kind} {name}"
 
 
 def field_value(text: str) -> tuple[str, Any]:
     """Return the field and its value of "field=value"."""
     name, equals, value = text.partition("=")
     if not equals or name not in policies.FIELDS:
-        msg = f"{text!r} is not FIELD=VALUE with one of {', '.join(policies.FIELDS)}"
+        scopes = "" if equals else " A scope is given by --topic, --namespace or --cluster."
+        msg = f"{text!r} is not FIELD=VALUE with one of {', '.join(policies.FIELDS)}.{scopes}"
         raise argparse.ArgumentTypeError(msg)
     if name in policies.TEXTS:
         return name, value

@@ -1,7 +1,7 @@
 """What timerctl shows of stories, of one topic and of producers.
 
 timers story ID
-topics TOPIC
+topics describe TOPIC
 producers list [--limit N]
 producers describe ID
 """
@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any, Final
 
-from timerclient import ids, show
+from timerclient import cli_args, ids, show
 from timerclient.cli_args import Commands
 from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
@@ -62,7 +62,7 @@ class ProducerCommands(Commands):
             )
             for each in found
         ]
-        text = show.table(headings, rows) if rows else "no producers"
+        text = cli_args.table(args, headings, rows) if rows else "no producers"
         text += f"\n… of {count}: --limit" if count > len(rows) else ""
         document = {"producers": [*map(show.as_dict, found)], "count": count}
         self._put(args, document, text)
@@ -73,13 +73,14 @@ def _producer(text: str) -> int:
     return int(text, 16)
 
 
-def story_text(story: Story) -> str:
+def story_text(args: argparse.Namespace, story: Story) -> str:
     """Return a story for people: a line for each event, then how it stands."""
     lines = [
         (show.instant(event.time_ms), event.index, event.epoch, _what(event), _details(event))
         for event in story.events
     ]
-    text = show.table(("TIME", "ENTRY", "EPOCH", "WHAT", ""), lines) if lines else "nothing is told"
+    headings = ("TIME", "ENTRY", "EPOCH", "WHAT", "")
+    text = cli_args.table(args, headings, lines) if lines else "the log holds nothing of it"
     end = story.end
     text += f"\n\n{_STATES.get(end.state, 'not known, or no more')}; the log holds entries "
     text += f"{end.log_first} (of {show.instant(end.log_first_ms)}) to {end.log_last}"

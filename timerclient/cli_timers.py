@@ -81,7 +81,8 @@ class TimerCommands(Commands):
             (timer.id, show.instant(timer.due_ms), timer.key, _text_of(timer.payload))
             for timer in timers
         ]
-        text = show.table(("ID", "DUE", "KEY", "PAYLOAD"), rows) if rows else "none is pending"
+        headings = ("ID", "DUE", "KEY", "PAYLOAD")
+        text = cli_args.table(args, headings, rows) if rows else "no timer is pending"
         text += "\n… and more: --limit" if more else ""
         self._put(args, {"timers": [*map(_document, timers)], "more": more}, text)
         return OK
@@ -92,13 +93,13 @@ class TimerCommands(Commands):
         within = {cli_args.duration_text(span): n for span, n in counts.within.items()}
         rows = [*within.items(), ("beyond", counts.beyond), ("pending", counts.pending)]
         document = {"pending": counts.pending, "within": within, "beyond": counts.beyond}
-        self._put(args, document, show.table(("DUE WITHIN", "TIMERS"), rows))
+        self._put(args, document, cli_args.table(args, ("DUE WITHIN", "TIMERS"), rows))
         return OK
 
     def _story(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
             story = client.tell_story(args.id)
-        self._put(args, cli_seen.story_document(story), cli_seen.story_text(story))
+        self._put(args, cli_seen.story_document(story), cli_seen.story_text(args, story))
         return OK
 
     # ---- changing
@@ -119,7 +120,7 @@ class TimerCommands(Commands):
                 results = client.cancel_keys(args.topic, args.keys)
         named = list(zip(names, [result.name for result in results], strict=True))
         document = {"results": [{kind[:-1]: name, "result": result} for name, result in named]}
-        self._put(args, document, show.table((kind[:-1].upper(), "RESULT"), named))
+        self._put(args, document, cli_args.table(args, (kind[:-1].upper(), "RESULT"), named))
         done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
         return OK if all(result in done for result in results) else NOT_CHANGED
 
@@ -148,7 +149,8 @@ class TimerCommands(Commands):
             ]
         }
         cells = [(name, result, new, show.instant(due or 0)) for name, result, new, due in rows]
-        self._put(args, document, show.table((kind[:-1].upper(), "RESULT", "NEW ID", "DUE"), cells))
+        headings = (kind[:-1].upper(), "RESULT", "NEW ID", "DUE")
+        self._put(args, document, cli_args.table(args, headings, cells))
         moved = all(one.result is RescheduleResult.RESCHEDULED for one in results)
         return OK if moved else NOT_CHANGED
 

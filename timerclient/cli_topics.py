@@ -1,6 +1,5 @@
-"""`timerctl topics …`: what there is; pauses, and the end of one. `timerctl namespaces …`.
+"""`timerctl topics …` and `timerctl namespaces …`.
 
-topics [TOPIC]
 topics list
 topics describe TOPIC
 topics create TOPIC
@@ -13,20 +12,26 @@ namespaces delete NAMESPACE [--yes]
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from timerclient import cli_args, policies, show
 from timerclient.cli_args import Commands
 from timerclient.cli_seen import lateness_text, quotas_text
-from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
 from timerclient.sync import TimerClient
 from timerclient.topics import Namespace
 
 OK = 0
 FAILED = 1
-WORDS = ("describe", "create", "pause", "resume", "delete")
-"""Which want a topic's name; a topic of such a name is shown by `describe`."""
+HEADINGS = (
+    *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "READY", "EXPIRED"),
+    *("QUEUE", "LAG MS", "NOTE", "GROUP"),
+    *("TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "WAITS MS", "UNACKED MS"),
+)
+WIDE_ONLY = frozenset(
+    ("SCHEDULED", "CANCELLED", "EXPIRED", "QUEUE", "TYPE", "CURSOR", "WAITS MS", "UNACKED MS")
+)
 ALL = "all"
 LATEST = "latest"
 
@@ -34,55 +39,42 @@ LATEST = "latest"
 class TopicCommands(Commands):
     """The commands of `topics`."""
 
-    def register(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments to the parser of `topics`."""
-        parser.add_argument(
-            "words",
-            metavar="TOPIC",
-            nargs="*",
-            help="only this one, and how late, as `describe TOPIC`; `list`: all; `create TOPIC`; "
-            "`pause TOPIC`: let nothing fire; `resume TOPIC`; "
-            "`delete TOPIC`: let it be gone with all it has",
-        )
-        parser.add_argument(
+    def register(self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+        """Add the commands to the parser of `topics`."""
+        add = self.adding(parser, common, default=self._list)
+        add("list", self._list, "show all topics and their groups")
+        describe = add("describe", self._describe, "show one topic, and how late it fires")
+        create = add("create", self._create, "make a topic, unless it exists")
+        pause = add("pause", self._pause, "let no timer of a topic fire")
+        resume = add("resume", self._resume, "let a paused topic's timers fire again")
+        resume.add_argument(
             "--catch-up",
             choices=("all", "latest", "drop"),
-            help="with resume: which of the overdue timers fire, after later pauses, too; "
+            help="which of the overdue timers fire, after later pauses, too; "
             "default: as the policies say",
         )
-        parser.add_argument(
-            "--yes", action="store_true", help="with delete, or where a resume drops: don't ask"
+        resume.add_argument(
+            "--yes", action="store_true", help="don't ask before timers are dropped"
         )
+        delete = add("delete", self._delete, "delete a topic, its timers, messages and groups")
+        delete.add_argument("--yes", action="store_true", help="don't ask")
+        for command in (describe, create, pause, resume, delete):
+            command.add_argument("topic", metavar="TOPIC")
 
-    def run(self, args: argparse.Namespace) -> int:
-        """Do what the words say."""
-        if args.catch_up is not None and args.words[:1] != ["resume"]:
-            raise InvalidRequest.of("--catch-up", args.catch_up, "goes with resume")
-        match args.words:
-            case [] | ["list"]:
-                return self._show(args)
-            case ["describe", topic]:
-                return self._show(args, topic)
-            case [topic] if topic not in WORDS:
-                return self._show(args, topic)
-            case ["create", topic]:
-                return self._create(args, topic)
-            case ["pause" | "resume" as word, topic]:
-                return self._change(args, topic, paused=word == "pause")
-            case ["delete", topic]:
-                return self._delete(args, topic)
-            case _:
-                limit = "TOPIC; list; or describe, create, pause, resume or delete and TOPIC"
-                raise InvalidRequest.of("topics", " ".join(args.words), limit)
-
-    def _show(self, args: argparse.Namespace, name: str | None = None) -> int:
+    def _list(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            topics = client.topics() if name is None else [client.describe_topic(name)]
-        headings = (
-            *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "READY", "EXPIRED"),
-            *("QUEUE", "LAG MS", "NOTE", "GROUP"),
-            *("TYPE", "CURSOR", "UNACKED", "LEASED", "CONSUMERS", "WAITS MS", "UNACKED MS"),
-        )
+            self._show(args, client.topics())
+        return OK
+
+    def _describe(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            topic = client.describe_topic(args.topic)
+        self._show(args, [topic], below=lateness_text(topic))
+        return OK
+
+    def _show(
+        self, args: argparse.Namespace, topics: Sequence[pb.TopicStatus], below: str = ""
+    ) -> None:
         rows = [
             (
                 *(t.name, t.pending, t.scheduled, t.fired, t.cancelled, t.ready, t.expired),
@@ -92,38 +84,41 @@ class TopicCommands(Commands):
             for t in topics
             for group in _groups(t)
         ]
-        document = {"topics": [show.as_dict(topic) for topic in topics]}
-        text = show.table(headings, rows) if rows else "no topics"
+        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no topics"
         text += quotas_text(topics)
-        if name is not None:
-            text += f"\n\n{lateness_text(topics[0])}"
-        self._put(args, document, text.rstrip())
+        text += f"\n\n{below}" if below else ""
+        self._put(args, {"topics": [show.as_dict(topic) for topic in topics]}, text)
+
+    def _create(self, args: argparse.Namespace) -> int:
+        with self._connect(args) as client:
+            topic_id = client.create_topic(args.topic)
+        document = {"topic": args.topic, "topic_id": str(topic_id)}
+        self._put(args, document, f"topic {args.topic} exists")
         return OK
 
-    def _create(self, args: argparse.Namespace, topic: str) -> int:
+    def _pause(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            topic_id = client.create_topic(topic)
-        self._put(args, {"topic": topic, "topic_id": topic_id}, f"topic {topic} is there")
+            self._show_change(args, client.pause_topic(args.topic))
         return OK
 
-    def _change(self, args: argparse.Namespace, topic: str, *, paused: bool) -> int:
+    def _resume(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            if paused:
-                answer = client.pause_topic(topic)
-            else:
-                catch_up = args.catch_up
-                if catch_up is None and not args.yes:  # then the policies say whether it drops
-                    catch_up = client.describe_policies(topic=topic).effective.catch_up
-                if not (args.yes or catch_up == ALL or _may_drop(client, topic, catch_up)):
-                    return FAILED
-                answer = client.resume_topic(topic, catch_up=args.catch_up)
+            catch_up = args.catch_up
+            if catch_up is None and not args.yes:  # then the policies say whether it drops
+                catch_up = client.describe_policies(topic=args.topic).effective.catch_up
+            if not (args.yes or catch_up == ALL or _may_drop(client, args.topic, catch_up)):
+                return FAILED
+            self._show_change(args, client.resume_topic(args.topic, catch_up=args.catch_up))
+        return OK
+
+    def _show_change(self, args: argparse.Namespace, answer: pb.DescribePoliciesResponse) -> None:
         holds = policies.said(answer.effective)
-        document = {"topic": topic, "paused": holds["paused"], "catch_up": holds["catch_up"]}
+        document = {"topic": args.topic, "paused": holds["paused"], "catch_up": holds["catch_up"]}
         text = "paused" if holds["paused"] else f"goes on, catching up with: {holds['catch_up']}"
-        self._put(args, document, f"{topic}: {text}")
-        return OK
+        self._put(args, document, f"{args.topic}: {text}")
 
-    def _delete(self, args: argparse.Namespace, topic: str) -> int:
+    def _delete(self, args: argparse.Namespace) -> int:
+        topic = args.topic
         so = "Its pending timers never fire; its messages and groups are gone."
         if not (args.yes or cli_args.agreed(f"delete topic {topic}", so)):
             return FAILED
@@ -196,7 +191,7 @@ class NamespaceCommands(Commands):
             {"name": each.name, "topics": [t.name for t in each.topics], "policy": each.policy}
             for each in found
         ]
-        text = show.table(headings, rows) if rows else "no namespaces"
+        text = cli_args.table(args, headings, rows) if rows else "no namespaces"
         self._put(args, {"namespaces": document}, text)
 
 

@@ -28,6 +28,19 @@ def scope(namespace: str | None = None, topic: str | None = None) -> pb.PolicySc
     return pb.PolicyScope(namespace=namespace or "", topic=topic or "")
 
 
+def altered(namespace: str | None, topic: str | None, *, cluster: bool) -> pb.PolicyScope:
+    """Return the scope of a change; exactly one of the three is given.
+
+    Raises:
+        InvalidRequest: none is given, or several are; or a name is no text, or empty.
+    """
+    given = [topic is not None, namespace is not None, cluster].count(True)
+    if given != 1:
+        limit = "give exactly one of topic=, namespace= and cluster=True"
+        raise InvalidRequest.of("scope", f"{given} of them", limit)
+    return scope(namespace, topic)
+
+
 def policy(said: Mapping[str, Any]) -> pb.Policy:
     """Return what says the fields of `said`; `delay_levels_ms` is a sequence of delays.
 

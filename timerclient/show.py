@@ -1,4 +1,4 @@
-"""How timerctl prints: messages of the contract as JSON with plain numbers, rows as a table."""
+"""How timerctl prints: messages of the contract as JSON, rows as a table."""
 
 import base64
 import json
@@ -13,13 +13,16 @@ from google.protobuf.message import Message
 def as_dict(message: Message) -> dict[str, Any]:
     """Return every field of a message by its name in the contract; absent messages are None.
 
-    Unlike the standard JSON mapping, 64-bit numbers stay numbers: scripts compare them.
+    Counts and times stay numbers, 64-bit ones too: scripts compare them. A 64-bit id is a text, as
+    JSON's readers round large numbers; an id of 0 stands for none, and is None.
     """
     return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
 
 
 def _value(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
+    if field.name.endswith("_id") and isinstance(value, int):
+        return str(value) if value else None
     if field.message_type is None:
         return list(value) if field.is_repeated else value
     if field.message_type.GetOptions().map_entry:
@@ -43,19 +46,48 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=not utf8)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return rows under headings, in aligned columns; numbers to the right."""
+def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = None) -> str:
+    """Return rows under headings, in aligned columns; numbers to the right.
+
+    Args:
+        headings: one for each column.
+        rows: their cells. "" and None are shown as "-".
+        width: of the terminal; the longest texts are cut until the lines fit. None: no limit.
+    """
     texts = [[_text(cell) for cell in row] for row in rows]
+    right = [_are_numbers([row[i] for row in rows]) for i in range(len(headings))]
     widths = [max(map(len, column)) for column in zip(headings, *texts, strict=True)]
-    right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(headings))]
+    if width is not None:
+        least = [
+            size if heading.endswith("ID") else len(heading)  # an id is of use only as a whole
+            for heading, size in zip(headings, widths, strict=True)
+        ]
+        widths = _fitting(widths, least, width)
     lines = []
     for line in [list(headings), *texts]:
         cells = [
-            cell.rjust(width) if r else cell.ljust(width)
-            for cell, width, r in zip(line, widths, right, strict=True)
+            _cut(cell, size).rjust(size) if r else _cut(cell, size).ljust(size)
+            for cell, size, r in zip(line, widths, right, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _fitting(widths: Sequence[int], least: Sequence[int], total: int) -> list[int]:
+    """Return widths that fit into `total`, as far as no column is below its least width."""
+    fit = [*widths]
+    over = sum(fit) + 2 * (len(fit) - 1) - total
+    while over > 0:
+        widest = max(range(len(fit)), key=lambda i: fit[i] - least[i])
+        if fit[widest] <= least[widest]:
+            break
+        fit[widest] -= 1
+        over -= 1
+    return fit
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def plain(text: str) -> str:
@@ -79,8 +111,12 @@ def pairs(mapping: Mapping[str, Any]) -> str:
     return plain(", ".join(f"{name}={value}" for name, value in sorted(mapping.items()))) or "-"
 
 
-def _is_number(cell: Any) -> bool:
-    return isinstance(cell, int | float) and not isinstance(cell, bool)
+def _are_numbers(cells: Sequence[Any]) -> bool:
+    """Return whether a column has numbers, and nothing else but unknown ones."""
+    known = [cell for cell in cells if cell is not None]
+    return bool(known) and all(
+        isinstance(cell, int | float) and not isinstance(cell, bool) for cell in known
+    )
 
 
 def _text(cell: Any) -> str:

@@ -514,18 +514,28 @@ class TimerClient(TopicFront):
         unset: Iterable[str] = (),
         namespace: str | None = None,
         topic: str | None = None,
+        cluster: bool = False,
     ) -> pb.DescribePoliciesResponse:
-        """Set fields of what the cluster, a namespace or a topic says, and unset others, by name.
+        """Set policy fields of one scope, and unset others, by name.
 
-        It holds for what is scheduled from then on; pauses, quotas, ttl and retention for all.
+        A field holds for timers that are scheduled from then on. Pauses, quotas, ttl and retention
+        hold for those that exist, too.
+
+        Args:
+            said: fields to set, and their values.
+            unset: fields to leave to the wider scope again.
+            namespace: the scope is this namespace; or
+            topic: the scope is this topic; or
+            cluster: True: the scope is the whole cluster.
 
         Raises:
-            InvalidRequest: a field is unknown, or its value out of range.
+            InvalidRequest: not exactly one scope is given, a field is unknown, or its value is out
+                of range.
             NotFound: there is no such topic.
             OutcomeUnknown: no answer in time; it may have been changed.
         """
         call = self._client.alter_policies(
-            said, unset=at_hand(unset), namespace=namespace, topic=topic
+            said, unset=at_hand(unset), namespace=namespace, topic=topic, cluster=cluster
         )
         return self._background.call(call)
 

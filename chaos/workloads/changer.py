@@ -95,11 +95,12 @@ class Changer:
         """
         unset = sorted({*among} - said.keys())
         namespace = namespace_of(self._topic)
-        name, where = {
+        scopes: dict[str, tuple[str, dict[str, Any]]] = {
             TOPIC: (self._topic, {"topic": self._topic}),
             NAMESPACE: (f"{namespace}/", {"namespace": namespace}),
-            CLUSTER: ("/", dict[str, str]()),
-        }[scope]
+            CLUSTER: ("/", {"cluster": True}),
+        }
+        name, where = scopes[scope]
         return self._ruled(
             {**said, **dict.fromkeys(unset)},
             lambda: self._client.alter_policies(said, unset=unset, **where),

@@ -69,6 +69,7 @@ def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Runn
         client.schedule("orders", b"kept", delay=3600)
         cluster.kill(lost)
         shutil.rmtree(cluster.directory / cluster.node(lost).data)
+        cluster._format(cluster.node(lost))
         for _ in range(2):  # whoever supervises it may start it again
             cluster._spawn(cluster.node(lost))
             until(lambda: cluster.exit_status(lost) == EXIT_CORRUPT)
@@ -79,7 +80,7 @@ def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Runn
 
 def test_cluster_is_founded_when_its_last_founder_comes(tmp_path: Path) -> None:
     cluster = Running(tmp_path)
-    cluster._found()
+    cluster._found([*cluster._plan().values()])
 
     def said() -> str:
         return cluster.log("n1") + cluster.log("n2")

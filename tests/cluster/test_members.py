@@ -46,7 +46,7 @@ def change(cluster: Running, action: str, name: str) -> None:
 
     def done() -> bool:
         arguments = ["members", action, name, "--yes", "--timeout", "20s"]
-        if timerctl([*arguments, "--cluster", ",".join(cluster.endpoints)]) == 0:
+        if timerctl([*arguments, "--endpoints", ",".join(cluster.endpoints)]) == 0:
             return True
         # It may be done all the same: the answer goes with the leader, if that is removed.
         now = voters(cluster)
@@ -142,7 +142,7 @@ def test_cluster_grows_to_five_and_shrinks_to_three_under_load(
         cluster.start(leader, gone)
     settled(cluster)
     capsys.readouterr()
-    asked = ["members", "-o", "json", "--cluster", ",".join(cluster.endpoints)]
+    asked = ["members", "-o", "json", "--endpoints", ",".join(cluster.endpoints)]
     assert timerctl(asked) == 0
     listed = json.loads(capsys.readouterr().out)["members"]
     assert [row["name"] for row in listed if row["voter"]] == sorted(left)

@@ -16,7 +16,7 @@ COUNT = 9_000
 
 
 def ctl(cluster: Running, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    code = cli.main(["--cluster", ",".join(cluster.endpoints), *argv])
+    code = cli.main(["--endpoints", ",".join(cluster.endpoints), *argv])
     out, err = capsys.readouterr()
     assert (code, err) == (0, ""), argv
     return out
@@ -38,7 +38,7 @@ def test_what_is_held_outlives_the_death_of_all_nodes_and_is_released(
     cluster.up()
     shown = client.describe_topic(topic)
     assert (shown.paused, shown.held, shown.pending) == (True, COUNT - 1, COUNT - 1)
-    assert f"paused, {COUNT - 1} held" in ctl(cluster, capsys, "topics", topic)
+    assert f"paused, {COUNT - 1} held" in ctl(cluster, capsys, "topics", "describe", topic)
     assert client.get_timer(timers[1]).held
     said = json.loads(ctl(cluster, capsys, "topics", "resume", topic, "-o", "json"))
     assert said == {"topic": topic, "paused": False, "catch_up": "all"}

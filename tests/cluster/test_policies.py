@@ -249,11 +249,20 @@ def test_retry_of_what_was_applied_is_answered_as_it_was_whatever_became_policy(
     ("ask", "field", "text"),
     [
         (lambda c, ns: c.alter_policies({"tick_ms": 0}, namespace=ns), "tick_ms", "1 .. 3600000"),
-        (lambda c, ns: c.alter_policies({"payload_bytes_max": 10**6}), "payload_bytes_max", "own"),
+        (
+            lambda c, ns: c.alter_policies({"payload_bytes_max": 10**6}, cluster=True),
+            *("payload_bytes_max", "own"),
+        ),
         (lambda c, ns: c.alter_policies(namespace=ns), "set, unset", "at least one"),
-        (lambda c, ns: c.alter_policies(unset=["ttl"]), "unset", "must be one of delayed_delivery"),
-        (lambda c, ns: c.alter_policies({"ttl": 1}), "policy", "must be one of delayed_delivery"),
-        (lambda c, ns: c.alter_policies({"tick_ms": "1s"}), "tick_ms", "whole number"),
+        (
+            lambda c, ns: c.alter_policies(unset=["ttl"], cluster=True),
+            *("unset", "must be one of delayed_delivery"),
+        ),
+        (
+            lambda c, ns: c.alter_policies({"ttl": 1}, cluster=True),
+            *("policy", "must be one of delayed_delivery"),
+        ),
+        (lambda c, ns: c.alter_policies({"tick_ms": "1s"}, topic=ns), "tick_ms", "whole number"),
         (lambda c, ns: c.alter_policies({"tick_ms": 1}, namespace="a/b"), "namespace", "must be 1"),
         (lambda c, ns: c.describe_policies(namespace=ns, topic=ns), "namespace, topic", "at most"),
         (lambda c, ns: c.schedule(f"{ns}/", b""), "topic", "not ending in /"),
@@ -283,23 +292,24 @@ def test_timerctl_and_http_show_what_was_set(
     cluster: Running, ns: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ctl(*argv: str) -> str:
-        code = cli.main(["--cluster", ",".join(cluster.endpoints), *argv])
+        code = cli.main(["--endpoints", ",".join(cluster.endpoints), *argv])
         out, err = capsys.readouterr()
         assert (code, err) == (0, ""), argv
         return out
 
     ctl(
-        "policies", "set", ns, "delay_ms_max=1h", "delay_levels_ms=1s,90s", "payload_bytes_max=1KiB"
+        *("policies", "set", "--namespace", ns, "delay_ms_max=1h", "delay_levels_ms=1s,90s"),
+        "payload_bytes_max=1KiB",
     )
-    ctl("policies", "set", f"{ns}/t", "delayed_delivery=off", "tick_ms=50")
-    ctl("policies", "unset", f"{ns}/t", "tick_ms")
-    shown = json.loads(ctl("policies", "show", f"{ns}/t", "-o", "json"))
+    ctl("policies", "set", "--topic", f"{ns}/t", "delayed_delivery=off", "tick_ms=50")
+    ctl("policies", "unset", "--topic", f"{ns}/t", "tick_ms")
+    shown = json.loads(ctl("policies", "show", "--topic", f"{ns}/t", "-o", "json"))
     assert shown["own"] == {"delayed_delivery": False}
     assert shown["effective"]["delay_levels_ms"] == [1_000, 90_000]
     assert shown["sources"]["delay_ms_max"] == "namespace"
-    text = ctl("policies", "show", ns)
+    text = ctl("policies", "show", "--namespace", ns)
     assert "1s,90s" in text
-    assert f"more is said by: {ns}/t" in text
+    assert f"also set by: topic {ns}/t" in text
     assert f"{ns}/t" in ctl("policies", "show")
     for name in cluster.nodes:
 
@@ -314,10 +324,10 @@ def test_timerctl_and_http_show_what_was_set(
 
 
 def test_cluster_policy_holds_for_all_until_it_is_unset(client: TimerClient, ns: str) -> None:
-    client.alter_policies({"fixed_delay_ms": HOUR_MS})
+    client.alter_policies({"fixed_delay_ms": HOUR_MS}, cluster=True)
     try:
         assert hours_away(client.schedule(f"{ns}/t", b"").due_ms, 1)
         assert hours_away(client.schedule(ns, b"", delay=timedelta(days=1)).due_ms, 1)
     finally:
-        client.alter_policies(unset=["fixed_delay_ms"])
+        client.alter_policies(unset=["fixed_delay_ms"], cluster=True)
     assert "fixed_delay_ms" not in effective(client)

@@ -1,6 +1,5 @@
 """`timerctl verify`, and the scrub of running nodes: damage is named, and healed by itself."""
 
-import argparse
 import asyncio
 import json
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from chaos.simdisk import SimDisk
 from cluster import verify
 from cluster.config import NodeConfig, build_config
 from cluster.scrub import Scrubber
-from cluster.verify import DAMAGED, register
+from cluster.verify import DAMAGED
 from tests.cluster.running import Running, kept_runs, until
 from tests.cluster.test_healing import Rotting, flip, installs
 from tests.timer.test_snapshot import INCOMING, receive, taken
@@ -20,6 +19,7 @@ from timer.directory import open_directory
 from timer.disk import FreshDisk, RealDisk
 from timer.errors import CorruptFile
 from timer.units import UnixMs
+from timerclient import cli
 from timerclient.proto import timer_pb2 as pb
 
 MIB = 1 << 20
@@ -41,11 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def timerctl(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    register(parser.add_subparsers())
-    args = parser.parse_args(["verify", *words])
-    status: int = args.run(args)
-    return status
+    return cli.main(["verify", *words])
 
 
 def test_snapshot_that_is_going_to_be_installed_is_read_instead_of_state_and_log() -> None:

@@ -284,9 +284,21 @@ REFUSED: list[tuple[Callable[[Any, str], Any], str, str]] = [  # Any: of wrong k
     (lambda w, t: w.client.describe_namespace(""), "namespace", "empty"),
     (lambda w, t: w.client.alter_policies({"ttl_ms": 0}, topic=""), "topic", "empty"),
     (lambda w, t: w.client.alter_policies({"ttl_ms": 0}, namespace=""), "namespace", "empty"),
-    (lambda w, t: w.client.alter_policies({"ttl_ms": 1 << 63}), "ttl_ms", str((1 << 63) - 1)),
-    (lambda w, t: w.client.alter_policies({"ttl_ms": "1h"}), "ttl_ms", "whole number"),
-    (lambda w, t: w.client.alter_policies({"delay_levels_ms": 5}), "delay_levels_ms", "delays"),
+    (
+        lambda w, t: w.client.alter_policies({"ttl_ms": 1 << 63}, topic=t),
+        "ttl_ms",
+        str((1 << 63) - 1),
+    ),
+    (
+        lambda w, t: w.client.alter_policies({"ttl_ms": "1h"}, topic=t),
+        "ttl_ms",
+        "whole number",
+    ),
+    (
+        lambda w, t: w.client.alter_policies({"delay_levels_ms": 5}, topic=t),
+        "delay_levels_ms",
+        "delays",
+    ),
     (lambda w, t: w.client.change_members("promote", "n1"), "change", "replace"),
 ]
 

@@ -1,9 +1,12 @@
-"""Stands for timerd where only the launcher is tested: answers /readyz, ends on SIGTERM.
+"""Stands for timerd where only the launcher is tested.
+
+It answers /readyz and /v1/status, and ends on SIGTERM.
 
 The file `behaviour` beside its TOML file changes it: `crash` ends it with a last word,
-`unready` never is ready, `stubborn` ignores SIGTERM.
+`unready` never is ready, `stubborn` ignores SIGTERM, `stranger` is of another cluster.
 """
 
+import json
 import signal
 import sys
 import tomllib
@@ -14,7 +17,9 @@ from typing import NoReturn
 
 def init(arguments: list[str]) -> None:
     """Make the data directory, as `timerd init` does; refuse to do it twice."""
-    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    flags = ["--learner"] if "--learner" in arguments else []
+    valued = [word for word in arguments if word not in flags]
+    options = dict(zip(valued[::2], valued[1::2], strict=True)) | dict.fromkeys(flags, "yes")
     Path(options["--data"]).mkdir()
     (Path(options["--data"]) / "identity.json").write_text(repr(sorted(options.items())))
 
@@ -31,6 +36,10 @@ def serve(config: Path) -> NoReturn:
         def do_GET(self) -> None:
             self.send_response(503 if behaviour == "unready" else 200)
             self.end_headers()
+            if self.path == "/v1/status":
+                cluster_id = "other" if behaviour == "stranger" else settings["cluster_id"]
+                status = {"cluster_id": cluster_id, "nodes": [{"name": settings["name"]}]}
+                self.wfile.write(json.dumps(status).encode())
 
         def log_message(self, *_: object) -> None:
             pass

@@ -1,8 +1,9 @@
 """The launcher, with a stand-in for timerd: starts, restarts, stops, and never harms strangers."""
 
-import argparse
 import json
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import local
+from deploy import commands, local
 from deploy.local import Host, LaunchError, LocalCluster, free_ports
+from timerclient import cli
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_timerd.py"))
 
@@ -86,6 +88,36 @@ def test_host_says_where_a_node_lives(tmp_path: Path) -> None:
     assert cluster.exit_status("n1") == -signal.SIGKILL
 
 
+def test_port_of_another_process_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        cluster = LocalCluster(tmp_path / "d", 1, base_port=taken, program=FAKE)
+        with pytest.raises(LaunchError, match=rf"n1 can't listen at 127.0.0.1:{taken}: .*in use"):
+            cluster.start()
+    assert not (tmp_path / "d/cluster.json").exists()
+    assert not [*tmp_path.rglob("*.toml")]
+
+
+def test_node_of_another_cluster_at_the_same_port_is_not_taken_for_ones_own(
+    cluster: LocalCluster,
+) -> None:
+    behave(cluster, "stranger")
+    with pytest.raises(LaunchError, match=r"answered by n\d of cluster other, and not by n\d of"):
+        cluster.start()
+
+
+def test_node_that_lost_its_data_comes_back_as_a_learner(cluster: LocalCluster) -> None:
+    cluster.start()
+    cluster.kill("n2")
+    shutil.rmtree(cluster.directory / "n2")
+    cluster.start("n2")
+    identity = (cluster.directory / "n2/identity.json").read_text()
+    assert "--learner" in identity
+    assert "--learner" not in (cluster.directory / "n1/identity.json").read_text()
+
+
 def test_stop_ends_the_named_node_or_all(cluster: LocalCluster) -> None:
     cluster.start()
     cluster.stop("n3")
@@ -156,13 +188,9 @@ def test_commands_up_status_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "LocalCluster", partial(LocalCluster, program=FAKE))
-    parser = argparse.ArgumentParser()
-    local.register(parser.add_subparsers())
 
     def run(*words: str) -> int:
-        args = parser.parse_args(["local", *words, "--dir", str(tmp_path / "d")])
-        status: int = args.run(args)
-        return status
+        return cli.main(["local", *words, "--dir", str(tmp_path / "d")])
 
     assert run("status") == 1
     for nodes in ("-60", "0", "8"):
@@ -187,19 +215,21 @@ def test_up_says_how_timerctl_finds_the_nodes_unless_it_does(
 ) -> None:
     cluster = LocalCluster(tmp_path / "d", nodes=1, program=FAKE)
 
+    monkeypatch.setattr(local, "LocalCluster", lambda *_, **__: cluster)
+
     def last_line() -> str:
-        local._up(cluster, [])
+        assert cli.main(["local", "up", "--dir", str(tmp_path / "d")]) == 0
         return capsys.readouterr().out.splitlines()[-1]
 
     try:
-        monkeypatch.delenv("TIMERCTL_CLUSTER", raising=False)
+        monkeypatch.delenv("TIMERCTL_ENDPOINTS", raising=False)
         said = last_line()
         [address] = cluster.endpoints
-        assert said == f"export TIMERCTL_CLUSTER={address}"
-        monkeypatch.setenv("TIMERCTL_CLUSTER", f"127.0.0.1:1, {address}")
+        assert said == f"export TIMERCTL_ENDPOINTS={address}"
+        monkeypatch.setenv("TIMERCTL_ENDPOINTS", f"127.0.0.1:1, {address}")
         assert last_line().startswith("n1")
-        monkeypatch.delenv("TIMERCTL_CLUSTER")
-        monkeypatch.setattr(local, "DEFAULT_CLUSTER", f"{address},127.0.0.1:1")
+        monkeypatch.delenv("TIMERCTL_ENDPOINTS")
+        monkeypatch.setattr(commands, "DEFAULT_ENDPOINTS", f"{address},127.0.0.1:1")
         assert last_line().startswith("n1")
     finally:
         cluster.stop()

@@ -15,10 +15,13 @@ from timerclient import (
     AsyncTimerClient,
     OutcomeUnknown,
     TimerClient,
+    cli,
     cli_policies,
+    errors,
     policies,
     rows,
 )
+from timerclient.cli_args import UsageError
 from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
 
@@ -107,7 +110,7 @@ async def test_change_whose_answer_is_lost_is_not_sent_again(
 ) -> None:
     cluster.lose_alters = True
     with pytest.raises(OutcomeUnknown):
-        await client.alter_policies({"tick_ms": 5})
+        await client.alter_policies({"tick_ms": 5}, cluster=True)
     assert len(cluster.alters) == 1
 
 
@@ -121,24 +124,48 @@ def test_threads_have_the_same(threaded: Threaded) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "scope", "again"),
+    ("words", "scope"),
     [
-        ("cluster", {}, "cluster"),
-        ("ns", {"namespace": "ns"}, "ns"),
-        ("cluster/", {"namespace": "cluster"}, "cluster/"),
-        ("ns/", {"namespace": "ns"}, "ns"),
-        ("ns/t", {"topic": "ns/t"}, "ns/t"),
-        ("ns/t/u", {"topic": "ns/t/u"}, "ns/t/u"),
-        ("default/t", {"topic": "default/t"}, "default/t"),
+        (["--topic", "orders"], {"topic": "orders"}),
+        (["--topic", "ns/t"], {"topic": "ns/t"}),
+        (["--namespace", "orders"], {"namespace": "orders"}),
+        (["--cluster"], {}),
     ],
 )
-def test_scope_is_written_in_one_word(text: str, scope: dict[str, str], again: str) -> None:
-    assert cli_policies.scope_of(text) == scope
-    assert cli_policies.scope_text(pb.PolicyScope(**scope)) == again
+def test_scope_is_explicit(words: list[str], scope: dict[str, str]) -> None:
+    args = cli.make_parser().parse_args(["policies", "set", *words, "tick_ms=5"])
+    assert cli_policies.scope_of(args) == scope
 
 
-def test_topic_without_a_namespace_is_shown_in_the_default_one() -> None:
-    assert cli_policies.scope_text(pb.PolicyScope(topic="t")) == "default/t"
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["orders", "tick_ms=5"],
+        ["tick_ms=5"],
+        ["--cluster", "--topic", "orders", "tick_ms=5"],
+        ["--topic", "orders", "--namespace", "orders", "tick_ms=5"],
+    ],
+)
+def test_change_without_exactly_one_scope_is_a_usage_error(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        cli.make_parser().parse_args(["policies", "set", *words])
+
+
+async def test_change_by_the_client_names_exactly_one_scope(client: AsyncTimerClient) -> None:
+    for scopes in ({}, {"topic": "t", "namespace": "n"}, {"topic": "t", "cluster": True}):
+        with pytest.raises(errors.InvalidRequest, match="exactly one of topic="):
+            await client.alter_policies({"tick_ms": 5}, **scopes)
+
+
+def test_scopes_are_shown_with_their_kind() -> None:
+    shown = {
+        "topic default/t": pb.PolicyScope(topic="t"),
+        "topic ns/t": pb.PolicyScope(topic="ns/t"),
+        "namespace cluster": pb.PolicyScope(namespace="cluster"),
+        "the cluster": pb.PolicyScope(),
+    }
+    for text, scope in shown.items():
+        assert cli_policies.scope_text(scope) == text
 
 
 @pytest.mark.parametrize(
@@ -171,41 +198,45 @@ def test_word_that_sets_no_field_is_refused(text: str) -> None:
 
 
 def test_set_unset_and_show(ctl: Ctl, threaded: Threaded) -> None:  # noqa: F811
-    code, out, _ = ctl("policies", "set", "ns", "delay_ms_max=1h", "delayed_delivery=off")
+    code, out, _ = ctl(
+        "policies", "set", "--namespace", "ns", "delay_ms_max=1h", "delayed_delivery=off"
+    )
     assert code == 0
     assert "delay_ms_max" in out
     assert "60m" not in out
     assert "1h" in out
-    code, out, _ = ctl("policies", "unset", "ns", "delay_ms_max", "-o", "json")
-    assert (code, json.loads(out)["scope"]) == (0, "ns")
+    code, out, _ = ctl("policies", "unset", "--namespace", "ns", "delay_ms_max", "-o", "json")
+    assert (code, json.loads(out)["scope"]) == (0, {"namespace": "ns"})
     assert [*threaded.cluster.alters[1].unset] == ["delay_ms_max"]
     code, out, _ = ctl("policies", "show")
     assert (code, out.splitlines()[0]) == (0, "the cluster")
-    assert ctl("policies", "show", "ns")[1].splitlines()[0] == "namespace ns"
-    assert ctl("policies", "show", "cluster/")[1].splitlines()[0] == "namespace cluster"
-    assert ctl("policies", "show", "ns/t")[1].splitlines()[0] == "topic ns/t"
-    code, _, err = ctl("policies", "set", "ns", "tick_ms=1", "tick_ms=2")
-    assert (code, "set it once" in err) == (1, True)
-    assert ctl("policies", "set", "ns", "nothing=1")[0] == 2
+    assert ctl("policies", "show", "--namespace", "ns")[1].splitlines()[0] == "namespace ns"
+    assert (
+        ctl("policies", "show", "--namespace", "cluster")[1].splitlines()[0] == "namespace cluster"
+    )
+    assert ctl("policies", "show", "--topic", "ns/t")[1].splitlines()[0] == "topic ns/t"
+    code, _, err = ctl("policies", "set", "--namespace", "ns", "tick_ms=1", "tick_ms=2")
+    assert (code, "set it once" in err) == (2, True)
+    assert ctl("policies", "set", "--namespace", "ns", "nothing=1")[0] == 2
 
 
 @pytest.mark.parametrize(
     ("words", "asks"),
     [
-        (["set", "ns", "ttl_ms=1h"], True),
-        (["set", "ns", "ttl_ms=0"], False),
-        (["unset", "ns", "ttl_ms"], True),  # a wider scope's may be shorter
-        (["set", "ns", "retention_ms=0"], True),
-        (["unset", "ns", "retention_ms"], True),
-        (["set", "ns", "catch_up=latest"], True),
-        (["set", "ns", "catch_up=all"], False),
-        (["set", "ns", "paused=on"], False),
-        (["set", "ns", "paused=off"], False),
-        (["set", "dropping", "paused=off"], True),
-        (["unset", "dropping", "paused"], True),
-        (["set", "dropping", "paused=off", "catch_up=all"], False),
-        (["set", "cluster", "paused=off"], True),  # `dropping` is inside
-        (["unset", "ns", "tick_ms"], False),
+        (["set", "--namespace", "ns", "ttl_ms=1h"], True),
+        (["set", "--namespace", "ns", "ttl_ms=0"], False),
+        (["unset", "--namespace", "ns", "ttl_ms"], True),  # a wider scope's may be shorter
+        (["set", "--namespace", "ns", "retention_ms=0"], True),
+        (["unset", "--namespace", "ns", "retention_ms"], True),
+        (["set", "--namespace", "ns", "catch_up=latest"], True),
+        (["set", "--namespace", "ns", "catch_up=all"], False),
+        (["set", "--namespace", "ns", "paused=on"], False),
+        (["set", "--namespace", "ns", "paused=off"], False),
+        (["set", "--namespace", "dropping", "paused=off"], True),
+        (["unset", "--namespace", "dropping", "paused"], True),
+        (["set", "--namespace", "dropping", "paused=off", "catch_up=all"], False),
+        (["set", "--cluster", "paused=off"], True),  # `dropping` is inside
+        (["unset", "--namespace", "ns", "tick_ms"], False),
     ],
 )
 def test_what_may_end_what_is_there_is_done_when_somebody_agrees(
@@ -214,7 +245,7 @@ def test_what_may_end_what_is_there_is_done_when_somebody_agrees(
     words: list[str],
     asks: bool,
 ) -> None:
-    assert ctl("policies", "set", "dropping", "catch_up=drop", "--yes")[0] == 0
+    assert ctl("policies", "set", "--namespace", "dropping", "catch_up=drop", "--yes")[0] == 0
     before = len(threaded.cluster.alters)
     code, _, err = ctl("policies", *words)
     assert (code, "needs --yes" in err) == ((1, True) if asks else (0, False))
@@ -223,8 +254,8 @@ def test_what_may_end_what_is_there_is_done_when_somebody_agrees(
 
 
 def test_empty_scope_is_not_the_cluster(ctl: Ctl, threaded: Threaded) -> None:  # noqa: F811
-    code, _, err = ctl("policies", "set", "", "tick_ms=5")
-    assert (code, "namespace = ''" in err) == (1, True)
+    code, _, err = ctl("policies", "set", "--namespace", "", "tick_ms=5")
+    assert (code, "namespace = ''" in err) == (2, True)
     assert not threaded.cluster.alters
 
 
@@ -233,7 +264,7 @@ def test_schedule_takes_a_level(ctl: Ctl, threaded: Threaded) -> None:  # noqa: 
     [row] = threaded.cluster.rows
     assert row.payload == b"x"
     code, _, err = ctl("schedule", "t", "x", "--delay-level", "-1")
-    assert (code, "delay_level = -1" in err) == (1, True)
+    assert (code, "delay_level = -1" in err) == (2, True)
 
 
 def test_delays_are_printed_as_they_are_read() -> None:

@@ -86,7 +86,7 @@ async def test_looks_are_read_whole(cluster: Cluster, client: AsyncTimerClient) 
 
 
 def run(capsys: pytest.CaptureFixture[str], cluster: Cluster, *words: str) -> str:
-    assert cli.main(["--cluster", cluster.address, *words]) == 0
+    assert cli.main(["--endpoints", cluster.address, *words]) == 0
     return capsys.readouterr().out
 
 
