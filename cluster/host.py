@@ -13,6 +13,7 @@ import functools
 import logging
 import math
 import random
+import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -119,6 +120,7 @@ class Host:
         log_entries_flush: int,
         flush_interval_ms: int,
         draw_share: Callable[[], float] = lambda: random.uniform(SHARE_MIN, 1),  # noqa: S311
+        draw_id: Callable[[int], int] = secrets.randbits,
         handed_out: Callable[[Delivery], object],
         fatal: Callable[[BaseException], None],
     ) -> None:
@@ -136,6 +138,8 @@ class Host:
         self._log_bytes_flush = log_bytes_flush
         self._log_entries_flush = log_entries_flush
         self._flush_interval_ms = flush_interval_ms
+        self.draw_id = draw_id
+        """Returns so many random bits, which no client can guess."""
         self._draw_share = draw_share
         self._flush_share = draw_share()
         self._handed_out = handed_out

@@ -1,7 +1,6 @@
 """TimerService: from requests to the leader and back."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -64,7 +63,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
             limit = f"must have 1 to {wire.TOKEN_SIZE_MAX} bytes"
             raise InvalidRequest("token", f"{size} bytes", limit)
         leader, now = self._host.require_leader(), self._host.now()
-        drawn = ProducerId(1 + secrets.randbelow((1 << ID_BITS) - 1))
+        drawn = ProducerId(self._host.draw_id(ID_BITS) or 1)
         asked = self._host.ask(lambda done: leader.register(request.token, drawn, now, done))
         producer_id = await within(asked, context)
         assert isinstance(producer_id, int)

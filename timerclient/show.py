@@ -14,13 +14,16 @@ def as_dict(message: Message) -> dict[str, Any]:
     """Return every field of a message by its name in the contract; absent messages are None.
 
     Counts and times stay numbers, 64-bit ones too: scripts compare them. A 64-bit id is a text, as
-    JSON's readers round large numbers; an id of 0 stands for none, and is None.
+    JSON's readers round large numbers; an id of 0 stands for none, and is None. The name of a
+    producer has 16 hexadecimal digits, as `timerctl producers` takes it.
     """
     return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
 
 
 def _value(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
+    if field.name == "producer":
+        return f"{value:016x}" if value else None
     if field.name.endswith("_id") and isinstance(value, int):
         return str(value) if value else None
     if field.message_type is None:

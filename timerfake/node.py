@@ -1,6 +1,7 @@
 """The one node of a fake cluster: a node's own state plane and services over a log in memory."""
 
 import dataclasses
+import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
@@ -69,6 +70,7 @@ class FakeNode(TopicView):
             log_bytes_flush=NEVER,
             log_entries_flush=NEVER,
             flush_interval_ms=NEVER,
+            draw_id=random.Random(0).getrandbits,  # noqa: S311 -- the same steps, the same state
             handed_out=self.handed_out,
             fatal=self.server.fail,
         )

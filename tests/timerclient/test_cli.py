@@ -318,9 +318,9 @@ def test_tables_are_cut_to_the_terminal_and_ids_are_not() -> None:
 
 
 def test_ids_of_64_bits_are_text_in_json() -> None:
-    producer = show.as_dict(pb.ProducerStatus(producer_id=1 << 62, last_sequence=1 << 60))
-    assert producer["producer_id"] == str(1 << 62)
-    assert producer["last_sequence"] == 1 << 60
+    group = show.as_dict(pb.GroupStatus(group_id=1 << 62, cursor=1 << 60))
+    assert (group["group_id"], group["cursor"]) == (str(1 << 62), 1 << 60)
+    assert show.as_dict(pb.ProducerStatus(producer=255))["producer"] == "00000000000000ff"
     assert show.as_dict(pb.TopicStatus())["topic_id"] is None
 
 
