@@ -105,6 +105,8 @@ class ControlState:
     """Voters that the appointed leader should write into its EPOCH entry. None: no others."""
     leader: ReplicaId | None = None
     """Appointed for `epoch`. None: nobody ever was."""
+    unfit: tuple[ReplicaId, ...] = ()
+    """Those that led poorly, as the controller that made this appointment knew."""
     checkpoint: SharedCheckpoint | None = None
 
     def name_of(self, replica_id: ReplicaId | None) -> str | None:
@@ -131,6 +133,8 @@ class Appoint:
     expected_epoch: Epoch
     voters: Mapping[str, ReplicaId] | None = None
     """Who should vote from then on. None: who does already."""
+    unfit: tuple[ReplicaId, ...] = ()
+    """Those that led poorly lately: see cluster/fitness.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +190,12 @@ def encode_command(command: Command, *, nonce: int) -> bytes:
     match command:
         case Init(cluster_id=cluster_id, voters=voters):
             fields: dict[str, Any] = {"cluster_id": cluster_id, "voters": dict(voters)}
-        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch, voters=proposed):
+        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch):
             fields = {"epoch": epoch, "leader": leader, "expected_epoch": expected_epoch}
-            if proposed is not None:
-                fields["voters"] = dict(proposed)
+            if command.voters is not None:
+                fields["voters"] = dict(command.voters)
+            if command.unfit:
+                fields["unfit"] = list(command.unfit)
         case Members(epoch=epoch, voters=voters):
             fields = {"epoch": epoch, "voters": dict(voters)}
         case CheckpointPage(checkpoint=checkpoint):
@@ -221,7 +227,7 @@ def dump(state: ControlState) -> bytes:
     checkpoint = None if state.checkpoint is None else _pack_checkpoint(state.checkpoint)
     proposed = None if state.proposed is None else dict(state.proposed)
     known = [state.cluster_id, dict(state.voters), state.epoch, state.leader, checkpoint, proposed]
-    data: bytes = msgpack.packb([_VERSION, *known])
+    data: bytes = msgpack.packb([_VERSION, *known, list(state.unfit)])
     return data
 
 
@@ -240,6 +246,7 @@ def load(data: bytes) -> ControlState:
         epoch=epoch,
         proposed=MappingProxyType(later[0]) if later and later[0] is not None else None,
         leader=leader,
+        unfit=tuple(later[1]) if len(later) > 1 else (),
         checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
     )
 
@@ -251,14 +258,15 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
             if state.cluster_id is not None:
                 return None
             return replace(state, cluster_id=cluster_id, voters=MappingProxyType(dict(voters)))
-        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch, voters=proposed):
+        case Appoint(epoch=epoch, leader=leader, expected_epoch=expected_epoch, unfit=unfit):
+            proposed = command.voters
             if (state.epoch, state.leader) == (epoch, leader):
                 return state  # the same command once more
             if state.epoch != expected_epoch or epoch <= state.epoch:
                 return None
             if proposed is not None:
                 proposed = MappingProxyType(dict(proposed))
-            return replace(state, epoch=epoch, leader=leader, proposed=proposed)
+            return replace(state, epoch=epoch, leader=leader, proposed=proposed, unfit=unfit)
         case Members(epoch=epoch, voters=voters):
             if epoch < state.epoch:
                 return None
@@ -306,6 +314,7 @@ def _parse(fields: dict[str, Any]) -> Command:
                 leader=ReplicaId(_int(fields["leader"])),
                 expected_epoch=Epoch(_int(fields["expected_epoch"])),
                 voters=_voters(fields["voters"]) if "voters" in fields else None,
+                unfit=tuple(ReplicaId(_int(replica)) for replica in fields.get("unfit", ())),
             )
         case Members.op:
             epoch = Epoch(_int(fields["epoch"]))

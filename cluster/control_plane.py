@@ -594,6 +594,8 @@ def _parse_report(packed: tuple[object, ...]) -> Report | None:
             int(highest_promise),
             bool(unsure),
             int(refused_epoch),
+            int(disk_ms),
+            int(commit_ms),
         ) if role in set(Role):
             return Report(
                 replica_id=ReplicaId(replica_id),
@@ -608,6 +610,8 @@ def _parse_report(packed: tuple[object, ...]) -> Report | None:
                 highest_promise=Epoch(highest_promise),
                 unsure=unsure,
                 refused_epoch=Epoch(refused_epoch),
+                disk_ms=disk_ms,
+                commit_ms=commit_ms,
             )
         case _:
             return None

@@ -1,10 +1,11 @@
 """Who should lead the timer log: the controller's decisions, as a pure core.
 
 Every node runs one; it acts while Raft's leadership is local. It watches the nodes through
-their reports and the links to them, and decides three things:
+their reports and the links to them, and decides four things:
 
     appoint      the leader is gone, stalls or was refused; or an operator asks for another
     adopt        a node leads an epoch above ours: Raft forgot it, not the log; take note
+    relieve      the leader serves, but poorly, and another would serve better: appoint that
     hand over    the controller leads the log too: give Raft's leadership to somebody else,
                  so that one dead node costs one role
 
@@ -26,6 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Self, TypeAlias, assert_never
 
 from cluster.control import Appoint, ControlState, Init
+from cluster.fitness import SLOW_PARTS, Service, Unfit
 from cluster.membership import Change, Learner, Refusal, planned
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -78,6 +80,8 @@ class ControllerConfig:
     """A transfer's target may take this long to catch up; the leader serves meanwhile."""
     transfer_entries: int = 100_000
     """A target that lacks more entries is refused at once."""
+    lease_ms: int = 500
+    """The lease: what takes as long is slow."""
     caught_up_ms: int = 300
     """A target has caught up if it holds all that the leader held this long ago: reports, ten a
     second, are no sharper, and the rest is fetched while nobody serves."""
@@ -95,6 +99,7 @@ class ControllerConfig:
         """
         least = cls()
         return cls(
+            lease_ms=max(least.lease_ms, lease_ms),
             report_timeout_ms=max(least.report_timeout_ms, 2 * lease_ms),
             lease_grace_ms=max(least.lease_grace_ms, 2 * lease_ms),
             idle_grace_ms=max(least.idle_grace_ms, 2 * lease_ms),
@@ -127,6 +132,10 @@ class Report:
     refused_epoch: Epoch = Epoch(0)
     """As leader: the highest epoch for which a voter refused it. At its own epoch, that voter
     promised another appointee of it, and follows again only from the next epoch on."""
+    disk_ms: int = 0
+    """How long its disk took to make an entry durable, or takes with the present one."""
+    commit_ms: int = 0
+    """As leader: how long a commit took, or takes."""
 
     def is_urgent_after(self, earlier: "Report | None") -> bool:
         """Return whether this says something that the controller should know at once."""
@@ -259,6 +268,9 @@ class Controller:
     """Since when this node has led Raft and the appointed leader was the same."""
     _served: bool = False
     """The appointee was seen serving in this epoch."""
+    _service: Service = field(default_factory=Service)
+    """Of the appointed leader in this epoch."""
+    _unfit: Unfit = field(default_factory=Unfit)
     _lease_bad_since_ms: MonoMs | None = None
     _promise_above_since_ms: MonoMs | None = None
     _gone_since_ms: MonoMs | None = None
@@ -357,10 +369,22 @@ class Controller:
         leads = report.role is Role.LEADER and report.epoch == self._state.epoch
         if leads and report.serving:
             self._served, self._stalls = True, 0
+            self._note_service(now_ms, report)
         if leads and not report.lease_ok:
             self._lease_bad_since_ms = self._lease_bad_since_ms or now_ms
         else:
             self._lease_bad_since_ms = None
+
+    def _note_service(self, now_ms: MonoMs, report: Report) -> None:
+        others = [node.report for node in self._fresh(now_ms) if node.report is not None]
+        self._service.note(
+            now_ms,
+            lease_ok=report.lease_ok,
+            disk_ms=report.disk_ms,
+            commit_ms=report.commit_ms,
+            others_ms=[other.disk_ms for other in others if other.name != report.name],
+            lease_ms=self.config.lease_ms,
+        )
 
     def _is_heir(self, now_ms: MonoMs, report: Report, voter: _Node) -> bool:
         """Return whether a replica votes in place of a silent one, though nobody has said so.
@@ -377,6 +401,7 @@ class Controller:
             if self._leads and self._state.leader is not None and not self._served:
                 self._stalls = min(self._stalls + 1, self.config.stall_doublings_max)
             self._watch(now_ms)
+            self._unfit.learn(now_ms, state.unfit)
         self._state = state
 
     def _note_leadership(self, now_ms: MonoMs, *, leads: bool) -> None:
@@ -390,6 +415,7 @@ class Controller:
         """Start afresh: nothing that was seen of an earlier leader counts."""
         self._watched_since_ms = now_ms
         self._served = False
+        self._service = Service()
         self._lease_bad_since_ms = None
         self._promise_above_since_ms = None
         self._gone_since_ms = None
@@ -412,16 +438,40 @@ class Controller:
         reason = self._why_gone(now_ms)
         if reason is None:
             self._gone_since_ms = None
-            return self._hand_over(now_ms)
+            return self._relieve(now_ms) or self._hand_over(now_ms)
         self._well_since_ms = None
         if self._gone_since_ms is None:
             self._gone_since_ms = now_ms
         if not self._is_gathered(now_ms):
             return _NOTHING
-        successor = self._best(self._fresh(now_ms), may_lead_again=self._may_lead_again())
+        successor = self._best(now_ms, self._fresh(now_ms), may_lead_again=self._may_lead_again())
         if successor is None:
             return _NOTHING
         return self._appoint(now_ms, successor, f"{self._leader_name()}: {reason}")
+
+    def _relieve(self, now_ms: MonoMs) -> Effects | None:
+        """Appoint a better leader in place of one that serves poorly; it takes over in order."""
+        reason, leader = self._service.why_poor(), self._leader()
+        if reason is None or leader is None or not self._served:
+            return None
+        fresh, unfit = self._fresh(now_ms), self._unfit.at(now_ms)
+        better = [
+            node
+            for node in fresh
+            if node is not leader
+            and node.replica_id not in unfit
+            and node.report is not None
+            and not self._is_slow(node.report)
+            and self._why_not_yet(node, fresh) is None
+        ]
+        successor = self._best(now_ms, better, may_lead_again=False)
+        if successor is None:
+            return None
+        unfit |= {leader.replica_id}
+        return self._appoint(now_ms, successor, f"{leader.name}: {reason}", unfit=unfit)
+
+    def _is_slow(self, report: Report) -> bool:
+        return report.disk_ms >= self.config.lease_ms // SLOW_PARTS
 
     def _adopt(self, now_ms: MonoMs) -> Effects | None:
         """A node serves an epoch above ours: the log made it leader, and Raft forgot."""
@@ -462,7 +512,8 @@ class Controller:
             follows = report.role in (Role.FOLLOWER, Role.LEARNER)
             if follows and (self._served or promised):
                 return "it stepped down or restarted"
-            if follows and watched_ms >= config.idle_grace_ms:
+            bids = report.epoch >= self._state.epoch  # it may wait for the lease of the last one
+            if follows and not bids and watched_ms >= config.idle_grace_ms:
                 return "it does not begin"
         lease_bad_since_ms = self._lease_bad_since_ms
         if lease_bad_since_ms is not None and (
@@ -526,8 +577,13 @@ class Controller:
         report = leader.report if leader else None
         return report is None or report.highest_promise <= self._state.epoch
 
-    def _best(self, candidates: Iterable[_Node], *, may_lead_again: bool) -> _Node | None:
-        """Return whom to appoint: longest log, least of it to apply, then not the controller."""
+    def _best(
+        self, now_ms: MonoMs, candidates: Iterable[_Node], *, may_lead_again: bool
+    ) -> _Node | None:
+        """Return the node to appoint: longest log, least of it to apply, then not the controller.
+
+        Nodes that led poorly, or have a slow disk, come last.
+        """
         reported = [(node, node.report) for node in candidates if node.report is not None]
         if not reported:
             return None
@@ -543,10 +599,13 @@ class Controller:
             if report.last_epoch == last_epoch
             and report.last_index > last_index - self.config.close_entries
         ]
+        unfit = self._unfit.at(now_ms)
         node, _ = min(
             close,
             key=lambda pair: (
                 pair[0].stalled_in,
+                pair[0].replica_id in unfit,
+                self._is_slow(pair[1]),
                 (pair[1].last_index - pair[1].applied_index) // self.config.lag_entries,
                 pair[0].name == self.name,
                 -pair[1].last_index,
@@ -561,7 +620,9 @@ class Controller:
         successor: _Node,
         reason: str,
         voters: Mapping[str, ReplicaId] | None = None,
+        unfit: frozenset[ReplicaId] | None = None,
     ) -> Effects:
+        """`unfit`: those that led poorly lately. None: as known, the successor among them."""
         leader = self._leader()
         if leader is not None and not self._served:
             leader.stalled_in = self._state.epoch
@@ -570,6 +631,7 @@ class Controller:
             leader=successor.replica_id,
             expected_epoch=self._state.epoch,
             voters=voters,
+            unfit=tuple(sorted(self._unfit.at(now_ms) if unfit is None else unfit)),
         )
         return self._propose(now_ms, appoint, f"{reason}; appointing {successor.name}")
 
@@ -596,7 +658,7 @@ class Controller:
             return _refused("no majority of the voters reports")
         if target is None:
             others = [node for node in fresh if node is not leader]
-            successor = self._best(others, may_lead_again=True)
+            successor = self._best(now_ms, others, may_lead_again=True)
         else:
             successor = next((node for node in fresh if node.replica_id == target), None)
         if successor is None:
@@ -606,7 +668,8 @@ class Controller:
         refusal = self._why_not_yet(successor, fresh)
         if refusal is not None:
             return Effects(refusal=refusal)
-        return self._appoint(now_ms, successor, "an operator asked for a transfer")
+        unfit = self._unfit.at(now_ms) - {successor.replica_id}
+        return self._appoint(now_ms, successor, "an operator asked for a transfer", unfit=unfit)
 
     def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> Refusal | None:
         """Return why `successor` can't take over at once: the leader serves until it can.
@@ -667,7 +730,7 @@ class Controller:
             return Effects(refusal=after)
         stays = after.get(leader.name) == leader.replica_id
         remaining = [node for node in fresh if after.get(node.name) == node.replica_id]
-        successor = leader if stays else self._best(remaining, may_lead_again=True)
+        successor = leader if stays else self._best(now_ms, remaining, may_lead_again=True)
         if successor is None:
             return _refused("nobody else could lead")
         why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"

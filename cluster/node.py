@@ -411,6 +411,8 @@ class Node:
             highest_promise=report.highest_promise,
             unsure=report.unsure,
             refused_epoch=report.refused_epoch,
+            disk_ms=report.disk_ms,
+            commit_ms=report.commit_ms,
         )
 
     def _make_clock(self, floor_ms: UnixMs) -> ClusterClock:

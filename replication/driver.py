@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from replication.core import Core
+from replication.knowledge import Latency
 from replication.messages import Append, Entries, FetchAnswer, Message, Start
 from replication.steps import Effects, Event, Loaded, Persist, Proposed, Read, Received, Role, Tick
 from replication.writer import Drop, Order, Truncate, Write
@@ -119,6 +120,10 @@ class Report:
     bid_epoch: Epoch
     """The epoch that this replica tries to lead; 0: none."""
     unsure: bool
+    disk_ms: int
+    """How long its disk took to make an entry durable, or takes with the present one."""
+    commit_ms: int
+    """As leader: how long a majority took, or takes."""
     stranded: tuple[ReplicaId, ...]
     """Followers that lack what was dropped from the leader's log; see Progress."""
 
@@ -140,6 +145,7 @@ class Driver:
         self._soon = False
         self._told: tuple[Role, Epoch, bool] = (core.role, core.epoch, False)
         self._told_commit = core.commit_index
+        self._on_disk, self._committed = Latency(), Latency()
         self._version = core.version
         """Of the log as the writer knows it: the core may be ahead, waiting for a promise."""
 
@@ -202,13 +208,25 @@ class Driver:
         self._pumping = True
         while self._inbox and self._blocked is None:
             event, chunk = self._inbox.popleft()
-            effects = self.core.step(self._io.mono_ms(), event)
+            now_ms = self._io.mono_ms()
+            effects = self.core.step(now_ms, event)
+            self._measure(now_ms)
             if effects.persist is not None:
                 self._blocked = (effects, chunk)
                 self._io.persist(effects.persist)
             else:
                 self._carry_out(effects, chunk)
         self._pumping = False
+
+    def _measure(self, now_ms: MonoMs) -> None:
+        """Take note how far the disk is, and of a leader's log a majority."""
+        core = self.core
+        end = core.shape.last_index
+        self._on_disk.note(now_ms, core.durable_index, end)
+        if core.role is Role.LEADER:
+            self._committed.note(now_ms, core.commit_index, end)
+        else:
+            self._committed = Latency()
 
     # ---------------------------------------------------------------- effects
 
@@ -354,13 +372,13 @@ class Driver:
 
     def report(self) -> Report:
         """Return what the controller wants to know."""
-        core = self.core
+        core, now_ms = self.core, self._io.mono_ms()
         return Report(
             replica=core.me,
             role=core.role,
             epoch=core.epoch,
             serving=core.serving,
-            lease_ok=core.lease_held(self._io.mono_ms()),
+            lease_ok=core.lease_held(now_ms),
             last_epoch=core.shape.epoch_at(core.durable_index),
             last_index=core.durable_index,
             commit_index=core.commit_index,
@@ -368,6 +386,8 @@ class Driver:
             refused_epoch=core.refused_epoch,
             bid_epoch=core.bid_epoch,
             unsure=core.unsure,
+            disk_ms=self._on_disk.ms(now_ms),
+            commit_ms=self._committed.ms(now_ms),
             stranded=core.stranded,
         )
 

@@ -63,6 +63,29 @@ class OwnDisk:
 
 
 @dataclass(slots=True)
+class Latency:
+    """How long an entry takes until a disk, or a majority, has it; measured of one at a time."""
+
+    _took_ms: int = 0
+    _goal: LogIndex = LogIndex(0)
+    _since_ms: MonoMs | None = None
+
+    def note(self, now_ms: MonoMs, reached: LogIndex, end: LogIndex) -> None:
+        """Take note how far it is, and where the log ends."""
+        if self._since_ms is not None:
+            if reached >= self._goal:
+                self._took_ms = now_ms - self._since_ms
+            if reached >= self._goal or end < self._goal:
+                self._since_ms = None
+        if self._since_ms is None and reached < end:
+            self._goal, self._since_ms = end, now_ms
+
+    def ms(self, now_ms: MonoMs) -> int:
+        """Return how long the last one took, or the present one takes, whichever is longer."""
+        return max(self._took_ms, 0 if self._since_ms is None else now_ms - self._since_ms)
+
+
+@dataclass(slots=True)
 class Held:
     """A fence that waits: for a leader's lease, or for the log to be flushed."""
 

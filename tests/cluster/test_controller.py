@@ -93,8 +93,8 @@ class Play:
         match command:
             case Init(cluster_id=cluster_id, voters=voters):
                 self.state = replace(self.state, cluster_id=cluster_id, voters=voters)
-            case Appoint(epoch=epoch, leader=leader):
-                self.state = replace(self.state, epoch=epoch, leader=leader)
+            case Appoint(epoch=epoch, leader=leader, unfit=unfit):
+                self.state = replace(self.state, epoch=epoch, leader=leader, unfit=unfit)
                 ids = {report.replica_id: name for name, report in self.reports.items()}
                 name = self.state.name_of(leader) or ids[leader]
                 self.appointed.append((epoch, name))
@@ -288,6 +288,14 @@ def test_appointee_that_never_begins_is_replaced() -> None:
     play.run(CONFIG.link_grace_ms + STEP_MS)
     play.run(CONFIG.idle_grace_ms + STEP_MS)
     assert play.appointed == [(6, "c"), (7, "a")]
+
+
+def test_appointee_that_waits_for_the_lease_of_the_last_leader_is_given_its_time() -> None:
+    play = in_service()
+    play.do(TransferAsked(VOTERS["c"]))
+    play.reports["c"] = replace(follower("c", epoch=6, promise=5), last_epoch=Epoch(5))
+    play.run(CONFIG.stall_timeout_ms - 2 * STEP_MS)
+    assert play.appointed == [(6, "c")]
 
 
 def test_leader_that_promised_its_epoch_in_an_earlier_life_is_replaced_at_once() -> None:

@@ -1,0 +1,161 @@
+"""Leaders that limp are relieved by better ones, once, and by none that would limp as well."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from cluster.control import Appoint
+from cluster.controller import ControllerConfig, RaftLeadership, Report, Role, TransferAsked
+from cluster.fitness import UNFIT_MS
+from tests.cluster.test_controller import CONFIG, STEP_MS, VOTERS, Play, follower, in_service
+from timer.units import MonoMs
+
+Limps = Callable[[str, Report, int], Report]
+"""What a node reports that leads: its name, a healthy leader's report, the time."""
+A_WHILE_MS = 60_000
+"""Longer than anything is remembered, unfit nodes apart."""
+
+
+def never(name: str, report: Report, now: int) -> Report:
+    del name, now
+    return report
+
+
+class Limping(Play):
+    """Whoever is appointed leads at once; `limps` says how, the others' disks take `disk_ms`."""
+
+    limps: Limps
+    disk_ms: dict[str, int]
+
+    def live(self, ms: int) -> int | None:
+        """Return after how many milliseconds another was appointed. None: not within `ms`."""
+        before = len(self.appointed)
+        for passed in range(STEP_MS, ms + STEP_MS, STEP_MS):
+            epoch = self.state.epoch
+            for name in VOTERS:
+                report = replace(follower(name, epoch=epoch), disk_ms=self.disk_ms.get(name, 1))
+                if VOTERS[name] == self.state.leader:
+                    leads = replace(report, role=Role.LEADER, serving=True, lease_ok=True)
+                    report = self.limps(name, leads, self.now_ms)
+                self.reports[name] = report
+            self.run(STEP_MS)
+            if len(self.appointed) > before:
+                return passed
+        return None
+
+
+def limping(limps: Limps = never, **disk_ms: int) -> Limping:
+    healthy = in_service()
+    play = Limping(dict(healthy.reports), healthy.state)
+    play.limps, play.disk_ms = limps, disk_ms
+    play.lead()
+    return play
+
+
+def leaseless(names: str, bad_ms: int, of_ms: int) -> Limps:
+    """They hold no lease for `bad_ms` of every `of_ms`, if they lead."""
+
+    def limps(name: str, report: Report, now: int) -> Report:
+        return replace(report, lease_ok=not (name in names and now % of_ms < bad_ms))
+
+    return limps
+
+
+@pytest.mark.parametrize(("bad_ms", "of_ms"), [(500, 1_000), (760, 1_000), (350, 700)])
+def test_leader_that_holds_its_lease_half_of_the_time_is_relieved_within_ten_seconds(
+    bad_ms: int, of_ms: int
+) -> None:
+    play = limping(leaseless("b", bad_ms, of_ms))
+    took_ms = play.live(10_000)
+    assert took_ms is not None
+    assert play.appointed == [(6, "c")]
+    assert "b: it has no lease for" in play.reason
+    assert play.live(A_WHILE_MS) is None  # b, alone, would limp again
+
+
+def test_lease_that_is_lost_for_a_moment_now_and_then_changes_nothing() -> None:
+    assert limping(leaseless("b", 900, 10_000)).live(A_WHILE_MS) is None
+
+
+@pytest.mark.parametrize("disk_ms", [120, 1_000, 3_900])
+def test_leader_with_a_slow_disk_is_relieved_by_one_with_a_fast_one_and_for_good(
+    disk_ms: int,
+) -> None:
+    play = limping(b=disk_ms, c=disk_ms)
+    took_ms = play.live(10_000)
+    assert took_ms is not None
+    assert play.appointed == [(6, "a")]
+    assert f"its log takes {disk_ms} ms to become durable, another disk 1 ms" in play.reason
+    assert play.live(A_WHILE_MS) is None
+
+
+def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
+    def far_off(name: str, report: Report, _: int) -> Report:
+        return replace(report, commit_ms=600 if name == "b" else 2)
+
+    play = limping(far_off)
+    assert play.live(10_000) is not None
+    assert play.appointed == [(6, "c")]
+    assert play.live(A_WHILE_MS) is None
+
+
+def test_leader_whose_disk_is_as_slow_as_the_others_stays() -> None:
+    assert limping(a=900, b=1_500, c=600).live(A_WHILE_MS) is None
+    assert limping(b=90).live(A_WHILE_MS) is None  # slower by far, but not slow
+
+
+def test_one_slow_sync_is_no_slow_disk() -> None:
+    def hiccup(name: str, report: Report, now: int) -> Report:
+        return replace(report, disk_ms=2_000 if name == "b" and now % 30_000 < 2_000 else 1)
+
+    assert limping(hiccup).live(A_WHILE_MS) is None
+
+
+def test_where_all_limp_each_leads_once_and_then_none_for_ten_minutes() -> None:
+    play = limping(leaseless("abc", 500, 1_000))
+    until_ms = play.now_ms + UNFIT_MS
+    while play.now_ms < until_ms:
+        play.live(MonoMs(until_ms - play.now_ms))
+    assert [name for _, name in play.appointed] == ["c", "a"]
+
+
+def test_next_controller_knows_which_leaders_limped() -> None:
+    play = limping(leaseless("ab", 500, 1_000))
+    assert play.live(10_000) is not None
+    (appoint,) = play.proposed
+    assert isinstance(appoint, Appoint)
+    assert appoint.unfit == (VOTERS["b"],)
+    heir = Limping(dict(play.reports), replace(play.state, unfit=appoint.unfit))
+    heir.limps, heir.disk_ms = leaseless("abc", 500, 1_000), {}
+    heir.lead()
+    assert heir.live(10_000) is not None
+    assert heir.appointed == [(7, "a")]
+    assert heir.live(UNFIT_MS - 20_000) is None
+
+
+def test_unfit_node_leads_if_there_is_no_other_and_whenever_an_operator_asks() -> None:
+    play = limping(leaseless("b", 500, 1_000))
+    assert play.live(10_000) is not None
+    play.limps = never
+    assert play.live(1_000) is None
+    play.do(TransferAsked(VOTERS["b"]))
+    assert play.appointed[-1] == (7, "b")
+    assert isinstance(play.proposed[-1], Appoint)
+    assert play.proposed[-1].unfit == ()
+
+
+def test_new_controller_counts_nothing_that_it_has_not_seen_itself() -> None:
+    play = limping(leaseless("b", 500, 1_000))
+    assert play.live(4_000) is None
+    play.do(RaftLeadership(leads=False))
+    play.do(RaftLeadership(leads=True))
+    assert play.live(4_000) is None
+
+
+def test_what_is_slow_grows_with_the_lease() -> None:
+    config = ControllerConfig.of_lease(3_000)
+    assert (CONFIG.lease_ms, config.lease_ms) == (500, 3_000)
+    play = limping(b=500)
+    play.core.config = config
+    assert play.live(A_WHILE_MS) is None
