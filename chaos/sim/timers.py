@@ -46,7 +46,7 @@ from timer.leases import Consumer
 from timer.merge import Merge
 from timer.payloads import CreateGroup, Ids, Keys, Start
 from timer.policies import DEFAULTS, Policy, Scope
-from timer.producers import ID_BITS, Answer
+from timer.producers import Answer
 from timer.room import Rooms
 from timer.units import Epoch, LeaseId, LogIndex, ProducerId, QueueOffset, ReplicaId, UnixMs
 from timer.window import Ahead
@@ -65,6 +65,8 @@ TOPICS_AT_ONCE: Final = 1
 """That a manifest takes before its cut, and that hear of its spill file: some change in between."""
 APART_MAX: Final = 20
 """Held timers that one FIRE looks at: so releases take some."""
+PRODUCER_IDS: Final = 1_000
+"""So few that two registrations draw the same one now and then."""
 RESERVE: Final = 300_000
 ROOM: Final = 100_000
 """Bytes of a small disk: kept for what must go on, and beside that."""
@@ -310,7 +312,7 @@ class TimerApp(KeeperCalls):
             reply(NotLeader(None))
             return
         try:
-            drawn = ProducerId(self._rng.randrange(1, 1 << ID_BITS))
+            drawn = ProducerId(self._rng.randrange(1, PRODUCER_IDS))
             leader.register(token, drawn, self._now(), reply)
         except TimerError as refused:
             reply(refused)

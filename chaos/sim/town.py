@@ -106,6 +106,8 @@ class Request:
     sent_us: int = -1
     names: "list[Told] | None" = None
     """As it was first answered."""
+    other: tuple[str, list[int], bytes] | None = None
+    """Way, values and padding that were asked for as well, under the same number."""
 
     def payloads(self, producer_id: int) -> list[bytes]:
         """Return one payload per timer, like no other's in the world."""
@@ -182,7 +184,7 @@ class SimProducer:
         self._schedule(app)
 
     def _known(self, result: object) -> None:
-        if isinstance(result, int):
+        if isinstance(result, int) and result:  # 0: another producer has the id that was drawn
             self.producer_id = result
 
     def _schedule(self, app: "TimerApp") -> None:
@@ -214,10 +216,17 @@ class SimProducer:
 
     def _answered(self, request: Request, result: object) -> None:
         if isinstance(result, InvalidRequest) and request.names is None:
-            # By policy, not by an earlier sending, which may be applied yet: ask for less, as that.
-            request.way, request.values = "delay_ms", [0] * len(request.values)
-            request.padding = b""
-            self._town.book.asked(request.payloads(self.producer_id or 0))
+            asked = request.way, request.values, request.padding
+            if (
+                result.field == "sequence"
+            ):  # the other one was applied, its answer was lost: ask for it
+                request.way, request.values, request.padding = request.other or asked
+                request.other = asked
+            else:  # by policy: ask for less, under the same number
+                request.other = request.other or asked
+                request.way, request.values = "delay_ms", [0] * len(request.values)
+                request.padding = b""
+                self._town.book.asked(request.payloads(self.producer_id or 0))
         self._town.book.quotas.refused += isinstance(result, QuotaReached)
         if isinstance(result, TimerError):
             return  # resent when it is due
