@@ -10,6 +10,7 @@ holds nobody up. Receive is the same with one delivery: a consumer that joins, w
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
@@ -18,6 +19,7 @@ import numpy as np
 from cluster import status, wire
 from cluster.groups import DELAY_MS_MAX, GroupDesk
 from cluster.host import Host
+from cluster.lease_ids import LeaseIds
 from cluster.rpc import Context, Service, answered, within
 from timer.errors import InvalidRequest, NotLeader, Overloaded, TimerError
 from timer.gathering import Done
@@ -80,10 +82,18 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self._host = host
         self._desk = desk
         self._salt = salt
+        self._secret = secrets.token_bytes(32)
+        self._lease_ids: tuple[Epoch, LeaseIds] | None = None
         self._streams: set[_Stream] = set()
         self._waiting: set[asyncio.Future[pb.Deliveries]] = set()
         """For what Receives wait."""
         self._receiving = 0
+
+    def _ids_of(self, leader: Leader) -> LeaseIds:
+        """Return the lease ids of a leadership."""
+        if self._lease_ids is None or self._lease_ids[0] != leader.epoch:
+            self._lease_ids = leader.epoch, LeaseIds(self._secret, leader.epoch)
+        return self._lease_ids[1]
 
     def end_streams(self) -> None:
         """This node leads no more: send its consumers away."""
@@ -130,7 +140,8 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             leader, group = await self._open_group(
                 opening.topic, opening.group, opening.start, opening.lease_ms
             )
-        stream = _Stream(self._host, leader, group, self._desk, self._salt)
+        ids = self._ids_of(leader)
+        stream = _Stream(self._host, leader, group, self._desk, self._salt, ids)
         stream.join(opening.consumer or "?", opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
         return stream
@@ -169,10 +180,11 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self, leader: Leader, group: Group, request: pb.ReceiveRequest
     ) -> pb.Deliveries:
         delivered: asyncio.Future[pb.Deliveries] = asyncio.get_running_loop().create_future()
+        ids = self._ids_of(leader)
 
         def take(delivery: Delivery) -> None:
             if not delivered.done():
-                delivered.set_result(wire.deliveries_of(delivery, leader.epoch, self._salt))
+                delivered.set_result(wire.deliveries_of(delivery, ids, self._salt))
 
         def end(why: TimerError) -> None:
             if not delivered.done():
@@ -221,14 +233,35 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
 
     async def _settle(self, request: Settlement, context: Context) -> pb.AckResponse:
         leader, _, group = self._desk.find(request.topic, request.group)
+        held = lease_of(request, self._ids_of(leader), leader, group, None)
         asked = self._host.ask(
-            lambda done: settle(leader, group, request, self._desk, self._host.now(), done)
+            lambda done: settle(leader, group, request, held, self._desk, self._host.now(), done)
         )
         return answer_to(request, await within(asked, context))
 
 
-def settle(
-    leader: Leader, group: Group, request: Settlement, desk: GroupDesk, now: Now, done: Done
+def lease_of(
+    request: Settlement, ids: LeaseIds, leader: Leader, group: Group, asker: Consumer | None
+) -> LeaseId:
+    """Return the number of the lease that a request shows; 0: none, or one of another consumer.
+
+    `asker`: the consumer whose stream it came on. None: it came alone, as for what a Receive got.
+    """
+    number = ids.number_of(request.lease_id)
+    holder = leader.groups.holder(group, Epoch(request.epoch), number)
+    if holder is not None and (None if holder.once else holder) is not asker:
+        return LeaseId(0)
+    return number
+
+
+def settle(  # noqa: PLR0913 -- who asks what, and of whom
+    leader: Leader,
+    group: Group,
+    request: Settlement,
+    lease_id: LeaseId,
+    desk: GroupDesk,
+    now: Now,
+    done: Done,
 ) -> None:
     """Let the leader judge what a consumer says of messages; `done` gets the verdicts.
 
@@ -240,7 +273,7 @@ def settle(
     most = ACK_OFFSETS_MAX if isinstance(request, pb.AckRequest) else NACK_OFFSETS_MAX
     if not 1 <= len(offsets) <= most:
         raise InvalidRequest("offsets", len(offsets), f"1 to {most} in one request")
-    held = Epoch(request.epoch), LeaseId(request.lease_id), offsets
+    held = Epoch(request.epoch), lease_id, offsets
     match request:
         case pb.AckRequest() if request.cumulative:
             if len(offsets) > 1:
@@ -277,13 +310,20 @@ class _Stream:
     """One open consumer."""
 
     def __init__(
-        self, host: Host, leader: Leader, group: Group, desk: GroupDesk, salt: int
+        self,
+        host: Host,
+        leader: Leader,
+        group: Group,
+        desk: GroupDesk,
+        salt: int,
+        ids: LeaseIds,
     ) -> None:
         self._host = host
         self._desk = desk
         self._leader = leader
         self._group = group
         self._salt = salt
+        self._ids = ids
         self._outbox: asyncio.Queue[tuple[pb.ConsumeResponse | None, int, int]] = asyncio.Queue()
         """Responses, each with its bytes and the acks that it answers. None: the end."""
         self._outbox_bytes = 0
@@ -365,15 +405,16 @@ class _Stream:
             self._put(pb.ConsumeResponse(acked=answer_to(request, result)), 0, acks=size)
             self._end_if_answered()
 
+        held = lease_of(request, self._ids, self._leader, self._group, self._consumer)
         try:
-            settle(self._leader, self._group, request, self._desk, self._host.now(), done)
+            settle(self._leader, self._group, request, held, self._desk, self._host.now(), done)
         except TimerError as refused:
             done(refused)
         self._host.kick()
 
     def _deliver(self, delivery: Delivery) -> None:
         assert self._consumer is not None
-        deliveries = wire.deliveries_of(delivery, self._leader.epoch, self._salt)
+        deliveries = wire.deliveries_of(delivery, self._ids, self._salt)
         size = len(deliveries.payloads) + len(deliveries.keys) + len(deliveries.headers)
         size += 64 * len(delivery.lease.offsets)
         self._outbox_bytes += size

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cluster.lease_ids import LeaseIds
 from timer import timer_id
 from timer.admission import WAYS, Rules, When
 from timer.admission import when_of as when_of_ways
@@ -33,7 +34,7 @@ from timer.errors import InvalidRequest
 from timer.leader import Delivery, Leader
 from timer.policies import DEFAULT_NAMESPACE
 from timer.producers import Answer
-from timer.units import Epoch, Now, ProducerId, TopicId, UnixMs
+from timer.units import Now, ProducerId, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,253}[A-Za-z0-9._-])?")
@@ -419,26 +420,27 @@ def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArr
     return due_ms, seq, genuine
 
 
-def deliveries_of(delivery: Delivery, epoch: Epoch, salt: int) -> pb.Deliveries:
+def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries:
     """Return a lease with its messages, sliced out of the queue's pages here and only here."""
     lease = delivery.lease
-    out = pb.Deliveries(epoch=epoch, lease_id=lease.lease_id, lease_ms=lease.consumer.lease_ms)
+    out = pb.Deliveries(epoch=delivery.epoch, lease_ms=lease.consumer.lease_ms)
+    out.lease_id = ids.id_of(lease.lease_id)
     out.handed_out_ms = delivery.at_ms
     out.group_id = lease.group_id
     out.queue_offsets.extend(lease.offsets.tolist())
     out.attempts.extend(delivery.attempts.tolist())
     if delivery.failures.any():
         out.failures.extend(delivery.failures.tolist())
-    ids: list[bytes] = []
+    timer_ids: list[bytes] = []
     columns: dict[str, list[Binary]] = {name: [] for name in BYTES}
     for page, at in delivery.topic.queue.slices(lease.offsets):
         rows = page.rows[at.astype(np.int64)]
-        ids.append(timer_id.encode(rows["due_ms"], rows["seq"], salt))
+        timer_ids.append(timer_id.encode(rows["due_ms"], rows["seq"], salt))
         out.due_ms.extend(rows["requested_ms"].tolist())
         out.fired_at_ms.extend(page.fired_at_ms[at.astype(np.int64)].tolist())
         for name, column in columns.items():
             column.append(gather(rows, page.bufs, name))
-    out.timer_ids = b"".join(ids)
+    out.timer_ids = b"".join(timer_ids)
     put_bytes(out, *map(_join_binary, columns.values()))
     return out
 

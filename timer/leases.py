@@ -415,6 +415,11 @@ class Leases:
 
     # ---- taking back
 
+    def holder(self, lease_id: LeaseId) -> Consumer | None:
+        """Return the consumer of a lease that has not ended."""
+        lease = self._held.get(lease_id)
+        return None if lease is None else lease.consumer
+
     def ack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
         """Judge an ack, (n, uint8): ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED or EXPIRED.
 

@@ -313,6 +313,11 @@ class Serving:
         if not group.deleted:
             self._hungry.setdefault(group.group_id)
 
+    def holder(self, group: Group, epoch: Epoch, lease_id: LeaseId) -> Consumer | None:
+        """Return the consumer of a lease that has not ended; None: there is none."""
+        leases = self._leases.get(group.group_id)
+        return leases.holder(lease_id) if leases is not None and epoch == self.epoch else None
+
     def ack(self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, done: Told) -> None:
         """Ack messages; `done` gets the verdict per offset as in `Leases.ack`, once committed.
 

@@ -10,9 +10,12 @@ import pytest
 
 from cluster import consume_service
 from cluster.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
+from cluster.lease_ids import LeaseIds
 from timer.errors import GroupDeleted, NotLeader
+from timer.units import Epoch
 from timerclient.proto import timer_pb2 as pb
 
+IDS = LeaseIds(b"secret", Epoch(1))
 ASKED = 3 * UNREAD_ACKS_MAX // ANSWER_OFFSETS
 
 
@@ -29,6 +32,7 @@ def answered(*arguments: Any) -> None:
 def test_answers_that_nobody_reads_hold_up_the_requests(
     request_: pb.ConsumeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consume_service, "lease_of", lambda *_: 0)
     monkeypatch.setattr(consume_service, "settle", answered)
     read = 0
 
@@ -41,7 +45,7 @@ def test_answers_that_nobody_reads_hold_up_the_requests(
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0)
+        stream = _Stream(host, nothing, nothing, nothing, 0, IDS)
         stream._consumer = nothing
         reading = asyncio.ensure_future(stream.read(requests()))
         for _ in range(100):
@@ -62,6 +66,7 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting: list[Callable[[object], None]] = []
+    monkeypatch.setattr(consume_service, "lease_of", lambda *_: 0)
     monkeypatch.setattr(consume_service, "settle", lambda *given: waiting.append(given[-1]))
 
     async def requests() -> AsyncIterator[pb.ConsumeRequest]:
@@ -72,7 +77,7 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0)
+        stream = _Stream(host, nothing, nothing, nothing, 0, IDS)
         reading = asyncio.ensure_future(stream.read(requests()))
         for _ in range(100):
             await asyncio.sleep(0)
@@ -94,12 +99,13 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
 
 
 def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_service, "lease_of", lambda *_: 0)
     monkeypatch.setattr(consume_service, "settle", lambda *_: None)
 
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0)
+        stream = _Stream(host, nothing, nothing, nothing, 0, IDS)
         stream._settle(pb.AckRequest(request_no=1))
         stream.end(NotLeader("n2:7401"))
         assert await stream.next() is None

@@ -59,6 +59,23 @@ def test_receive_that_gives_up_costs_no_attempt(cluster: FakeCluster, client: Ti
     assert list(ask(cluster, "Receive", request).attempts) == [1]
 
 
+def test_messages_of_another_consumer_are_not_settled_by_their_lease_id(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    client.schedule_batch("orders", [b"0", b"1"])
+    with client.consumer("orders", "g") as consumer:
+        [mine] = consumer.receive(1, timeout=5)
+        batch = mine._batch
+        said: dict[str, Any] = {"topic": "orders", "group": "g", "epoch": batch.epoch}
+        said["offsets"] = [0]
+        for lease_id in (batch.lease_id, *range(100)):
+            got = ask(cluster, "Ack", pb.AckRequest(**said, lease_id=lease_id))
+            assert list(got.results) == [pb.ACK_LEASE_LOST], lease_id
+        got = ask(cluster, "Nack", pb.NackRequest(**said, lease_id=batch.lease_id))
+        assert list(got.results) == [pb.ACK_LEASE_LOST]
+        assert mine.ack().result(5) is AckResult.ACKED
+
+
 def test_redrive_takes_all_however_large_and_leaves_nothing_leased(
     cluster: FakeCluster, client: TimerClient
 ) -> None:

@@ -1364,9 +1364,11 @@ class AckRequest(_message.Message):
     request_no: _builtins.int
     """echoed in the answer"""
     lease_id: _builtins.int
-    """of the delivery; 0 when it came from an earlier connection"""
+    """of the delivery; 0 when it came from an earlier connection. A lease counts"""
     epoch: _builtins.int
-    """of the delivery"""
+    """only on the stream that it was given on; one of a Receive, only without
+    of the delivery
+    """
     topic: _builtins.str
     """of a unary request, which needs both, as in the two below"""
     group: _builtins.str
@@ -1569,6 +1571,7 @@ class Deliveries(_message.Message):
     epoch: _builtins.int
     """older than an epoch seen before: drop it"""
     lease_id: _builtins.int
+    """62 bits that nobody can guess"""
     lease_ms: _builtins.int
     timer_ids: _builtins.bytes
     """n x 15 bytes"""
