@@ -47,8 +47,11 @@ class View(Protocol):
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """A group, as this node has applied it."""
 
-    async def topics(self, name: str = "", *, lateness: bool = False) -> list[pb.TopicStatus]:
-        """Every topic, or one, as this node has applied it; with histograms."""
+    async def topics(self, after: str, page_size: int) -> pb.ListTopicsResponse:
+        """A page of topics, as this node has applied them."""
+
+    def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
+        """One topic, as this node has applied it; with histograms."""
 
     def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
         """A page of producers, or one, as this node has applied them."""
@@ -125,16 +128,17 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def ListTopics(  # noqa: N802
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
-        """Topics and groups as the leader sees them."""
+        """A page of topics, or one, with their groups as the leader sees them."""
         del context
         self._require_leader()
-        name = wire.topic_name(request.topic) if request.topic else ""
-        if request.lateness and not name:
-            raise InvalidRequest("lateness", "true", "is told of one topic at a time")
-        topics = await self._view.topics(name, lateness=request.lateness)
-        if name and not topics[0].lag_ms:  # perhaps behind many timers of others
-            topics[0].lag_ms = await self._timers.lag_ms(topics[0].topic_id)
-        return pb.ListTopicsResponse(topics=topics)
+        if not request.topic:
+            if request.lateness:
+                raise InvalidRequest("lateness", "true", "is told of one topic at a time")
+            return await self._view.topics(request.after, request.page_size)
+        topic = self._view.topic(wire.topic_name(request.topic), lateness=request.lateness)
+        if not topic.lag_ms:  # perhaps behind many timers of others
+            topic.lag_ms = await self._timers.lag_ms(topic.topic_id)
+        return pb.ListTopicsResponse(topics=[topic], count=1)
 
     @answered
     async def ListProducers(  # noqa: N802

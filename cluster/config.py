@@ -146,6 +146,16 @@ class Limits(_Part):
     producer_idle_ms: int = _int(7 * 86_400_000, 1_000, 366 * 86_400_000)
     """A producer that has sent nothing for so long is forgotten at the next checkpoint; its client
     registers anew by itself."""
+    topics_max: int = _int(100_000, 1, 1_000_000)
+    """Every replica keeps each in memory, about two kilobytes, and names it in each manifest."""
+    namespace_topics_max: int = _int(10_000, 1, 1_000_000)
+    """Of each namespace: one application's names must not take everybody's."""
+    groups_max: int = _int(100_000, 1, 1_000_000)
+    """Of all topics together."""
+    topic_groups_max: int = _int(1_000, 1, 100_000)
+    """Of each topic: each of its messages is asked after in every group."""
+    producers_max: int = _int(100_000, 1, 1_000_000)
+    """Where a tenth of these or less is left, those that sent nothing for an hour are forgotten."""
     inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
     """What the leader holds that no majority has yet, queued or sent; more is refused with
     RESOURCE_EXHAUSTED."""

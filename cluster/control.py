@@ -208,18 +208,30 @@ def encode_command(command: Command, *, nonce: int) -> bytes:
     return data
 
 
-def pages(state: ControlState, checkpoint: SharedCheckpoint) -> list[CheckpointPage]:
+def pages(
+    state: ControlState,
+    checkpoint: SharedCheckpoint,
+    moved: Mapping[str, QueueOffset | None] | None = None,
+) -> list[CheckpointPage]:
     """Return the commands that publish `checkpoint`: only offsets that `state` lacks, and topics
     that are gone; at least one page, each small enough for one command.
+
+    `moved`: these are known to be them; None: all have to be compared.
     """
-    known = dict(state.checkpoint.queue_offsets.items()) if state.checkpoint else {}
-    there = checkpoint.queue_offsets
-    changed = [(topic, offset) for topic, offset in there.items() if known.get(topic) != offset]
-    changed += [(topic, None) for topic in known.keys() - there.keys()]
+    if moved is None:
+        moved = _differing(state, checkpoint.queue_offsets)
     return [
         CheckpointPage(checkpoint=replace(checkpoint, queue_offsets=dict(part)))
-        for part in _parts(changed)
+        for part in _parts(moved.items())
     ]
+
+
+def _differing(
+    state: ControlState, there: Mapping[str, QueueOffset | None]
+) -> dict[str, QueueOffset | None]:
+    known = dict(state.checkpoint.queue_offsets.items()) if state.checkpoint else {}
+    changed = {topic: offset for topic, offset in there.items() if known.get(topic) != offset}
+    return changed | dict.fromkeys(known.keys() - there.keys())
 
 
 def dump(state: ControlState) -> bytes:

@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -51,7 +52,7 @@ from cluster.controller import (
 from cluster.membership import Change
 from cluster.raft import Exit, Raft, RaftView, exit_process, next_nonce
 from cluster.raft_link import Kind, RaftLink
-from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
+from timer.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +161,8 @@ class ControlPlane:
         self._asked: dict[int, tuple[str, asyncio.Future[TransferAnswer]]] = {}
         """What was asked of which controller, by the ask's id."""
         self._publishing = asyncio.Lock()
+        self._published = LogIndex(0)
+        """The checkpoint that this node published last, whole; 0: none, or perhaps not whole."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -246,13 +249,25 @@ class ControlPlane:
         """Something that matters changed: don't wait for the next report."""
         self._make_report()
 
-    async def publish_checkpoint(self, checkpoint: SharedCheckpoint) -> Outcome:
-        """The shared checkpoint is `checkpoint`, or a newer one stands."""
+    async def publish_checkpoint(
+        self,
+        checkpoint: SharedCheckpoint,
+        moved: Mapping[str, QueueOffset | None] = MappingProxyType({}),
+        since: LogIndex = LogIndex(0),
+    ) -> Outcome:
+        """The shared checkpoint is `checkpoint`, or a newer one stands.
+
+        `moved`: the queue offsets that differ from those of the checkpoint at `since`.
+        """
         async with self._publishing:
-            for page in control.pages(self._state, checkpoint):
+            last = self._state.checkpoint
+            whole = last is None or not since or {last.index, since} != {self._published}
+            self._published = LogIndex(0)
+            for page in control.pages(self._state, checkpoint, None if whole else moved):
                 outcome = await self._submit(page)
                 if outcome is not Outcome.OK:
                     return outcome
+            self._published = checkpoint.index
         return Outcome.OK
 
     async def publish_members(self, epoch: Epoch, voters: Mapping[str, ReplicaId]) -> Outcome:

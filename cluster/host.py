@@ -384,7 +384,9 @@ class Host:
                 wait_ms = min(wait_ms, LEASE_LOOK_MS)
         else:
             wait_ms = WAKE_MS_MAX
-        self.totals.keep_up()
+        behind = self.totals.keep_up()
+        if self.engine.keep_up() or behind:
+            self.kick()
         self._maybe_flush(now)
         self._maybe_read_ahead(now)
         self._maybe_fetch()

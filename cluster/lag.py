@@ -10,6 +10,7 @@ one comparison. Only the leader can tell: who holds a message is its memory.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -47,13 +48,16 @@ def of_group(leader: Leader, topic: Topic, group: Group, clock_ms: UnixMs) -> Gr
     return GroupLag(topic, group, max(0, clock_ms - queue.fired_at_ms(waiting)), unacked_ms)
 
 
-async def of_groups(leader: Leader, clock_ms: UnixMs) -> list[GroupLag]:
-    """Return the lag of every group that has something unacked.
+async def of_groups(leader: Leader, clock_ms: UnixMs, topics: Iterable[TopicId]) -> list[GroupLag]:
+    """Return the lag of every group that has something unacked; `topics`: those that have some.
 
     Some at a time, between which the loop does other things.
     """
     lags: list[GroupLag] = []
-    for number, topic in enumerate([*leader.machine.topics.values()], 1):
+    for number, topic_id in enumerate(topics, 1):
+        topic = leader.machine.topics.get(topic_id)
+        if topic is None:  # deleted meanwhile
+            continue
         for group in [*topic.groups.values()]:
             if group.cursor < topic.queue.end and not group.deleted:
                 lags.append(of_group(leader, topic, group, clock_ms))

@@ -455,7 +455,9 @@ class Node:
                 digest=checkpoint.digest,
                 published_at_ms=self.host.now().clock_ms,
             )
-            outcome = await self.control.publish_checkpoint(shared)
+            outcome = await self.control.publish_checkpoint(
+                shared, checkpoint.moved, checkpoint.since
+            )
             if outcome is Outcome.OK:
                 published = checkpoint.index
                 await self._judge(checkpoint.index, checkpoint.digest)

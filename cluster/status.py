@@ -43,6 +43,7 @@ STATUSES: Final[dict[type[errors.TimerError], Status]] = {
     errors.Overloaded: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.OVERLOADED),
     errors.DiskFull: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.DISK_FULL),
     errors.QuotaReached: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),
+    errors.LimitReached: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.QUOTA_REACHED),
     errors.CommitTimeout: Status(_C.DEADLINE_EXCEEDED, timer_pb2.COMMIT_TIMEOUT),
     errors.LeadershipLost: Status(_C.ABORTED, timer_pb2.LEADERSHIP_LOST),
     errors.SequenceGap: Status(_C.OUT_OF_RANGE, timer_pb2.SEQUENCE_GAP),

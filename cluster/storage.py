@@ -9,7 +9,7 @@ the same, found while the node ran                 noted in `damaged`; the next 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ from timer.engine import Engine
 from timer.entry import Entry
 from timer.errors import CorruptFile, StorageError
 from timer.leader import LeaderConfig
+from timer.limits import Limits
 from timer.log import SEGMENT_SIZE, Log
 from timer.outgoing import Outgoing
 from timer.policies import DEFAULTS, Policy
@@ -71,6 +72,7 @@ def leader_config(config: NodeConfig) -> LeaderConfig:
         waiting_bytes_max=config.limits.inflight_bytes_max // 2,
         request_window_ms=config.limits.request_window_ms,
         producer_idle_ms=config.limits.producer_idle_ms,
+        limits=Limits(**{each.name: getattr(config.limits, each.name) for each in fields(Limits)}),
         id_salt=wire.id_salt(config.cluster_id),
     )
 

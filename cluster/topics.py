@@ -1,6 +1,7 @@
 """Topics, groups and producers as a node has applied them, for operators."""
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,7 +13,7 @@ from cluster.host import Host
 from cluster.lateness import BOUNDS_MS, Histogram, Lateness
 from timer.applied import FireApplied
 from timer.columns import I64
-from timer.errors import NotFound
+from timer.errors import InvalidRequest, NotFound
 from timer.groups import Group
 from timer.leader import Delivery
 from timer.machine import Machine
@@ -21,7 +22,11 @@ from timer.units import TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 TOPICS_AT_ONCE: Final = 256
-"""Statuses of topics that are made in one go: some three milliseconds' work."""
+"""Statuses of topics and groups that are made in one go: some three milliseconds' work."""
+PAGE_SIZE_MAX: Final = 1_000
+"""Topics in one answer, …"""
+PAGE_GROUPS_MAX: Final = 10_000
+"""… and with their groups: what would exceed it follows in the next."""
 
 
 class TopicView:
@@ -32,6 +37,8 @@ class TopicView:
         self._config = config
         self._fired_late, self._handed_out_late = Lateness(), Lateness()
         """Of each topic, since this node began to lead."""
+        self._names: tuple[tuple[int, int], list[str]] = ((0, 0), [])
+        """(next topic id, topics), and the names of these, sorted."""
 
     # ---- what happens
 
@@ -65,31 +72,64 @@ class TopicView:
 
     # ---- what is told
 
-    async def topics(self, name: str = "", *, lateness: bool = False) -> list[pb.TopicStatus]:
-        """Return every topic, or the one of this name, as this node has applied it.
+    async def topics(self, after: str, page_size: int) -> pb.ListTopicsResponse:
+        """Return a page of topics, by name, as this node has applied them; 0: a page of most.
 
-        Of many topics some at a time, between which the loop does other things.
+        Some at a time, between which the loop does other things.
+
+        Raises:
+            InvalidRequest: the page is too large.
+        """
+        if page_size > PAGE_SIZE_MAX:
+            raise InvalidRequest("page_size", page_size, f"must be at most {PAGE_SIZE_MAX}")
+        machine, clock_ms, late = self._machine, self._host.now().clock_ms, self._late()
+        names = self._sorted_names()
+        start = bisect_right(names, after)
+        page = names[start : start + (page_size or PAGE_SIZE_MAX)]
+        found: list[pb.TopicStatus] = []
+        work = pause_at = 0
+        for name in page:
+            if (topic := machine.topic_by_name.get(name)) is not None:
+                found.append(self._topic(topic, late, clock_ms))
+                work += 1 + len(topic.groups)
+            after = name
+            if work >= PAGE_GROUPS_MAX:
+                break
+            if work >= pause_at:
+                pause_at = work + TOPICS_AT_ONCE
+                await asyncio.sleep(0)
+        more = bool(page) and after != names[-1]
+        return pb.ListTopicsResponse(
+            topics=found, next_after=after if more else "", count=len(names)
+        )
+
+    def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
+        """Return the topic of this name, as this node has applied it.
 
         Raises:
             NotFound: there is no such topic.
         """
-        machine, leader, clock_ms = self._machine, self._host.leader, self._host.now().clock_ms
-        if name and name not in machine.topic_by_name:
+        topic = self._machine.topic_by_name.get(name)
+        if topic is None:
             raise NotFound("topic", name)
-        late = lag.of_topics(leader, clock_ms) if leader is not None else {}
-        names = [name] if name else sorted(machine.topic_by_name)
-        found: list[pb.TopicStatus] = []
-        for number, each in enumerate(names, 1):
-            if (topic := machine.topic_by_name.get(each)) is not None:
-                found.append(self._topic(topic, late, clock_ms))
-            if not number % TOPICS_AT_ONCE:
-                await asyncio.sleep(0)
+        status = self._topic(topic, self._late(), self._host.now().clock_ms)
         if lateness:
-            for status in found:
-                status.fired_late.CopyFrom(_histogram(self._fired_late.of(status.topic_id)))
-                handed_out = self._handed_out_late.of(status.topic_id)
-                status.handed_out_late.CopyFrom(_histogram(handed_out))
-        return found
+            status.fired_late.CopyFrom(_histogram(self._fired_late.of(status.topic_id)))
+            handed_out = self._handed_out_late.of(status.topic_id)
+            status.handed_out_late.CopyFrom(_histogram(handed_out))
+        return status
+
+    def _late(self) -> Mapping[TopicId, int]:
+        leader = self._host.leader
+        return lag.of_topics(leader, self._host.now().clock_ms) if leader is not None else {}
+
+    def _sorted_names(self) -> list[str]:
+        """Return the names of all topics, sorted again only if there are others by now."""
+        machine = self._machine
+        made = int(machine.next_topic_id), len(machine.topics)
+        if made != self._names[0]:
+            self._names = made, sorted(machine.topic_by_name)
+        return self._names[1]
 
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """Return a group, as this node has applied it.

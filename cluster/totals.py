@@ -4,13 +4,9 @@ Nodes ask each other for their status every second: with ten thousand topics to 
 the event loop for 25 ms.
 """
 
-from typing import Final
-
 from timer.changes import TopicSum
 from timer.machine import Machine
-
-MANY: Final = 1_024
-"""Topics: one or two milliseconds."""
+from timer.units import TopicId
 
 
 class Totals:
@@ -34,8 +30,12 @@ class Totals:
         """Messages whose time to live was over before they were acked, in topics that are there."""
         return self._expired.of(self._machine.topics)
 
-    def keep_up(self) -> None:
-        """Look again if many have changed, though nobody asks: the sets would only grow."""
-        for total in (self._ready, self._expired):
-            if len(total.changed) >= MANY:
-                total.of(self._machine.topics)
+    def unacked(self) -> list[TopicId]:
+        """Return the topics that have such messages."""
+        self._ready.of(self._machine.topics)
+        return self._ready.positive()
+
+    def keep_up(self) -> bool:
+        """Look again if many have changed, though nobody asks; return whether many still have."""
+        totals = (self._ready, self._expired)
+        return sum(total.keep_up(self._machine.topics) for total in totals) > 0

@@ -29,6 +29,8 @@ VERSION: Final = "0.1.0"
 DISK_LOOK_MS: Final = 5_000
 CHANGE_TIMEOUT_MS: Final = 8_000
 CHANGE_POLL_S: Final = 0.05
+MEASURE_S: Final = 0.5
+"""A scrape waits so long for what is measured."""
 
 
 class NodeState(TopicView):
@@ -55,6 +57,7 @@ class NodeState(TopicView):
         self._started_at_ms = mono_ms()
         self._lags: list[lag.GroupLag] = []
         self._quotas: tuple[Lag, ...] = ()
+        self._measuring: asyncio.Task[None] | None = None
         self._disk = (mono_ms() - DISK_LOOK_MS, 0)
         """(when it was looked at, bytes): a walk over the directory, and status is asked often."""
 
@@ -170,12 +173,25 @@ class NodeState(TopicView):
         )
 
     async def measure(self) -> None:
-        """Find out what `levels` shows of groups and quotas: of many that takes a while."""
+        """Find out what `levels` shows of groups and quotas.
+
+        Of very many that takes longer than a scrape waits: then that shows what was found before,
+        and the next one what is found meanwhile.
+        """
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.create_task(self._measure())
+        await asyncio.wait([self._measuring], timeout=MEASURE_S)
+        if self._measuring.done():
+            self._measuring.result()  # or why it failed
+
+    async def _measure(self) -> None:
         leader, engine = self._host.leader, self._host.engine
-        self._lags, self._quotas = [], ()
-        if leader is not None:
-            self._lags = await lag.of_groups(leader, self._host.now().clock_ms)
-            self._quotas = await quotas.fullest(engine.machine, engine.node_policy, LAGS_SHOWN)
+        if leader is None:
+            self._lags, self._quotas = [], ()
+            return
+        unacked = self._host.totals.unacked()
+        self._lags = await lag.of_groups(leader, self._host.now().clock_ms, unacked)
+        self._quotas = await quotas.fullest(engine.machine, engine.node_policy, LAGS_SHOWN)
 
     def levels(self) -> Levels:
         """Return what a scrape shows; of groups, what the last `measure` found."""

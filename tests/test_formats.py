@@ -202,5 +202,5 @@ UNKNOWN: dict[str, Callable[[Path], None]] = {
 def test_file_of_an_unknown_version_is_refused_and_both_versions_are_named(
     what: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnknownVersion, match=r": format version 99; this program knows [1-9]$"):
+    with pytest.raises(UnknownVersion, match=r": format version 99; this program knows \d+$"):
         UNKNOWN[what](tmp_path)

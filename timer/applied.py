@@ -1,7 +1,7 @@
 """What the machine answers whoever proposed an entry: one result per kind of entry."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -39,6 +39,10 @@ class Checkpoint:
     queue_offsets: Mapping[str, QueueOffset]
     """Topic -> offset after its last fired message."""
     digest: str
+    since: LogIndex = field(default=LogIndex(0), compare=False)
+    """The checkpoint before; 0: there was none, or this one was read from a manifest."""
+    moved: Mapping[str, QueueOffset | None] = field(default_factory=dict, compare=False)
+    """Of `queue_offsets`, what differs from that one; None: the topic is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,15 @@ Ten thousand topics are a few hundredths of a second of work, in which the event
 else: so a digest, a manifest, what retention lets go of keep what they know of a topic.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeVar
 
 from timer.topic import Topic
 from timer.units import TopicId
+
+MANY: Final = 256
+"""Topics: about a millisecond, unless they have very many groups."""
+AT_ONCE: Final = 128
 
 
 class Changes:
@@ -44,10 +49,36 @@ class TopicSum:
 
     def of(self, topics: Mapping[TopicId, Topic]) -> int:
         """Return the sum over the topics that there are."""
-        for topic_id in self.changed:
-            self._sum -= self._parts.pop(topic_id, 0)
-            if (topic := topics.get(topic_id)) is not None:  # else it is gone
-                self._parts[topic_id] = part = self._number(topic)
-                self._sum += part
-        self.changed.clear()
+        while self.changed:
+            self._look(topics, self.changed.pop())
         return self._sum
+
+    def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
+        """Look at some, if many have changed, though nobody asks; return whether many still have.
+
+        So that whoever asks never waits for more than MANY of them.
+        """
+        for topic_id in many(self.changed):
+            self._look(topics, topic_id)
+        return len(self.changed) > MANY
+
+    def _look(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
+        self._sum -= self._parts.pop(topic_id, 0)
+        if (topic := topics.get(topic_id)) is not None:  # else it is gone
+            part = self._number(topic)
+            if part:
+                self._parts[topic_id] = part
+                self._sum += part
+
+    def positive(self) -> list[TopicId]:
+        """Return the topics whose number was not 0 when it was last looked at."""
+        return [*self._parts]
+
+
+Id = TypeVar("Id")
+
+
+def many(changed: set[Id]) -> Iterator[Id]:
+    """Take out some of those that changed, to be looked at now; none if they are few."""
+    for _ in range(min(len(changed) - MANY, AT_ONCE)):
+        yield changed.pop()

@@ -4,13 +4,15 @@
     topic, left alone --------> as it was --+-- sum modulo 2 ** 64 --> digest, with all else
 
 It visits what is not topics, and the topics that changed since the last digest: never rows, and not
-ten thousand topics for one of them. Of producers, too, only those that changed are packed again.
+ten thousand topics for one of them; of a topic that changed, the groups that did. Of producers,
+too, only those that changed are hashed again.
 """
 
 import hashlib
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 import msgpack
@@ -18,6 +20,7 @@ import numpy as np
 
 from timer.changes import TopicSum
 from timer.columns import RowArray
+from timer.groups import Group
 from timer.payloads import GroupSettings
 from timer.timer_id import mix, mix_one
 from timer.topic import Topic
@@ -43,7 +46,7 @@ class _Hash:
         return self._hash.hexdigest()
 
 
-def _topic_hash(topic: Topic) -> int:
+def _topic_hash(group_hash: Callable[[Group], int], topic: Topic) -> int:
     queue, counts, release = topic.queue, topic.counts, topic.release
     words: list[object] = [
         *(topic.topic_id, topic.name, topic.deleted_in, topic.expired),
@@ -53,11 +56,27 @@ def _topic_hash(topic: Topic) -> int:
     ]
     if release is not None:
         words += (release.catch_up, release.until_ms, release.seq_end, release.last, release.waits)
-    for group in topic.groups.values():
-        words += (group.group_id, group.cursor, group.reserved, group.marks, group.since)
-        words += (group.delivered_to,)
-        words += (group.ack_sum, group.acked_count, group.ended_sum, group.recalled_sum)
-        words += (group.later_sum, group.expired, group.expired_to, _words_of(group.settings))
+    words.append(sum(map(group_hash, topic.groups.values())) & MASK)
+    return _hash_of(words)
+
+
+def _kept_hash(group: Group) -> int:
+    if group.hashed is None:
+        group.hashed = _group_hash(group)
+    return group.hashed
+
+
+def _group_hash(group: Group) -> int:
+    words = (
+        *(group.group_id, group.name, group.cursor, group.reserved, group.marks, group.since),
+        *(group.delivered_to, group.ack_sum, group.acked_count, group.ended_sum),
+        *(group.recalled_sum, group.later_sum, group.expired, group.expired_to),
+        _words_of(group.settings),
+    )
+    return _hash_of(words)
+
+
+def _hash_of(words: Sequence[object]) -> int:
     packed = msgpack.packb(words)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
@@ -67,9 +86,12 @@ def _words_of(settings: GroupSettings) -> bytes:
     return repr(astuple(settings)).encode()
 
 
-def topic_sum(changed: set[TopicId]) -> TopicSum:
-    """Return the sum of the topics' hashes, which the digest contains modulo 2 ** 64."""
-    return TopicSum(changed, _topic_hash)
+def topic_sum(changed: set[TopicId], *, anew: bool = False) -> TopicSum:
+    """Return the sum of the topics' hashes, which the digest contains modulo 2 ** 64.
+
+    `anew`: what is known of groups is not asked.
+    """
+    return TopicSum(changed, partial(_topic_hash, _group_hash if anew else _kept_hash))
 
 
 def digest_of(machine: "Machine", hashes: TopicSum, *, anew: bool = False) -> str:
@@ -85,7 +107,7 @@ def digest_of(machine: "Machine", hashes: TopicSum, *, anew: bool = False) -> st
     digest.put(*(machine.pauses.swept or (0, 0)))
     producers, requests = machine.producers, machine.requests
     digest.put(len(requests), requests.sum)
-    digest.put_bytes(producers.packed_anew() if anew else producers.packed())
+    digest.put(producers.sum_anew() if anew else producers.sum())
     return digest.hex()
 
 

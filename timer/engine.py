@@ -186,7 +186,7 @@ class Engine:
         disk.make_dir(directory / manifest.SPILL_DIRECTORY)
         state = manifest.read(disk, directory)
         self.machine = Machine(manifest.recover_store(state, disk, directory))
-        self._ahead = manifest.TopicsAhead(self.machine.changes.reader())
+        self._ahead = manifest.Ahead(self.machine)
         self.manifest_index = LogIndex(0)
         """Restart begins after this one; the log before it is not needed here."""
         if state is not None:
@@ -305,6 +305,10 @@ class Engine:
                 self.machine.store.end_lookup(None)
                 break
         return count
+
+    def keep_up(self) -> bool:
+        """Do some of what would make the next checkpoint long; return whether to go on at once."""
+        return self.machine.keep_up()
 
     def _record(self, checkpoint: Checkpoint) -> None:
         self.digests[checkpoint.index] = checkpoint.digest

@@ -12,6 +12,7 @@ TimerError
 +-- Overloaded           back off `retry_after_ms`, then send it again
 +-- DiskFull             a majority's disks have too little room; send it again when there is more
 +-- QuotaReached         a topic has as much as it may; ask again when less is there
+|   +-- LimitReached     there are as many topics, groups or producers as there may be
 +-- CommitTimeout        OUTCOME UNKNOWN; retry only as the same producer sequence
 +-- LeadershipLost       OUTCOME UNKNOWN; the leader was deposed with the entry in flight
 +-- SequenceGap          a producer's sequence is not the one after its last
@@ -148,6 +149,15 @@ class QuotaReached(TimerError):
         self.topic = topic
         self.field = field
         self.limit = limit
+
+
+class LimitReached(QuotaReached):
+    """There are as many topics, groups or producers as there may be."""
+
+    def __init__(self, field: str, limit: int, whose: str, there: int) -> None:
+        """`field`: the setting; `whose` they are: the cluster, a namespace, a topic."""
+        TimerError.__init__(self, f"{field}: {whose} has {there}: must be at most {limit}")
+        self.field, self.limit = field, f"must be at most {limit}"
 
 
 class CommitTimeout(TimerError):

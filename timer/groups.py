@@ -36,16 +36,22 @@ LOOK_ROWS: Final = 65_536
 """Offsets looked at in one go for unacked ones."""
 
 
+_NO_BOOL: Final = np.zeros(0, np.bool_)
+_NO_U16: Final = np.zeros(0, np.uint16)
+_NO_I64: Final[I64] = np.zeros(0, np.int64)
+"""Of all groups that have none: an array costs a hundred bytes, however short."""
+
+
 def _empty_bool() -> npt.NDArray[np.bool_]:
-    return np.zeros(0, np.bool_)
+    return _NO_BOOL
 
 
 def _empty_u16() -> npt.NDArray[np.uint16]:
-    return np.zeros(0, np.uint16)
+    return _NO_U16
 
 
 def _empty_i64() -> I64:
-    return np.zeros(0, np.int64)
+    return _NO_I64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +67,8 @@ class Group:
     """This epoch's leader may hand out offsets below this one; never below `cursor`."""
     delivered_to: QueueOffset = QueueOffset(0)
     """Offsets below this one may have been delivered in an earlier epoch."""
+    hashed: int | None = None
+    """Its part of the digest (timer/digest.py), until something of it changes: None."""
     since: Epoch = Epoch(0)
     """Of the last seek, or of the last group of this topic that was deleted before: what was handed
     out then, or before, may be of another life."""
@@ -103,6 +111,7 @@ class Group:
         new = (offsets >= self.cursor) & (offsets < self.reach)
         if not new.any():
             return new
+        self.hashed = None
         self._grow(int(offsets[new].max()) + 1)
         index = np.where(new, offsets.astype(np.int64) - self.base, 0)
         new &= ~self.acked[index]
@@ -127,6 +136,7 @@ class Group:
         """Be done with all below `offset`, and set `lost`, which ends there, where that is new."""
         if offset <= self.cursor:
             return
+        self.hashed = None
         at = len(lost) - (offset - self.cursor)
         acked = self.acked[self.cursor - self.base : offset - self.base]
         lost[at : at + len(acked)] |= ~acked
@@ -148,6 +158,7 @@ class Group:
         """Be done with single messages, all different; return which were not yet (n, bool)."""
         new = ~self.is_acked(offsets)
         if new.any():
+            self.hashed = None
             gone = offsets[new]
             self._grow(int(gone.max()) + 1)
             index = gone.astype(np.int64) - self.base
@@ -190,6 +201,7 @@ class Group:
         live = offsets[(offsets < self.reach) & ~self.is_acked(offsets)]
         if not len(live):
             return
+        self.hashed = None
         self._grow(int(live.max()) + 1)
         if not len(self.recalled):
             self.recalled = np.zeros(len(self.acked), np.uint16)
@@ -205,6 +217,7 @@ class Group:
         What may have been handed out before counts as delivered once.
         """
         mark = min(self.reach, queue_end)
+        self.hashed = None
         self.group_id, self.since = group_id, epoch
         self.cursor, self.base = offset, int(offset)
         self.reserved, self.delivered_to = offset, mark
@@ -216,6 +229,7 @@ class Group:
 
     def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
         """Count one more failure of each of these, all different; return where they lie."""
+        self.hashed = None
         index = offsets.astype(np.int64) - self.base
         self.ended[index] += self.ended[index] < _ENDED_MAX  # it stays there: never back to "first"
         self.ended_sum = (self.ended_sum + _sum(mix(offsets ^ _ENDED_SALT))) & _MASK
@@ -261,22 +275,35 @@ class Group:
 
     def reserve(self, offset: QueueOffset) -> None:
         """Let the leader hand out offsets below `offset`; never goes back."""
+        self.hashed = None
         self.reserved = max(self.reserved, offset)
+
+    def alter(self, settings: GroupSettings) -> None:
+        """Have other settings."""
+        self.hashed = None
+        self.settings = settings
 
     @property
     def reach(self) -> QueueOffset:
         """Offsets from this one on were never delivered."""
         return max(self.reserved, self.delivered_to)
 
-    def begin_epoch(self, queue_end: QueueOffset) -> None:
-        """Count what the old leader may have handed out as delivered once more."""
+    def begin_epoch(self, queue_end: QueueOffset) -> bool:
+        """Count what the old leader may have handed out as delivered once more.
+
+        Return whether that changes anything.
+        """
         mark = min(self.reserved, queue_end)
         if mark > self.cursor:
             self.marks.append(mark)
+        elif self.reserved == self.cursor and mark <= self.delivered_to:
+            return False
         self.hand_over(mark)
+        return True
 
     def hand_over(self, offset: QueueOffset) -> None:
         """Let nothing be handed out before the next `reserve`; so far it was below `offset`."""
+        self.hashed = None
         self.delivered_to = max(self.delivered_to, offset)
         self.reserved = self.cursor
 

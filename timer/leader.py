@@ -14,7 +14,7 @@ in the next one (group commit). The shell calls `step` after every batch of even
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -42,6 +42,7 @@ from timer.errors import (
     UnknownProducer,
 )
 from timer.gathering import Done, fitting
+from timer.limits import Limits, check_producer, check_topic, producer_idle_ms
 from timer.machine import Machine
 from timer.payloads import Fire, Ids, Keys, Reschedule, Targets
 from timer.policies import DEFAULTS, Policies, Policy, Scope, encode_policy
@@ -99,6 +100,8 @@ class LeaderConfig:
     """How long a request id is remembered, on the log's clock."""
     producer_idle_ms: int = IDLE_MS_MAX
     """A producer that has sent nothing for so long is forgotten at the next CHECKPOINT."""
+    limits: Limits = field(default_factory=Limits)
+    """How many topics, groups and producers there may be."""
     id_salt: int = 0
     """The cluster's salt of timer ids: a dead letter names the timer that it was."""
 
@@ -146,12 +149,16 @@ class Leader:
         self._checkpointing = False
         self._checkpoint_at_ms = MonoMs(now.mono_ms + config.checkpoint_interval_ms)
         self._topics_in_flight: dict[str, list[Done]] = {}
+        self._registering = 0
+        """Producers."""
         self.closed: TimerError | None = None
         """Why the epoch is over. None: it is not."""
         self._refusing: TimerError | None = None
         self.full: TimerError | None = None
         """Why nothing is taken that stays on the disk (timer/room.py). None: there is room."""
-        self.groups = Serving(machine, epoch, self._propose, config.id_salt, self.admission.ttl_ms)
+        self.groups = Serving(
+            machine, epoch, self._propose, config.id_salt, self.admission.ttl_ms, config.limits
+        )
 
     # ---- requests
 
@@ -394,10 +401,21 @@ class Leader:
         """Register a producer; `done` gets its ProducerId: `drawn`, or an earlier one of the token.
 
         0: another producer has the id that was drawn.
+
+        Raises:
+            LimitReached: there are as many as there may be.
         """
         self._check_open()
         self._check_room()
-        self._propose(Kind.PRODUCER, [payloads.encode_producer(token, drawn)], now, done)
+        if not self.machine.producers.knows(token):
+            check_producer(self._config.limits, self.machine, self._registering)
+        self._registering += 1
+
+        def answer(applied: Applied | TimerError) -> None:
+            self._registering -= 1
+            done(applied)
+
+        self._propose(Kind.PRODUCER, [payloads.encode_producer(token, drawn)], now, answer)
 
     def topic_named(self, name: str) -> Topic | None:
         """Return the topic of a name, unless its deletion is in flight."""
@@ -432,7 +450,11 @@ class Leader:
             self.admission.change(Scope("", topic_id), Policy())
 
     def topic(self, name: str, now: Now, done: Done) -> None:
-        """Create a topic unless it exists; `done` gets the Topic."""
+        """Create a topic unless it exists; `done` gets the Topic.
+
+        Raises:
+            LimitReached: there are as many as there may be.
+        """
         self._check_open()
         known = self.topic_named(name)
         if known is not None:
@@ -441,6 +463,7 @@ class Leader:
             self._topics_in_flight[name].append(done)
         else:
             self._check_room()
+            check_topic(self._config.limits, self.machine, name, self._topics_in_flight)
             waiters = self._topics_in_flight[name] = [done]
 
             def answer(applied: object) -> None:
@@ -470,7 +493,9 @@ class Leader:
         self._checkpoint_at_ms = MonoMs(now.mono_ms + self._config.checkpoint_interval_ms)
         if not self._fires_in_flight:
             self._fire(now)
-        expiry = payloads.encode_checkpoint(self._config.producer_idle_ms)
+        idle_ms = self._config.producer_idle_ms
+        idle_ms = producer_idle_ms(self._config.limits, self.machine, idle_ms)
+        expiry = payloads.encode_checkpoint(idle_ms)
         self._propose(Kind.CHECKPOINT, [expiry], now, self._checkpointed)
 
     def _next_checkpoint_ms(self) -> MonoMs:

@@ -13,7 +13,7 @@ by state at the entry's index and by the entry's time.
 Conservation (P7): scheduled = pending + fired + cancelled + dropped, checked at each CHECKPOINT.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final
 
@@ -45,7 +45,7 @@ from timer.applied import (
     ScheduleApplied,
     SeekApplied,
 )
-from timer.changes import Changes
+from timer.changes import MANY, Changes, many
 from timer.columns import (
     I64,
     TOMBSTONE,
@@ -79,7 +79,7 @@ from timer.payloads import (
     Start,
     Targets,
 )
-from timer.policies import Policies, Policy, Scope, decode_policy
+from timer.policies import Policies, Policy, Scope, decode_policy, namespace_of
 from timer.producers import IDLE_MS_MAX, Answer, Producers
 from timer.queues import Queue
 from timer.requests import Requests
@@ -122,6 +122,10 @@ class Machine:
         self.pages = Pages()
         self.topics: dict[TopicId, Topic] = {}
         self.topic_by_name: dict[str, Topic] = {}
+        self.namespaces: Counter[str] = Counter()
+        """How many topics are in each."""
+        self.groups = 0
+        """Of all topics."""
         self.topic_deleted_in = Epoch(0)
         """When a topic was deleted last."""
         self.policies = Policies()
@@ -140,6 +144,8 @@ class Machine:
         self._moved = self.changes.reader()
         self._queue_ends: dict[str, QueueOffset] = {}
         """By topic, as of the last checkpoint; `_moved` may have others now."""
+        self._moved_ends: dict[str, QueueOffset | None] = {}
+        """Of these, those that are others than at the last checkpoint; None: the topic is gone."""
         self.checkpoint: Checkpoint | None = None
         """The last one recorded."""
 
@@ -493,7 +499,12 @@ class Machine:
             return DeleteTopicApplied(op, None)
         topic = self.changing(op.topic)
         del self.topics[op.topic], self.topic_by_name[topic.name]
-        self._queue_ends.pop(topic.name, None)
+        self.groups -= len(topic.groups)
+        self.namespaces[namespace := namespace_of(topic.name)] -= 1
+        if not self.namespaces[namespace]:
+            del self.namespaces[namespace]
+        if self._queue_ends.pop(topic.name, None) is not None:
+            self._moved_ends[topic.name] = None
         dropped, queue = topic.counts.pending, topic.queue
         groups = [(group.name, group.unacked(queue.end)) for group in topic.groups.values()]
         applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
@@ -523,6 +534,8 @@ class Machine:
         self.changes.note(topic.topic_id)
         self.topics[topic.topic_id] = topic
         self.topic_by_name[topic.name] = topic
+        self.namespaces[namespace_of(topic.name)] += 1
+        self.groups += len(topic.groups)
         self.pauses.made(topic)
 
     def _group(self, entry: Entry) -> GroupApplied:
@@ -540,7 +553,7 @@ class Machine:
         if group is None:
             return self._of_no_group(op)
         if isinstance(op, AlterGroup):
-            group.settings = op.of(group.settings)
+            group.alter(op.of(group.settings))
             return group
         if isinstance(op, Nack):
             return AcksApplied(op, group.nack(op.offsets, op.not_before_ms))
@@ -604,6 +617,7 @@ class Machine:
     def _delete(self, op: GroupOp, group: Group) -> DeleteApplied:
         topic = self.topics[op.topic]
         topic.remove(group)
+        self.groups -= 1
         topic.deleted_in = self.applied_epoch
         topic.trim()
         return DeleteApplied(op, group)
@@ -646,6 +660,7 @@ class Machine:
                 since=topic.deleted_in,
             )
             topic.add(group)
+            self.groups += 1
             self.next_group_id = GroupId(self.next_group_id + 1)
         return topic.groups[create.name]
 
@@ -659,9 +674,9 @@ class Machine:
             )
         for topic in self.topics.values():
             if topic.groups:
-                self.changes.note(topic.topic_id)
-            for group in topic.groups.values():
-                group.begin_epoch(topic.queue.end)
+                end = topic.queue.end
+                if sum(group.begin_epoch(end) for group in topic.groups.values()):
+                    self.changes.note(topic.topic_id)
         self.voters = start.voters
         return start
 
@@ -680,9 +695,10 @@ class Machine:
             late.forget(ended_ms)
         for topic_id in self._retention.let_go(self.topics, now_ms):
             self.changes.note(topic_id)
-        for topic_id in self._moved & self.topics.keys():
-            self._queue_ends[self.topics[topic_id].name] = self.topics[topic_id].queue.end
-        self._moved.clear()
+        since = self.checkpoint.index if self.checkpoint is not None else LogIndex(0)
+        while self._moved:
+            self._note_end(self._moved.pop())
+        moved, self._moved_ends = self._moved_ends, {}
         assert self.counts.pending == self.store.pending, (self.counts, self.store.pending)
         assert self.pauses.held == self.store.held, (self.pauses.held, self.store.held)
         self.checkpoint = Checkpoint(
@@ -691,9 +707,34 @@ class Machine:
             time_ms=now_ms,
             last_read_time_ms=self.last_read_time_ms,
             queue_offsets=self._queue_ends.copy(),
+            since=since,
+            moved=moved,
             digest=self.digest(),
         )
         return self.checkpoint
+
+    def _note_end(self, topic_id: TopicId) -> None:
+        topic = self.topics.get(topic_id)
+        if topic is not None and self._queue_ends.get(topic.name) != topic.queue.end:
+            self._queue_ends[topic.name] = self._moved_ends[topic.name] = topic.queue.end
+
+    def restore_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Put back the checkpoint that a manifest holds; the topics are there already."""
+        self.checkpoint = checkpoint
+        self._queue_ends = dict(checkpoint.queue_offsets)
+        for gone in self._queue_ends.keys() - self.topic_by_name.keys():
+            del self._queue_ends[gone]
+            self._moved_ends[gone] = None
+
+    def keep_up(self) -> bool:
+        """Do some of what the next checkpoint would; return whether there is much more of it.
+
+        Nobody has to ask: what is left, the checkpoint does.
+        """
+        for topic_id in many(self._moved):
+            self._note_end(topic_id)
+        more = [self._hashes.keep_up(self.topics), self._retention.keep_up(self.topics)]
+        return self.producers.keep_up() or len(self._moved) > MANY or any(more)
 
     def digest(self) -> str:
         """Return a hash of the state, 16 hex digits: see timer/digest.py."""
@@ -701,4 +742,4 @@ class Machine:
 
     def digest_anew(self) -> str:
         """Return the same, with no part taken for granted: for checkers."""
-        return digest_of(self, topic_sum(set(self.topics)), anew=True)
+        return digest_of(self, topic_sum(set(self.topics), anew=True), anew=True)

@@ -1,7 +1,7 @@
-"""The manifest: one replica's state at one committed index, format version 9.
+"""The manifest: one replica's state at one committed index, format version 10.
 
     0   8   magic    b"TIMERMAN"
-    8   4   version  9
+    8   4   version  10
     12  4   crc32    of the body
     16  8   length   of the body
     24      body     msgpack, the map that `capture` makes
@@ -16,11 +16,13 @@ import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, astuple
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from timer.applied import Checkpoint
 from timer.columns import RequestId
@@ -54,7 +56,7 @@ from timer.units import (
 )
 
 MAGIC: Final = b"TIMERMAN"
-VERSION: Final = 9
+VERSION: Final = 10
 NAME: Final = "manifest"
 SPILL_DIRECTORY: Final = "queues"
 RUN_DIRECTORY: Final = "runs"
@@ -77,7 +79,9 @@ class TopicsAhead:
     def __init__(self, changed: set[TopicId]) -> None:
         """`changed`: the topics that changed since the last look."""
         self._changed = changed
-        self._taken: dict[TopicId, _Taken] = {}
+        self._taken: dict[TopicId, State] = {}
+        self._spills: dict[TopicId, Spill | None] = {}
+        """Of the blocks that no file holds; the others are in the state."""
         self._left: list[TopicId] | None = None
         """To be taken, from the end; None: nobody has begun."""
 
@@ -91,23 +95,73 @@ class TopicsAhead:
         if self._left is None:
             self._left = sorted(machine.topics, reverse=True)
         for _ in range(min(most, len(self._left))):
-            topic = machine.topics.get(topic_id := self._left.pop())
-            if topic is not None:
-                self._taken[topic_id] = _take(topic)
-                self._changed.discard(topic_id)
+            self._take(machine, topic_id := self._left.pop())
+            self._changed.discard(topic_id)
         return not self._left
 
     def finish(self, machine: Machine) -> tuple[list[State], list[Spill]]:
         """Return the states at `applied_index`, by id, and what needs a spill file."""
-        for topic_id in self._changed:
-            self._taken.pop(topic_id, None)
-        all_of_them = [
-            self._taken.get(topic_id) or _take(topic)
-            for topic_id, topic in sorted(machine.topics.items())
-        ]
+        if not self.take(machine, 0):
+            self._changed.update(self._left or ())
+        for topic_id in sorted(self._changed):  # each keeps its place, new ones come last
+            self._take(machine, topic_id)
+        states = [*self._taken.values()]
+        spills = [spill for spill in self._spills.values() if spill is not None]
         self.forget()
-        spills = [taken.spill for taken in all_of_them if taken.spill is not None]
-        return [taken.state for taken in all_of_them], spills
+        return states, spills
+
+    def _take(self, machine: Machine, topic_id: TopicId) -> None:
+        topic = machine.topics.get(topic_id)
+        if topic is None:
+            self._taken.pop(topic_id, None)
+            self._spills.pop(topic_id, None)
+            return
+        self._taken[topic_id] = _topic_state(topic)
+        blocks = topic.queue.unspilled()
+        if blocks or topic_id in self._spills:
+            spill = Spill(topic_id, topic.queue, blocks, []) if blocks else None
+            self._spills[topic_id] = spill
+
+    def forget(self) -> None:
+        """Begin anew with the next `take`."""
+        self._taken, self._spills, self._left = {}, {}, None
+        self._changed.clear()
+
+
+class ProducersAhead:
+    """The same of producers: a cut looks at those alone that were used since they were taken."""
+
+    def __init__(self, changed: set[ProducerId]) -> None:
+        """`changed`: the producers that changed since the last look."""
+        self._changed = changed
+        self._taken: dict[ProducerId, list[Any]] = {}
+        self._left: list[ProducerId] | None = None
+
+    def take(self, machine: Machine, most: int) -> bool:
+        """Take so many more; return whether each has been taken at least once."""
+        if self._left is None:
+            self._left = machine.producers.ids()
+        for _ in range(min(most, len(self._left))):
+            self._take(machine, producer_id := self._left.pop())
+            self._changed.discard(producer_id)
+        return not self._left
+
+    def finish(self, machine: Machine) -> list[list[Any]]:
+        """Return the states at `applied_index`."""
+        if not self.take(machine, 0):
+            self._changed.update(self._left or ())
+        for producer_id in self._changed:
+            self._take(machine, producer_id)
+        states = [*self._taken.values()]
+        self.forget()
+        return states
+
+    def _take(self, machine: Machine, producer_id: ProducerId) -> None:
+        producer = machine.producers.get(producer_id)
+        if producer is None:
+            self._taken.pop(producer_id, None)
+        else:
+            self._taken[producer_id] = _producer_state(producer_id, producer)
 
     def forget(self) -> None:
         """Begin anew with the next `take`."""
@@ -115,25 +169,36 @@ class TopicsAhead:
         self._changed.clear()
 
 
-class _Taken(NamedTuple):
-    state: State
-    spill: Spill | None
-    """Of the blocks that no file holds; the others are in the state."""
+class Ahead:
+    """What a flush takes of a machine before its cut, topics and producers."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.topics = TopicsAhead(machine.changes.reader())
+        self.producers = ProducersAhead(machine.producers.reader())
+
+    @property
+    def begun(self) -> bool:
+        """Whether the cut has been prepared at all."""
+        return self.topics.begun
+
+    def take(self, machine: Machine, most: int) -> bool:
+        """Take so many more of each; return whether each was taken at least once."""
+        whole = self.topics.take(machine, most)
+        return self.producers.take(machine, most) and whole
+
+    def forget(self) -> None:
+        """Begin anew with the next `take`."""
+        self.topics.forget()
+        self.producers.forget()
 
 
-def _take(topic: Topic) -> _Taken:
-    blocks = topic.queue.unspilled()
-    spill = Spill(topic.topic_id, topic.queue, blocks, []) if blocks else None
-    return _Taken(_topic_state(topic), spill)
-
-
-def capture(machine: Machine, ahead: TopicsAhead) -> tuple[State, list[Spill]]:
+def capture(machine: Machine, ahead: Ahead) -> tuple[State, list[Spill]]:
     """Return the state at `applied_index`, without runs, and what needs a spill file.
 
     Nothing in it changes later, and what is large is encoded only by `write`, in its thread.
     Blocks that are spilled already are in it; add the others (`add_spills`) after writing them.
     """
-    topics, fresh = ahead.finish(machine)
+    topics, fresh = ahead.topics.finish(machine)
     state: State = {
         "index": machine.applied_index,
         "epoch": machine.applied_epoch,
@@ -146,7 +211,7 @@ def capture(machine: Machine, ahead: TopicsAhead) -> tuple[State, list[Spill]]:
         "topics": topics,
         "topic_deleted_in": machine.topic_deleted_in,
         "policies": [encode_policy(*record) for record in machine.policies],
-        "producers": [_producer_state(i, producer) for i, producer in machine.producers],
+        "producers": ahead.producers.finish(machine),
         "requests": machine.requests.all(),
         "trace": machine.trace.pack(),
         "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
@@ -264,7 +329,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.store.gone = Gone.all_but(machine.topics, machine.next_topic_id)
     machine.retain(machine.topics)
     machine.pauses.swept = Position(*state["swept"]) if state["swept"] else None
-    for fields in state["producers"]:
+    for fields in sorted(state["producers"], key=itemgetter(2)):  # by their last use
         machine.producers.restore(*_producer(fields))
     machine.requests.restore(
         Kept(RequestId(text, body, UnixMs(until_ms)), _answer(*answer))
@@ -279,7 +344,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
             machine.late[outcome].restore(minute, np.frombuffer(data, np.uint64))
     machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
     if state["checkpoint"] is not None:
-        machine.checkpoint = Checkpoint(**state["checkpoint"])
+        machine.restore_checkpoint(Checkpoint(**state["checkpoint"]))
     if machine.digest() != state["digest"]:
         why = f"digest {machine.digest()}, the manifest says {state['digest']}"
         raise CorruptFile(directory / NAME, 0, why)
@@ -416,6 +481,15 @@ def _topic(fields: State, pages: Pages) -> Topic:
     return topic
 
 
+COLUMNS: Final = {
+    "acked": np.bool_,
+    "ended": np.uint16,
+    "later": np.int64,
+    "recalled": np.uint16,
+}
+"""Of a group, by queue offset from its cursor on."""
+
+
 def _group_state(group: Group) -> State:
     skip = group.cursor - group.base
     return {
@@ -430,11 +504,22 @@ def _group_state(group: Group) -> State:
         "marks": list(group.marks),
         "sums": [group.ack_sum, group.ended_sum, group.acked_count, group.recalled_sum],
         "expired": [group.expired, group.expired_to],
-        "acked": group.acked[skip:].copy(),
-        "ended": group.ended[skip:].copy(),
-        "later": group.later[skip:].copy(),
-        "recalled": group.recalled[skip:].copy(),
+        "acked": _column(group.acked, skip),
+        "ended": _column(group.ended, skip),
+        "later": _column(group.later, skip),
+        "recalled": _column(group.recalled, skip),
     }
+
+
+def _column(column: npt.NDArray[Any], skip: int) -> npt.NDArray[Any] | bytes:
+    """Return a group's column, which `_pack` writes; nothing of one without a value."""
+    return column[skip:].copy() if column[skip:].any() else b""
+
+
+def _padded(data: bytes, dtype: type[np.generic], size: int) -> npt.NDArray[Any]:
+    """Return a group's column of at least so many offsets."""
+    column = np.frombuffer(data, dtype)
+    return np.pad(column, (0, max(0, size - len(column))))
 
 
 def _pack(value: object) -> object:
@@ -455,11 +540,6 @@ def _pack(value: object) -> object:
 
 def _group(fields: State) -> Group:
     ack_sum, ended_sum, acked_count, recalled_sum = fields["sums"]
-    acked = np.frombuffer(zlib.decompress(fields["acked"]), np.bool_)
-    ended = np.frombuffer(zlib.decompress(fields["ended"]), np.uint16)
-    later = np.frombuffer(zlib.decompress(fields["later"]), np.int64)
-    recalled = np.frombuffer(zlib.decompress(fields["recalled"]), np.uint16)
-    size = max(len(acked), len(ended), len(later), len(recalled))
     group = Group(
         group_id=GroupId(fields["id"]),
         topic=TopicId(fields["topic"]),
@@ -477,11 +557,15 @@ def _group(fields: State) -> Group:
         expired_to=QueueOffset(fields["expired"][1]),
         recalled_sum=recalled_sum,
         base=fields["cursor"],
-        acked=np.pad(acked, (0, size - len(acked))),
-        ended=np.pad(ended, (0, size - len(ended))),
-        later=np.pad(later, (0, size - len(later))) if len(later) else later,
-        recalled=np.pad(recalled, (0, size - len(recalled))) if len(recalled) else recalled,
     )
+    packed = {name: fields[name] for name in COLUMNS if fields[name]}
+    if not packed:
+        return group
+    known = {name: zlib.decompress(data) for name, data in packed.items()}
+    size = max(len(data) // COLUMNS[name]().itemsize for name, data in known.items())
+    known = {"acked": b"", "ended": b""} | known  # the others may be empty
+    for name, data in known.items():
+        setattr(group, name, _padded(data, COLUMNS[name], size))
     group.later_sum = group.later_hashes(slice(None))
     return group
 

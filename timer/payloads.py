@@ -56,13 +56,14 @@ _FIRE: Final = struct.Struct("<qII")
 _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 10
+APPLY_VERSION: Final = 11
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
 unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
 ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy;
 TOPIC that deletes. 7: a sweep is for some topics, and counts their rows. 9: how a held timer ended
 is forgotten by the marks of what fired. 10: HAND_OVER; an epoch begins with nothing reserved;
-ids of producers are drawn by the leader, and a repeated sequence is told by its body."""
+ids of producers are drawn by the leader, and a repeated sequence is told by its body. 11: the
+digest sums groups and producers."""
 FIRE_ROWS_MAX: Final = 65_536
 FIRE_BYTES_MAX: Final = 16 << 20
 

@@ -19,6 +19,7 @@ from typing import Final
 
 from sortedcontainers import SortedDict
 
+from timer.changes import MANY, many
 from timer.columns import I64
 from timer.conflicts import Verdicts
 from timer.errors import InvalidRequest, OutcomeForgotten, SequenceGap, UnknownProducer
@@ -70,17 +71,41 @@ class Producer:
     answer_rows: int = 0
 
 
-@dataclass(slots=True)
 class Producers:
     """All producers that were issued an id and have not expired."""
 
-    _by_id: dict[ProducerId, Producer] = field(default_factory=dict)
-    _by_name: SortedDict = field(default_factory=SortedDict)
-    """The ids, by public names."""
-    _by_token: dict[bytes, ProducerId] = field(default_factory=dict)
-    _parts: dict[ProducerId, bytes] = field(default_factory=dict)
-    """What `packed` has of each that is not in `_changed`."""
-    _changed: set[ProducerId] = field(default_factory=set)
+    def __init__(self) -> None:
+        self._by_id: dict[ProducerId, Producer] = {}
+        """In the order of their last use."""
+        self._by_name = SortedDict()
+        """The ids, by public names."""
+        self._by_token: dict[bytes, ProducerId] = {}
+        self._readers: list[set[ProducerId]] = []
+        self._hashed: dict[ProducerId, int] = {}
+        self._changed = self.reader()
+        """Those that `_hashed` does not have as they are."""
+        self._sum = 0
+
+    def reader(self) -> set[ProducerId]:
+        """Return a new reader's set: producers that change, come or go from now on come into it."""
+        changed: set[ProducerId] = set()
+        self._readers.append(changed)
+        return changed
+
+    def _note(self, producer_id: ProducerId) -> None:
+        for changed in self._readers:
+            changed.add(producer_id)
+
+    def _use(self, producer_id: ProducerId, now_ms: UnixMs) -> Producer:
+        """Return a producer that is used now: it is the last one to be forgotten."""
+        producer = self._by_id[producer_id] = self._by_id.pop(producer_id)
+        producer.used_at_ms = now_ms
+        self._note(producer_id)
+        return producer
+
+    def knows(self, token: bytes) -> bool:
+        """Return whether the producer with that token has an id."""
+        return token in self._by_token
 
     def register(self, token: bytes, producer_id: ProducerId, now_ms: UnixMs) -> ProducerId | None:
         """Return the id of the producer with that token: the one that it has, or this one.
@@ -89,8 +114,7 @@ class Producers:
         """
         known = self._by_token.get(token)
         if known is not None:
-            self._by_id[known].used_at_ms = now_ms
-            self._changed.add(known)
+            self._use(known, now_ms)
             return known
         if producer_id in self._by_id:
             return None
@@ -98,11 +122,11 @@ class Producers:
         return producer_id
 
     def restore(self, producer_id: ProducerId, producer: Producer) -> None:
-        """Put back a producer that a manifest holds."""
+        """Put back a producer that a manifest holds; those that were used earlier come before."""
         self._by_id[producer_id] = producer
         self._by_token[producer.token] = producer_id
         self._by_name[name_of(producer_id)] = producer_id
-        self._changed.add(producer_id)
+        self._note(producer_id)
 
     def repeated(self, producer_id: ProducerId, sequence: int, body: int) -> Answer | None:
         """Return the stored answer of a repeated request; None: it is the next one.
@@ -131,11 +155,9 @@ class Producers:
 
     def accept(self, producer_id: ProducerId, answer: Answer, now_ms: UnixMs) -> None:
         """Store the answer of the next request."""
-        producer = self._by_id[producer_id]
+        producer = self._use(producer_id, now_ms)
         assert answer.sequence == producer.last_sequence + 1, (answer.sequence, producer)
         producer.last_sequence = answer.sequence
-        producer.used_at_ms = now_ms
-        self._changed.add(producer_id)
         producer.answers.append(answer)
         producer.answer_rows += len(answer.due_ms)
         while len(producer.answers) > 1 and (
@@ -145,26 +167,44 @@ class Producers:
 
     def expire(self, now_ms: UnixMs, idle_ms: int = IDLE_MS_MAX) -> None:
         """Forget producers idle for more than so long on the log's clock."""
-        idle = [i for i, p in self._by_id.items() if now_ms - p.used_at_ms > idle_ms]
-        for producer_id in idle:
-            del self._by_token[self._by_id.pop(producer_id).token]
+        while self._by_id:
+            producer_id, first = next(iter(self._by_id.items()))
+            if now_ms - first.used_at_ms <= idle_ms:
+                break
+            del self._by_id[producer_id], self._by_token[first.token]
             del self._by_name[name_of(producer_id)]
-            self._parts.pop(producer_id, None)
-            self._changed.discard(producer_id)
+            self._note(producer_id)
 
-    def packed(self) -> bytes:
-        """Return all producers for the digest, in the order of ids; packed are those that changed.
+    def sum(self) -> int:
+        """Return the sum of all hashes, modulo 2 ** 64; those that changed are hashed."""
+        while self._changed:
+            self._hash(self._changed.pop())
+        return self._sum
 
-        So that a hundred thousand of them don't hold up each checkpoint.
-        """
-        for producer_id in self._changed:
-            self._parts[producer_id] = _pack(producer_id, self._by_id[producer_id])
-        self._changed.clear()
-        return b"".join(self._parts[producer_id] for producer_id in sorted(self._parts))
+    def keep_up(self) -> bool:
+        """Hash some, if many have changed; return whether many still have."""
+        for producer_id in many(self._changed):
+            self._hash(producer_id)
+        return len(self._changed) > MANY
 
-    def packed_anew(self) -> bytes:
+    def _hash(self, producer_id: ProducerId) -> None:
+        gone, producer = self._hashed.pop(producer_id, 0), self._by_id.get(producer_id)
+        if producer is not None:
+            self._hashed[producer_id] = found = _hash(producer_id, producer)
+            gone -= found
+        self._sum = (self._sum - gone) & _MASK
+
+    def sum_anew(self) -> int:
         """Return the same, with no part taken for granted: for checkers."""
-        return b"".join(_pack(*each) for each in self)
+        return sum(_hash(*each) for each in self._by_id.items()) & _MASK
+
+    def get(self, producer_id: ProducerId) -> Producer | None:
+        """Return a producer; None: there is none of that id."""
+        return self._by_id.get(producer_id)
+
+    def ids(self) -> list[ProducerId]:
+        """Return all ids."""
+        return [*self._by_id]
 
     def last_sequence(self, producer_id: ProducerId) -> int | None:
         """Return the last applied sequence of a producer. None: unknown."""
@@ -194,6 +234,7 @@ class Producers:
         return len(self._by_id)
 
 
-def _pack(producer_id: ProducerId, producer: Producer) -> bytes:
+def _hash(producer_id: ProducerId, producer: Producer) -> int:
     past = producer.last_sequence, len(producer.answers), producer.used_at_ms
-    return _PACKED.pack(*(number & _MASK for number in (producer_id, *past)))
+    packed = _PACKED.pack(*(number & _MASK for number in (producer_id, *past)))
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")

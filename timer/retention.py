@@ -12,6 +12,7 @@ from typing import Final
 
 from sortedcontainers import SortedList
 
+from timer.changes import MANY, many
 from timer.topic import Topic
 from timer.units import TopicId, UnixMs
 
@@ -30,15 +31,23 @@ class Retention:
     def let_go(self, topics: Mapping[TopicId, Topic], now_ms: UnixMs) -> Iterator[TopicId]:
         """Let topics forget what they keep no longer; yield those that did."""
         while self._changed:
-            topic_id = self._changed.pop()
-            topic = topics.get(topic_id)
-            self._plan(topic_id, None if topic is None else topic.forgets_at_ms)
+            self._look(topics, self._changed.pop())
         for at_ms, topic_id in self._order[:TOPICS_MAX]:
             if at_ms > now_ms:
                 break
             self._plan(topic_id, None)  # until it changes, and it does now
             topics[topic_id].forget(now_ms)
             yield topic_id
+
+    def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
+        """Look at some, if many have changed; return whether many still have."""
+        for topic_id in many(self._changed):
+            self._look(topics, topic_id)
+        return len(self._changed) > MANY
+
+    def _look(self, topics: Mapping[TopicId, Topic], topic_id: TopicId) -> None:
+        topic = topics.get(topic_id)
+        self._plan(topic_id, None if topic is None else topic.forgets_at_ms)
 
     def _plan(self, topic_id: TopicId, at_ms: UnixMs | None) -> None:
         planned = self._at_ms.get(topic_id)

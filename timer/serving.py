@@ -41,6 +41,7 @@ from timer.errors import (
     GroupDeleted,
     GroupHeld,
     InvalidRequest,
+    LimitReached,
     NotFound,
     NotReady,
     Overloaded,
@@ -51,6 +52,7 @@ from timer.expiry import Expiry, Propose
 from timer.gathering import Acks, Asked, Batch, Done, Told, Verdicts
 from timer.groups import Group
 from timer.leases import ACCEPT, LEASE_LOST, Consumer, Lease, Leases
+from timer.limits import GroupName, Limits, check_group, check_topic
 from timer.machine import Machine
 from timer.ordered import Ordered, leases_of
 from timer.payloads import (
@@ -118,6 +120,7 @@ class Serving:
         propose: Propose,
         id_salt: int,
         ttl_ms: Callable[[Topic], int] = lambda _: 0,
+        limits: Limits = Limits(),  # noqa: B008 -- it never changes
     ) -> None:
         """`ttl_ms`: a topic's time to live, 0 for none."""
         self.machine = machine
@@ -127,6 +130,9 @@ class Serving:
         self._closed: TimerError | None = None
         self._propose = propose
         self._id_salt = id_salt
+        self._limits = limits
+        self._making: set[GroupName] = set()
+        """Groups that are on their way."""
         self._batch = Batch()
         self._acks_waiting = 0
         """Offsets in the acks of `_batch`."""
@@ -160,14 +166,28 @@ class Serving:
     # ---- groups
 
     def create(self, create: CreateGroup, done: Done) -> None:
-        """Create a group unless it exists; `done` gets the Group."""
+        """Create a group unless it exists; `done` gets the Group.
+
+        Raises:
+            LimitReached: there are as many as there may be.
+        """
         self._check_open()
         self.check_topic(create.topic)
-        known = self.machine.topics[create.topic].groups.get(create.name)
+        topic = self.machine.topics[create.topic]
+        known = topic.groups.get(create.name)
         if known is not None:
             done(known)
             return
-        self._batch.asked.append(Asked(create, done))
+        name = GroupName(create.topic, create.name)
+        if name not in self._making:
+            check_group(self._limits, self.machine, topic, self._making)
+
+        def answer(result: object) -> None:
+            self._making.discard(name)
+            done(result)
+
+        self._making.add(name)
+        self._batch.asked.append(Asked(create, answer))
 
     def alter(self, alter: AlterGroup, done: Done) -> None:
         """Change settings of a group; `done` gets the Group."""
@@ -486,7 +506,8 @@ class Serving:
             else:
                 self._batch.add(leases.reserve())
                 more = leases.unfinished
-                if leases.dying and not (room and len(self._batch.asked) < OPS_MAX):
+                buries = room and len(self._batch.asked) < OPS_MAX
+                if leases.dying and not (buries and self._may_bury(group, topic)):
                     self._returns.set(turns[0], now.clock_ms + ROOM_LOOK_MS)
                 elif room:
                     more |= self._bury(leases, topic)
@@ -522,6 +543,17 @@ class Serving:
             if (leases := self._leases.get(op.group)) is not None:
                 leases.unexpired(op.offsets)
                 self._hungry.setdefault(op.group)
+
+    def _may_bury(self, group: Group, topic: Topic) -> bool:
+        """Return whether a group's dead letters have a topic, or may make one."""
+        to = deadletters.topic_of(topic.name, group.name, group.settings.dead_letter_topic)
+        if to in self.machine.topic_by_name:
+            return True
+        try:
+            check_topic(self._limits, self.machine, to)
+        except LimitReached:
+            return False
+        return True
 
     def _bury(self, leases: Leases, topic: Topic) -> bool:
         """Send dead letters away; return whether there is more to do."""

@@ -353,13 +353,8 @@ class AsyncTimerClient(TopicCalls):
         )
 
     async def topics(self) -> list[pb.TopicStatus]:
-        """Return all topics with their groups, as the leader has them."""
-        request = pb.ListTopicsRequest()
-        answer = await self.nodes().call(
-            lambda node, left_s: node.admin.ListTopics(request, timeout=left_s),
-            within_s=self._call_s,
-        )
-        return list(answer.topics)
+        """Return all topics with their groups, by name, as the leader has them page by page."""
+        return [topic async for topic in self._all_topics()]
 
     async def create_topic(self, topic: str) -> int:
         """Return the id of a topic that exists from now on."""

@@ -4,6 +4,7 @@ A namespace is there as long as there is a topic in it, or a policy of it: nobod
 """
 
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -60,10 +61,7 @@ class TopicCalls(SeenCalls):
     async def namespaces(self) -> list[Namespace]:
         """Return all namespaces, by name: those that have a topic, or a policy."""
         topics = defaultdict[str, list[pb.TopicStatus]](list)
-        answer = await self._admin(
-            lambda node, left_s: node.admin.ListTopics(_ALL_TOPICS, timeout=left_s)
-        )
-        for topic in answer.topics:
+        async for topic in self._all_topics():
             topics[namespace_of(topic.name)].append(topic)
         of_cluster = await self._said_of(pb.PolicyScope())
         own: dict[str, dict[str, Any]] = {}
@@ -125,10 +123,21 @@ class TopicCalls(SeenCalls):
         return gone
 
     async def _topics_in(self, namespace: str) -> list[pb.TopicStatus]:
-        answer = await self._admin(
-            lambda node, left_s: node.admin.ListTopics(_ALL_TOPICS, timeout=left_s)
-        )
-        return [topic for topic in answer.topics if namespace_of(topic.name) == namespace]
+        all_topics = self._all_topics()
+        return [topic async for topic in all_topics if namespace_of(topic.name) == namespace]
+
+    async def _all_topics(self) -> AsyncIterator[pb.TopicStatus]:
+        """Yield all topics, by name."""
+        request = pb.ListTopicsRequest()
+        while True:
+            answer = await self._admin(
+                lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)
+            )
+            for topic in answer.topics:
+                yield topic
+            if not answer.next_after:
+                return
+            request.after = answer.next_after
 
     async def _said_of(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
         request = pb.DescribePoliciesRequest(scope=scope)
@@ -137,7 +146,6 @@ class TopicCalls(SeenCalls):
         )
 
 
-_ALL_TOPICS: Final = pb.ListTopicsRequest()
 ROUNDS_MAX: Final = 4
 """Times that a namespace's topics are listed and deleted."""
 

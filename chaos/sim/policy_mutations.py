@@ -11,7 +11,7 @@ from timer.admission import Admission
 from timer.columns import U32
 from timer.leader import Leader, Now
 from timer.machine import Machine
-from timer.manifest import TopicsAhead
+from timer.manifest import Ahead
 from timer.policies import Policies, Policy
 from timer.store import Store
 
@@ -50,7 +50,7 @@ _over = Policy.over
 _capture = manifest.capture
 
 
-def _capture_without_policies(machine: Machine, ahead: TopicsAhead) -> Any:
+def _capture_without_policies(machine: Machine, ahead: Ahead) -> Any:
     kept, machine.policies = machine.policies, Policies()
     try:
         return _capture(machine, ahead)

@@ -12,7 +12,7 @@ from timer.columns import RequestId
 from timer.entry import Entry
 from timer.errors import TimerError
 from timer.machine import Machine
-from timer.manifest import TopicsAhead
+from timer.manifest import Ahead
 from timer.producers import Answer
 from timer.requests import Requests
 
@@ -28,7 +28,7 @@ def _epoch_without_requests(self: Machine, entry: Entry) -> Any:
 _capture = manifest.capture
 
 
-def _capture_without_requests(machine: Machine, ahead: TopicsAhead) -> Any:
+def _capture_without_requests(machine: Machine, ahead: Ahead) -> Any:
     kept, machine.requests = machine.requests, Requests()
     try:
         return _capture(machine, ahead)

@@ -20,7 +20,7 @@ from timer.groups import Group
 from timer.leader import Leader, Now
 from timer.leases import ACCEPT, Leases
 from timer.machine import Machine
-from timer.manifest import TopicsAhead
+from timer.manifest import Ahead, TopicsAhead
 from timer.memtable import Left, Peek
 from timer.order import START, Position, annihilate
 from timer.payloads import Fire, GroupOp, Op
@@ -162,7 +162,7 @@ def _no_graves(self: Left) -> Any:
 _capture = manifest.capture
 
 
-def _capture_without_producers(machine: Machine, ahead: TopicsAhead) -> Any:
+def _capture_without_producers(machine: Machine, ahead: Ahead) -> Any:
     state, fresh = _capture(machine, ahead)
     kept, machine.producers = machine.producers, Producers()
     state["producers"], state["digest"] = [], machine.digest()

@@ -8,16 +8,23 @@ import pytest
 
 from cluster import lag
 from cluster.lateness import BOUNDS_MS, TOPICS_MAX, Lateness
+from cluster.totals import Totals
 from tests.timer.leading import LEASE_MS, Play
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from timer.disk import RealDisk
 from timer.groups import Group
-from timer.units import UnixMs
+from timer.units import TopicId, UnixMs
+
+
+def unacked(play: Play) -> list[TopicId]:
+    totals = Totals(play.machine)
+    return totals.unacked()
 
 
 def lags(play: Play, group: Group) -> tuple[int, int]:
     found = lag.of_group(play.leader, play.machine.topics[group.topic], group, play.now.clock_ms)
-    assert asyncio.run(lag.of_groups(play.leader, play.now.clock_ms)) in ([], [found])
+    every = asyncio.run(lag.of_groups(play.leader, play.now.clock_ms, unacked(play)))
+    assert every in ([], [found])
     return found.undelivered_ms, found.unacked_ms
 
 
@@ -98,7 +105,7 @@ def test_of_many_groups_some_are_looked_at_before_the_loop_goes_on(
                 await asyncio.sleep(0)
 
         beside = asyncio.create_task(others())
-        found = await lag.of_groups(play.leader, play.now.clock_ms)
+        found = await lag.of_groups(play.leader, play.now.clock_ms, unacked(play))
         beside.cancel()
         return found
 

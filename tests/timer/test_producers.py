@@ -1,6 +1,5 @@
 """Producers against a naive model: a dict of all answers, and the rules of the module."""
 
-import struct
 from dataclasses import replace
 
 import numpy as np
@@ -150,16 +149,6 @@ def test_idle_producers_expire_used_and_registered_again_ones_do_not() -> None:
     assert registered(producers, b"i", 4) == 4
 
 
-def packed_plainly(producers: Producers) -> bytes:
-    """What the digest has always had of producers."""
-    words = [
-        word
-        for producer_id, each in producers
-        for word in (producer_id, each.last_sequence, len(each.answers), each.used_at_ms)
-    ]
-    return struct.pack(f"<{len(words)}Q", *words)
-
-
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("racpe"), st.integers(1, 6)), max_size=60))
 def test_digest_has_the_same_of_producers_whatever_changed_since_the_last(
@@ -178,25 +167,28 @@ def test_digest_has_the_same_of_producers_whatever_changed_since_the_last(
         elif step == "e":
             producers.expire(now_ms, 4 * which)
         else:
-            assert producers.packed() == packed_plainly(producers)
-    assert producers.packed() == producers.packed_anew() == packed_plainly(producers)
+            assert producers.sum() == producers.sum_anew()
+    assert producers.sum() == producers.sum_anew()
+    used = [producer.used_at_ms for producer in map(producers.get, producers.ids()) if producer]
+    assert used == sorted(used)
 
 
-def test_digest_packs_the_producers_that_changed_and_no_others(
+def test_digest_hashes_the_producers_that_changed_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    producers, packed, pack = Producers(), list[int](), producers_module._pack
+    producers, hashed, plain = Producers(), list[int](), producers_module._hash
     for producer_id in range(1_000, 0, -1):
         producers.restore(ProducerId(producer_id), Producer(b"%d" % producer_id, UnixMs(1)))
-    assert producers.packed() == packed_plainly(producers)
+    before = producers.sum()
 
-    def counted(producer_id: ProducerId, producer: Producer) -> bytes:
-        packed.append(producer_id)
-        return pack(producer_id, producer)
+    def counted(producer_id: ProducerId, producer: Producer) -> int:
+        hashed.append(producer_id)
+        return plain(producer_id, producer)
 
-    monkeypatch.setattr(producers_module, "_pack", counted)
+    monkeypatch.setattr(producers_module, "_hash", counted)
     producers.accept(ProducerId(500), answer(1), UnixMs(2))
     registered(producers, b"7", 8, at_ms=2)
-    assert producers.packed() == packed_plainly(producers)
-    assert producers.packed() == packed_plainly(producers)
-    assert sorted(packed) == [7, 500]
+    assert producers.sum() == producers.sum() != before
+    assert sorted(hashed) == [7, 500]
+    monkeypatch.undo()
+    assert producers.sum() == producers.sum_anew()

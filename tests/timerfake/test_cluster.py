@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import cluster.topics as listing
 from tests.cluster.running import WAIT_S, until
 from timer.errors import ConfigError
 from timer.units import DUE_MS_MAX
@@ -241,6 +242,23 @@ async def test_cluster_of_threads_refuses_coroutines() -> None:
 async def test_asyncio_cluster_must_be_entered_first() -> None:
     with pytest.raises(RuntimeError, match="enter"):
         await AsyncFakeCluster().advance(1)
+
+
+def test_topics_are_listed_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "PAGE_SIZE_MAX", 2)
+    monkeypatch.setattr(listing, "PAGE_GROUPS_MAX", 3)
+    with FakeCluster() as cluster, TimerClient(cluster.address, dial=cluster.dial) as client:
+        assert client.topics() == []
+        names = [*"abcde"]
+        for name in reversed(names):
+            client.create_topic(name)
+        for group in "ghi":
+            client.create_group("b", group)
+        assert [topic.name for topic in client.topics()] == names
+        client.delete_topic("e")
+        client.create_topic("ns/f")
+        assert [topic.name for topic in client.topics()] == [*names[:4], "ns/f"]
+        assert [topic.name for topic in client.describe_namespace("ns").topics] == ["ns/f"]
 
 
 def test_two_fronts_offer_the_same() -> None:

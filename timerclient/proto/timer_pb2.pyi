@@ -2055,19 +2055,27 @@ class ListTopicsRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     LATENESS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """only this one; empty: all"""
     lateness: _builtins.bool
     """with a topic: its histograms too"""
+    page_size: _builtins.int
+    """at most 1,000; 0: 1,000"""
+    after: _builtins.str
+    """only topics whose names come later: next_after of the page before"""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         lateness: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lateness", b"lateness", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "lateness", b"lateness", "page_size", b"page_size", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2078,16 +2086,26 @@ class ListTopicsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: _builtins.int
+    NEXT_AFTER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    next_after: _builtins.str
+    """empty: these were the last"""
+    count: _builtins.int
+    """of all topics"""
     @_builtins.property
-    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]: ...
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]:
+        """by name"""
+
     def __init__(
         self,
         *,
         topics: _abc.Iterable[Global___TopicStatus] | None = ...,
+        next_after: _builtins.str = ...,
+        count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "next_after", b"next_after", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,119 @@
+"""What is idle costs no entry, no checkpoint and no cut anything: crowds of topics and groups."""
+
+from unittest import mock
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
+from timer import digest, manifest
+from timer.changes import MANY
+from timer.engine import Engine
+from timer.payloads import Op
+from timer.units import ProducerId
+
+TOPICS = 3 * MANY
+
+
+def crowd(topics: int, groups: int = 1) -> tuple[Engine, Log]:
+    """Topics 1, 2, 3, … with groups each; a checkpoint has seen them."""
+    engine, log = engine_on(SimDisk()), Log()
+    log.begin_epoch()
+    for number in range(1, topics + 1):
+        log.topic(f"t{number}")
+        for group in range(groups):
+            log.create_group(number, f"g{group}")
+    log.checkpoint()
+    catch_up(engine, log)
+    return engine, log
+
+
+def hashes_at_checkpoint(engine: Engine, log: Log) -> tuple[int, int]:
+    """Take a checkpoint; return how many topics, and how many groups, it hashed."""
+    topics = engine.machine._hashes
+    with (
+        mock.patch.object(topics, "_number", wraps=topics._number) as of_topic,
+        mock.patch.object(digest, "_group_hash", wraps=digest._group_hash) as of_group,
+    ):
+        log.checkpoint()
+        catch_up(engine, log)
+    assert engine.machine.digest() == engine.machine.digest_anew()
+    return of_topic.call_count, of_group.call_count
+
+
+def test_epoch_changes_those_groups_alone_that_have_been_handed_something() -> None:
+    engine, log = crowd(TOPICS)
+    log.schedule(part_of([(topic, START_MS, b"x") for topic in (5, 6)]))
+    log.fire(START_MS + 1)
+    log.op(Op.RESERVE, 5, 5, [4096])
+    catch_up(engine, log)
+    assert hashes_at_checkpoint(engine, log) == (2, 1)
+    log.begin_epoch()
+    catch_up(engine, log)
+    assert hashes_at_checkpoint(engine, log) == (1, 1)
+
+
+def test_checkpoint_hashes_of_a_topic_the_groups_that_changed() -> None:
+    engine, log = crowd(1, groups=50)
+    log.op(Op.RESERVE, 1, 7, [10])
+    log.alter(1, 8, max_attempts=3)
+    catch_up(engine, log)
+    assert hashes_at_checkpoint(engine, log) == (1, 2)
+
+
+def test_what_changed_in_very_many_topics_is_worked_off_before_the_checkpoint() -> None:
+    engine, log = crowd(TOPICS)
+    log.schedule(part_of([(topic, START_MS, b"x") for topic in range(1, TOPICS + 1)]))
+    log.fire(START_MS + 1)
+    catch_up(engine, log)
+    steps = 1
+    while engine.keep_up():
+        steps += 1
+    assert steps == (TOPICS - MANY) // 128
+    assert hashes_at_checkpoint(engine, log) == (MANY, 0)
+    assert not engine.keep_up()
+
+
+def test_checkpoint_says_which_queues_moved_since_the_one_before() -> None:
+    engine, log = crowd(4)
+    first = engine.machine.checkpoint
+    assert first is not None
+    assert first.moved == dict.fromkeys(("t1", "t2", "t3", "t4"), 0)
+    log.schedule(part_of([(2, START_MS, b"x")]))
+    log.fire(START_MS + 1)
+    log.delete_topic(3)
+    catch_up(engine, log)
+    begun = engine.begin_flush()
+    assert begun is not None
+    begun.write()
+    engine.end_flush(begun)
+    again = engine_on(engine._disk)  # which has no other checkpoint than the first
+    for each in (engine, again):
+        with mock.patch.object(log, "entries", [*log.entries]):
+            log.checkpoint()
+            catch_up(each, log)
+        found = each.machine.checkpoint
+        assert found is not None
+        assert (found.since, found.moved) == (first.index, {"t2": 1, "t3": None})
+        assert dict(found.queue_offsets) == {"t1": 0, "t2": 1, "t4": 0}
+
+
+def test_cut_takes_the_producers_that_were_used_since_they_were_taken() -> None:
+    engine, log = crowd(1)
+    for number in range(100):
+        log.producer(b"%d" % number)
+    catch_up(engine, log)
+    with mock.patch.object(manifest, "_producer_state", wraps=manifest._producer_state) as taken:
+        steps = 1
+        while not engine.prepare_flush(30):
+            assert taken.call_count == 30 * steps
+            steps += 1
+        log.schedule(part_of([(1, START_MS, b"x")], 7, 1))
+        log.producer(b"new")
+        catch_up(engine, log)
+        begun = engine.begin_flush()
+        assert taken.call_count == 102
+    assert begun is not None
+    begun.write()
+    engine.end_flush(begun)
+    again = engine_on(engine._disk)
+    assert sorted(again.machine.producers.ids()) == [*range(1, 102)]
+    assert again.machine.producers.last_sequence(ProducerId(7)) == 1
