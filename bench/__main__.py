@@ -23,6 +23,7 @@ from bench.crowd import S13
 from bench.delivery import S4, S5, S6
 from bench.failover import S9
 from bench.idle import S12
+from bench.idlers import S14
 from bench.ingest import S1, S2, S3
 from bench.measure import Form, Measure, Series
 from bench.pending import S7_S8_S10
@@ -35,7 +36,8 @@ from deploy.local import LaunchError
 from timerclient import TimerError
 
 MEASURES: Final[dict[str, Measure]] = {
-    measure.name: measure for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, SIM)
+    measure.name: measure
+    for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, S14, SIM)
 }
 """Every measure, in the order of the table. A new one is a function, and a line here."""
 

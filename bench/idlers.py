@@ -1,0 +1,119 @@
+"""S14: what 100,000 topics and 50,000 groups cost that nobody uses.
+
+On one cluster, first empty and then full of them: how long a schedule takes that comes once in a
+while. Then nobody does anything for a while, in which no leader may change; a scrape of the metrics
+is timed, and a follower that is killed and started again.
+"""
+
+import asyncio
+import itertools
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from bench.crowd import AT_ONCE
+from bench.feed import Feed, now_ms
+from bench.measure import Figure, Form, Measure, Series, cost
+from bench.rig import BenchError, Rig
+from timerclient import AsyncTimerClient
+
+T = TypeVar("T")
+
+NAMESPACES: Final = 10
+TOPICS: Final = {Form.SHORT: 10_000, Form.FULL: 100_000}
+GROUPS: Final = {Form.SHORT: 5_000, Form.FULL: 50_000}
+IDLE_S: Final = {Form.SHORT: 20.0, Form.FULL: 300.0}
+FILL_LIMIT_S: Final = 1_200.0
+SCHEDULES: Final = 1_000
+PACE_S: Final = 0.01
+SCRAPES: Final = 5
+RESTART_LIMIT_S: Final = 60.0
+POLL_S: Final = 0.02
+STILL_S: Final = 10.0
+"""What the filling leaves to be done is done by then."""
+
+
+def idlers(rig: Rig, form: Form) -> Series:
+    """Return schedule latencies, changes of leader, a scrape's and a restart's duration."""
+    return rig.within(FILL_LIMIT_S + IDLE_S[form], _idlers(rig, form))
+
+
+async def _idlers(rig: Rig, form: Form) -> Series:
+    async with AsyncTimerClient(rig.endpoints) as client:
+        empty = await _schedules(client)
+        topics = [f"s14-{n % NAMESPACES}/idle-{n}" for n in range(TOPICS[form])]
+        await _some_at_once(topics, client.create_topic)
+        groups = topics[: GROUPS[form]]
+        await _some_at_once(groups, lambda topic: client.create_group(topic, "idle"))
+        await asyncio.sleep(STILL_S)
+        epoch = (await client.status()).epoch
+        full = await _schedules(client)
+        await asyncio.sleep(IDLE_S[form])
+        changes = (await client.status()).epoch - epoch
+        scrapes = [await asyncio.to_thread(_scrape, rig) for _ in range(SCRAPES)]
+        restart_s = await _restart(rig, client)
+    return {
+        "schedule_empty": empty,
+        "schedule_full": full,
+        "changes": [float(changes)],
+        "scrape": scrapes,
+        "restart": [restart_s],
+    }
+
+
+async def _schedules(client: AsyncTimerClient) -> list[float]:
+    """Schedule one timer at a time, an hour ahead; return how long each took, in ms."""
+    feed, took = Feed(size=1), list[float]()
+    for _ in itertools.repeat(None, SCHEDULES):
+        began = time.perf_counter()
+        await client.schedule_batch("s14", feed.payloads(), due_ms=[now_ms() + 3_600_000])
+        took.append(1000 * (time.perf_counter() - began))
+        await asyncio.sleep(PACE_S)
+    return took
+
+
+async def _some_at_once(names: Sequence[T], work: Callable[[T], Awaitable[object]]) -> None:
+    for start in range(0, len(names), AT_ONCE):
+        await asyncio.gather(*map(work, names[start : start + AT_ONCE]))
+
+
+def _scrape(rig: Rig) -> float:
+    """Return how long the leader's /metrics takes, in ms."""
+    address = rig.cluster.nodes[rig.cluster.wait_for_leader()].http
+    began = time.perf_counter()
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+        answer.read()
+    return 1000 * (time.perf_counter() - began)
+
+
+async def _restart(rig: Rig, client: AsyncTimerClient) -> float:
+    """Kill a follower; return the seconds from its start until it has applied all there is."""
+    leader = await asyncio.to_thread(rig.cluster.wait_for_leader)
+    name = next(each for each in rig.cluster.nodes if each != leader)
+    await asyncio.to_thread(rig.cluster.kill, name)
+    began = time.monotonic()
+    await asyncio.to_thread(rig.cluster.restart, name)
+    while time.monotonic() - began < RESTART_LIMIT_S:
+        nodes = {node.name: node for node in (await client.status()).nodes}
+        there, most = nodes[name], nodes[leader].commit_index
+        if there.reachable and 0 < most <= there.applied_index + 1:
+            return time.monotonic() - began
+        await asyncio.sleep(POLL_S)
+    raise BenchError(f"{name} has not caught up {RESTART_LIMIT_S:g} s after its start")
+
+
+S14: Final = Measure(
+    name="s14",
+    title="idle topics and groups (full: 100,000 and 50,000)",
+    run=idlers,
+    figures=(
+        Figure(name="empty: schedule, p99", series="schedule_empty", unit="ms", percentile=99),
+        Figure(name="full: schedule, p99", series="schedule_full", unit="ms", percentile=99),
+        cost("changes of leader", "changes", "", 0, 0),
+        cost("a scrape", "scrape", "ms", 1_000, 100),
+        cost("a node's restart", "restart", "s", 5, 3),
+    ),
+    runs={Form.SHORT: 1, Form.FULL: 1},
+    fresh=True,
+)
