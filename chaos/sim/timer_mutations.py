@@ -287,8 +287,9 @@ def _read_shifted(*args: Any) -> None:
 # ---- handing out
 
 
-def _no_mark(self: Group, queue_end: Any) -> None:
+def _no_mark(self: Group, queue_end: Any) -> bool:
     del self, queue_end
+    return False
 
 
 # ---- room
