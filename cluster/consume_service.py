@@ -54,6 +54,7 @@ to be read from the disk."""
 
 _REFUSALS: Final = [
     *(pb.ALREADY_ACKED, pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED, pb.ACK_EXPIRED),
+    pb.ACK_DEAD_LETTERED,
 ]
 _RESULTS: Final = {
     kind: np.array([pb.ACK_RESULT_UNSPECIFIED, accepted, *_REFUSALS])

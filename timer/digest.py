@@ -70,7 +70,7 @@ def _group_hash(group: Group) -> int:
     words = (
         *(group.group_id, group.name, group.cursor, group.reserved, group.marks, group.since),
         *(group.delivered_to, group.ack_sum, group.acked_count, group.ended_sum),
-        *(group.recalled_sum, group.later_sum, group.expired, group.expired_to),
+        *(group.recalled_sum, group.later_sum, group.expired, group.expired_to, group.moved_sum),
         _words_of(group.settings),
     )
     return _hash_of(words)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from timer.columns import I64, U64
 from timer.errors import TimerError
 from timer.groups import Group
-from timer.leases import ACCEPT, ALREADY_ACKED, EXPIRED, LEASE_LOST
+from timer.leases import ACCEPT, ALREADY_ACKED, DEAD_LETTERED, EXPIRED, LEASE_LOST, how_done
 from timer.payloads import AnyOp, GroupOp, Move, Nack, Op
 from timer.units import GroupId
 
@@ -161,9 +161,7 @@ def answer(acks: list[Acks], new: npt.NDArray[np.bool_]) -> None:
         start += len(ack.accepted)
         if not mine.all():
             where = np.flatnonzero(ack.verdict == ACCEPT)
-            late = where[~mine]
-            expired = ack.accepted[~mine] < ack.group.expired_to
-            ack.verdict[late] = np.where(expired, EXPIRED, ALREADY_ACKED)
+            ack.verdict[where[~mine]] = how_done(ack.group, ack.accepted[~mine])
         ack.done(ack.verdict)
 
 
@@ -175,5 +173,5 @@ def whole(told: list[Verdicts | TimerError]) -> Verdicts | TimerError:
             return each
         verdicts.append(each)
     found = {*np.concatenate(verdicts).tolist()}
-    worst = (LEASE_LOST, EXPIRED, ACCEPT, ALREADY_ACKED)
+    worst = (LEASE_LOST, DEAD_LETTERED, EXPIRED, ACCEPT, ALREADY_ACKED)
     return np.array([next(each for each in worst if each in found)], np.uint8)

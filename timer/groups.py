@@ -32,12 +32,16 @@ _ENDED_SALT: Final = np.uint64(0xE4DED)
 _LATER_SALT: Final = np.uint64(0x1A7E5)
 _EXPIRED_SALT: Final = 0xDEAD11FE
 _ENDED_MAX: Final = np.iinfo(np.uint16).max
+_MOVED_SALT: Final = np.uint64(0x307ED)
+MOVED_KEPT: Final = 16_384
+"""Messages that left for another topic, the last ones, of which an ack is told so."""
 LOOK_ROWS: Final = 65_536
 """Offsets looked at in one go for unacked ones."""
 
 
 _NO_BOOL: Final = np.zeros(0, np.bool_)
 _NO_U16: Final = np.zeros(0, np.uint16)
+_NO_U64: Final[U64] = np.zeros(0, np.uint64)
 _NO_I64: Final[I64] = np.zeros(0, np.int64)
 """Of all groups that have none: an array costs a hundred bytes, however short."""
 
@@ -48,6 +52,10 @@ def _empty_bool() -> npt.NDArray[np.bool_]:
 
 def _empty_u16() -> npt.NDArray[np.uint16]:
     return _NO_U16
+
+
+def _empty_u64() -> U64:
+    return _NO_U64
 
 
 def _empty_i64() -> I64:
@@ -102,6 +110,25 @@ class Group:
     """
     recalled: npt.NDArray[np.uint16] = field(default_factory=_empty_u16)
     """As long as `acked`, or empty where nothing was recalled."""
+    moved: U64 = field(default_factory=_empty_u64)
+    """The last that left for another topic, in the log's order."""
+    moved_sum: int = 0
+    """Sum of hashes of these, modulo 2 ** 64."""
+
+    def move(self, offsets: U64) -> npt.NDArray[np.bool_]:
+        """Be done with messages that go to another topic; return which were not yet (n, bool)."""
+        new = self.ack(offsets)
+        gone = self.moved[: max(0, len(self.moved) + int(np.count_nonzero(new)) - MOVED_KEPT)]
+        self.moved = np.concatenate([self.moved[len(gone) :], offsets[new]])
+        added = moved_hashes(offsets[new]) - moved_hashes(gone)
+        self.moved_sum = (self.moved_sum + added) & _MASK
+        return new
+
+    def is_moved(self, offsets: U64) -> npt.NDArray[np.bool_]:
+        """Return which messages are known to have left for another topic (n, bool)."""
+        if not len(self.moved):
+            return np.zeros(len(offsets), np.bool_)
+        return np.isin(offsets, self.moved)
 
     def ack(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Mark `offsets` as done; return which were not yet (n, bool). Unknown ones: False.
@@ -226,6 +253,7 @@ class Group:
         self.acked, self.later = _empty_bool(), _empty_i64()
         self.ended, self.recalled = _empty_u16(), _empty_u16()
         self.expired_to = QueueOffset(0)
+        self.moved, self.moved_sum = _empty_u64(), 0
 
     def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
         """Count one more failure of each of these, all different; return where they lie."""
@@ -384,6 +412,11 @@ def _look(column: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> I64:
 
 def _sum(values: U64) -> int:
     return int(np.add.reduce(values, dtype=np.uint64))
+
+
+def moved_hashes(offsets: U64) -> int:
+    """Return the sum of hashes of messages that left for another topic."""
+    return _sum(mix(offsets ^ _MOVED_SALT))
 
 
 def _first_only(mask: npt.NDArray[np.bool_], index: npt.NDArray[np.int64]) -> None:

@@ -66,6 +66,8 @@ LEASE_LOST: Final = 3
 NOT_DELIVERED: Final = 4
 EXPIRED: Final = 5
 """It is done, and perhaps because its time to live was over."""
+DEAD_LETTERED: Final = 6
+"""It left for another topic, unacked: as a dead letter, or redriven. There it is a new message."""
 
 
 @dataclass(slots=True, eq=False)
@@ -421,7 +423,7 @@ class Leases:
         return None if lease is None else lease.consumer
 
     def ack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
-        """Judge an ack, (n, uint8): ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED or EXPIRED.
+        """Judge an ack, (n, uint8): ACCEPT, LEASE_LOST, NOT_DELIVERED, or as `how_done` says.
 
         Accepted: unacked and not leased to somebody else meanwhile, whichever epoch it was handed
         out in. What is accepted is not handed out again; the caller proposes an ACK op for it.
@@ -482,7 +484,7 @@ class Leases:
         delivered_below = max(self._fresh, self.group.delivered_to)  # by this leader, by older ones
         result[offsets >= np.uint64(delivered_below)] = NOT_DELIVERED
         done = self.group.is_acked(offsets)
-        result[done] = np.where(offsets[done] < self.group.expired_to, EXPIRED, ALREADY_ACKED)
+        result[done] = how_done(self.group, offsets[done])
         if self._of_another_life(epoch, lease_id):
             result[:] = LEASE_LOST
         return result
@@ -613,6 +615,13 @@ class Leases:
                 break
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+
+def how_done(group: Group, offsets: U64) -> npt.NDArray[np.uint8]:
+    """Return how a group was done with messages: ALREADY_ACKED, EXPIRED or DEAD_LETTERED, (n,)."""
+    how = np.where(offsets < group.expired_to, EXPIRED, ALREADY_ACKED).astype(np.uint8)
+    how[group.is_moved(offsets)] = DEAD_LETTERED
+    return how
 
 
 def leased(marks: U64) -> npt.NDArray[np.bool_]:

@@ -626,7 +626,7 @@ class Machine:
         """Let unacked messages leave a group for another topic, where they fire at once."""
         rows = decode_schedule(memoryview(op.rows)).rows
         assert int(rows["due_ms"].max()) <= self.last_read_time_ms, (op, self.last_read_time_ms)
-        new = np.zeros(len(rows), np.bool_) if group is None else group.ack(op.offsets)
+        new = np.zeros(len(rows), np.bool_) if group is None else group.move(op.offsets)
         to, made = self._topic_of(op.to), None
         if op.to_group and op.to_group not in to.groups:
             create = CreateGroup(to.topic_id, op.to_group, Start.EARLIEST, MOVED_GROUP)

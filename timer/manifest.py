@@ -30,7 +30,7 @@ from timer.conflicts import Verdicts
 from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.gone import Gone
-from timer.groups import Group
+from timer.groups import Group, moved_hashes
 from timer.machine import Machine
 from timer.order import START, Position
 from timer.pages import Block, Pages, SpillRef
@@ -508,6 +508,7 @@ def _group_state(group: Group) -> State:
         "ended": _column(group.ended, skip),
         "later": _column(group.later, skip),
         "recalled": _column(group.recalled, skip),
+        "moved": group.moved,
     }
 
 
@@ -532,7 +533,7 @@ def _pack(value: object) -> object:
         tail = [column.tobytes() for column in columns]
         return [value.sequence, value.first_seq, value.due_ms.tobytes(), value.body, *tail]
     assert isinstance(value, np.ndarray), type(value)
-    if value.dtype == np.uint64:  # seqs of cancels
+    if value.dtype == np.uint64:  # seqs of cancels, offsets that moved
         return value.tobytes()
     used = np.flatnonzero(value)
     return zlib.compress(value[: int(used[-1]) + 1 if len(used) else 0].tobytes(), 1)
@@ -557,6 +558,8 @@ def _group(fields: State) -> Group:
         expired_to=QueueOffset(fields["expired"][1]),
         recalled_sum=recalled_sum,
         base=fields["cursor"],
+        moved=(moved := np.frombuffer(fields["moved"], np.uint64)),
+        moved_sum=moved_hashes(moved),
     )
     packed = {name: fields[name] for name in COLUMNS if fields[name]}
     if not packed:

@@ -14,6 +14,7 @@ Which offsets may be handed out follows from their marks alone, each time anew, 
 begins at the first unacked one. Keys are hashes; two that share one wait for each other.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple
@@ -25,16 +26,16 @@ from timer.groups import Group
 from timer.leases import (
     ACCEPT,
     ACKING,
-    ALREADY_ACKED,
+    DEAD_LETTERED,
     DELIVERY_BYTES,
     ENDING,
-    EXPIRED,
     FREE,
     LEASE_LOST,
     NOT_DELIVERED,
     Consumer,
     Lease,
     Leases,
+    how_done,
     leased,
 )
 from timer.marks import Marks
@@ -45,6 +46,7 @@ from timer.units import Epoch, LeaseId, MonoMs, QueueOffset, UnixMs
 ORDER_WINDOW: Final = 16_384
 """Unacked offsets from the first one on, beyond which nothing is handed out."""
 LOOK_MIN: Final = 1024
+MOVES_KEPT: Final = 1024
 ANYBODY: Final = 0
 _NO_WALL: Final = (1 << 63) - 1
 
@@ -67,6 +69,8 @@ class Ordered(Leases):
     _keys: Marks = field(init=False)
     _recalled: list[U64] = field(default_factory=list)
     _returns_at: UnixMs | None = None
+    _moves: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT))
+    """(a lease number, the first message) of the last MOVEs: older leases have smaller numbers."""
 
     def __post_init__(self) -> None:
         """Start at the group's cursor."""
@@ -216,19 +220,24 @@ class Ordered(Leases):
 
         Accepted as single acks are, if nothing of it is leased to another consumer. If all of it is
         on its way to be acked, the last message is once more, behind that: so the answer waits for
-        it. Of groups that serve one consumer at a time.
+        it. DEAD_LETTERED: accepted, if it acks anything, but for one at least that became a dead
+        letter since the lease was given. Of groups that serve one consumer at a time.
         """
         nothing = np.zeros(0, np.uint64)
         if self._of_another_life(epoch, lease_id):
             return LEASE_LOST, nothing
         if offset >= max(self._fresh, self.group.delivered_to):
             return NOT_DELIVERED, nothing
+        dead = self._moved_since(epoch, lease_id, offset)
         unacked = self.group.first_unacked(offset + 1, offset + 1)
         if not len(unacked):
-            return EXPIRED if offset < self.group.expired_to else ALREADY_ACKED, nothing
+            last = np.array([offset], np.uint64)
+            verdict = DEAD_LETTERED if dead else int(how_done(self.group, last)[0])
+            return verdict, nothing
         offsets = unacked[self._marks.of(unacked) != ACKING]
+        accept = DEAD_LETTERED if dead else ACCEPT
         if not len(offsets):
-            return ACCEPT, unacked[-1:]
+            return accept, unacked[-1:]
         theirs = offsets[leased(self._marks.of(offsets))]
         lease = self._held.get(lease_id) if epoch == self.epoch else None
         holders = {self._held[LeaseId(each)].consumer for each in self._marks.of(theirs).tolist()}
@@ -236,7 +245,21 @@ class Ordered(Leases):
             return LEASE_LOST, nothing
         self._release_all(theirs, ACKING)
         self._marks.set(offsets, ACKING)
-        return ACCEPT, offsets
+        return accept, offsets
+
+    def _moved_since(self, epoch: Epoch, lease_id: LeaseId, offset: int) -> bool:
+        """Whether a message up to `offset` became a dead letter after the lease was given."""
+        if epoch < self.epoch:
+            moved = self.group.moved
+            near = (moved <= offset) & (moved + np.uint64(ORDER_WINDOW) > offset)
+            return bool(near.any())
+        return any(lease_id < number and first <= offset for number, first in self._moves)
+
+    def applied(self, op: GroupOp) -> None:
+        """See Leases."""
+        super().applied(op)
+        if op.op is Op.MOVE:
+            self._moves.append((next(self.lease_ids), int(op.offsets.min())))
 
     def _forget_done(self) -> None:
         super()._forget_done()

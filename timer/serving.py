@@ -367,11 +367,11 @@ class Serving:
             done(np.array([verdict], np.uint8))
             return
         pieces = gathering.pieces(offsets)
-        told: list[Verdicts | TimerError] = []
+        told: list[Verdicts | TimerError] = [np.array([verdict], np.uint8)]
 
         def one(result: Verdicts | TimerError) -> None:
             told.append(result)
-            if len(told) == len(pieces):
+            if len(told) == 1 + len(pieces):
                 done(gathering.whole(told))
 
         for piece in pieces:

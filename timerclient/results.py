@@ -65,6 +65,9 @@ class AckResult(IntEnum):
     EXPIRED = 7
     """It is over, and is never delivered again: the time to live of its topic was over before the
     ack, unless an earlier ack of it, whose answer was lost, has counted."""
+    DEAD_LETTERED = 8
+    """The message failed too often before the ack: it is a dead letter, or was redriven as a new
+    message, and stays so. Of a cumulative ack: at least one message is, the others are acked."""
 
 
 class NackResult(IntEnum):
@@ -76,6 +79,8 @@ class NackResult(IntEnum):
     """On a majority of disks: the message comes again, not before its delay is over."""
     EXPIRED = 7
     """It is over: it does not come again."""
+    DEAD_LETTERED = 8
+    """It is a dead letter by now, or was redriven."""
 
 
 class ExtendResult(IntEnum):
@@ -86,3 +91,5 @@ class ExtendResult(IntEnum):
     """The message is this consumer's for so much longer, as long as the same node leads."""
     EXPIRED = 7
     """It is over, as of a nack."""
+    DEAD_LETTERED = 8
+    """It is a dead letter, as of a nack."""

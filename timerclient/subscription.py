@@ -138,7 +138,8 @@ def _settle(
         acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never handed out"))
     else:
         done = 0 if word.kind == "ack" else results.count(pb.ALREADY_ACKED)
-        acking.set_result(len(offsets) - done - results.count(pb.ACK_EXPIRED))
+        done += results.count(pb.ACK_EXPIRED) + results.count(pb.ACK_DEAD_LETTERED)
+        acking.set_result(len(offsets) - done)
     return len(lost)
 
 

@@ -270,7 +270,7 @@ class _Answer(NamedTuple):
         return self.outcome is Outcome.UNKNOWN or self.result in _OVER
 
 
-_OVER: Final = ("ACKED", "ALREADY_ACKED", "EXPIRED")
+_OVER: Final = ("ACKED", "ALREADY_ACKED", "EXPIRED", "DEAD_LETTERED")
 
 
 def _answer(acking: Acking[Any]) -> _Answer:

@@ -14,8 +14,8 @@ from timer.errors import (
 )
 from timer.groups import Group
 from timer.leader import Delivery, LeaderConfig
-from timer.leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, NOT_DELIVERED
-from timer.payloads import SHARED, TYPES
+from timer.leases import ACCEPT, ALREADY_ACKED, DEAD_LETTERED, LEASE_LOST, NOT_DELIVERED
+from timer.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.topic import Topic
 from timer.units import QueueOffset
 
@@ -248,6 +248,60 @@ def test_message_that_failed_too_often_goes_to_the_dead_letters_once() -> None:
     assert (seq.tolist(), genuine.tolist()) == ([2], [True])
     counts = play.machine.counts
     assert (counts.scheduled, counts.fired, counts.pending) == (4, 4, 0)
+
+
+@pytest.mark.parametrize("when", ["after the move", "while it is on its way", "by another leader"])
+def test_ack_of_what_became_a_dead_letter_is_told_so(when: str) -> None:
+    play = Play()
+    play.alter(dead_letters(play), max_attempts=1)
+    held, group = play.deliveries[-1], play.deliveries[-1].group
+    play.wait(LEASE_MS)
+    play.step()
+    play.commit()
+    play.hand_out()
+    play.step()  # the MOVE is appended
+    if when != "while it is on its way":
+        play.settle()
+    if when == "by another leader":
+        play.restart()
+    held_of = group, held.epoch, held.lease.lease_id
+    play.leader.groups.ack(*held_of, u64([1, 0, 1]), play.done("late"))
+    play.leader.groups.nack(*held_of, u64([0]), None, play.now, play.done("nack"))
+    play.settle()
+    assert play.verdict("late")[:2] == [DEAD_LETTERED, DEAD_LETTERED]
+    assert len(play.messages("a.g.dead")) == 2, "they stay dead letters"
+    if when == "after the move":
+        assert play.verdict("nack") == [DEAD_LETTERED]
+
+
+def test_cumulative_ack_of_what_became_a_dead_letter_is_told_so() -> None:
+    play = Play()
+    group = play.make_group(type=EXCLUSIVE)
+    play.alter(group, max_attempts=2)
+    consumer = play.join(group, credit=5)  # for no third delivery
+    play.schedule("s", 0, 0, 0)
+    play.settle()
+    first = play.deliveries[-1]
+    play.nack("n", first, [1], delay_ms=0)
+    play.settle()
+    held = play.deliveries[-1]  # 1 and 2, again
+    up_to = group, held.epoch, held.lease.lease_id
+    play.wait(LEASE_MS)  # all fail once more: 1 for the last time
+    play.settle()
+    play.leader.groups.ack_up_to(*up_to, QueueOffset(2), play.done("partly"))
+    play.settle()
+    assert play.verdict("partly") == [DEAD_LETTERED]
+    assert group.cursor == 3, "the others are acked"
+    play.leader.groups.ack_up_to(*up_to, QueueOffset(1), play.done("again"))
+    assert play.verdict("again") == [DEAD_LETTERED]
+    play.leader.groups.credit(group, consumer, 1)
+    play.schedule("more", 0)
+    play.settle()
+    later = play.deliveries[-1]
+    up_to = group, later.epoch, later.lease.lease_id
+    play.leader.groups.ack_up_to(*up_to, QueueOffset(3), play.done("later"))
+    play.settle()
+    assert play.verdict("later") == [ACCEPT], "what died before it was delivered is not its affair"
 
 
 def test_dead_letters_move_without_a_consumer_and_from_disk() -> None:

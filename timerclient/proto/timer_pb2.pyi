@@ -293,6 +293,8 @@ class _AckResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AckResult.V
     """leased for longer, as long as this leader leads"""
     ACK_EXPIRED: _AckResult.ValueType  # 7
     """it is over, and never delivered again: its ttl was, or an earlier ack counted"""
+    ACK_DEAD_LETTERED: _AckResult.ValueType  # 8
+    """it is in a dead-letter topic, or was redriven from there: not acked, and it"""
 
 class AckResult(_AckResult, metaclass=_AckResultEnumTypeWrapper): ...
 
@@ -310,6 +312,8 @@ EXTENDED: AckResult.ValueType  # 6
 """leased for longer, as long as this leader leads"""
 ACK_EXPIRED: AckResult.ValueType  # 7
 """it is over, and never delivered again: its ttl was, or an earlier ack counted"""
+ACK_DEAD_LETTERED: AckResult.ValueType  # 8
+"""it is in a dead-letter topic, or was redriven from there: not acked, and it"""
 Global___AckResult: _TypeAlias = AckResult  # noqa: Y015
 
 @_typing.final
