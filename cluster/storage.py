@@ -84,7 +84,7 @@ def open_storage(
 
     Raises:
         Damaged: state or log have to be fetched anew; nothing is locked.
-        WrongDirectory, CorruptFile, UnknownVersion, DiskFailed: the rest.
+        WrongDirectory, CorruptFile, UnknownVersion, PromiseLost, DiskFailed: the rest.
     """
     directory = open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
     try:
@@ -125,17 +125,13 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
 
 
 def _prepared(disk: Disk, directory: DataDirectory) -> Snapshot | None:
-    """Let a founder that never promised begin unsure; carry out the install that was ordered.
+    """Carry out the install that was ordered.
 
     Returns what was installed. None: nothing was ordered.
 
     Raises:
-        CorruptFile, UnknownVersion: order or promise can't be read.
+        CorruptFile, UnknownVersion, PromiseLost: order or promise can't be read.
     """
-    if directory.identity.is_founder and not disk.exists(directory.promise):
-        # Was there a disk before this one? If so, what it had acknowledged is gone. Its vote counts
-        # only where all voters answer, until a leader has matched it: the first start needs all.
-        PromiseFile.load(disk, directory.promise).set_unsure(unsure=True)
     return install_if_ready(
         disk,
         directory.incoming,

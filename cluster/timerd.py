@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.exits import EXIT_OTHER, exit_code
+from replication.promise import NEVER_GIVEN
 from timer.directory import format_directory, founding_replica_id
 from timer.disk import RealDisk
 from timer.errors import ConfigError, TimerError
@@ -109,6 +110,7 @@ def init(argv: list[str]) -> int:
         name=arguments.name,
         replica_id=replica_id,
         founding_voters=voters,
+        promise=NEVER_GIVEN,
     )
     print(f"{arguments.data}: {role} {arguments.name} of {arguments.cluster_id}")  # noqa: T201
     return 0

@@ -18,7 +18,7 @@ from replication.promise import PromiseFile
 from timer import scrub
 from timer.directory import IDENTITY_NAME, LOCK_NAME, read_identity
 from timer.disk import Disk, RealDisk
-from timer.errors import CorruptFile, TimerError, UnknownVersion, WrongDirectory
+from timer.errors import CorruptFile, PromiseLost, TimerError, UnknownVersion, WrongDirectory
 from timer.incoming import ready
 from timer.scrub import Checked
 from timer.snapshot import Part, crc32_of
@@ -39,15 +39,14 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
     try:
         yield _checked(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
         promise = data / "promise"
-        if disk.exists(promise):
-            yield _checked(disk, promise, lambda: PromiseFile.load(disk, promise))
+        yield _checked(disk, promise, lambda: PromiseFile.load(disk, promise))
         for path, check in raft_files.checks(data).items():
             yield _checked(disk, path, check)
         state, log, incoming = data / "state", data / "log", data / "incoming"
         if disk.exists(incoming / "ready"):
             # The next start replaces the state, and the log if it is not whole.
             yield from _ordered(disk, incoming)
-        elif disk.exists(promise) and not disk.exists(log):
+        elif disk.exists(data / "raft") and not disk.exists(log):
             yield Checked(log, 0, CorruptFile(log, 0, "it is missing"))
         elif disk.exists(state) or disk.exists(log):
             yield from scrub.verify(disk, state=state, log=log)
@@ -80,7 +79,7 @@ def _check_part(disk: Disk, path: Path, part: Part) -> None:
 def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
     try:
         check()
-    except (CorruptFile, UnknownVersion) as error:
+    except (CorruptFile, UnknownVersion, PromiseLost) as error:
         return Checked(path, 0, error)
     return Checked(path, disk.size(path), None)
 

@@ -9,6 +9,9 @@ It is *unsure* when entries that it once acknowledged may be gone: a torn tail w
 was fetched anew. Its promise then counts only together with every other voter's, until a leader
 has brought it up to its commit index.
 
+A directory is formatted with `NEVER_GIVEN`: no promise, and unsure. An absent file is therefore a
+lost one, and the replica does not start (docs/adr/0038).
+
 Format version 1, little-endian, replaced as a whole (temporary file, fsync, rename, fsync of the
 directory):
 
@@ -29,7 +32,7 @@ from pathlib import Path
 from typing import Final
 
 from timer.disk import Disk
-from timer.errors import CorruptFile, UnknownVersion
+from timer.errors import CorruptFile, PromiseLost, UnknownVersion
 from timer.units import Epoch, Nonce, ReplicaId
 
 MAGIC: Final = b"TIMERPRM"
@@ -64,18 +67,24 @@ class PromiseFile:
 
     @classmethod
     def load(cls, disk: Disk, path: Path, *, last_epoch: Epoch = Epoch(0)) -> "PromiseFile":
-        """Read the promise; an absent file is one never given.
+        """Read the promise.
 
-        `last_epoch` is that of the replica's last log entry. It was promised before the entry
-        was written, so a promise below it, or none, is one that was lost.
+        `last_epoch` is that of the replica's last log entry. An epoch is promised before its first
+        entry is written, so a lower promise means that the promise was lost.
 
         Raises:
+            PromiseLost: the file is missing.
             CorruptFile: the promise is damaged, or older than the log.
             UnknownVersion: it is of another format version.
         """
-        promise, unsure = NO_PROMISE, False
-        if disk.exists(path):
-            promise, unsure = _decode(path, disk.read(path))
+        if not disk.exists(path):
+            raise PromiseLost(
+                f"{path} is missing. It was written when the directory was formatted, so the"
+                " promises of this replica are lost. Replace it by a new replica: format an empty"
+                " directory with `timerd init --learner`, start it, then `timerctl members replace`"
+                " (docs/members.md)"
+            )
+        promise, unsure = _decode(path, disk.read(path))
         if promise.epoch < last_epoch:
             why = f"the promise is of epoch {promise.epoch}, the log of epoch {last_epoch}"
             raise CorruptFile(path, 16, why)
@@ -121,6 +130,10 @@ class PromiseFile:
 def _encode(promise: Promise, *, unsure: bool) -> bytes:
     body = _BODY.pack(MAGIC, VERSION, unsure, promise.epoch, promise.leader, promise.nonce)
     return body + _CRC.pack(zlib.crc32(body))
+
+
+NEVER_GIVEN: Final = _encode(NO_PROMISE, unsure=True)
+"""The file of a replica that was just formatted."""
 
 
 def _decode(path: Path, data: bytes) -> tuple[Promise, bool]:

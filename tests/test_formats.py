@@ -15,6 +15,7 @@ from cluster import raft_files, raft_journal
 from cluster.raft_journal import seal, unseal
 from replication import promise
 from replication.promise import Promise, PromiseFile
+from tests.replication.promises import matched
 from tests.timer.machines import STATE, engine_on
 from tests.timer.test_scrub import LOG, stored
 from tests.timer.test_snapshot import INCOMING, receive, taken
@@ -120,7 +121,7 @@ def a_run() -> None:
 
 def a_promise() -> None:
     disk = SimDisk()
-    PromiseFile.load(disk, PROMISE).give(Promise(Epoch(1), ReplicaId(1), Nonce(1)))
+    matched(disk, PROMISE).give(Promise(Epoch(1), ReplicaId(1), Nonce(1)))
     patched(disk, PROMISE, tailed)
     PromiseFile.load(disk, PROMISE)
 
@@ -128,7 +129,13 @@ def a_promise() -> None:
 def an_identity() -> None:
     disk, path = SimDisk(), Path("/data")
     directory.format_directory(
-        disk, path, cluster_id="c", name="n", replica_id=ReplicaId(1), founding_voters={}
+        disk,
+        path,
+        cluster_id="c",
+        name="n",
+        replica_id=ReplicaId(1),
+        founding_voters={},
+        promise=b"",
     )
 
     def change(data: bytes) -> bytes:

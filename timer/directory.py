@@ -2,7 +2,7 @@
 
     identity.json   written once, by `timerd init` or when a learner joins; last of its format
     LOCK            held (flock) while a process uses the directory; names its pid
-    promise         replication/promise.py
+    promise         replication/promise.py; written before identity.json, so never absent
     log/            timer/log.py
     raft/           the control plane's journal
     damaged         why the files must be fetched anew; absent: they need not (timer/snapshot.py)
@@ -13,9 +13,9 @@
 The directory *is* the replica: its replica id is made with it and never changes, so a learner's
 disk that is lost comes back as another replica. Only the founding voters' ids are derived, from the
 cluster's id and their names: so that all of them know all of them without having talked. A founder
-that is formatted again is therefore the same replica with its memory gone: a founder without a file
-`promise` begins *unsure*, so that its vote counts only where all voters answer, until a leader has
-matched its log. In a cluster that has entries it takes no part at all (`PromiseLost`).
+that is formatted again is therefore the same replica with its memory gone. Every replica is
+formatted *unsure*, so that its vote counts only where all voters answer, until a leader has matched
+its log. A founder without a promise takes no part in a cluster that has entries (`PromiseLost`).
 
     identity.json   {"format": 1, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
                      "sha256": of the JSON without it, keys sorted, no spaces}
@@ -38,8 +38,9 @@ REPLICA_ID_MAX: Final = (1 << 63) - 1
 
 IDENTITY_NAME: Final = "identity.json"
 LOCK_NAME: Final = "LOCK"
+PROMISE_NAME: Final = "promise"
 
-_NOT_OURS: Final = frozenset({"lost+found", IDENTITY_NAME + ".tmp"})
+_NOT_OURS: Final = frozenset({"lost+found", IDENTITY_NAME + ".tmp", PROMISE_NAME + ".tmp"})
 """Names that an empty directory may hold: of a fresh file system, of a format cut short."""
 
 
@@ -65,7 +66,7 @@ class DataDirectory:
 
     def __init__(self, path: Path, identity: Identity, lock: FileLock) -> None:
         self.identity: Final = identity
-        self.promise: Final = path / "promise"
+        self.promise: Final = path / PROMISE_NAME
         self.log: Final = path / "log"
         self.raft: Final = path / "raft"
         self.state: Final = path / "state"
@@ -86,7 +87,7 @@ def founding_replica_id(cluster_id: str, name: str) -> ReplicaId:
     return ReplicaId((int.from_bytes(digest[:8], "little") & REPLICA_ID_MAX) or 1)
 
 
-def format_directory(
+def format_directory(  # noqa: PLR0913 - all that a directory is made of
     disk: Disk,
     path: Path,
     *,
@@ -94,11 +95,13 @@ def format_directory(
     name: str,
     replica_id: ReplicaId,
     founding_voters: Mapping[str, ReplicaId],
+    promise: bytes,
 ) -> Identity:
     """Make an absent or empty directory this node's, durably; return whose it is now.
 
     A founder's `replica_id` is the one that `founding_voters` gives it; a learner is not in there
-    and brings a random one.
+    and brings a random one. `promise` is the file of a replica that never promised
+    (`replication.promise.NEVER_GIVEN`).
 
     Raises:
         WrongDirectory: there is something in it already.
@@ -106,7 +109,10 @@ def format_directory(
     assert 1 <= replica_id <= REPLICA_ID_MAX, replica_id
     assert founding_voters.get(name, replica_id) == replica_id, (name, replica_id, founding_voters)
     disk.make_dir(path)
-    if found := _names(disk, path):
+    found = _names(disk, path)
+    if PROMISE_NAME in found and disk.read(path / PROMISE_NAME) == promise:
+        found.remove(PROMISE_NAME)  # of a format cut short
+    if found:
         raise WrongDirectory(f"{path} is not empty ({', '.join(found[:5])}): refusing to format it")
     identity = Identity(
         cluster_id=cluster_id,
@@ -114,6 +120,7 @@ def format_directory(
         replica_id=replica_id,
         founding_voters=dict(founding_voters),
     )
+    disk.write_atomic(path / PROMISE_NAME, promise)
     disk.write_atomic(path / IDENTITY_NAME, _encode(identity))
     return identity
 

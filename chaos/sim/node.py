@@ -23,7 +23,7 @@ from replication.core import Core
 from replication.driver import Driver
 from replication.install import install_if_ready
 from replication.messages import Message
-from replication.promise import PromiseFile
+from replication.promise import NEVER_GIVEN, PromiseFile
 from replication.recovery import recover
 from replication.steps import Appointed, Durable, Event, Handover, Persist, Read, Reconnected, Role
 from replication.writer import Order, write_batch
@@ -106,6 +106,7 @@ class SimNode:
             name=str(replica),
             replica_id=replica,
             founding_voters={str(each): each for each in world.voters},
+            promise=NEVER_GIVEN,
         )
 
     def __str__(self) -> str:

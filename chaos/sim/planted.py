@@ -2,8 +2,8 @@
 
 A `Mutation` breaks one rule, as a plausible mistake would; production code knows nothing of it.
 The simulator has to find it with randomly drawn seeds, within the number stated, through one of
-the checkers that it names: an assertion of production code does not count, such a world only uses
-up its seed. And it must have something to find: a world in which nothing goes wrong does not
+the checkers that it names: an assertion of production code does not count, nor does another
+checker. Such a world only uses up its seed. And it must have something to find: a world in which nothing goes wrong does not
 notice the bug, whatever the `needs` say is missing there.
 
 Where the usual mix would take too long, `aim` chooses some of the options of the worlds to hunt in
@@ -119,7 +119,8 @@ def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None
             try:
                 mutation.world(seed, options=options).run(seconds)
             except Broken as error:
-                return Found(seed, number + 1, error.checker, str(error))
+                if error.checker in mutation.checkers:
+                    return Found(seed, number + 1, error.checker, str(error))
             except AssertionError:
                 continue
     return None

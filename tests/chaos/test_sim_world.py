@@ -31,7 +31,7 @@ def test_promises_hold(seed: int) -> None:
 
 def test_every_fault_strikes_within_a_few_worlds() -> None:
     struck = set[str]()
-    for seed in range(12):
+    for seed in range(24):
         world = World(seed, options=Options.draw(random.Random(seed)).aim(faults=FAULTS))
         world.run(60)
         struck.update(world.faults.struck)

@@ -12,7 +12,7 @@ from cluster.timerd import init, main
 from replication.promise import PromiseFile
 from timer.directory import founding_replica_id, read_identity
 from timer.disk import RealDisk
-from timer.errors import ConfigError
+from timer.errors import ConfigError, PromiseLost
 
 
 def arguments(data: Path, *more: str, name: str = "n1") -> list[str]:
@@ -30,20 +30,31 @@ def opened(data: Path) -> PromiseFile:
     return storage.promise
 
 
-def test_founder_begins_unsure_as_its_disk_may_not_be_its_first(tmp_path: Path) -> None:
-    assert init(arguments(tmp_path / "d")) == 0
+@pytest.mark.parametrize("more", [(), ("--learner",)])
+def test_replica_begins_unsure_as_its_disk_may_not_be_its_first(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    assert init(arguments(tmp_path / "d", *more)) == 0
     identity = read_identity(RealDisk(), tmp_path / "d")
-    assert identity.replica_id == founding_replica_id("c", "n1")
-    assert [path.name for path in (tmp_path / "d").iterdir()] == ["identity.json"], "at once"
+    assert (identity.replica_id == founding_replica_id("c", "n1")) == (not more)
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {"identity.json", "promise"}
     promise = opened(tmp_path / "d")
     assert promise.unsure
     promise.set_unsure(unsure=False)  # a leader has matched it
     assert not opened(tmp_path / "d").unsure
 
 
-def test_learner_begins_sure_as_its_directory_is_the_replica(tmp_path: Path) -> None:
-    assert init(arguments(tmp_path / "d", "--learner")) == 0
-    assert not opened(tmp_path / "d").unsure
+@pytest.mark.parametrize("more", [(), ("--learner",)])
+def test_replica_whose_promise_is_gone_does_not_start(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    # An added voter with an empty log and no promise would help a stale peer to lead.
+    assert init(arguments(tmp_path / "d", *more)) == 0
+    opened(tmp_path / "d")
+    for name in ("promise", "log/0000000000000001.log", "log/durable"):
+        (tmp_path / "d" / name).unlink()
+    with pytest.raises(PromiseLost, match="members replace"):
+        opened(tmp_path / "d")
 
 
 def test_learner_is_another_replica_than_the_founder_of_its_name(tmp_path: Path) -> None:

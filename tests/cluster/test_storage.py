@@ -10,7 +10,7 @@ from chaos.simdisk import SimDisk
 from cluster.config import NodeConfig, build_config
 from cluster.space import wait_for_room
 from cluster.storage import Damaged, Storage, give_back, open_storage
-from replication.promise import Promise
+from replication.promise import NEVER_GIVEN, Promise
 from tests.timer.machines import Log, catch_up
 from tests.timer.test_manifest import busy_log, flush
 from tests.timer.test_snapshot import UNDER, frame_of
@@ -44,9 +44,16 @@ def closed(storage: Storage) -> None:
 def lived(disk: SimDisk, log: Log) -> None:
     """Leave a node's life on the disk: a promise, a manifest, and a log of small segments."""
     format_directory(
-        disk, DATA, cluster_id="c", name="n1", replica_id=VOTERS["n1"], founding_voters=VOTERS
+        disk,
+        DATA,
+        cluster_id="c",
+        name="n1",
+        replica_id=VOTERS["n1"],
+        founding_voters=VOTERS,
+        promise=NEVER_GIVEN,
     )
     storage = opened(disk)
+    storage.promise.set_unsure(unsure=False)  # a leader has matched it
     storage.promise.give(Promise(Epoch(9), VOTERS["n1"], UNDER.nonce))
     catch_up(storage.engine, log)
     flush(storage.engine)

@@ -171,12 +171,13 @@ def status(number: int, **more: object) -> pb.NodeStatus:
 def test_damaged_node_leaves_only_if_the_others_can_go_on(
     tmp_path: Path, others: list[pb.NodeStatus], waits: str
 ) -> None:
+    from replication.promise import NEVER_GIVEN
     from timer.directory import format_directory, founding_replica_id
 
     replica = founding_replica_id("test", "n2")
     format_directory(
         RealDisk(), tmp_path / "data", cluster_id="test", name="n2", replica_id=replica,
-        founding_voters={"n2": replica},
+        founding_voters={"n2": replica}, promise=NEVER_GIVEN,
     )  # fmt: skip
     addresses = {f"peers.n{number}": f"127.0.0.1:{7400 + number}" for number in (1, 2, 3)}
     config = build_config(

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from chaos.simdisk import SimDisk
-from replication.promise import NO_PROMISE, SIZE, Promise, PromiseFile
+from replication.promise import NEVER_GIVEN, NO_PROMISE, SIZE, Promise, PromiseFile
+from tests.replication.promises import matched
 from timer.disk import RealDisk
-from timer.errors import CorruptFile, DiskFailed, UnknownVersion
+from timer.errors import CorruptFile, DiskFailed, PromiseLost, UnknownVersion
 from timer.units import Epoch, Nonce, ReplicaId
 
 PATH = Path("/data/promise")
@@ -26,16 +27,21 @@ def disk() -> SimDisk:
     return disk
 
 
-def test_absent_file_is_a_promise_never_given(disk: SimDisk) -> None:
+def test_absent_file_is_a_promise_that_was_lost(disk: SimDisk) -> None:
+    with pytest.raises(PromiseLost, match="/data/promise is missing"):
+        PromiseFile.load(disk, PATH)
+
+
+def test_formatted_replica_never_promised_and_is_unsure(disk: SimDisk) -> None:
+    disk.write_atomic(PATH, NEVER_GIVEN)
     file = PromiseFile.load(disk, PATH)
     assert file.promise == NO_PROMISE
-    assert not file.unsure
-    assert not disk.exists(PATH)
+    assert file.unsure
 
 
 def test_what_was_given_is_loaded(tmp_path: Path) -> None:
     disk = RealDisk()
-    file = PromiseFile.load(disk, tmp_path / "promise")
+    file = matched(disk, tmp_path / "promise")
     file.give(promise(3, BIG, BIG))
     file.set_unsure(unsure=True)
     again = PromiseFile.load(disk, tmp_path / "promise")
@@ -48,7 +54,7 @@ def test_what_was_given_is_loaded(tmp_path: Path) -> None:
 def test_given_promise_survives_any_crash(disk: SimDisk) -> None:
     rng = random.Random(1)
     for epoch in range(1, 200):
-        file = PromiseFile.load(disk, PATH)
+        file = matched(disk, PATH)
         file.give(promise(epoch))
         file.set_unsure(unsure=epoch % 2 == 0)
         disk.crash(rng)
@@ -58,7 +64,7 @@ def test_given_promise_survives_any_crash(disk: SimDisk) -> None:
 
 
 def test_repeated_promise_writes_nothing(disk: SimDisk) -> None:
-    file = PromiseFile.load(disk, PATH)
+    file = matched(disk, PATH)
     file.give(promise(3))
     syncs = disk.syncs
     file.give(promise(3))
@@ -70,7 +76,7 @@ def test_repeated_promise_writes_nothing(disk: SimDisk) -> None:
     "lower", [promise(2), promise(3, leader=8), promise(3, nonce=8), NO_PROMISE]
 )
 def test_promise_never_falls_nor_changes_within_an_epoch(disk: SimDisk, lower: Promise) -> None:
-    file = PromiseFile.load(disk, PATH)
+    file = matched(disk, PATH)
     file.give(promise(3))
     with pytest.raises(AssertionError):
         file.give(lower)
@@ -78,7 +84,7 @@ def test_promise_never_falls_nor_changes_within_an_epoch(disk: SimDisk, lower: P
 
 
 def test_promise_that_could_not_be_stored_is_not_shown(disk: SimDisk) -> None:
-    file = PromiseFile.load(disk, PATH)
+    file = matched(disk, PATH)
     file.give(promise(3))
     disk.fail_sync(random.Random(1))
     with pytest.raises(DiskFailed):
@@ -88,16 +94,17 @@ def test_promise_that_could_not_be_stored_is_not_shown(disk: SimDisk) -> None:
 
 
 def test_promise_older_than_the_log_was_lost(disk: SimDisk) -> None:
+    matched(disk, PATH)
     with pytest.raises(CorruptFile, match="epoch 0, the log of epoch 1"):
         PromiseFile.load(disk, PATH, last_epoch=Epoch(1))
-    PromiseFile.load(disk, PATH).give(promise(3))
+    matched(disk, PATH).give(promise(3))
     assert PromiseFile.load(disk, PATH, last_epoch=Epoch(3)).promise == promise(3)
     with pytest.raises(CorruptFile):
         PromiseFile.load(disk, PATH, last_epoch=Epoch(4))
 
 
 def test_every_damaged_byte_and_every_truncation_is_corrupt(disk: SimDisk) -> None:
-    PromiseFile.load(disk, PATH).give(promise(3))
+    matched(disk, PATH).give(promise(3))
     good = disk.read(PATH)
     assert len(good) == SIZE
     for position in range(SIZE):
@@ -110,8 +117,9 @@ def test_every_damaged_byte_and_every_truncation_is_corrupt(disk: SimDisk) -> No
 
 
 def test_another_version_is_unknown(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = matched(disk, PATH)
     with monkeypatch.context() as later:
         later.setattr("replication.promise.VERSION", 2)
-        PromiseFile.load(disk, PATH).give(promise(3))
+        file.give(promise(3))
     with pytest.raises(UnknownVersion):
         PromiseFile.load(disk, PATH)

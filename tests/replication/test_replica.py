@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from replication.config import ReplicationConfig
-from replication.promise import PromiseFile
 from replication.replica import Replica
 from replication.steps import Role
+from tests.replication.promises import matched
 from timer.disk import RealDisk
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader
@@ -47,7 +47,7 @@ class Node:
         disk = RealDisk()
         disk.make_dir(self.directory)
         log = Log.open(disk, self.directory / "log")
-        promise = PromiseFile.load(disk, self.directory / "promise", last_epoch=log.last_epoch)
+        promise = matched(disk, self.directory / "promise")
         self.committed = LogIndex(0)
         self.replica = Replica(
             replica_id=self.replica_id,

@@ -20,6 +20,7 @@ from timer.units import ReplicaId
 
 CLUSTER = "c-1"
 VOTERS = {name: founding_replica_id(CLUSTER, name) for name in ("a", "b", "c")}
+PROMISE = b"never given"
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -35,7 +36,13 @@ def path(tmp_path: Path, disk: Disk) -> Path:
 
 def format_a(disk: Disk, path: Path) -> Identity:
     return format_directory(
-        disk, path, cluster_id=CLUSTER, name="a", replica_id=VOTERS["a"], founding_voters=VOTERS
+        disk,
+        path,
+        cluster_id=CLUSTER,
+        name="a",
+        replica_id=VOTERS["a"],
+        founding_voters=VOTERS,
+        promise=PROMISE,
     )
 
 
@@ -56,7 +63,7 @@ def test_formatted_directory_opens_with_its_identity_and_subdirectories(
     assert directory.identity.founding_voters == VOTERS
     assert directory.promise == path / "promise"
     directory.close()
-    assert disk.list_dir(path) == ["LOCK", "identity.json", "log", "raft", "state"]
+    assert disk.list_dir(path) == ["LOCK", "identity.json", "log", "promise", "raft", "state"]
     open_directory(disk, path, cluster_id=CLUSTER, name="a").close()
 
 
@@ -68,6 +75,7 @@ def test_learner_brings_its_own_id(disk: Disk, path: Path) -> None:
         name="d",
         replica_id=ReplicaId(REPLICA_ID_MAX),
         founding_voters=VOTERS,
+        promise=PROMISE,
     )
     assert read_identity(disk, path) == learner
     assert learner.replica_id == REPLICA_ID_MAX
@@ -82,6 +90,7 @@ def test_founder_with_another_id_is_our_bug(disk: Disk, path: Path) -> None:
             name="a",
             replica_id=ReplicaId(7),
             founding_voters=VOTERS,
+            promise=PROMISE,
         )
 
 
@@ -170,3 +179,15 @@ def test_identity_of_another_format_is_unknown_version(
     assert json.loads(disk.read(path / "identity.json"))["format"] == 2
     with pytest.raises(UnknownVersion, match="version 2; this program knows 1"):
         open_directory(disk, path, cluster_id=CLUSTER, name="a")
+
+
+def test_format_that_was_cut_short_is_repeated_and_a_promise_is_never_replaced(
+    disk: Disk, path: Path
+) -> None:
+    disk.make_dir(path)
+    disk.write_atomic(path / "promise", b"given")
+    with pytest.raises(WrongDirectory, match=r"not empty \(promise\)"):
+        format_a(disk, path)
+    disk.write_atomic(path / "promise", PROMISE)
+    format_a(disk, path)
+    open_directory(disk, path, cluster_id=CLUSTER, name="a").close()

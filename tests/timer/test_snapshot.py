@@ -12,6 +12,7 @@ import pytest
 from chaos.simdisk import SimDisk
 from replication.install import install_if_ready
 from replication.promise import Promise, PromiseFile
+from tests.replication.promises import matched
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush, flushed
 from timer import incoming as incoming_module
@@ -56,6 +57,7 @@ def receive(
 
 
 def install(disk: SimDisk) -> Snapshot | None:
+    matched(disk, PROMISE)
     return install_if_ready(disk, INCOMING, promise=PROMISE, state=STATE, log=LOG, damaged=DAMAGED)
 
 
@@ -71,7 +73,7 @@ def old_replica(disk: SimDisk) -> None:
     kept = timer_log.Log.open(disk, LOG, segment_size=200)
     kept.append([frame_of(other, index) for index in range(len(other.entries))])
     kept.close()
-    PromiseFile.load(disk, PROMISE).give(OLD)
+    matched(disk, PROMISE).give(OLD)
     disk.write_atomic(DAMAGED, b"byte 7")
 
 
@@ -439,8 +441,7 @@ def test_install_lowers_no_promise_and_ends_no_doubt() -> None:
     source, there, _ = taken()
     disk = SimDisk()
     higher = Promise(Epoch(12), ReplicaId(2), Nonce(8))
-    promise = PromiseFile.load(disk, PROMISE)
-    promise.give(higher)
+    matched(disk, PROMISE).give(higher)
     receive(source, there, disk).finish()
     assert install(disk) == there
     assert install(disk) is None
@@ -454,7 +455,7 @@ def follower(log: Log) -> Dying:
     kept = timer_log.Log.open(disk, LOG, segment_size=300)
     kept.append([frame_of(log, at) for at in range(len(log.entries))])
     kept.close()
-    PromiseFile.load(disk, PROMISE).give(OLD)
+    matched(disk, PROMISE).give(OLD)
     disk.write_atomic(DAMAGED, b"a run")
     return disk
 

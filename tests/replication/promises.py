@@ -1,0 +1,14 @@
+"""Promise files for tests."""
+
+from pathlib import Path
+
+from replication.promise import NEVER_GIVEN, PromiseFile
+from timer.disk import Disk
+
+
+def matched(disk: Disk, path: Path) -> PromiseFile:
+    """Return the promise file of a replica that promised nothing and is sure; made if absent."""
+    if not disk.exists(path):
+        disk.write_atomic(path, NEVER_GIVEN)
+        PromiseFile.load(disk, path).set_unsure(unsure=False)
+    return PromiseFile.load(disk, path)
