@@ -126,6 +126,7 @@ class SimDisk:
         self._failing: tuple[int, random.Random] | None = None
         self._locks: dict[Path, int] = {}
         self._life = 0
+        self._boots = 1
 
     # Faults.
 
@@ -145,6 +146,7 @@ class SimDisk:
             file.forget()
         self._durable = dict(self._seen)
         self._pending.clear()
+        self._boots += 1
         self.die()
 
     def die(self) -> None:
@@ -224,6 +226,7 @@ class SimDisk:
         """Replace the disk by an empty one."""
         self._seen, self._durable = {}, {}
         self._pending.clear()
+        self._boots += 1
         self.die()
 
     def used_bytes(self) -> int:
@@ -311,6 +314,10 @@ class SimDisk:
         if self.capacity_bytes is None:
             return 1 << 50
         return max(0, self.capacity_bytes - self.used_bytes())
+
+    def boot_id(self) -> bytes:
+        """See Disk."""
+        return self._boots.to_bytes(16, "little")
 
     def lock(self, path: Path) -> FileLock:
         """See Disk."""

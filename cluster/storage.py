@@ -162,8 +162,10 @@ def _open(
     except CorruptFile as error:
         raise Damaged(error) from error
     promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
+    if log.torn_bytes:
+        logger.warning("the log's tail was torn: %d bytes cut", log.torn_bytes)
     if log.tail_was_cut:
-        logger.warning("the log's tail was torn: unsure until a leader has matched it")
+        logger.warning("acknowledged entries may be gone: unsure until a leader matches the log")
         promise.set_unsure(unsure=True)
         log.cut_noted()
     outgoing = Outgoing(disk, directory.state, directory.outgoing)

@@ -79,8 +79,10 @@ def _check_part(disk: Disk, path: Path, part: Part) -> None:
 def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
     try:
         check()
-    except (CorruptFile, UnknownVersion, PromiseLost) as error:
+    except (CorruptFile, UnknownVersion) as error:
         return Checked(path, 0, error)
+    except PromiseLost as error:
+        return Checked(path, 0, CorruptFile(path, 0, str(error)))
     return Checked(path, disk.size(path), None)
 
 

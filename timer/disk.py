@@ -29,9 +29,12 @@ from timer.errors import DiskFailed, Unreadable, WrongDirectory
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
+UNKNOWN_BOOT: Final = bytes(16)
+"""The name of a run of a machine that does not tell."""
 MARK_SIZE_MAX: Final = 512
 """Bytes in a MarkFile: one sector, which a disk writes whole or not at all."""
 
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _TEMPORARY: Final = ".tmp"
 _PART_SIZE: Final = 64 << 20
 """Read at a time: memory is taken for what is asked, which may be a damaged number."""
@@ -161,6 +164,12 @@ class Disk(Protocol):
 
     def free_bytes(self, path: Path) -> int:
         """Return how much may still be written beside `path`."""
+
+    def boot_id(self) -> bytes:
+        """Return 16 bytes that name the machine's present run, from power to power.
+
+        Zeros: unknown. What a process wrote under the same name is still in memory or on the disk.
+        """
 
     def lock(self, path: Path) -> FileLock:
         """Hold the lock file `path`, created if absent, without waiting.
@@ -320,6 +329,13 @@ class RealDisk:
         with failing(path, "statvfs"):
             found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+    def boot_id(self) -> bytes:
+        """See Disk."""
+        try:
+            return bytes.fromhex(_BOOT_ID.read_text().strip().replace("-", ""))
+        except (OSError, ValueError):
+            return UNKNOWN_BOOT
 
     def lock(self, path: Path) -> FileLock:
         """See Disk."""

@@ -19,9 +19,14 @@ close: after a power cut it may say too little, never too much.
     where nothing can be read; before the log's first entry, if the   corrupt: CorruptFile
     caller's committed floor does not reach so far
 
-The mark may lag, so what was cut may have been durable and answered for: the replica is unsure
-until a leader has brought it up to date. The mark remembers the cut, from before it is made until
-`cut_noted`: a second crash does not hide it. At start every frame above the committed floor is
+After a power cut the mark may lag, and a disk may have lost what it had synced. What was cut may
+then have been durable and answered for: the replica is unsure until a leader has brought it up to
+date. Within one run of the machine (`Disk.boot_id`, which the mark names) no synced byte is lost
+and the mark does not lag. A tail that is torn then was cut short by the death of a process inside
+of a write, was never answered for, and is cut without a doubt (docs/adr/0039).
+
+The mark remembers a doubtful cut, from before it is made until `cut_noted`: a second crash does
+not hide it. At start every frame above the committed floor is
 checked; segments below it, which restart does not need, are checked when they are first read.
 
 **Threads.** One thread writes: `append`, `sync`, `truncate_after`, `drop_before`,
@@ -31,14 +36,15 @@ single assignment. `read` goes to the disk without a lock; `_removals` counts ev
 the log, and is raised before the first file is touched, so that a reader whose bytes were taken
 away under it notices, and starts again from the present view.
 
-Durable mark, format version 1, little-endian:
+Durable mark, format version 2, little-endian:
 
-    0   8  magic     b"TIMERDUR"
-    8   2  version   1
-    10  1  was_cut   0 or 1: a tail was cut, and the caller has not noted it yet
-    11  5  reserved  0
-    16  8  durable   LogIndex
-    24  4  crc32     of bytes [0, 24)
+    0   8   magic     b"TIMERDUR"
+    8   2   version   2
+    10  1   was_cut   0 or 1: a tail was cut in doubt, and the caller has not noted it yet
+    11  5   reserved  0
+    16  8   durable   LogIndex
+    24  16  boot      the run of the machine in which it was written; zeros: unknown
+    40  4   crc32     of bytes [0, 40)
 """
 
 import bisect
@@ -51,7 +57,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from timer import segment
-from timer.disk import AppendFile, Bytes, Disk, MarkFile, Refusal
+from timer.disk import UNKNOWN_BOOT, AppendFile, Bytes, Disk, MarkFile, Refusal
 from timer.entry import Damage
 from timer.errors import CorruptFile, UnknownVersion
 from timer.segment import Header, Positions, Scan
@@ -60,9 +66,10 @@ from timer.units import Epoch, LogIndex
 SEGMENT_SIZE: Final = 64 << 20
 """A segment is sealed rather than grow beyond this, unless one frame alone is larger."""
 MARK_NAME: Final = "durable"
-MARK_VERSION: Final = 1
+MARK_VERSION: Final = 2
 
-_MARK: Final = struct.Struct("<8sHB5xQ")
+_MARK: Final = struct.Struct("<8sHB5xQ16s")
+_MARK_VERSION: Final = struct.Struct("<H")
 _CRC: Final = struct.Struct("<I")
 _MARK_MAGIC: Final = b"TIMERDUR"
 
@@ -113,10 +120,13 @@ class Log:
         self._view = view
         self._file, self._mark = files
         self._segment_size = segment_size
+        self._boot = disk.boot_id()
         self._refusal = Refusal(directory)
         self._removals = 0
         self._committed_floor = LogIndex(0)
         self._tail_was_cut = False
+        self.torn_bytes = 0
+        """Bytes of a torn tail that this start cut, in doubt or not."""
 
     @classmethod
     def open(
@@ -161,12 +171,15 @@ class Log:
             raise CorruptFile(segments[0].path, 0, why)
         view, end = _recover(disk, segments, committed_floor=committed, floor=floor)
         if marked.damaged:  # a new file: a bad sector may not even be written to
-            disk.write_atomic(mark_path, _encode_mark(LogIndex(0), was_cut=view.last > 0))
+            unknown = Mark(was_cut=view.last > 0)
+            disk.write_atomic(mark_path, _encode_mark(unknown))
         file, mark = disk.open_append(segments[-1].path), disk.open_mark(mark_path)
         disk.sync_dir(directory)
         log = cls(disk, directory, view, (file, mark), segment_size=segment_size)
         log._committed_floor = committed
-        log._tail_was_cut = marked.was_cut or file.size > end or (marked.damaged and view.last > 0)
+        log.torn_bytes = file.size - end
+        torn = log.torn_bytes > 0 and (log._boot != marked.boot or log._boot == UNKNOWN_BOOT)
+        log._tail_was_cut = marked.was_cut or torn or (marked.damaged and view.last > 0)
         if log._tail_was_cut:
             log._put_mark(marked.durable)
             mark.sync()
@@ -205,7 +218,7 @@ class Log:
 
     @property
     def tail_was_cut(self) -> bool:
-        """A torn tail was cut, now or at an earlier start: durable entries may have been in it."""
+        """A torn tail was cut, now or at an earlier start, and may have held durable entries."""
         return self._tail_was_cut
 
     @property
@@ -383,7 +396,7 @@ class Log:
         self._view = replace(self._view, durable=last)
 
     def _put_mark(self, durable: LogIndex) -> None:
-        self._mark.put(_encode_mark(durable, was_cut=self._tail_was_cut))
+        self._mark.put(_encode_mark(Mark(durable, self._tail_was_cut, self._boot)))
 
     def cut_noted(self) -> None:
         """Forget that a tail was cut, durably: the caller has put it where it stays.
@@ -527,11 +540,12 @@ class Mark(NamedTuple):
 
     durable: LogIndex = LogIndex(0)
     was_cut: bool = False
+    boot: bytes = UNKNOWN_BOOT
     damaged: bool = False
 
 
-def _encode_mark(durable: LogIndex, *, was_cut: bool) -> bytes:
-    head = _MARK.pack(_MARK_MAGIC, MARK_VERSION, was_cut, durable)
+def _encode_mark(mark: Mark) -> bytes:
+    head = _MARK.pack(_MARK_MAGIC, MARK_VERSION, mark.was_cut, mark.durable, mark.boot)
     return head + _CRC.pack(zlib.crc32(head))
 
 
@@ -552,10 +566,11 @@ def read_mark(disk: Disk, path: Path) -> Mark:
     # Every version ends in its checksum, so that another version is told from damage.
     if data[:8] != _MARK_MAGIC or data[-4:] != _CRC.pack(zlib.crc32(data[:-4])):
         return Mark(damaged=True)
-    _, version, was_cut, durable = _MARK.unpack_from(data)
+    (version,) = _MARK_VERSION.unpack_from(data, 8)
     if version != MARK_VERSION:
         raise UnknownVersion(path, version, MARK_VERSION)
-    return Mark(LogIndex(durable), bool(was_cut))
+    *_, was_cut, durable, boot = _MARK.unpack_from(data)
+    return Mark(LogIndex(durable), bool(was_cut), boot)
 
 
 def _create(disk: Disk, directory: Path, header: Header) -> tuple[_Segment, AppendFile]:

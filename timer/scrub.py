@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from timer import manifest, segment
 from timer.disk import Disk
 from timer.entry import Damage
-from timer.errors import CorruptFile, PromiseLost, UnknownVersion
+from timer.errors import CorruptFile, UnknownVersion
 from timer.key_file import KeyFile
 from timer.log import MARK_NAME, read_mark
 from timer.pages import SpillRef
@@ -48,7 +48,7 @@ class Checked(NamedTuple):
     path: Path
     size: int
     """In bytes; 0: it can't be told."""
-    damage: CorruptFile | UnknownVersion | PromiseLost | None
+    damage: CorruptFile | UnknownVersion | None
 
 
 def scrub(disk: Disk, *, state: Path, log: Path, pace: Pace = unpaced) -> Iterator[Checked]:

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from timer.disk import AppendFile, Bytes, Disk, FileLock, MarkFile
+from timer.disk import UNKNOWN_BOOT, AppendFile, Bytes, Disk, FileLock, MarkFile
 from timer.entry import HEADER_SIZE, Entry, Kind, encode, frame_at
 from timer.payloads import EpochStart, encode_epoch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
@@ -168,6 +168,10 @@ class NoDisk(Disk):
     def free_bytes(self, path: Path) -> int:
         """Never called."""
         self._never(path)
+
+    def boot_id(self) -> bytes:
+        """Return what stands for an unknown one."""
+        return UNKNOWN_BOOT
 
     def lock(self, path: Path) -> FileLock:
         """Never called."""

@@ -3,8 +3,8 @@
 A `Mutation` breaks one rule, as a plausible mistake would; production code knows nothing of it.
 The simulator has to find it with randomly drawn seeds, within the number stated, through one of
 the checkers that it names: an assertion of production code does not count, nor does another
-checker. Such a world only uses up its seed. And it must have something to find: a world in which nothing goes wrong does not
-notice the bug, whatever the `needs` say is missing there.
+checker. Such a world only uses up its seed. And it must have something to find: a world in which
+nothing goes wrong does not notice the bug, whatever the `needs` say is missing there.
 
 Where the usual mix would take too long, `aim` chooses some of the options of the worlds to hunt in
 (chaos/sim/options.py); the seed still draws the others.
