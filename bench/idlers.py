@@ -42,7 +42,7 @@ def idlers(rig: Rig, form: Form) -> Series:
 async def _idlers(rig: Rig, form: Form) -> Series:
     async with AsyncTimerClient(rig.endpoints) as client:
         empty = await _schedules(client)
-        topics = [f"s14-{n % NAMESPACES}/idle-{n}" for n in range(TOPICS[form])]
+        topics = [f"s14-{n % NAMESPACES}/idle-{n}" for n in range(1, TOPICS[form])]
         await _some_at_once(topics, client.create_topic)
         groups = topics[: GROUPS[form]]
         await _some_at_once(groups, lambda topic: client.create_group(topic, "idle"))

@@ -8,6 +8,7 @@ the same, found while the node ran                 noted in `damaged`; the next 
 """
 
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from timer.disk import Disk
 from timer.engine import Engine
 from timer.entry import Entry
 from timer.errors import CorruptFile, StorageError
+from timer.keys import SECRET_SIZE
 from timer.leader import LeaderConfig
 from timer.limits import Limits
 from timer.log import SEGMENT_SIZE, Log
@@ -154,7 +156,8 @@ def _open(
     PromiseFile.load(disk, directory.promise)  # who can't read it has nothing to be healed for
     try:
         _check_note(disk, directory.damaged)
-        engine = Engine(disk, directory.state, leader_config(config), observe)
+        secret = secrets.token_bytes(SECRET_SIZE)
+        engine = Engine(disk, directory.state, leader_config(config), observe, secret)
         floor = engine.manifest_index
         # Only whole segments can be dropped.
         size = max(SEGMENT_SIZE_MIN, min(SEGMENT_SIZE, config.storage.log_kept_bytes_max // 4))

@@ -171,10 +171,12 @@ class Engine:
         directory: Path,
         config: LeaderConfig,
         observe: Callable[[Entry, Applied], None] | None = None,
+        key_secret: bytes = b"",
     ) -> None:
         """Recover from the manifest in `directory`, or begin empty.
 
-        `observe` hears of each entry as it was applied.
+        `observe` hears of each entry as it was applied. `key_secret`: of the hashes of keys
+        (timer/keys.py), unless the manifest has one.
 
         Raises:
             CorruptFile: the manifest or a file that it names is damaged.
@@ -185,7 +187,7 @@ class Engine:
         disk.make_dir(directory)
         disk.make_dir(directory / manifest.SPILL_DIRECTORY)
         state = manifest.read(disk, directory)
-        self.machine = Machine(manifest.recover_store(state, disk, directory))
+        self.machine = Machine(manifest.recover_store(state, disk, directory, key_secret))
         self._ahead = manifest.Ahead(self.machine)
         self.manifest_index = LogIndex(0)
         """Restart begins after this one; the log before it is not needed here."""

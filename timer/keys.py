@@ -1,6 +1,6 @@
 """Keys: from (topic, key) to the pending row that has it, with no table that grows with them.
 
-    (topic, key) --hash_keys--> 64 bits --> KeyTiers of the memtable   (hash, place)
+    (topic, key) --KeyHasher--> 64 bits --> KeyTiers of the memtable   (hash, place)
                                         --> key file of each run       (hash, due, seq)
                                                  |
                             candidates <---------'   pending, and the same bytes: found
@@ -8,8 +8,12 @@
 A key is unique among the pending timers of its topic, so of all candidates at most one is left.
 Hashes only find candidates; the bytes decide. So nothing depends on which candidates a replica's
 own memtable and files give, and two keys that share a hash cost a look more, never an answer.
+
+Each replica hashes with a secret of its own, which its manifest holds: else somebody could choose
+keys that all share a hash, and each of them would cost as many looks as there are others.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Final
 
@@ -22,35 +26,72 @@ from timer.timer_id import mix
 Live = Callable[[I64], npt.NDArray[np.bool_]]
 """Tells which of these places hold pending rows."""
 
+SECRET_SIZE: Final = 16
+"""Bytes of a hasher's secret."""
 _WORD: Final = 8
 _ROWS_AT_ONCE: Final = 8_192
+_WORDS_AT_FIRST: Final = 16
+"""Keys of so many words need no more factors; longer ones make some."""
+_LOW: Final = np.uint64(0xFFFF_FFFF)
+_HALF: Final = np.uint64(32)
 
 
-def hash_keys(topic: U32, keys: Binary) -> U64:
-    """Return the hashes (n, uint64) of the keys, each in its topic."""
-    sizes = keys.sizes.astype(np.int64)
-    hashes = mix(topic.astype(np.uint64) | sizes.astype(np.uint64) << np.uint64(32))
-    data = np.frombuffer(bytes(keys.blob) + bytes(_WORD), np.uint8)
-    starts = np.cumsum(sizes) - sizes
-    for first in range(0, len(sizes), _ROWS_AT_ONCE):
-        rows = slice(first, first + _ROWS_AT_ONCE)
-        _hash_words(hashes[rows], data, starts[rows], sizes[rows])
-    return hashes
+class KeyHasher:
+    """Multilinear hashing: a key's 32-bit words, times secret factors, summed up.
+
+    For any two keys, chosen without the secret, one secret in 2 ** 64 gives both the same hash:
+    https://arxiv.org/abs/1202.4961, with two sums of which the upper halves are taken.
+    """
+
+    def __init__(self, secret: bytes = b"") -> None:
+        self.secret = secret
+        self._factors = self._make_factors(_WORDS_AT_FIRST)
+
+    def _make_factors(self, words: int) -> U64:
+        """Return (words + 2, 2, 2): of the start, of topic and size, of each word's halves."""
+        data = hashlib.shake_256(b"timer keys" + self.secret).digest(4 * _WORD * (words + 2))
+        return np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, 2, 2)
+
+    def __call__(self, topic: U32, keys: Binary) -> U64:
+        """Return the hashes (n, uint64) of the keys, each in its topic."""
+        sizes = keys.sizes.astype(np.int64)
+        words = -(-int(sizes.max()) // _WORD) if len(sizes) else 0
+        factors = self._factors  # whole, whatever other threads do
+        if len(factors) < words + 2:
+            self._factors = factors = self._make_factors(words)
+        (start, other), of_topic = factors[0, 0], factors[1]
+        first, second = topic.astype(np.uint64), sizes.astype(np.uint64)
+        left = start + first * of_topic[0, 0] + second * of_topic[0, 1]
+        right = other + first * of_topic[1, 0] + second * of_topic[1, 1]
+        data = np.frombuffer(bytes(keys.blob) + bytes(_WORD), np.uint8)
+        starts = np.cumsum(sizes) - sizes
+        for begin in range(0, len(sizes), _ROWS_AT_ONCE):
+            rows = slice(begin, begin + _ROWS_AT_ONCE)
+            _add_words(left[rows], right[rows], data, starts[rows], sizes[rows], factors[2:])
+        return mix(left >> _HALF | right & ~_LOW)
 
 
-def _hash_words(hashes: U64, data: npt.NDArray[np.uint8], starts: I64, sizes: I64) -> None:
-    """Mix the bytes of each key into its hash, eight at a time."""
+def _add_words(
+    left: U64, right: U64, data: npt.NDArray[np.uint8], starts: I64, sizes: I64, factors: U64
+) -> None:
+    """Add the bytes of each key to its sums, eight at a time."""
     ahead = np.arange(_WORD)
     open_ = np.flatnonzero(sizes > 0)
     word = 0
     while len(open_):
         at = starts[open_] + word
         words = data[at[:, None] + ahead].view("<u8").ravel()
-        left = np.minimum(sizes[open_] - word, _WORD).astype(np.uint64)
-        words &= np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> (np.uint64(64) - np.uint64(8) * left)
-        hashes[open_] = mix(hashes[open_] ^ words)
+        rest = np.minimum(sizes[open_] - word, _WORD).astype(np.uint64)
+        words &= np.uint64(0xFFFF_FFFF_FFFF_FFFF) >> (np.uint64(64) - np.uint64(8) * rest)
+        low, high, mine = words & _LOW, words >> _HALF, factors[word // _WORD]
+        left[open_] += low * mine[0, 0] + high * mine[0, 1]
+        right[open_] += low * mine[1, 0] + high * mine[1, 1]
         word += _WORD
         open_ = open_[sizes[open_] > word]
+
+
+PLAIN: Final = KeyHasher()
+"""Of what meets nobody's keys: tests, and checks of files."""
 
 
 class KeyTiers:

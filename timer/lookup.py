@@ -13,7 +13,6 @@ import numpy.typing as npt
 from timer.columns import I64, ROW, TOMBSTONE, U32, U64, Binary, Buffers, RowArray
 from timer.errors import CorruptFile
 from timer.key_file import Entries
-from timer.keys import hash_keys
 from timer.order import find_one
 from timer.run import Finder, Run, may_hold
 
@@ -80,7 +79,7 @@ def _has(run: Run, entry: np.void, topic: int, wanted: bytes | memoryview) -> bo
     data = run.read(at, size)
     if int(entry["topic"]) == topic and data == wanted:
         return True
-    [hashed] = hash_keys(
+    [hashed] = run.hasher(
         np.array([entry["topic"]], np.uint32), Binary(sizes=np.array([size], np.uint32), blob=data)
     )
     if hashed != entry["hash"]:

@@ -62,7 +62,6 @@ from timer.digest import MASK, digest_of, row_sum, topic_sum
 from timer.entry import Entry, Kind
 from timer.errors import TimerError, TopicDeleted, UnknownVersion
 from timer.groups import Group
-from timer.keys import hash_keys
 from timer.outcomes import HORIZON_MS, Cancels, Late
 from timer.pages import Pages
 from timer.pauses import Pauses
@@ -119,7 +118,7 @@ class Machine:
         self.next_topic_id = TopicId(1)
         self.next_group_id = GroupId(1)
         self.counts = Counts()
-        self.pages = Pages()
+        self.pages = Pages(store.hasher)
         self.topics: dict[TopicId, Topic] = {}
         self.topic_by_name: dict[str, Topic] = {}
         self.namespaces: Counter[str] = Counter()
@@ -251,7 +250,7 @@ class Machine:
         """Keep keys unique; complete the answers; return the rows that become timers, and stay."""
         keyed = rows[rows["key_size"] > 0]
         keys, topic = gather(keyed, {0: payload}, "key"), keyed["topic"].astype(np.uint32)
-        hashes = hash_keys(topic, keys)
+        hashes = self.store.hasher(topic, keys)
         held = self.store.find_keys(topic, keys, hashes)
         pends = (rows["due_ms"] > self.last_read_time_ms) | self.pauses.holds(rows)
         decision = decide(rows, modes, keys, hashes, held, pends)

@@ -31,6 +31,7 @@ from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.gone import Gone
 from timer.groups import Group, moved_hashes
+from timer.keys import KeyHasher
 from timer.machine import Machine
 from timer.order import START, Position
 from timer.pages import Block, Pages, SpillRef
@@ -213,6 +214,7 @@ def capture(machine: Machine, ahead: Ahead) -> tuple[State, list[Spill]]:
         "policies": [encode_policy(*record) for record in machine.policies],
         "producers": ahead.producers.finish(machine),
         "requests": machine.requests.all(),
+        "key_secret": machine.store.hasher.secret,
         "trace": machine.trace.pack(),
         "cancels": [[minute, [*arrays]] for minute, arrays in machine.cancels.buckets.items()],
         "late": [
@@ -255,18 +257,23 @@ def spill_refs(state: State) -> list[SpillRef]:
     return [SpillRef(*block[:3]) for topic in state["topics"] for block in topic["blocks"]]
 
 
-def recover_store(state: State | None, disk: Disk, directory: Path) -> Store:
+def recover_store(
+    state: State | None, disk: Disk, directory: Path, key_secret: bytes = b""
+) -> Store:
     """Return the store that a manifest describes; an empty one without a manifest.
+
+    `key_secret`: of that one's hasher.
 
     Raises:
         CorruptFile: a run is missing, or its length or footer is wrong.
     """
     if state is None:
-        return Store.recover(disk, directory, [], START, 0)
+        return Store.recover(disk, directory, [], START, 0, hasher=KeyHasher(key_secret))
     runs = [RunMeta.unpack(fields) for fields in state["runs"]]
     position = Position(*state["fire_position"])
     held = sum(topic["held"] for topic in state["topics"])
-    return Store.recover(disk, directory, runs, position, Counts(*state["counts"]).pending, held)
+    pending, hasher = Counts(*state["counts"]).pending, KeyHasher(state["key_secret"])
+    return Store.recover(disk, directory, runs, position, pending, held, hasher)
 
 
 def spill_files(state: State) -> set[str]:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from timer.aside import ASIDE, HeldOf, HeldTiers
 from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray, gather
-from timer.keys import KeyTiers, hash_keys
+from timer.keys import PLAIN, KeyHasher, KeyTiers
 from timer.order import RAW, Position, after, fire_order, raw, tombstones
 from timer.tiers import NEVER, Index, Tiers
 from timer.wheel import Wheel
@@ -54,7 +54,9 @@ class Peek(NamedTuple):
 class Memtable:
     """See the module. `position` is the fire position: nothing at or before it comes."""
 
-    def __init__(self, position: Position, capacity: int = CAPACITY) -> None:
+    def __init__(
+        self, position: Position, capacity: int = CAPACITY, hasher: KeyHasher = PLAIN
+    ) -> None:
         self.rows: RowArray = np.empty(capacity, ROW)
         self.alive = np.empty(capacity, np.bool_)
         self.count = 0
@@ -67,6 +69,7 @@ class Memtable:
             np.empty(_GRAVES, np.uint32),
         )
         """The tombstones as they came."""
+        self._hasher = hasher
         self._keys = KeyTiers()
         self._keyed = 0
         self._held = HeldTiers()
@@ -134,7 +137,8 @@ class Memtable:
         keyed = np.flatnonzero(rows["key_size"])
         if len(keyed):
             mine = rows[keyed]
-            self._keys.add(hash_keys(mine["topic"], gather(mine, bufs, "key")), keyed + start)
+            hashes = self._hasher(mine["topic"], gather(mine, bufs, "key"))
+            self._keys.add(hashes, keyed + start)
             self._keyed += len(keyed)
         self.bufs.update(bufs)
         self._buf_bytes += sum(map(len, bufs.values()))

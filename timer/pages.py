@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from timer.columns import I64, Buffers, RowArray, row_bytes
+from timer.keys import PLAIN, KeyHasher
 from timer.units import QueueOffset
 
 PAGE_OVERHEAD: Final = 1_024
@@ -80,7 +81,9 @@ class Block:
 class Pages:
     """The pages of all queues of a node."""
 
-    def __init__(self) -> None:
+    def __init__(self, hasher: KeyHasher = PLAIN) -> None:
+        self.hasher = hasher
+        """Of the keys of what fired."""
         self.unspilled_size = 0
         """Bytes of pages that no file holds."""
         self.spilled_size = 0

@@ -19,7 +19,6 @@ from timer import lookup, payloads
 from timer.columns import I64, ROW, U32, U64, Binary, RowArray, decode_schedule, gather, keyed_max
 from timer.entry import Entry, Kind
 from timer.held import HeldAhead
-from timer.keys import hash_keys
 from timer.payloads import Ids, Keys, Targets
 from timer.run import Run, may_hold
 from timer.runs import Lookup
@@ -145,10 +144,11 @@ class Prepared:
         """Note which timers have the keys, of any time; return them."""
         names = names_of(keys.topic, keys.key)
         self._names |= {*names}
-        hashes = hash_keys(keys.topic, keys.key)
         rows: list[RowArray] = [np.empty(0, ROW)]
+        hashes = self._runs[0].hasher(keys.topic, keys.key) if self._runs else None
         for run in self._runs:
             with suppress(FileNotFoundError):  # merged away meanwhile
+                assert hashes is not None
                 which, here = lookup.in_run(run, hashes, keys.topic, keys.key)
                 known: dict[Name, list[np.void]] = {}
                 for number, row in zip(which.tolist(), here, strict=True):

@@ -18,7 +18,6 @@ from typing import Final
 import numpy as np
 
 from timer.columns import U64, Buffers, RowArray, compact, gather, row_bytes
-from timer.keys import hash_keys
 from timer.pages import Block, Page, Pages, SpillRef, constant_ms
 from timer.timer_id import mix
 from timer.units import QueueOffset, UnixMs
@@ -208,7 +207,7 @@ class Queue:
             rows = page.rows[at.astype(np.int64)]
             if rows["key_size"].any():
                 keys = gather(rows, page.bufs, "key")
-                found = hash_keys(rows["topic"].astype(np.uint32), keys)
+                found = self.pages.hasher(rows["topic"].astype(np.uint32), keys)
             else:
                 found = np.zeros(len(rows), np.uint64)
             alone = rows["key_size"] == 0

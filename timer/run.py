@@ -35,6 +35,7 @@ from timer.disk import Disk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.gone import Gone
 from timer.key_file import KeyFile
+from timer.keys import PLAIN, KeyHasher
 from timer.order import Position, find, find_one, lower_bound, place_of, rank
 
 VERSION: Final = 2
@@ -178,13 +179,17 @@ class Head:
 class Run:
     """A run that can be read, by any thread. It holds nothing but the index of its batches."""
 
-    def __init__(self, disk: Disk, directory: Path, meta: RunMeta) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, meta: RunMeta, hasher: KeyHasher = PLAIN
+    ) -> None:
         """Check length and footer.
 
         Raises:
             CorruptFile: the file is missing, or is not the one that `meta` describes.
         """
         self.meta = meta
+        self.hasher = hasher
+        """Which its key file was made by."""
         self._disk = disk
         self._path = directory / meta.name
         self._batches = np.frombuffer(meta.batches, BATCH)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from timer.columns import Binary, RowArray
 from timer.disk import Disk
 from timer.key_file import ENTRY, Entries, encode
-from timer.keys import hash_keys
+from timer.keys import KeyHasher
 from timer.run import TOPIC_ROWS, is_tombstone
 
 TOPIC_ROWS_MAX: Final = 4_096
@@ -27,7 +27,8 @@ TOPIC_ROWS_MAX: Final = 4_096
 class RunAside:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, hasher: KeyHasher) -> None:
+        self._hasher = hasher
         self._entries: list[Entries] = []
         self._topics: list[npt.NDArray[np.void]] = []
 
@@ -44,7 +45,7 @@ class RunAside:
         for name in ("due_ms", "seq", "key_size", "topic", "payload_size"):
             entries[name] = mine[name]
         column = Binary(sizes=mine["key_size"].astype(np.uint32), blob=blob)
-        entries["hash"] = hash_keys(mine["topic"], column)
+        entries["hash"] = self._hasher(mine["topic"], column)
         entries["key_at"] = keys_at + (offsets[:-1][keyed] - offsets[0]).astype(np.uint64)
         self._entries.append(entries)
 

@@ -23,6 +23,7 @@ from timer.aside import ASIDE, apart
 from timer.columns import Buffers, RowArray
 from timer.crc import joined
 from timer.disk import AppendFile, Disk
+from timer.keys import PLAIN, KeyHasher
 from timer.order import Position, concat
 from timer.run import (
     BATCH,
@@ -113,7 +114,14 @@ def _numbered(values: npt.NDArray[np.uint32]) -> tuple[list[int], npt.NDArray[np
 class RunWriter:
     """Writes one run. Rows come in (due, seq) order, at least one; `finish` follows, `close`."""
 
-    def __init__(self, disk: Disk, directory: Path, number: int, pace: Pace = unpaced) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        number: int,
+        pace: Pace = unpaced,
+        hasher: KeyHasher = PLAIN,
+    ) -> None:
         self._disk = disk
         self._directory = directory
         self._number = number
@@ -130,7 +138,7 @@ class RunWriter:
         self._batches: list[npt.NDArray[np.void]] = []
         self._tombstones = 0
         self._seqs: tuple[int, int] = ((1 << 64) - 1, 0)
-        self._aside = RunAside()
+        self._aside = RunAside(hasher)
 
     def add(self, rows: RowArray, bufs: Buffers) -> None:
         """Append rows; `bufs` holds at least the buffers that they point into."""
@@ -275,13 +283,14 @@ class RunWriter:
         return crc32
 
 
-def write_parts(
+def write_parts(  # noqa: PLR0913 -- where to, how large, how fast, and of what
     disk: Disk,
     directory: Path,
     numbers: Iterator[int],
     chunks: Iterable[tuple[RowArray, Buffers]],
     part_size: int,
     pace: Pace = unpaced,
+    hasher: KeyHasher = PLAIN,
 ) -> list[RunMeta]:
     """Write sorted rows to durable runs of `part_size` bytes each; return them in order.
 
@@ -305,7 +314,8 @@ def write_parts(
                 writer = None
             while len(rows):
                 if writer is None:
-                    writer, room = RunWriter(disk, directory, next(numbers), pace), part_size
+                    writer = RunWriter(disk, directory, next(numbers), pace, hasher)
+                    room = part_size
                 sizes = np.cumsum(row_sizes(rows))
                 stop = min(int(sizes.searchsorted(room)) + 1, len(rows))
                 writer.add(rows[:stop], bufs)

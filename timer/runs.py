@@ -26,6 +26,7 @@ from timer.compaction import PART_SIZE, Sketch, part_size, plan
 from timer.disk import Disk
 from timer.gone import NONE, Gone
 from timer.held import HeldRows, Only
+from timer.keys import PLAIN, KeyHasher
 from timer.lookup import in_run
 from timer.memtable import Peek
 from timer.merge import Merge, merged
@@ -94,8 +95,9 @@ class Lookup:
 class Runs:
     """See the module. `directory` is theirs alone; it is made if missing."""
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
         self._disk = disk
+        self._hasher = hasher
         self._directory = directory
         disk.make_dir(directory)
         self._windows: list[Window] = []
@@ -337,7 +339,8 @@ class Runs:
             CorruptFile: a chunk comes from a run that doesn't verify.
             DiskFailed: the process must stop.
         """
-        return write_parts(self._disk, self._directory, iter(numbers), chunks, size, pace)
+        where = self._disk, self._directory, iter(numbers)
+        return write_parts(*where, chunks, size, pace, self._hasher)
 
     def warm(self, metas: Iterable[RunMeta], position: Position) -> list[Window]:
         """Open new runs and load what is due soon, before they are used. For a thread.
@@ -351,7 +354,8 @@ class Runs:
         return windows
 
     def _open(self, meta: RunMeta, position: Position) -> Window:
-        return Window(Run(self._disk, self._directory, meta), position, self.new_buf)
+        run = Run(self._disk, self._directory, meta, self._hasher)
+        return Window(run, position, self.new_buf)
 
     def use(self, windows: Iterable[Window], position: Position) -> None:
         """Take new runs into use at the fire position."""

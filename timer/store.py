@@ -44,7 +44,7 @@ from timer.disk import Disk
 from timer.entry import Entry
 from timer.gone import Gone
 from timer.held import HeldAhead, Portion
-from timer.keys import hash_keys
+from timer.keys import PLAIN, KeyHasher
 from timer.lookup import Packer, Whole
 from timer.memtable import Left, Memtable
 from timer.merge import Merge, first_of, last_of
@@ -100,11 +100,13 @@ class Frozen:
 class Store:
     """See the module."""
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
         """Begin empty. `directory` is the state's; runs lie in its `runs/`, made if missing."""
-        self._runs = Runs(disk, directory / "runs")
+        self.hasher = hasher
+        """Of keys; its secret belongs into the manifest, as files hold hashes."""
+        self._runs = Runs(disk, directory / "runs", hasher)
         self._position = START
-        self._memtable = Memtable(START)
+        self._memtable = Memtable(START, hasher=hasher)
         self._frozen: Frozen | None = None
         self._leads = False
         self._pending = 0
@@ -112,7 +114,7 @@ class Store:
         self._prepared: Prepared | None = None
 
     @classmethod
-    def recover(
+    def recover(  # noqa: PLR0913 -- what a manifest says of it
         cls,
         disk: Disk,
         directory: Path,
@@ -120,6 +122,7 @@ class Store:
         position: Position,
         pending: int,
         held: int = 0,
+        hasher: KeyHasher = PLAIN,
     ) -> "Store":
         """Return the store that a manifest describes; files that it doesn't name are removed.
 
@@ -128,7 +131,7 @@ class Store:
         Raises:
             CorruptFile: a run is missing, or its length or footer is wrong.
         """
-        store = cls(disk, directory)
+        store = cls(disk, directory, hasher)
         store._adopt(runs, position, pending)
         store._held = held
         return store
@@ -343,7 +346,7 @@ class Store:
                 known |= memtable.find(due_ms, targets.seq) >= 0
         else:
             known = np.zeros(len(targets), np.bool_)
-            hashes = hash_keys(targets.topic, targets.key)
+            hashes = self.hasher(targets.topic, targets.key)
             for memtable in self._memtables():
                 known[memtable.find_keys(hashes, targets.topic, targets.key)[0]] = True
         runs = self._runs.runs
@@ -385,7 +388,7 @@ class Store:
         """
         rows = np.zeros(len(topic), ROW)
         if hashes is None:
-            hashes = hash_keys(topic, keys)
+            hashes = self.hasher(topic, keys)
         for memtable in self._memtables():
             which, places = memtable.find_keys(hashes, topic, keys)
             rows[which] = memtable.rows.take(places)
@@ -676,7 +679,7 @@ class Store:
         return [self._memtable] if self._frozen is None else [self._memtable, self._frozen.memtable]
 
     def _new_memtable(self) -> Memtable:
-        memtable = Memtable(self._position)
+        memtable = Memtable(self._position, hasher=self.hasher)
         if self._leads:
             memtable.lead()
         return memtable

@@ -79,7 +79,8 @@ class TimerApp(KeeperCalls):
     def __init__(self, node: "SimNode", town: Town) -> None:
         self.node = node
         self._town = town
-        self.engine = Engine(node.disk, STATE_PATH, CONFIG, self._observe)
+        secret = f"{node.replica} {node.nonce}".encode()  # each process has another
+        self.engine = Engine(node.disk, STATE_PATH, CONFIG, self._observe, secret)
         pauses = self.engine.machine.pauses
         pauses.portion, pauses.together, pauses.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
         self.voters: frozenset[ReplicaId] | None = (

@@ -12,14 +12,14 @@ from timer.columns import U64, Binary
 from timer.disk import RealDisk
 from timer.errors import CorruptFile, UnknownVersion
 from timer.key_file import ENTRY, PAGE_ENTRIES, KeyFile, encode
-from timer.keys import KeyTiers, hash_keys
-from timer.timer_id import mix
+from timer.keys import PLAIN, KeyHasher, KeyTiers
+from timer.timer_id import mix, mix_one
 
 TOPIC = 7
 
 
 def hashes_of(keys: list[bytes], topic: int = TOPIC) -> U64:
-    return hash_keys(np.full(len(keys), topic, np.uint32), Binary.of(keys))
+    return PLAIN(np.full(len(keys), topic, np.uint32), Binary.of(keys))
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=20))
@@ -34,6 +34,41 @@ def test_hash_tells_topics_and_zero_bytes_apart() -> None:
     assert hashes_of([b"k"], 1) != hashes_of([b"k"], 2)
     several = [b"", b"\0", b"\0\0", b"\0" * 8, b"\0" * 9]
     assert len(set(hashes_of(several).tolist())) == len(several)
+
+
+def unmixed(value: int) -> int:
+    """Return what `mix` makes this value of."""
+    every = (1 << 64) - 1
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        whole = value
+        for _ in range(64 // shift):
+            whole = value ^ whole >> shift
+        value = whole * pow(factor, -1, 1 << 64) & every
+    return (value - 0x9E3779B97F4A7C15) & every
+
+
+def test_mixing_without_a_secret_can_be_undone_but_a_hasher_is_not_met_by_it() -> None:
+    assert unmixed(mix_one(12_345)) == 12_345
+    head, goal = mix_one(TOPIC | 16 << 32), unmixed(0x1234567890ABCDEF)
+    keys = []
+    for number in range(300):  # each word undoes what the one before it has changed
+        word = number.to_bytes(8, "little")
+        middle = mix_one(head ^ int.from_bytes(word, "little"))
+        keys.append(word + (middle ^ goal).to_bytes(8, "little"))
+        assert mix_one(middle ^ middle ^ goal) == 0x1234567890ABCDEF
+    for hasher in (PLAIN, KeyHasher(b"a secret")):
+        hashes = hasher(np.full(len(keys), TOPIC, np.uint32), Binary.of(keys))
+        assert len(np.unique(hashes)) == len(keys)
+
+
+def test_hashes_of_a_hasher_are_those_of_its_secret_for_keys_of_any_length() -> None:
+    keys = Binary.of([b"k" * size for size in (0, 1, 7, 8, 9, 127, 128, 129, 1024, 65_536)])
+    topics = np.full(len(keys.sizes), TOPIC, np.uint32)
+    one, other = KeyHasher(b"one"), KeyHasher(b"other")
+    hashes = one(topics, keys)
+    assert len(np.unique(np.concatenate([hashes, other(topics, keys)]))) == 2 * len(topics)
+    assert (one(topics, keys) == hashes).all(), "longer keys made more factors"
+    assert (KeyHasher(b"one")(topics, keys) == hashes).all()
 
 
 @pytest.mark.parametrize("seed", range(5))

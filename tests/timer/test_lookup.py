@@ -27,13 +27,14 @@ from timer.cut import Filter
 from timer.engine import Engine
 from timer.errors import CorruptFile, InvalidRequest, Overloaded
 from timer.gathering import Done
-from timer.keys import hash_keys
+from timer.keys import KeyHasher
 from timer.leader import (
     CHANGES_MAX,
     KEYED_ROWS_MAX,
     KEYS_MAX,
     RESCHEDULE_ROWS_MAX,
     Leader,
+    LeaderConfig,
     Now,
 )
 from timer.payloads import Targets
@@ -149,12 +150,11 @@ def flip(disk: SimDisk, path: Path, at: int) -> None:
 
 
 def test_two_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def same(topic: object, keys: Binary) -> object:
-        del topic
+    def same(self: object, topic: object, keys: Binary) -> object:
+        del self, topic
         return np.full(len(keys.sizes), 7, np.uint64)
 
-    for name in ("memtable", "run_aside", "lookup", "store", "machine", "prepare"):
-        monkeypatch.setattr(f"timer.{name}.hash_keys", same)
+    monkeypatch.setattr(KeyHasher, "__call__", same)
     log, _, engine = filled("run")
     log.schedule(part_of([(1, FAR, b"")], keys=[b"d"]))
     catch_up(engine, log)
@@ -163,10 +163,15 @@ def test_two_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) ->
     assert rows["seq"].tolist() == [2, 4, 0, 0]
 
 
-def test_hash_of_one_key_differs_in_every_topic() -> None:
-    topics = np.arange(1, 50_000, dtype=np.uint32)
-    hashes = hash_keys(topics, Binary.of([b"the same"] * len(topics)))
-    assert len(np.unique(hashes)) == len(topics)
+def test_manifest_keeps_the_secret_that_its_files_were_hashed_with() -> None:
+    log, disk, _ = filled("run")
+    again = Engine(disk, STATE, LeaderConfig(), None, b"another")
+    catch_up(again, log)
+    asked = keys_of([(1, b"a"), (1, b"b"), (1, b"e")])
+    assert again.machine.store.find_keys(asked.topic, asked.key)["seq"].tolist() == [1, 2, 0]
+    assert again.machine.store.hasher.secret == b""
+    fresh = Engine(SimDisk(), STATE, LeaderConfig(), None, b"another")
+    assert fresh.machine.store.hasher.secret == fresh.machine.pages.hasher.secret == b"another"
 
 
 # ---- the leader

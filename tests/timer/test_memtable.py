@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from timer.columns import ROW, Binary, RowArray
-from timer.keys import hash_keys
+from timer.keys import PLAIN
 from timer.memtable import Memtable, Peek
 from timer.order import START, Position
 from timer.timer_id import SEQ_MAX
@@ -133,7 +133,7 @@ def test_key_that_fires_and_is_set_again_does_not_gather() -> None:
         row = rows_of([due], [due])
         row["topic"], row["key_size"] = 1, 3
         memtable.insert(row, due, b"hot")
-        which, _ = memtable.find_keys(hash_keys(topic, key), topic, key)
+        which, _ = memtable.find_keys(PLAIN(topic, key), topic, key)
         assert which.tolist() == [0]
         memtable.drop(Position(due, SEQ_MAX))
     assert sum(len(hashes) for hashes, _ in memtable._keys._tiers) < 10
