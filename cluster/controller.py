@@ -29,9 +29,12 @@ from typing import Final, Self, TypeAlias, assert_never
 from cluster.control import Appoint, ControlState, Init
 from cluster.fitness import SLOW_PARTS, Service, Unfit
 from cluster.membership import Change, Learner, Refusal, planned
+from cluster.succession import why_behind
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 _NEVER: Final = MonoMs(-(1 << 62))
+EPOCH_LEAP_MAX: Final = 1 << 32
+"""A promise further above all else was never asked for by a controller: it is passed over."""
 
 
 class Role(enum.StrEnum):
@@ -73,6 +76,9 @@ class ControllerConfig:
     follower applies four times a second, so it lacks less, unless it has just started."""
     propose_timeout_ms: int = 2_500
     """Propose again when nothing came of a proposal; above the shell's own deadline."""
+    refused_wait_ms: int = 1_000
+    """After refusals in a row, wait before the next try; doubles with each."""
+    refused_wait_ms_max: int = 16_000
     hand_over_after_ms: int = 5_000
     """Everything must have been well for this long before Raft's leadership is handed over."""
     hand_over_every_ms: int = 30_000
@@ -189,7 +195,10 @@ class RaftLeadership:
 
 @dataclass(frozen=True, slots=True)
 class ProposalEnded:
-    """The last proposal was applied, failed, or nobody knows."""
+    """The last proposal has an outcome, or none is known."""
+
+    refused: bool = False
+    """It was applied and changed nothing, or certainly never will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +237,7 @@ class Effects:
 
 
 _NOTHING: Final = Effects()
+_REFUSALS_SAID: Final = 1
 
 
 def _refused(why: str) -> Effects:
@@ -276,6 +286,9 @@ class Controller:
     _gone_since_ms: MonoMs | None = None
     _stalls: int = 0
     """Appointees in a row that never served."""
+    _refusals: int = 0
+    """Appointments in a row that Raft, or a voter with a higher promise, refused."""
+    _wait_until_ms: MonoMs = _NEVER
     _proposed_at_ms: MonoMs | None = None
     _well_since_ms: MonoMs | None = None
     _handed_over_at_ms: MonoMs = _NEVER
@@ -303,8 +316,10 @@ class Controller:
                 self._note_state(now_ms, state)
             case RaftLeadership(leads):
                 self._note_leadership(now_ms, leads=leads)
-            case ProposalEnded():
+            case ProposalEnded(refused):
                 self._proposed_at_ms = None
+                if refused:
+                    self._note_refusal(now_ms)
             case TransferAsked(target):
                 return self._transfer(now_ms, target)
             case ChangeAsked(change, name):
@@ -369,6 +384,7 @@ class Controller:
         leads = report.role is Role.LEADER and report.epoch == self._state.epoch
         if leads and report.serving:
             self._served, self._stalls = True, 0
+            self._refusals, self._wait_until_ms = 0, _NEVER
             self._note_service(now_ms, report)
         if leads and not report.lease_ok:
             self._lease_bad_since_ms = self._lease_bad_since_ms or now_ms
@@ -400,6 +416,8 @@ class Controller:
         if state.epoch != self._state.epoch:
             if self._leads and self._state.leader is not None and not self._served:
                 self._stalls = min(self._stalls + 1, self.config.stall_doublings_max)
+                if not self._has_stalled():
+                    self._note_refusal(now_ms)  # this epoch is above what was met
             self._watch(now_ms)
             self._unfit.learn(now_ms, state.unfit)
         self._state = state
@@ -407,9 +425,15 @@ class Controller:
     def _note_leadership(self, now_ms: MonoMs, *, leads: bool) -> None:
         if leads and not self._leads:
             self._watch(now_ms)
-            self._stalls = 0
-            self._proposed_at_ms = None
+            self._stalls = self._refusals = 0
+            self._wait_until_ms, self._proposed_at_ms = _NEVER, None
         self._leads = leads
+
+    def _note_refusal(self, now_ms: MonoMs) -> None:
+        """Wait before the next appointment, longer with each refusal in a row."""
+        wait_ms = self.config.refused_wait_ms << min(self._refusals, 10)
+        self._wait_until_ms = MonoMs(now_ms + min(wait_ms, self.config.refused_wait_ms_max))
+        self._refusals += 1
 
     def _watch(self, now_ms: MonoMs) -> None:
         """Start afresh: nothing that was seen of an earlier leader counts."""
@@ -429,6 +453,8 @@ class Controller:
             if now_ms - self._proposed_at_ms < self.config.propose_timeout_ms:
                 return _NOTHING
             self._proposed_at_ms = None
+        if now_ms < self._wait_until_ms:
+            return _NOTHING
         if self._state.cluster_id is None:
             init = Init(cluster_id=self.cluster_id, voters=dict(self.founders))
             return self._propose(now_ms, init, "the control plane is empty")
@@ -526,13 +552,13 @@ class Controller:
 
     def _why_above(self, now_ms: MonoMs) -> str | None:
         """A voter promised another leadership, and refuses what the leader sends."""
-        epoch = self._state.epoch
+        epoch, most = self._state.epoch, self._epoch_max()
         above = [
             node.name
             for node in self._fresh(now_ms)
             if node.report is not None
             and (
-                node.report.highest_promise > epoch
+                epoch < node.report.highest_promise <= most
                 or (node.replica_id == self._state.leader and node.report.refused_epoch >= epoch)
             )
         ]
@@ -599,10 +625,11 @@ class Controller:
             if report.last_epoch == last_epoch
             and report.last_index > last_index - self.config.close_entries
         ]
-        unfit = self._unfit.at(now_ms)
+        unfit, most = self._unfit.at(now_ms), self._epoch_max()
         node, _ = min(
             close,
             key=lambda pair: (
+                pair[1].highest_promise > most,
                 pair[0].stalled_in,
                 pair[0].replica_id in unfit,
                 self._is_slow(pair[1]),
@@ -641,11 +668,20 @@ class Controller:
         for node in self._nodes.values():
             if node.report is not None:
                 known += [node.report.epoch, node.report.last_epoch, node.report.highest_promise]
-        return Epoch(max(known) + 1)
+        most = self._epoch_max()
+        return Epoch(max(epoch for epoch in known if epoch <= most) + 1)
+
+    def _epoch_max(self) -> int:
+        """Return the highest epoch that is believed: of logs, half of them count."""
+        logs = sorted(node.report.last_epoch for node in self._nodes.values() if node.report)
+        middle = logs[(len(logs) - 1) // 2] if logs else 0
+        return max(self._state.epoch, middle) + EPOCH_LEAP_MAX
 
     def _propose(self, now_ms: MonoMs, command: Init | Appoint, reason: str) -> Effects:
         self._proposed_at_ms = now_ms
-        return Effects(propose=command, reason=reason)
+        if self._refusals == _REFUSALS_SAID:
+            reason += "; refused again: this is said no more until it works"
+        return Effects(propose=command, reason=reason if self._refusals <= _REFUSALS_SAID else "")
 
     def _transfer(self, now_ms: MonoMs, target: ReplicaId | None) -> Effects:
         if not self._leads:
@@ -672,33 +708,12 @@ class Controller:
         return self._appoint(now_ms, successor, "an operator asked for a transfer", unfit=unfit)
 
     def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> Refusal | None:
-        """Return why `successor` can't take over at once: the leader serves until it can.
-
-        Raft brings a target up to date before the leader stops (Ongaro's thesis, 3.10). Here the
-        leader sends it all entries anyway: it takes time alone, if it is not too far behind.
-        """
+        """Return why `successor` can't take over at once: the leader serves until it can."""
+        held = self._ends[0][1] if self._ends and self._leader() in fresh else None
         reports = [node.report for node in fresh if node.report is not None]
-        end = max((report.last_epoch, report.last_index) for report in reports)
-        name, report = successor.name, successor.report
-        assert report is not None, successor
-        behind = max(0, end[1] - report.last_index)
-        lacks = f"{name} is {behind} entries behind"
-        if behind > self.config.transfer_entries:
-            return Refusal(f"{lacks}; at most {self.config.transfer_entries}", later=False)
-        if report.unsure:
-            return Refusal(f"{lacks}, and not matched with the leader's log yet", soon=True)
-        if report.last_epoch != end[0]:
-            return Refusal(f"{lacks}, and has no entry of epoch {end[0]} yet", soon=True)
-        if self._leader() in fresh and self._ends:
-            has_caught_up = report.last_index >= self._ends[0][1]
-        else:
-            has_caught_up = behind <= self.config.close_entries
-        if not has_caught_up:
-            return Refusal(lacks, soon=True)
-        unapplied = report.last_index - report.applied_index
-        if unapplied > self.config.lag_entries:
-            return Refusal(f"{name} has {unapplied} entries to apply", soon=True)
-        return None
+        ends = [(report.last_epoch, report.last_index) for report in reports]
+        assert successor.report is not None, successor
+        return why_behind(successor.report, max(ends), held, self.config)
 
     def _change(self, now_ms: MonoMs, change: Change, name: str) -> Effects:
         """Appoint once more, with other voters: the present leader, if it is still one then."""

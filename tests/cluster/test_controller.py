@@ -1,5 +1,6 @@
 """Scenarios of the controller: three nodes, a clock, and one controller on node a."""
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from cluster.control import Appoint, ControlState, Init
 from cluster.controller import (
+    EPOCH_LEAP_MAX,
     ChangeAsked,
     Controller,
     ControllerConfig,
@@ -317,6 +319,66 @@ def test_refused_appointee_is_followed_by_an_epoch_above_the_promise_it_met() ->
     assert [epoch for epoch, _ in play.appointed] == [6, 41]
 
 
+def test_refusals_in_a_row_are_answered_ever_more_slowly_and_said_twice() -> None:
+    play = in_service()
+    play.lose("b")
+    said: list[str] = []
+    made_ms: list[int] = []
+    for _ in range(0, 60_000, STEP_MS):
+        count = len(play.appointed)
+        epoch = play.state.epoch
+        for name in "ac":  # each has met a promise above every appointment
+            play.reports[name] = replace(
+                follower(name, epoch=epoch), highest_promise=Epoch(epoch + 7)
+            )
+            if VOTERS[name] == play.state.leader:
+                play.reports[name] = replace(play.reports[name], role=Role.PROMOTING)
+        play.run(STEP_MS)
+        if len(play.appointed) > count:
+            made_ms.append(play.now_ms)
+            said += [play.reason] if play.reason else []
+    waits_ms = [after - before for before, after in itertools.pairwise(made_ms)]
+    assert waits_ms[0] <= 2 * STEP_MS  # the first goes above the promise at once
+    assert waits_ms[1:6] == [1_000, 2_000, 4_000, 8_000, 16_000]
+    assert len(said) == 3
+    assert "said no more until it works" in said[-1]
+    name = next(name for name in "ac" if VOTERS[name] == play.state.leader)
+    play.reports[name] = serving(name, epoch=play.state.epoch)
+    play.run(STEP_MS)
+    play.lose(name)
+    play.reports["b"] = follower("b", epoch=play.state.epoch)
+    play.do(LinkChanged("b", up=True))
+    play.run(CONFIG.link_grace_ms + CONFIG.gather_ms + STEP_MS)
+    assert play.appointed[-1][0] > play.state.epoch - 1, "a leader served: nothing waits"
+    assert len(play.appointed) == len(made_ms) + 1
+
+
+def test_proposal_that_raft_refuses_is_not_made_again_at_once() -> None:
+    play = in_service()
+    play.commits = False
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + STEP_MS)
+    assert len(play.proposed) == 1
+    for wait_ms in (1_000, 2_000):
+        count = len(play.proposed)
+        play.do(ProposalEnded(refused=True))
+        play.run(wait_ms - STEP_MS)
+        assert len(play.proposed) == count
+        play.run(2 * STEP_MS)
+        assert len(play.proposed) == count + 1
+
+
+@pytest.mark.parametrize("epoch", [(1 << 63) - 1, EPOCH_LEAP_MAX + 6])
+def test_epoch_that_no_controller_can_have_given_is_passed_over(epoch: int) -> None:
+    play = in_service()
+    play.reports["c"] = replace(follower("c", epoch=5), highest_promise=Epoch(epoch))
+    play.run(3 * CONFIG.promise_grace_ms)
+    assert play.appointed == []  # whatever it promised, the leader serves
+    play.lose("b")
+    play.run(CONFIG.link_grace_ms + CONFIG.gather_ms + STEP_MS)
+    assert [epoch for epoch, _ in play.appointed] == [6]
+
+
 def test_voter_that_promised_above_the_leader_gets_an_epoch_above_its_promise() -> None:
     play = in_service()
     play.reports["c"] = replace(follower("c", epoch=5, promise=9))
@@ -355,6 +417,15 @@ def test_lost_control_plane_adopts_a_leader_that_serves() -> None:
     play.lead()
     play.run(10_000)
     assert play.appointed == [(8, "c")]
+
+
+def test_lost_control_plane_adopts_no_leader_without_a_lease() -> None:
+    play = Play(state=ControlState())
+    play.reports = {name: follower(name, epoch=8) for name in VOTERS}
+    play.reports["c"] = replace(serving("c", epoch=8), lease_ok=False)
+    play.lead()
+    play.run(CONFIG.gather_first_ms)
+    assert [epoch for epoch, _ in play.appointed][:1] == [9]
 
 
 def test_without_a_majority_nobody_is_appointed() -> None:
