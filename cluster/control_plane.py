@@ -109,7 +109,7 @@ class ControlPlane:
         voters: Mapping[str, ReplicaId],
         channel_for: Callable[[str], grpc.aio.Channel],
         clock: Callable[[], MonoMs],
-        allow_empty: bool = False,
+        raft_lost: bool = False,
         config: ControllerConfig | None = None,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
         fail: Callable[[Exit, str], NoReturn] = exit_process,
@@ -121,7 +121,7 @@ class ControlPlane:
         voters: All voters as configured, this node included if it is one.
         channel_for: Returns a new channel to a peer, made with raft_link.CHANNEL_OPTIONS, with
             the peer's present address; it will be closed here.
-        allow_empty: An operator says that this node's Raft files are lost.
+        raft_lost: An operator says that the Raft files of all absent nodes are lost.
         identify: See RaftLink.
         """
         config = config or ControllerConfig()
@@ -129,7 +129,7 @@ class ControlPlane:
         assert voters.get(name, replica_id) == replica_id, f"{name} is {voters[name]} in voters"
         self.name, self.replica_id = name, replica_id
         self._peers, self._directory = dict(peers), directory
-        self._cluster_id, self._founding, self._allow_empty = cluster_id, founding, allow_empty
+        self._cluster_id, self._founding, self._raft_lost = cluster_id, founding, raft_lost
         self._clock, self._fail = clock, fail
         self._transfer_s = config.transfer_ms / 1000
         self._controller = Controller(
@@ -158,6 +158,8 @@ class ControlPlane:
         self._reported: Report | None = None
         self._reported_at_ms = MonoMs(0)
         self._pending: dict[int, asyncio.Future[Outcome]] = {}
+        self._failed: tuple[Command, Outcome] | None = None
+        """The last proposal, if it did not succeed."""
         self._asked: dict[int, tuple[str, asyncio.Future[TransferAnswer]]] = {}
         """What was asked of which controller, by the ask's id."""
         self._publishing = asyncio.Lock()
@@ -175,7 +177,7 @@ class ControlPlane:
         """Raft runs, and peers are being dialled.
 
         Raises:
-            WrongDirectory, CorruptFile: see raft_files.py.
+            WrongDirectory, UnknownVersion: see raft_files.py.
         """
         self._loop = asyncio.get_running_loop()
         files = raft_files.open_files(
@@ -183,7 +185,7 @@ class ControlPlane:
             cluster_id=self._cluster_id,
             name=self.name,
             founding=self._founding,
-            allow_empty=self._allow_empty,
+            alone=not self._peers,
         )
         self._raft = Raft(
             name=self.name,
@@ -191,6 +193,7 @@ class ControlPlane:
             files=files,
             machine=self._register,
             on_change=self._wake_loop,
+            others_lost=self._raft_lost,
             fail=self._fail,
         )
         self._view = self._raft.view
@@ -368,9 +371,10 @@ class ControlPlane:
 
     async def _propose(self, command: Command) -> Outcome:
         outcome = await self._submit(command)
-        if outcome is not Outcome.OK:
-            logger.warning("%s: %s", command, outcome)
-        self._step(ProposalEnded())
+        if outcome is not Outcome.OK and (command, outcome) != self._failed:
+            logger.warning("%s: %s; said once", command, outcome)
+        self._failed = None if outcome is Outcome.OK else (command, outcome)
+        self._step(ProposalEnded(refused=outcome is Outcome.FAILED))
         return outcome
 
     async def _asked_for(self, asked: Asked) -> TransferAnswer:

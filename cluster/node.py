@@ -131,7 +131,7 @@ class Node:
         """`restart` is called when a snapshot waits to be installed by the next start.
 
         `before_serving`: when what the disk held is in memory, and nobody can ask yet.
-        `raft_lost`: an operator says that Raft's files are gone, and that this is no reason to end.
+        `raft_lost`: an operator says that the Raft files of all absent nodes are gone.
         """
         self.config = config
         self._fatal = fatal
@@ -269,7 +269,7 @@ class Node:
             peers=others,
             directory=config.data,
             founding=identity.is_founder,
-            allow_empty=self._raft_lost,
+            raft_lost=self._raft_lost,
             cluster_id=config.cluster_id,
             voters=identity.founding_voters,
             channel_for=lambda name: grpc.aio.insecure_channel(

@@ -52,7 +52,7 @@ class Ending:
 
 
 def run(config: NodeConfig, *, raft_lost: bool = False) -> int:
-    """Run a node until SIGTERM or SIGINT. `raft_lost`: an operator says that its raft/ is."""
+    """Run a node until SIGTERM or SIGINT. `raft_lost`: see Node."""
     setup_logs(level=config.log_level, node=config.name)
     give_back_large_blocks()
     ending = Ending()

@@ -9,7 +9,8 @@ some of its corners can't be trusted. What this module puts between:
     leadership   `view.leads` only after everything of earlier terms has been applied
     outcomes     a command succeeded when this node itself applied it; pysyncobj's SUCCESS is
                  not taken for an answer, its certain failures are
-    votes        withheld, with acknowledgements, while this node may have forgotten some
+    votes        withheld, with acknowledgements, while this node may have forgotten some, and
+                 while others can lead without it
     appends      records already held from the same leader are not dropped and written again
 
     event loop                          tick thread (ours: `doTick` in a loop)
@@ -29,6 +30,7 @@ import importlib.metadata
 import itertools
 import logging
 import os
+import random
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -58,6 +60,11 @@ REST_S_MIN: Final = 0.02
 REST_S_MAX: Final = 0.1
 """Between ticks of a node to which nothing comes: then only deadlines wake its Raft."""
 BARRIER_EVERY_S: Final = 1.0
+RECALL_S: Final = 10.0
+"""A node that withholds votes again when so long none led, though all nodes were linked: too many
+have forgotten. The votes of before are over by then, and no absent node can know more."""
+RECALL_LATER_S: Final = 3.0
+"""Then it stands for election so much later: a node that has forgotten nothing comes first."""
 STALL_MS_MAX: Final = 10_000
 """A tick thread that hasn't come round for this long is stuck, and the process ends."""
 
@@ -168,7 +175,7 @@ def checked_conf(files: RaftFiles, **hooks: Callable[..., object]) -> SyncObjCon
 class Raft:
     """One node's Raft. The public methods may be called from any thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         name: str,
@@ -176,9 +183,12 @@ class Raft:
         files: RaftFiles,
         machine: Machine,
         on_change: Callable[[], None],
+        others_lost: bool = False,
         fail: Callable[[Exit, str], NoReturn] = exit_process,
     ) -> None:
+        """`others_lost`: an operator says that no absent node has its files, either."""
         assert name not in peers, name
+        self._others_lost = others_lost
         self._name, self._peers, self._files = name, peers, files
         self._machine, self._on_change, self._fail = machine, on_change, fail
         self._link: Link | None = None
@@ -199,6 +209,8 @@ class Raft:
         self._core = _Core(
             self._name, self._peers, self._files, self._machine, self._fail, self._progressed, link
         )
+        if self._others_lost:
+            self._core.links_wanted = (len(self._peers) + 1) // 2  # and this node: a majority
         self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
         self._thread.start()
 
@@ -297,6 +309,9 @@ class _Core(SyncObj):  # type: ignore[misc]
         self._barrier = _BARRIER + secrets.token_bytes(16)
         """Committed without this node's help, it proves that a leader brought it up to date."""
         self._barrier_at = 0.0
+        self.links_wanted = len(peers)
+        """So many peers have to be linked before this node votes again without a leader."""
+        self._leaderless_at = monotonic()
         conf = checked_conf(files, serializer=self._write_dump, deserializer=self._read_dump)
         with _journal_given(files.journal):
             super().__init__(
@@ -380,6 +395,8 @@ class _Core(SyncObj):  # type: ignore[misc]
         """Return the message as Raft shall see it. None: not at all."""
         if message["type"] == "timeout_now" and self.withholds:
             return None
+        if message["type"] == "append_entries":
+            self._leaderless_at = monotonic()
         if message["type"] == "append_entries" and message.get("prevLogIdx") is not None:
             return self._without_held(message)
         return message
@@ -436,6 +453,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             # Never a candidate: its term would rise, and no leader would reach it any more.
             self._SyncObj__raftElectionDeadline = monotonic() + 1e6
             self._propose_barrier()
+            self._recall_votes()
         super()._onTick(timeToWait)
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> None:  # noqa: N802
@@ -500,6 +518,17 @@ class _Core(SyncObj):  # type: ignore[misc]
         if now - self._barrier_at >= BARRIER_EVERY_S and self._getLeader() is not None:
             self._barrier_at = now
             self.submit(self._barrier, lambda _result, _error: None)
+
+    def _recall_votes(self) -> None:
+        """Vote again if none leads, though all are there: too many withhold."""
+        now = monotonic()
+        if len(self._SyncObj__connectedNodes) < self.links_wanted:
+            self._leaderless_at = now
+        if now - self._leaderless_at >= RECALL_S:
+            self._journal.allow_votes()
+            later_s = RECALL_LATER_S + SETTINGS["raftMaxTimeout"] * random.random()  # noqa: S311
+            self._SyncObj__raftElectionDeadline = now + later_s
+            logger.warning("nodes are there, and none leads: this one votes again")
 
     def _pass_barrier(self, barrier: bytes) -> None:
         if barrier != self._barrier or not self.withholds:

@@ -5,24 +5,27 @@
     <data directory>/raft/snapshot       the state at some index; stands for all records before
 
 A Raft node that loses its files forgets whom it voted for and what it acknowledged, and could
-elect a leader that lacks committed commands. So an empty `raft/` beside the marker is refused,
-until an operator says so (`timerd --raft-lost`); then, and when a node joins later, it *withholds*
-its votes and acknowledgements until an entry of its own has been committed by the others without
-it: raft.py. Only a founding voter, formatted together with all others, votes from the start.
-When every node lost its files, the operator removes the marker on every node: they found anew,
-and the epoch survives in the promises of the log.
+elect a leader that lacks committed commands. All of it is a hint: the timer log fences itself, and
+its promises keep the epochs. So lost or damaged files stop no node. They are made anew. The node
+*withholds* its votes and acknowledgements, as one that joins later does: until an entry of its own
+was committed by the others without it, or all nodes are there and none of them leads (raft.py).
+Only a founding voter, formatted together with all others, votes from the start, and a node alone.
 
-    marker   raft/    what happens
-    no       no       created; votes if founding
-    no       yes      a crash between creating the two: the marker is written
-    yes      no       WrongDirectory, or created without a vote if allowed
-    yes      yes      opened
+    marker           raft/              what happens
+    no               no                 created; votes if founding
+    no               yes                a crash between creating the two: the marker is written
+    yes              no                 created without a vote
+    yes              yes                opened
+    damaged          any                as if it were whole; written anew
+    another node's   any                WrongDirectory
+    any              damaged            set aside as `raft.damaged`, created without a vote
 
 A snapshot is a sealed (checksummed) msgpack list: [version, state, last record, record before].
 It and the journal must fit: the journal continues at the snapshot's records, or is replaced by
 them when a crash interrupted a compaction or the installation of a leader's snapshot.
 """
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +46,8 @@ from cluster.raft_journal import (
     write_atomic,
 )
 from timer.errors import CorruptFile, UnknownVersion, WrongDirectory
+
+logger = logging.getLogger(__name__)
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -76,36 +81,62 @@ class RaftFiles:
 
 
 def open_files(
-    data_directory: Path, *, cluster_id: str, name: str, founding: bool, allow_empty: bool
+    data_directory: Path, *, cluster_id: str, name: str, founding: bool, alone: bool = False
 ) -> RaftFiles:
-    """Raft's directory and its marker exist, verify and fit each other.
+    """Raft's directory and its marker exist, verify and fit each other; `alone`: no other node is.
 
     Raises:
-        WrongDirectory: the marker is another node's, or stands beside an empty directory.
+        WrongDirectory: the marker is another node's.
         UnknownVersion: another program wrote a file.
-        CorruptFile: a file doesn't verify, or journal and snapshot contradict each other.
     """
     directory = data_directory / "raft"
     marker = data_directory / "raft-member"
     owner = msgpack.packb([SNAPSHOT_VERSION, cluster_id, name])
     is_member = marker.exists()
-    if is_member:
-        _check_version(marker, unseal(marker))
-    if is_member and unseal(marker) != owner:
-        raise WrongDirectory(f"{marker}: not written by node {name!r} of cluster {cluster_id!r}")
+    is_marked = is_member and _is_owner(marker, owner)
     is_empty = not directory.exists() or not any(directory.iterdir())
-    if is_member and is_empty and not allow_empty:
-        raise WrongDirectory(
-            f"{directory} is empty, but this node was a member of Raft: its votes are forgotten."
-            " If only this node lost them, start it once with --raft-lost: it rejoins and votes"
-            f" when it is up to date. If every node did, remove {marker} on every node"
-        )
     if is_empty:
-        _create(directory, may_vote=founding and not is_member)
-    if not is_member:
+        if is_member:
+            logger.warning("%s is gone: it is made anew", directory)
+        _create(directory, may_vote=alone or (founding and not is_member))
+    if not is_marked:
         write_atomic(marker, seal(owner))
+    try:
+        return _opened(directory)
+    except CorruptFile as error:
+        aside = directory.with_name("raft.damaged")
+        logger.warning("%s; it is set aside as %s, and made anew", error, aside)
+        if aside.exists():
+            shutil.rmtree(aside)
+        directory.rename(aside)
+        _create(directory, may_vote=alone)
+        return _opened(directory)
+
+
+def _is_owner(marker: Path, owner: bytes) -> bool:
+    """Return whether the marker is this node's; False: it is damaged.
+
+    Raises:
+        WrongDirectory: it is another node's.
+    """
+    try:
+        body = unseal(marker)
+    except CorruptFile as error:
+        logger.warning("%s; it is written anew", error)
+        return False
+    _check_version(marker, body)
+    if body != owner:
+        raise WrongDirectory(f"{marker}: of another node or cluster than the settings name")
+    return True
+
+
+def _opened(directory: Path) -> RaftFiles:
     files = RaftFiles(directory, Journal(directory))
-    _fit(files)
+    try:
+        _fit(files)
+    except CorruptFile:
+        files.journal.close()
+        raise
     return files
 
 

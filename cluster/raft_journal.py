@@ -18,8 +18,8 @@ Two files in Raft's own directory. Little-endian, positions and sizes in bytes, 
 
 The two checksums tell three endings apart. *Torn*: the file ends inside a record, or a record
 has a sector that was never written (all zero) and nothing valid follows; it was never promised
-to anybody and is cut. *Corrupt*: anything else that doesn't verify; it was durable once, so the
-node stops. (etcd's WAL draws the same line.) *Clean*: everything else.
+to anybody and is cut. *Corrupt*: anything else that doesn't verify; it was durable once, and the
+files are made anew (raft_files.py). (etcd's WAL draws the same line.) *Clean*: everything else.
 
 Records are written as they come and fsynced in groups: whoever sends a message or applies a
 command calls `flush` first. Compaction and replacement write a new file and rename it.
@@ -194,9 +194,16 @@ class Journal:
             return
         del self._records[position:]
         self._dirty = True
-        if not self._replaced:
-            del self._ends[position:]
+        if self._replaced:
+            return
+        del self._ends[position:]
+        try:
             os.ftruncate(self._fd, self._end)
+            # Before anything is written there: a power cut would leave the new record and, beyond
+            # it, pieces of the old ones, which look like damage.
+            os.fsync(self._fd)
+        except OSError as error:
+            raise DiskFailed(f"{self._path}: {error}", errno=error.errno) from error
 
     def deleteEntriesTo(self, position: int) -> None:  # noqa: N802
         """Compact: drop records before `position`, but for TRAILING_RECORDS of them."""
@@ -236,6 +243,10 @@ class Journal:
 
     def _destroy(self) -> None:
         self.flush()
+        self.close()
+
+    def close(self) -> None:
+        """Close the file as it is."""
         os.close(self._fd)
 
 

@@ -3,7 +3,7 @@
     timerd init --data D --name n1 --cluster-id c --voters n1,n2,n3     format a data directory
     timerd --config n1.toml                                             run the node
     timerd --config n1.toml --print-config                              show the settings in force
-    timerd --config n1.toml --raft-lost      ... once, though raft/ is gone (docs/members.md)
+    timerd --config n1.toml --raft-lost      with raft/ gone on most nodes (docs/members.md)
 
 Exit codes: 0 stopped as asked; 2 usage; 64 a setting or a port; 65 the data directory; 66 damaged
 files, another version's, a lost promise, or a founder formatted again; 67 the disk failed; 68 the
@@ -132,7 +132,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--raft-lost",
         action="store_true",
-        help="this node's raft/ is gone: let it rejoin, and vote when it is up to date",
+        help="raft/ is gone here, and on all nodes that are away: elect without waiting for them",
     )
     arguments = parser.parse_args(argv)
     path = arguments.config or os.environ.get("TIMERD_CONFIG")

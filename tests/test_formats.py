@@ -163,7 +163,7 @@ def an_install() -> None:
 def in_raft(name: str, change: Callable[[Path], bytes]) -> Callable[[Path], None]:
     def reopen(data: Path) -> None:
         def open_files() -> None:
-            raft_files.open_files(data, cluster_id="c", name="n", founding=True, allow_empty=False)
+            raft_files.open_files(data, cluster_id="c", name="n", founding=True)
 
         open_files()
         if name == "raft/snapshot":

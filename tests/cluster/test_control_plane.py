@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock
 import grpc
 import pytest
 
-from cluster import control_plane, raft_journal
+from cluster import control_plane, raft, raft_journal
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome, TransferAnswer
 from cluster.controller import ControllerConfig, Report, Role
@@ -23,7 +23,6 @@ from cluster.membership import Change
 from cluster.raft import Exit
 from cluster.raft_link import CHANNEL_OPTIONS
 from deploy.local import free_ports
-from timer.errors import WrongDirectory
 from timer.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId, UnixMs
 
 DEADLINE_S = 120.0
@@ -37,7 +36,7 @@ def clock() -> MonoMs:
 class Node:
     """A control plane, its server, and a replica that does as it is told at once."""
 
-    def __init__(self, cluster: "Cluster", name: str, *, allow_empty: bool) -> None:
+    def __init__(self, cluster: "Cluster", name: str, *, raft_lost: bool) -> None:
         self.failures: list[tuple[Exit, str]] = []
         self.name = name
         self.report = Report(
@@ -63,7 +62,7 @@ class Node:
             voters=VOTERS,
             channel_for=cluster.channel_for,
             clock=clock,
-            allow_empty=allow_empty,
+            raft_lost=raft_lost,
             config=cluster.config,
             fail=self.fail,
         )
@@ -115,9 +114,9 @@ class Cluster:
         for name, port in zip(VOTERS, free_ports(len(VOTERS)), strict=True):
             self.addresses[name] = f"127.0.0.1:{port}"
 
-    async def start(self, *names: str, allow_empty: bool = False) -> None:
+    async def start(self, *names: str, raft_lost: bool = False) -> None:
         for name in names:
-            node = Node(self, name, allow_empty=allow_empty)
+            node = Node(self, name, raft_lost=raft_lost)
             (self.directory / name).mkdir(exist_ok=True)
             await node.plane.start()
             node.server.add_insecure_port(node.address)
@@ -392,22 +391,20 @@ def test_restart_of_all_keeps_the_state(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
-def test_wiped_node_is_refused_then_votes_only_when_brought_up_to_date(tmp_path: Path) -> None:
+def test_wiped_node_votes_only_when_brought_up_to_date(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         controller = await cluster.controller()
         wiped, other = (name for name in VOTERS if name != controller)
         await cluster.stop(*VOTERS)
         shutil.rmtree(tmp_path / wiped / "raft")
-        with pytest.raises(WrongDirectory, match="--raft-lost"):
-            await cluster.start(wiped)
 
         # Alone with one other, it may not help to elect: what it forgot may matter.
         await cluster.start(other)
-        await cluster.start(wiped, allow_empty=True)
-        raft = cluster.nodes[other].plane._raft
-        assert raft is not None
-        term = raft.view.term
-        await until(lambda: raft.view.term >= term + 3, "the other stands for election in vain")
+        await cluster.start(wiped)
+        of_other = cluster.nodes[other].plane._raft
+        assert of_other is not None
+        term = of_other.view.term
+        await until(lambda: of_other.view.term >= term + 3, "the other stands for election in vain")
         assert cluster.controllers == []
         assert cluster.nodes[wiped].plane.status()["may_vote"] is False
 
@@ -422,16 +419,62 @@ def test_wiped_node_is_refused_then_votes_only_when_brought_up_to_date(tmp_path:
     run(scenario, tmp_path)
 
 
-def test_epoch_survives_loss_of_all_raft_files(tmp_path: Path) -> None:
+def test_epoch_survives_loss_of_all_raft_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raft, "RECALL_S", 1.0)
+
     async def scenario(cluster: Cluster) -> None:
         await cluster.stop()
         for name in VOTERS:
             shutil.rmtree(tmp_path / name / "raft")
-            (tmp_path / name / "raft-member").unlink()
         cluster.promises = {"a": Epoch(40), "b": Epoch(41), "c": Epoch(7)}
         await cluster.start(*VOTERS)
         await until(cluster.serves, "founded anew")
         assert cluster.epoch >= 42
+
+    run(scenario, tmp_path)
+
+
+def test_node_that_has_forgotten_nothing_leads_those_that_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raft, "RECALL_S", 1.0)
+
+    async def scenario(cluster: Cluster) -> None:
+        published = checkpoint(cluster.epoch, 7, t=3)
+        await publish(cluster.nodes["b"], published)
+        promise = cluster.nodes["a"].report.highest_promise
+        await cluster.stop()
+        cluster.promises = dict.fromkeys(VOTERS, promise)
+        for name in "ac":
+            (tmp_path / name / "raft" / "journal").write_bytes(b"damaged")
+        await cluster.start(*VOTERS)
+        await until(lambda: cluster.serves(above=promise), "in service")
+        assert cluster.nodes["a"].plane.state.checkpoint == published
+        assert all(node.plane.status()["may_vote"] is True for node in cluster.nodes.values())
+
+    run(scenario, tmp_path)
+
+
+def test_majority_without_raft_files_goes_on_without_the_third_node_if_an_operator_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raft, "RECALL_S", 1.0)
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.stop()
+        cluster.promises = dict.fromkeys(VOTERS, Epoch(40))
+        shutil.rmtree(tmp_path / "a" / "raft")
+        await cluster.start("a", "b")  # the third may know more
+        raft_of_b = cluster.nodes["b"].plane._raft
+        assert raft_of_b is not None
+        term = raft_of_b.view.term
+        await until(lambda: raft_of_b.view.term >= term + 5, "b stands for election in vain")
+        assert cluster.controllers == []
+        await cluster.stop("a")
+        await cluster.start("a", raft_lost=True)
+        await until(lambda: cluster.serves(above=40), "in service")
 
     run(scenario, tmp_path)
 

@@ -46,7 +46,7 @@ class Wire:
 
 
 def files_in(path: Path) -> RaftFiles:
-    return open_files(path, cluster_id="test", name="a", founding=True, allow_empty=False)
+    return open_files(path, cluster_id="test", name="a", founding=True)
 
 
 @contextmanager

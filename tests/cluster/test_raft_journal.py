@@ -1,7 +1,10 @@
 """Raft's files: cut at every byte, flip every byte, interrupt every replacement."""
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from cluster.raft_files import (
     read_snapshot,
     write_snapshot,
 )
-from cluster.raft_journal import HEADER_SIZE, RECORD_HEAD_SIZE, Journal, Record
+from cluster.raft_journal import HEADER_SIZE, RECORD_HEAD_SIZE, Journal, Record, read_meta
 from timer.errors import CorruptFile, UnknownVersion, WrongDirectory
 
 RECORDS: list[Record] = [(b"\1", 1, 0), (b"\0one", 2, 1), (b"\0two, longer", 3, 1), (b"\0", 4, 7)]
@@ -112,6 +115,79 @@ def test_journal_of_another_version_is_refused(
         Journal(directory)
 
 
+class Calls:
+    """What is asked of the system, in order, with the file's name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[str] = []
+        for name in ("write", "ftruncate", "fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._noting(name, getattr(os, name)))
+        monkeypatch.setattr(os, "replace", self._replacing(os.replace))
+
+    def _noting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(fd: int, *more: object) -> Any:
+            self.made.append(f"{name} {Path(f'/proc/self/fd/{fd}').readlink().name}")
+            return call(fd, *more)
+
+        return noted
+
+    def _replacing(self, call: Callable[..., None]) -> Callable[..., None]:
+        def noted(old: Path, new: Path) -> None:
+            self.made.append(f"rename {Path(old).name} {Path(new).name}")
+            call(old, new)
+
+        return noted
+
+    def take(self) -> list[str]:
+        made, self.made = self.made, []
+        return made
+
+
+def test_what_is_said_to_be_durable_was_synced_in_order(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(name: str) -> list[str]:
+        return [f"fsync {name}.new", f"rename {name}.new {name}", f"fsync {directory.name}"]
+
+    journal, calls = Journal(directory), Calls(monkeypatch)
+    for vote in (None, "b", "c"):  # a vote counts as much as a term
+        journal.setCurrentTerm(9, vote)
+        assert calls.take() == replaced("meta")
+        assert read_meta(directory / "meta") == (9, vote, True)
+    journal.setCurrentTerm(9, "c")
+    assert calls.take() == []
+    journal.allow_votes()
+    assert calls.take() == replaced("meta")
+    journal.add(b"x", 5, 9)
+    journal.add(b"y", 6, 9)
+    assert calls.take() == ["write journal"] * 2
+    journal.flush()
+    assert calls.take() == ["fdatasync journal"]
+    journal.flush()
+    assert calls.take() == []
+    journal.deleteEntriesFrom(5)
+    journal.add(b"z", 6, 9)
+    journal.flush()
+    cut = ["ftruncate journal", "fsync journal"]  # the old records are gone, for good
+    assert calls.take() == [*cut, "write journal", "fdatasync journal"]
+    # A snapshot that was renamed into the directory before is durable before the records go.
+    journal.replace(journal.records[2:])
+    assert calls.take() == [f"fsync {directory.name}", *replaced("journal")]
+    journal.clear()
+    journal.add(b"a", 1, 9)
+    assert calls.take() == []
+    journal.flush()
+    assert calls.take() == [f"fsync {directory.name}", *replaced("journal")]
+    (directory / "raft").mkdir()
+    Journal.create(directory / "raft", may_vote=True)
+    made = [
+        call.replace(directory.name, "raft")
+        for name in ("journal", "meta")
+        for call in replaced(name)
+    ]
+    assert calls.take() == made
+
+
 def test_deleted_tail_is_gone_after_reopening(directory: Path) -> None:
     journal = Journal(directory)
     journal.deleteEntriesFrom(2)
@@ -191,13 +267,10 @@ def test_journal_that_contradicts_its_snapshot_raises_corrupt(
         fitted(Path("j"), records, snapshot)
 
 
-def opened(
-    path: Path, *, founding: bool = True, allow_empty: bool = False, name: str = "a"
-) -> bool:
+def opened(path: Path, *, founding: bool = True, alone: bool = False, name: str = "a") -> bool:
     """Open the files; return whether the node may vote."""
-    files = open_files(
-        path, cluster_id="test", name=name, founding=founding, allow_empty=allow_empty
-    )
+    files = open_files(path, cluster_id="test", name=name, founding=founding, alone=alone)
+    files.journal.close()
     return files.journal.may_vote
 
 
@@ -208,18 +281,59 @@ def test_founder_votes_and_anybody_else_withholds(tmp_path: Path) -> None:
     assert not opened(tmp_path / "joins", founding=True), "founding is decided once"
 
 
-def test_wiped_member_is_refused_until_allowed_and_then_withholds(tmp_path: Path) -> None:
+def test_wiped_member_comes_back_and_withholds(tmp_path: Path) -> None:
     assert opened(tmp_path)
     shutil.rmtree(tmp_path / "raft")
-    with pytest.raises(WrongDirectory, match="--raft-lost"):
-        opened(tmp_path)
-    assert not opened(tmp_path, allow_empty=True)
     assert not opened(tmp_path)
+    assert not opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["journal", "meta", "snapshot"])
+def test_damaged_files_are_set_aside_and_made_anew_without_a_vote(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path)
+    snapshot = Snapshot(state=b"state", last=RECORDS[1], previous=RECORDS[0])
+    write_snapshot(tmp_path / "raft" / "snapshot", snapshot)
+    fill(tmp_path / "raft", RECORDS)
+    path = tmp_path / "raft" / name
+    whole = path.read_bytes()
+    for at in (0, HEADER_SIZE + 5 if name == "journal" else len(whole) // 2):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        damaged = path.read_bytes()
+        assert not opened(tmp_path)
+        assert Journal(tmp_path / "raft").records == []
+        assert (tmp_path / "raft.damaged" / name).read_bytes() == damaged
+        assert f"{path}: corrupt at byte" in caplog.text
+        shutil.rmtree(tmp_path / "raft")
+        shutil.copytree(tmp_path / "raft.damaged", tmp_path / "raft")
+    path.write_bytes(whole)
+    assert opened(tmp_path)
+
+
+def test_damaged_marker_is_written_anew_and_costs_no_vote(tmp_path: Path) -> None:
+    opened(tmp_path)
+    marker = tmp_path / "raft-member"
+    whole = marker.read_bytes()
+    marker.write_bytes(whole[:-1])
+    assert opened(tmp_path)
+    assert marker.read_bytes() == whole
+    marker.write_bytes(b"")
+    shutil.rmtree(tmp_path / "raft")
+    assert not opened(tmp_path), "it was a member, whatever its marker says"
+
+
+def test_node_alone_votes_whatever_was_lost(tmp_path: Path) -> None:
+    opened(tmp_path)
+    shutil.rmtree(tmp_path / "raft")
+    assert opened(tmp_path, alone=True)
+    (tmp_path / "raft" / "meta").write_bytes(b"")
+    assert opened(tmp_path, alone=True)
 
 
 def test_directory_of_another_node_is_refused(tmp_path: Path) -> None:
     opened(tmp_path)
-    with pytest.raises(WrongDirectory, match="not written by node 'b'"):
+    with pytest.raises(WrongDirectory, match="of another node"):
         opened(tmp_path, name="b")
 
 
