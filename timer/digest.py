@@ -16,13 +16,10 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 import msgpack
-import numpy as np
 
 from timer.changes import TopicSum
-from timer.columns import RowArray
 from timer.groups import Group
 from timer.payloads import GroupSettings
-from timer.timer_id import mix, mix_one
 from timer.topic import Topic
 from timer.units import TopicId
 
@@ -109,13 +106,3 @@ def digest_of(machine: "Machine", hashes: TopicSum, *, anew: bool = False) -> st
     digest.put(len(requests), requests.sum)
     digest.put(producers.sum_anew() if anew else producers.sum())
     return digest.hex()
-
-
-def row_sum(rows: RowArray) -> int:
-    """Return the order-free sum of hashes of (due, seq, payload size), modulo 2 ** 64."""
-    if len(rows) == 1:
-        row = rows[0]
-        pair = mix_one(mix_one(row["due_ms"].item()) ^ row["seq"].item())
-        return mix_one(pair ^ row["payload_size"].item())
-    hashes = mix(mix(rows["due_ms"].astype(np.uint64)) ^ rows["seq"])
-    return int(np.add.reduce(mix(hashes ^ rows["payload_size"]), dtype=np.uint64))

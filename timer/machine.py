@@ -58,7 +58,7 @@ from timer.columns import (
     gather,
 )
 from timer.conflicts import NEW_MAX, decide
-from timer.digest import MASK, digest_of, row_sum, topic_sum
+from timer.digest import digest_of, topic_sum
 from timer.entry import Entry, Kind
 from timer.errors import TimerError, TopicDeleted, UnknownVersion
 from timer.groups import Group
@@ -80,11 +80,12 @@ from timer.payloads import (
 )
 from timer.policies import Policies, Policy, Scope, decode_policy, namespace_of
 from timer.producers import IDLE_MS_MAX, Answer, Producers
-from timer.queues import Queue
+from timer.queues import Queue, append_all
 from timer.requests import Requests
 from timer.retention import Retention
+from timer.shares import Share, shares_of
 from timer.store import Store
-from timer.topic import Counts, Topic, payload_bytes
+from timer.topic import Counts, Topic
 from timer.trace import Trace
 from timer.units import (
     Epoch,
@@ -272,13 +273,12 @@ class Machine:
         """Count timers as cancelled, and remember them."""
         past = self.pauses.past(rows)
         any_past = bool(past.any())
-        for topic, mine in self.by_topic(rows):
-            topic.counts.cancelled += len(mine)
+        for topic, share in self.by_topic(rows):
+            topic.counts.cancelled += len(share.rows)
             if were_pending:
-                topic.pending_sum = (topic.pending_sum - row_sum(mine)) & MASK
-                topic.pending_bytes -= payload_bytes(mine)
+                topic.end_pending(share)
                 if any_past:
-                    self.pauses.ended(topic, mine[self.pauses.past(mine)])
+                    self.pauses.ended(topic, share.rows[self.pauses.past(share.rows)])
         self.counts.cancelled += len(rows)
         if any_past:
             self._remember(ALREADY_CANCELLED, rows[past])
@@ -290,8 +290,8 @@ class Machine:
 
     def _count_scheduled(self, rows: RowArray) -> None:
         self.counts.scheduled += len(rows)
-        for topic, mine in self.by_topic(rows):
-            topic.counts.scheduled += len(mine)
+        for topic, share in self.by_topic(rows):
+            topic.counts.scheduled += len(share.rows)
 
     def _admit(
         self, rows: RowArray, payload: bytes | memoryview, *, messages: bool = False
@@ -300,8 +300,15 @@ class Machine:
 
         `messages`: they have fired before, and none is held.
         """
-        self._count_scheduled(rows)
         due = rows["due_ms"] <= self.last_read_time_ms
+        if not due.any():
+            self.counts.scheduled += len(rows)
+            for topic, share in self.by_topic(rows):
+                topic.counts.scheduled += len(share.rows)
+                topic.add_pending(share)
+            self.store.insert(rows, payload)
+            return ()
+        self._count_scheduled(rows)
         if not messages and (held := due & self.pauses.holds(rows)).any():
             due &= ~held
             held &= self.pauses.past(rows)  # after F a FIRE holds it: of the last one's time, or so
@@ -315,34 +322,32 @@ class Machine:
             return ()
         if not due.all():
             self._insert(rows[~due], payload)
-        moved = self._enqueue(rows[due], {0: payload}, self.applied_time_ms)
-        return tuple(topic.topic_id for topic, _ in moved)
+        moved = self._enqueue(
+            rows[due], {0: payload}, self.applied_time_ms, were_pending=False
+        )
+        return tuple(topic for topic, _ in moved)
 
     def _insert(self, rows: RowArray, payload: bytes | memoryview) -> None:
         self._add_pending(rows)
         self.store.insert(rows, payload)
 
     def _add_pending(self, rows: RowArray) -> None:
-        for topic, mine in self.by_topic(rows):
-            topic.pending_sum = (topic.pending_sum + row_sum(mine)) & MASK
-            topic.pending_bytes += payload_bytes(mine)
-
-    def _end_pending(self, rows: RowArray) -> None:
-        for topic, mine in self.by_topic(rows):
-            topic.pending_sum = (topic.pending_sum - row_sum(mine)) & MASK
-            topic.pending_bytes -= payload_bytes(mine)
+        for topic, share in self.by_topic(rows):
+            topic.add_pending(share)
 
     def _enqueue(
-        self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs
-    ) -> list[tuple[Topic, RowArray]]:
+        self, rows: RowArray, bufs: Buffers, fired_at_ms: UnixMs, *, were_pending: bool
+    ) -> list[tuple[TopicId, RowArray]]:
         """Move rows (in firing order) to the ends of their topics' queues; count them as fired."""
-        moved = self.by_topic(rows)
-        for topic, mine in moved:
-            self.trace.fired(self.applied_index, topic.topic_id, topic.queue.end, mine)
-            topic.queue.append(mine, bufs, fired_at_ms)
-            topic.counts.fired += len(mine)
+        shares = self.by_topic(rows)
+        for topic, share in shares:
+            if were_pending:
+                topic.end_pending(share)
+            topic.counts.fired += len(share.rows)
+            self.trace.fired(self.applied_index, topic.topic_id, topic.queue.end, share.rows)
+        append_all([(topic.queue, share.rows) for topic, share in shares], bufs, fired_at_ms)
         self.counts.fired += len(rows)
-        return moved
+        return [(topic.topic_id, share.rows) for topic, share in shares]
 
     def _fire(self, entry: Entry) -> FireApplied:
         fire = payloads.decode_fire(entry.payload)
@@ -358,24 +363,22 @@ class Machine:
         if (held := self.pauses.holds(rows)).any():
             self.pauses.hold(rows[held], fired.bufs)
             rows = rows[~held]
-        self._end_pending(rows)
-        moved = [(t.topic_id, of) for t, of in self._enqueue(rows, fired.bufs, entry.time_ms)]
+        moved = self._enqueue(rows, fired.bufs, entry.time_ms, were_pending=True)
         released, dropped, more = self.pauses.sweep(fire.rows_max, fire.bytes_max)
         limited = fired.limited or more
         return FireApplied(tuple(moved), limited, tuple(released), tuple(dropped))
 
     def enqueue_held(self, rows: RowArray, bufs: Buffers) -> None:
         """Let held rows fire now, in this order."""
-        self._end_pending(rows)
-        self._enqueue(rows, bufs, self.applied_time_ms)
+        self._enqueue(rows, bufs, self.applied_time_ms, were_pending=True)
         self._remember(ALREADY_FIRED, rows)
 
     def drop_held(self, rows: RowArray) -> None:
         """Let held rows never fire."""
-        self._end_pending(rows)
-        for topic, mine in self.by_topic(rows):
-            topic.counts.dropped += len(mine)
-            self.trace.dropped(self.applied_index, topic.topic_id, mine)
+        for topic, share in self.by_topic(rows):
+            topic.end_pending(share)
+            topic.counts.dropped += len(share.rows)
+            self.trace.dropped(self.applied_index, topic.topic_id, share.rows)
         self.counts.dropped += len(rows)
         self._remember(DROPPED, rows)
 
@@ -447,16 +450,9 @@ class Machine:
             found = mark
         return found
 
-    def by_topic(self, rows: RowArray) -> list[tuple[Topic, RowArray]]:
+    def by_topic(self, rows: RowArray) -> list[tuple[Topic, Share]]:
         """Split rows by topic, each part in the order of `rows`; the topics are about to change."""
-        if not len(rows):
-            return []
-        topic = rows["topic"]
-        if len(rows) == 1 or (topic == topic[0]).all():
-            return [(self.changing(int(topic[0])), rows)]
-        order = np.argsort(topic, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(topic[order])) + 1)
-        return [(self.changing(int(topic[part[0]])), rows[part]) for part in parts]
+        return [(self.changing(share.topic), share) for share in shares_of(rows)]
 
     def changing(self, topic_id: int) -> Topic:
         """Return a topic that is about to change."""

@@ -8,7 +8,7 @@ What no file holds stays. Of the rest so much stays as the shell allows: what a 
 get is wanted before, and comes back in order. Which pages are in memory decides no outcome.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,13 +29,14 @@ class Page:
     bufs: Buffers
     fired_at_ms: I64
     """Of each row (n,)."""
-    size: int = field(init=False)
-    """Bytes of memory, about."""
+    size: int = 0
+    """Bytes of memory, about: of its own rows, where it shares what they point into."""
 
     def __post_init__(self) -> None:
-        """Weigh it."""
-        payloads = int(row_bytes(self.rows).sum())
-        self.size = PAGE_OVERHEAD + self.rows.nbytes + self.fired_at_ms.nbytes + payloads
+        """Weigh it, unless that was done."""
+        if not self.size:
+            self.size = PAGE_OVERHEAD + int(row_bytes(self.rows).sum())
+            self.size += self.rows.nbytes + self.fired_at_ms.nbytes
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -69,13 +70,20 @@ class Block:
     due_ms_max: int = 0
     """Of all its messages: which have expired is seldom asked of the page."""
 
-    def __post_init__(self) -> None:
-        """Note what is known also without its page."""
-        if self.page is not None:
-            self.fired_at_ms = int(self.page.fired_at_ms[0])
-            due_ms = self.page.rows["due_ms"]
-            self.due_ms_min, self.due_ms_max = int(due_ms.min()), int(due_ms.max())
-            self.payload_bytes = int(self.page.rows["payload_size"].sum(dtype=np.int64))
+    @classmethod
+    def of(cls, first: QueueOffset, page: Page, spill: SpillRef | None = None) -> "Block":
+        """Return the block of a page, with what is known also without it."""
+        due_ms = page.rows["due_ms"]
+        return cls(
+            first,
+            QueueOffset(first + len(page)),
+            page,
+            spill,
+            fired_at_ms=int(page.fired_at_ms[0]),
+            payload_bytes=int(page.rows["payload_size"].sum(dtype=np.int64)),
+            due_ms_min=int(due_ms.min()),
+            due_ms_max=int(due_ms.max()),
+        )
 
 
 class Pages:

@@ -43,7 +43,8 @@ from timer.order import Position, after, concat
 from timer.payloads import FIRE_BYTES_MAX
 from timer.policies import CATCH_UP_ALL, DROP, LATEST, Scope, namespace_of
 from timer.timer_id import SEQ_MAX
-from timer.topic import Release, Topic, payload_bytes
+from timer.shares import payload_bytes
+from timer.topic import Release, Topic
 from timer.units import TopicId
 
 if TYPE_CHECKING:
@@ -183,8 +184,8 @@ class Pauses:
         """Put rows aside that lie at or before the fire position."""
         machine = self._machine
         machine.store.hold(rows, bufs)
-        for topic, mine in machine.by_topic(rows):
-            self._count(topic, mine, 1)
+        for topic, share in machine.by_topic(rows):
+            self._count(topic, share.rows, 1)
 
     def ended(self, topic: Topic, rows: RowArray) -> None:
         """Rows that a topic held are not pending any more."""
@@ -228,9 +229,11 @@ class Pauses:
         dropped: Moved = []
         gone: list[RowArray] = []
         swept = np.array([*self._swept_for], np.uint32)
-        for topic, mine in machine.by_topic(part.rows[np.isin(part.rows["topic"], swept)]):
+        mine = part.rows[np.isin(part.rows["topic"], swept)]
+        for topic, share in machine.by_topic(mine):
             assert topic.release is not None
-            gone.append(self._release(topic, topic.release, mine, part.bufs, fired, dropped))
+            rows = self._release(topic, topic.release, share.rows, part.bufs, fired, dropped)
+            gone.append(rows)
         if gone:
             machine.store.end(concat(gone))
         if len(part.rows):

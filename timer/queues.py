@@ -17,14 +17,19 @@ from typing import Final
 
 import numpy as np
 
-from timer.columns import U64, Buffers, RowArray, compact, gather, row_bytes
-from timer.pages import Block, Page, Pages, SpillRef, constant_ms
+from timer.columns import ROW, U64, Buffers, RowArray, compact, gather, row_bytes
+from timer.order import concat
+from timer.pages import PAGE_OVERHEAD, Block, Page, Pages, SpillRef, constant_ms
 from timer.timer_id import mix
 from timer.units import QueueOffset, UnixMs
 
 BLOCK_ROWS_MAX: Final = 65_536
 MARK_MS: Final = 600_000
 """How finely retention knows when messages fired, unless a policy says how long that is."""
+LITTLE_SIZE: Final = 8 << 10
+"""Bytes of rows and payloads up to which a queue's new messages have no buffer of their own …"""
+SHARED_SIZE: Final = 64 << 10
+"""… but one with others, of about so many bytes: a flush gives each its own."""
 AHEAD_BLOCKS: Final = 8
 """So many blocks after those that are handed out are fetched, before somebody waits for them."""
 _PRIME: Final = 0x9E3779B97F4A7C15
@@ -33,6 +38,8 @@ _POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)
 """_PRIME ** i, modulo 2 ** 64."""
 _POWERS[0] = 1
 np.cumprod(_POWERS, out=_POWERS)
+_ROW_SIZE: Final = ROW.itemsize + 8
+"""In a page, with the time at which it fired."""
 assert int(_POWERS[-1]) == pow(_PRIME, BLOCK_ROWS_MAX, 1 << 64)
 
 
@@ -62,16 +69,20 @@ class Queue:
         n = len(rows)
         assert 0 < n <= BLOCK_ROWS_MAX, n
         hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS[n - 1 :: -1][:n]
+        rows, bufs = compact(rows, bufs)
+        page = Page(rows, bufs, constant_ms(fired_at_ms, n))
         tail = int(np.add.reduce(hashes, dtype=np.uint64))
-        self.chain = (self.chain * int(_POWERS[n]) + tail) & _MASK
+        self._append(Block.of(self.end, page), n, tail, fired_at_ms)
+
+    def _append(self, block: Block, n: int, tail: int, fired_at_ms: UnixMs) -> None:
+        """Add a block of n messages that fire now; `tail`: what they add to the chain."""
+        self.chain = (self.chain * _power(n) + tail) & _MASK
         if self.begin == self.end:
             self.marks.clear()  # of what is all gone
         self.shorten(fired_at_ms)
         if not self.marks or self.marks[-1][0] <= fired_at_ms:
             self.marks.append((self._mark_end(fired_at_ms), self.end))
-        rows, bufs = compact(rows, bufs)
-        page = Page(rows, bufs, constant_ms(fired_at_ms, n))
-        self.restore(Block(self.end, QueueOffset(self.end + n), page))
+        self.restore(block)
 
     def shorten(self, now_ms: UnixMs) -> None:
         """Let no stretch, of what has all fired by now, end later than one that begins now."""
@@ -273,3 +284,72 @@ class Queue:
     def close(self) -> None:
         """Leave nothing in memory: the topic is gone."""
         self.drop_below(self.end)
+
+
+def append_all(
+    parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs
+) -> None:
+    """Add messages at the ends of different queues, as `Queue.append` does for one.
+
+    Those of queues that get little share the bytes that they point into, up to SHARED_SIZE.
+    """
+    if len(parts) < 2:
+        for queue, rows in parts:
+            queue.append(rows, bufs, fired_at_ms)
+        return
+    little: list[tuple[Queue, RowArray]] = []
+    size = 0
+    for (queue, rows), own in zip(parts, _sizes([rows for _, rows in parts]), strict=True):
+        if own > LITTLE_SIZE:
+            queue.append(rows, bufs, fired_at_ms)
+            continue
+        little.append((queue, rows))
+        size += own
+        if size >= SHARED_SIZE:
+            _append_little(little, bufs, fired_at_ms)
+            little, size = [], 0
+    if little:
+        _append_little(little, bufs, fired_at_ms)
+
+
+def _append_little(
+    parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs
+) -> None:
+    """See `append_all`. What numpy has to work out, it does for all of them in one call."""
+    counts = np.array([len(rows) for _, rows in parts])
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    rows, bufs = compact(concat([rows for _, rows in parts]), bufs)
+    behind = np.repeat(ends, counts) - 1 - np.arange(len(rows))
+    hashes = mix(np.ascontiguousarray(rows["seq"])) * _POWERS.take(behind)
+    due_ms, payloads = rows["due_ms"].copy(), rows["payload_size"].astype(np.int64)
+    columns = (
+        starts.tolist(),
+        ends.tolist(),
+        np.add.reduceat(hashes, starts).tolist(),
+        np.minimum.reduceat(due_ms, starts).tolist(),
+        np.maximum.reduceat(due_ms, starts).tolist(),
+        np.add.reduceat(payloads, starts).tolist(),
+        np.add.reduceat(row_bytes(rows), starts).tolist(),
+    )
+    fired = constant_ms(fired_at_ms, len(rows))
+    for (queue, _), start, end, tail, due_min, due_max, payload, size in zip(
+        parts, *columns, strict=True
+    ):
+        n = end - start
+        page = Page(rows[start:end], bufs, fired[:n], PAGE_OVERHEAD + n * _ROW_SIZE + size)
+        first, stop = queue.end, QueueOffset(queue.end + n)
+        block = Block(first, stop, page, None, fired_at_ms, payload, 0, due_min, due_max)
+        queue._append(block, n, tail, fired_at_ms)  # noqa: SLF001 -- this module's
+
+
+def _sizes(parts: Sequence[RowArray]) -> list[int]:
+    """Return how many bytes each part has, with the payloads, keys and headers of its rows."""
+    counts = np.array([len(rows) for rows in parts])
+    weights = np.add.reduceat(row_bytes(concat(parts)), np.cumsum(counts) - counts)
+    return (weights + counts * _ROW_SIZE).tolist()
+
+
+def _power(n: int) -> int:
+    """Return _PRIME ** n, modulo 2 ** 64."""
+    return _POWERS.item(n)

@@ -88,7 +88,7 @@ def write_spill(
                 data = _encode(spill.topic, first, pages)
                 ref = SpillRef(path.name, file.size + waiting, len(data))
                 page = _decode(memoryview(data), path, ref)
-                spill.new.append(Block(first, QueueOffset(first + len(page)), page, ref))
+                spill.new.append(Block.of(first, page, ref))
                 first = spill.new[-1].end
                 pieces.append(data)
                 waiting += len(data)

@@ -5,10 +5,11 @@ from typing import Final
 
 import numpy as np
 
-from timer.columns import U64, RowArray
+from timer.columns import U64
 from timer.groups import Group
 from timer.order import Position
 from timer.queues import MARK_MS, Queue
+from timer.shares import MASK, Share
 from timer.units import Epoch, GroupId, QueueOffset, Seq, TopicId, UnixMs
 
 RETENTION_MS: Final = 7 * 24 * 3_600_000
@@ -108,6 +109,16 @@ class Topic:
         """Messages from there on: what is kept longer, by retention, does not count."""
         return self.queue.end - max(self.queue.begin, self.unacked_from)
 
+    def add_pending(self, share: Share) -> None:
+        """Timers of it are pending from now on."""
+        self.pending_sum = (self.pending_sum + share.sum) & MASK
+        self.pending_bytes += share.payload_bytes
+
+    def end_pending(self, share: Share) -> None:
+        """Timers of it are pending no more."""
+        self.pending_sum = (self.pending_sum - share.sum) & MASK
+        self.pending_bytes -= share.payload_bytes
+
     def close(self) -> None:
         """It is gone, and its groups with it."""
         for group in self.groups.values():
@@ -167,9 +178,3 @@ class Topic:
             ended = ended[other.is_acked(ended)]
         self.expired += len(ended)
         self.trim()
-
-
-def payload_bytes(rows: RowArray) -> int:
-    """Return how many bytes the payloads of rows have."""
-    sizes = rows["payload_size"]
-    return sizes.item() if len(sizes) == 1 else int(sizes.sum(dtype=np.int64))

@@ -12,6 +12,7 @@ from timer.gone import NONE
 from timer.machine import Machine
 from timer.memtable import Memtable
 from timer.runs import Runs
+from timer.shares import Share
 from timer.store import Store
 from timer.topic import Topic
 
@@ -22,7 +23,7 @@ _drop_topic = Store.drop_topic
 _find = Runs.find
 
 
-def _of_those_there(self: Machine, rows: RowArray) -> list[tuple[Topic, RowArray]]:
+def _of_those_there(self: Machine, rows: RowArray) -> list[tuple[Topic, Share]]:
     """Who is no more is passed over, where rows come out."""
     return _by_topic(self, rows[~self.store.gone.of(rows["topic"])])
 

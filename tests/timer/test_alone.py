@@ -9,7 +9,7 @@ import pytest
 from tests.timer.stores import NOW, batch, timers_of
 from timer import outcomes
 from timer.columns import Binary, OnConflict, Part, encode_schedule
-from timer.digest import row_sum
+from timer.shares import row_sum
 from timer.disk import RealDisk
 from timer.entry import Entry, Kind
 from timer.key_file import ENTRY, KeyFile, encode

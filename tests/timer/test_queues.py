@@ -106,7 +106,7 @@ def test_expire_drops_the_stretches_that_lie_before_whatever_the_blocks_are(
 
 def spilled_block(first: int, end: int) -> Block:
     page = Page(rows_of([*range(first, end)]), {}, constant_ms(1, end - first))
-    return Block(QueueOffset(first), QueueOffset(end), page, SpillRef("f", first, end - first))
+    return Block.of(QueueOffset(first), page, SpillRef("f", first, end - first))
 
 
 @quick
