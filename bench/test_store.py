@@ -16,12 +16,13 @@ from timer.columns import ROW, RowArray
 from timer.compaction import PART_SIZE, Sketch, plan
 from timer.disk import RealDisk
 from timer.entry import Entry, Kind
+from timer.fired import Fired
 from timer.order import START, Position
 from timer.payloads import Ids, encode_cancel
 from timer.queues import Queue
 from timer.run import RunMeta
 from timer.spill import Fetch, Spill, write_spill
-from timer.store import Fired, Store
+from timer.store import Store
 from timer.tiers import Tiers
 from timer.units import Epoch, LogIndex, TopicId, UnixMs
 from timer.wheel import Wheel

@@ -54,6 +54,8 @@ class ScheduleApplied:
     """Topics whose queues grew, by rows that were due already."""
     keyed: int = 0
     """Rows that have a key: each was looked for."""
+    topics: int = 0
+    """Topics that have new timers."""
 
 
 @dataclass(frozen=True, slots=True)

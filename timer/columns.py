@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.ma  # np.unique imports it at its first call, which takes 40 ms
 import numpy.typing as npt
 
 from timer.units import ProducerId, UnixMs

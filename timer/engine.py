@@ -29,18 +29,20 @@ from timer.columns import keyed_max
 from timer.disk import Disk
 from timer.entry import HEADER_SIZE, Entry, Kind
 from timer.errors import NotLeader, TimerError
+from timer.frozen import Frozen
 from timer.leader import Append, Leader, LeaderConfig, Now
 from timer.machine import Machine
 from timer.manifest import State
 from timer.merge import Merge
 from timer.pages import SpillRef
+from timer.payloads import decode_fire
 from timer.policies import Policy
 from timer.prepare import Prepared
 from timer.room import Room
 from timer.run import RunMeta
 from timer.run_writer import Pace, unpaced
 from timer.spill import Fetch, Spill, sparse, write_spill
-from timer.store import Frozen, Store
+from timer.store import Store
 from timer.units import Epoch, LogIndex, TopicId
 from timer.window import Window
 
@@ -63,7 +65,9 @@ FLUSH_ROOM: Final = 64 << 10
 # What an entry counts for besides its payload, measured as the time that it takes to apply.
 _ENTRY_BYTES: Final = 128 << 10  # 0.1 to 0.2 ms, and a GB a second are copied
 _PART_BYTES: Final = 1024
-_FIRED_BYTES: Final = 64
+_FIRED_BYTES: Final = 128
+_TOPIC_BYTES: Final = 8192  # of which some timers fired, are let go of, or were scheduled
+_OP_BYTES: Final = 64 << 10  # of a group
 _KEY_BYTES: Final = 2048  # where a timer in a run has it; else a tenth
 _CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
 _EXPIRED_BYTES: Final = 8192  # a group's cursor moves over some ten thousand messages
@@ -134,16 +138,16 @@ def _work(entry: Entry, applied: Applied) -> int:
     """Return what applying the entry has cost, in bytes of payload that cost the same."""
     work = len(entry.payload) + _ENTRY_BYTES
     match applied:
-        case ScheduleApplied(parts, _, keyed):
-            work += _PART_BYTES * len(parts) + _KEY_BYTES * keyed
+        case ScheduleApplied(parts, _, keyed, topics):
+            work += _PART_BYTES * len(parts) + _KEY_BYTES * keyed + _TOPIC_BYTES * topics
         case FireApplied(fired, _, released, dropped):
             moved = (*fired, *released, *dropped)
-            work += _FIRED_BYTES * sum(len(rows) for _, rows in moved)
+            work += _FIRED_BYTES * sum(len(rows) for _, rows in moved) + _TOPIC_BYTES * len(moved)
         case CancelApplied(results) | RescheduleApplied(results):
             work += _CANCEL_BYTES * len(results)
         case GroupApplied(ops):
             groups = sum(op.groups for op in ops if isinstance(op, ExpireApplied))
-            work += _EXPIRED_BYTES * groups
+            work += _EXPIRED_BYTES * groups + _OP_BYTES * len(ops)
         case _:
             pass
     return work
@@ -212,6 +216,8 @@ class Engine:
         """The entries up to here were looked at before they are folded; what folds stops there."""
         self._looked_again: tuple[LogIndex, list[RunMeta]] | None = None
         """For which FIRE, and in which runs."""
+        self._passes_much: tuple[LogIndex, list[RunMeta]] | None = None
+        """The same of a FIRE that passes many dead rows, or what was not read ahead."""
 
     @property
     def node_policy(self) -> Policy:
@@ -251,7 +257,10 @@ class Engine:
         self._looked_to = entries[count - 1].index
         fires = entries[count - 1].kind is Kind.FIRE
         sweep = self.machine.pauses.next_portion() if fires else None
-        return self.machine.store.begin_lookup(entries[:count], sweep)
+        first, fire = entries[0], None
+        if self._passes_much is not None and self._passes_much[0] == first.index:
+            fire = decode_fire(first.payload)
+        return self.machine.store.begin_lookup(entries[:count], sweep, fire)
 
     def _moves_sweep(self, entry: Entry) -> bool:
         """Return whether what a sweep reads next is known only when the entry was applied."""
@@ -264,14 +273,21 @@ class Engine:
                 return False
 
     def _must_look_again(self, entry: Entry) -> bool:
-        """Return whether a FIRE would read what was read for it: other runs have come meanwhile.
+        """Return whether a FIRE would pass many dead rows, or read: a thread has to do it before.
 
         Once for the same runs: what a thread did not bring is read then, or says why it can't be.
         """
-        portion = self.machine.pauses.next_portion()
-        if portion is None or entry.kind is not Kind.FIRE or entry.index > self._looked_to:
+        if entry.kind is not Kind.FIRE:
             return False
         asked = entry.index, [*self.machine.store.runs]
+        if asked != self._passes_much and not self.machine.store.look(decode_fire(entry.payload)):
+            self._passes_much = asked
+            self._looked_to = self.machine.applied_index
+            self.machine.store.end_lookup(None)
+            return True
+        portion = self.machine.pauses.next_portion()
+        if portion is None or entry.index > self._looked_to:
+            return False
         if self.machine.store.is_read_ahead(portion) or asked == self._looked_again:
             return False
         self._looked_again = asked

@@ -1,14 +1,16 @@
-"""The held rows of runs, in order, read ahead of a sweep (timer/pauses.py).
+"""The rows of runs that live, in order, read ahead of a FIRE by a thread.
 
     runs   |x x . x . . x x x x x x x x x|x x x x . . . . . . . . . .|
-           swept ^      kept in memory   through ^   not read yet         x: gone, or cancelled
+           F, or the     kept in memory   through ^   not read yet         x: gone, or cancelled
+           sweep  ^
 
-What is let go of follows from the rows that live: they are state. Those that are gone, or were
-cancelled, may have left a replica's runs long ago and lie in another's by the million; so how many
-of them a FIRE passes must not count for what it does, and has no bound. Therefore a thread passes
-them before the FIRE is folded, and keeps what lives; what it did not bring is read then: the same
-rows, only later. Memory: twice what a FIRE lets go of, in rows or in bytes, and a
-slice of each run.
+What fires, and what a sweep lets go of (timer/pauses.py), follows from the rows that live: they are
+state. Those that are gone, or were cancelled, may have left a replica's runs long ago and lie in
+another's by the million; so how many of them a FIRE passes must not count for what it does, and has
+no bound. Therefore a thread passes them before the FIRE is folded, and keeps what lives; what it
+did not bring is read then: the same rows, only later. A FIRE needs it for what is due only where
+many of the next rows are dead, or were not read ahead (timer/window.py). Memory: twice what a FIRE
+takes, in rows or in bytes, and a slice of each run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +27,13 @@ from timer.memtable import Peek
 from timer.merge import first_of
 from timer.order import Position, concat, rank
 from timer.run import Run
+from timer.timer_id import SEQ_MAX
 from timer.window import Window
 
+END: Final = Position(1 << 60, SEQ_MAX)
+"""After all rows, wherever they lie."""
+HELD_END: Final = 2 * ASIDE
+"""Held rows are due before it."""
 Dead = Callable[[RowArray], npt.NDArray[np.bool_]]
 """Tells which rows tombstones in memtables cancel (n, bool)."""
 
@@ -67,7 +74,7 @@ class Kept:
         return self.rows[rank(self.rows["due_ms"], self.rows["seq"], position) :]
 
 
-class HeldRows:
+class LiveRows:
     """See the module. Of some runs, from a position on; for one thread at a time.
 
     `gone`: whose rows are passed over: topics that were deleted, and those the sweep is not for.
@@ -78,62 +85,84 @@ class HeldRows:
     ) -> None:
         self._runs = {run.meta.number for run in runs}
         self.at = after
-        """Where the sweep is."""
+        """Where the FIREs, or the sweep, are."""
         self._gone = gone
         self._new_number = new_number
         self._windows = [Window(run, after, new_number) for run in runs]
-        self._through: Position | None = after if runs else None
-        """All that lives up to here was read. None: all that lives."""
+        self._through = after if runs else END
+        """All that lives up to here was read."""
         self._kept: list[Kept] = []
+        self._cancelled: list[U64] = []
+        """Seqs of what was cancelled since `thin`."""
 
     def go_on(self, after: Position, runs: Sequence[Run], gone: Gone) -> bool:
-        """The sweep has come so far, and these are the runs now; return False to begin anew."""
+        """It has come so far, and these are the runs now; return False to begin anew."""
         numbers = {run.meta.number for run in runs}
         if after < self.at or not numbers <= self._runs or not gone.covers(self._gone):
             return False
         self._windows = [each for each in self._windows if each.run.meta.number in numbers]
         if not self._windows:
-            self._through = None
-        self.at, self._gone = after, gone
-        self._keep(lambda each: each.after(after))
+            self._through = END
+        self.pass_to(after)
+        if gone is not self._gone:
+            self._gone = gone
+            self._keep(lambda each: each.rows[~gone.of(each.rows["topic"])])
         return True
 
-    def thin(self, dead: Dead) -> None:
-        """Leave out what is not there any more of what was read."""
-        self._keep(lambda each: self._living(each.rows, dead))
+    def pass_to(self, position: Position) -> None:
+        """Let go of what lies up to a position."""
+        self.at = position
+        self._keep(lambda each: each.after(position))
 
-    def lacks(self, rows_max: int, bytes_max: int) -> bool:
-        """Return whether neither so many rows nor bytes of theirs lie ahead, nor all of them."""
+    def windows_at(self, position: Position) -> list[Window]:
+        """Return the windows, if all that was read has fired: they go on from there."""
+        return self._windows if self._through == position else []
+
+    def cancel(self, seq: U64) -> None:
+        """These timers are cancelled; not while a thread reads."""
+        if self._kept:
+            self._cancelled.append(seq.copy())
+
+    def thin(self) -> None:
+        """Leave out what was cancelled of what was read."""
+        if self._cancelled:
+            dead = np.concatenate(self._cancelled)
+            self._cancelled = []
+            self._keep(lambda each: each.rows[~np.isin(each.rows["seq"], dead)])
+
+    def lacks(self, rows_max: int, bytes_max: int, until_ms: int) -> bool:
+        """Return whether neither so many rows nor bytes of theirs lie ahead, nor all due."""
         rows = sum(len(kept.rows) for kept in self._kept)
         size = sum(kept.size for kept in self._kept)
-        return self._through is not None and rows < rows_max and (size <= bytes_max or rows < 2)
+        complete = self._through >= Position(until_ms, SEQ_MAX)
+        return not complete and rows < rows_max and (size <= bytes_max or rows < 2)
 
-    def read(self, rows_max: int, bytes_max: int, dead: Dead) -> None:
-        """Read on until so many rows that live, or bytes of theirs, lie ahead of the sweep.
+    def read(self, rows_max: int, bytes_max: int, until_ms: int, dead: Dead) -> None:
+        """Read on until so many rows that live, or bytes of theirs, lie ahead, or all that is due.
 
         Raises:
             CorruptFile: a batch doesn't verify.
             FileNotFoundError: a run was merged away, and its file removed.
         """
-        self.thin(dead)
-        while self.lacks(rows_max, bytes_max):
-            assert self._through is not None
+        while self.lacks(rows_max, bytes_max, until_ms):
             for window in self._windows:
                 window.skip(self._gone)
-            peeks = [w.peek(self._through, 2 * ASIDE, rows_max) for w in self._windows]
-            found, self._through = first_of(peeks)
+            peeks = [w.peek(self._through, until_ms, rows_max) for w in self._windows]
+            found, through, _ = first_of(peeks)
             found = self._living(found, dead)
             if len(found):
                 self._kept.append(self._copied(found))
-            if self._through is None:
-                self._windows = []
-                break
+            self._through = through or Position(until_ms, SEQ_MAX)
             for window in self._windows:
                 window.drop(self._through)
 
     def _keep(self, left: Callable[[Kept], RowArray]) -> None:
-        kept = (Kept(left(each), each.bufs) for each in self._kept)
-        self._kept = [each for each in kept if len(each.rows)]
+        kept: list[Kept] = []
+        for each in self._kept:
+            rows = left(each)
+            if len(rows):
+                kept.append(each if len(rows) == len(each.rows) else Kept(rows, each.bufs))
+        self._kept = kept
 
     def _living(self, rows: RowArray, dead: Dead) -> RowArray:
         return rows[~(self._gone.of(rows["topic"]) | dead(rows))]
@@ -149,28 +178,36 @@ class HeldRows:
             own = {number: own[0]}
         return Kept(rows, own)
 
-    def peek(self, after: Position, count: int) -> Peek:
+    def peek(self, after: Position, until_ms: int, count: int) -> Peek:
         """Return what was read after `after`, up to `count` rows: see Window.peek."""
         parts = [part for kept in self._kept if len(part := kept.after(after))]
         rows = concat(parts) if parts else _NO_ROWS
-        if len(rows) <= count:
-            return Peek(rows, self._through)
-        last = rows[count - 1]
-        return Peek(rows[:count], Position(int(last["due_ms"]), int(last["seq"])))
+        if len(rows) and rows["due_ms"][-1] > until_ms:  # by an earlier read time than before
+            rows = rows[: int(rows["due_ms"].searchsorted(until_ms, "right"))]
+        if len(rows) > count:
+            last = rows[count - 1]
+            return Peek(rows[:count], Position(int(last["due_ms"]), int(last["seq"])))
+        return Peek(rows, None if self._through.due_ms >= until_ms else self._through)
 
     def bufs(self) -> Iterator[Buffers]:
         """Yield what the rows that were read point into."""
         return (kept.bufs for kept in self._kept)
 
 
-class HeldAhead:
-    """What a thread is to read before a FIRE is folded that moves a sweep on."""
+class Reader:
+    """What a thread is to read before a FIRE is folded."""
 
     def __init__(
-        self, held: HeldRows, rows_max: int, bytes_max: int, graves: Sequence[tuple[I64, U64]]
+        self,
+        rows: LiveRows,
+        rows_max: int,
+        bytes_max: int,
+        until_ms: int,
+        graves: Sequence[tuple[I64, U64]],
     ) -> None:
         """`graves`: (due, seq) of timers that tombstones in memtables cancel, by now."""
-        self._held, self._rows_max, self._bytes_max = held, rows_max, bytes_max
+        self._rows, self._rows_max, self._bytes_max = rows, rows_max, bytes_max
+        self._until_ms = until_ms
         self._graves = graves
 
     def read(self) -> None:
@@ -179,8 +216,8 @@ class HeldAhead:
         Raises:
             CorruptFile: a batch doesn't verify.
         """
-        from_ms = self._held.at.due_ms
-        ahead = [seq[due_ms >= from_ms] for due_ms, seq in self._graves]
+        first_ms, last_ms = self._rows.at.due_ms, self._until_ms
+        ahead = [seq[(due >= first_ms) & (due <= last_ms)] for due, seq in self._graves]
         graves = np.sort(np.concatenate([np.empty(0, np.uint64), *ahead]))
 
         def dead(rows: RowArray) -> npt.NDArray[np.bool_]:
@@ -190,4 +227,4 @@ class HeldAhead:
             return np.asarray(graves.take(graves.searchsorted(seq), mode="clip") == seq)
 
         with suppress(FileNotFoundError):  # other runs have taken its place: they are read then
-            self._held.read(self._rows_max, self._bytes_max, dead)
+            self._rows.read(self._rows_max, self._bytes_max, self._until_ms, dead)

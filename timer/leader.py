@@ -44,7 +44,7 @@ from timer.errors import (
 from timer.gathering import Done, fitting
 from timer.limits import Limits, check_producer, check_topic, producer_idle_ms
 from timer.machine import Machine
-from timer.payloads import Fire, Ids, Keys, Reschedule, Targets
+from timer.payloads import FIRE_TOPICS_MAX, Fire, Ids, Keys, Reschedule, Targets
 from timer.policies import DEFAULTS, Policies, Policy, Scope, encode_policy
 from timer.producers import IDLE_MS_MAX, Answer
 from timer.quotas import Charge, Quotas
@@ -102,6 +102,8 @@ class LeaderConfig:
     """A producer that has sent nothing for so long is forgotten at the next CHECKPOINT."""
     limits: Limits = field(default_factory=Limits)
     """How many topics, groups and producers there may be."""
+    fire_topics_max: int = FIRE_TOPICS_MAX
+    """Topics of which one FIRE moves timers: some 10 µs for each, however few they are."""
     id_salt: int = 0
     """The cluster's salt of timer ids: a dead letter names the timer that it was."""
 
@@ -693,7 +695,9 @@ class Leader:
         self._fire_refused = False
         read_time_ms = max(now.clock_ms, self.machine.last_read_time_ms, self._read_time_ms)
         self._read_time_ms = UnixMs(read_time_ms)
-        fire = payloads.encode_fire(Fire(self._read_time_ms))
+        fire = payloads.encode_fire(
+            Fire(self._read_time_ms, topics_max=self._config.fire_topics_max)
+        )
         self._propose(Kind.FIRE, [fire], now, self._fired)
 
     def _fired(self, applied: Applied | TimerError) -> None:

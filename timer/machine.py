@@ -322,9 +322,7 @@ class Machine:
             return ()
         if not due.all():
             self._insert(rows[~due], payload)
-        moved = self._enqueue(
-            rows[due], {0: payload}, self.applied_time_ms, were_pending=False
-        )
+        moved = self._enqueue(rows[due], {0: payload}, self.applied_time_ms, were_pending=False)
         return tuple(topic for topic, _ in moved)
 
     def _insert(self, rows: RowArray, payload: bytes | memoryview) -> None:
@@ -352,7 +350,7 @@ class Machine:
     def _fire(self, entry: Entry) -> FireApplied:
         fire = payloads.decode_fire(entry.payload)
         assert fire.read_time_ms >= self.last_read_time_ms, (fire, self.last_read_time_ms)
-        fired = self.store.fire(fire.read_time_ms, fire.rows_max, fire.bytes_max)
+        fired = self.store.fire(*fire)
         if fired.limited:
             self.last_read_time_ms = UnixMs(int(fired.rows["due_ms"][-1]))
         else:

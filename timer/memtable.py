@@ -232,18 +232,20 @@ class Memtable:
         """Return whether one timer has a tombstone here."""
         return self.grave_count > 0 and self.graves.has(due_ms, seq)
 
-    def peeks(self, after: Position, until_ms: int, count: int) -> Iterator[Peek]:
+    def peeks(
+        self, after: Position, until_ms: int, count: int, *, graves: bool = True
+    ) -> Iterator[Peek]:
         """Yield the live rows and the tombstones after `after` that are due, by what holds them.
 
-        Each up to `count`.
+        Each up to `count`. Without `graves` no tombstones.
         """
         key = self._place_of(after)
         for index in self._indices():
-            due, place, more = index.peek(key, until_ms, count)
+            due, place, more = index.peek(key, until_ms, count, self.alive)
             last = Position(int(due[-1]), int(self._seq[place[-1]])) if more else None
             alive = self.alive.take(place)
             yield Peek(self.rows.take(place if alive.all() else place[alive]), last)
-        if self.grave_count:
+        if self.grave_count and graves:
             due, seq, more = self.graves.peek(after, until_ms, count)
             last = Position(int(due[-1]), int(seq[-1])) if more else None
             yield Peek(tombstones(due, seq.astype(np.uint64)), last)
@@ -261,10 +263,7 @@ class Memtable:
         self._held_of.end_sweep()
 
     def drop(self, through: Position) -> None:
-        """Take over the fire position: what lies at or before it is never seen again.
-
-        `peeks` has shown all of that before.
-        """
+        """Take over the fire position: what lies at or before it is never seen again."""
         if self._next_due is not None and self._next_due <= through.due_ms:
             self._next_due = None
         self._position = through

@@ -10,7 +10,7 @@ Memory: one slice (1 MB of payloads) and one head (128 KB) per run, however larg
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from timer.columns import Buffers, RowArray
 from timer.gone import NONE, Gone
@@ -98,22 +98,31 @@ def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
         yield rows, bufs
 
 
-def first_of(peeks: Sequence[Peek]) -> tuple[RowArray, Position | None]:
-    """Return the live rows of all peeks in firing order, complete up to the position.
+class First(NamedTuple):
+    """The first rows of some peeks."""
 
-    None: as complete as they were asked for.
-    """
+    rows: RowArray
+    """Those that live, in firing order."""
+    last: Position | None
+    """`rows` is complete up to here. None: as complete as the peeks were asked for."""
+    met: int
+    """How many rows and tombstones the peeks have up to there."""
+
+
+def first_of(peeks: Sequence[Peek]) -> First:
+    """Return the live rows of all peeks, up to where all of them are complete."""
     horizon = min((peek.last for peek in peeks if peek.last is not None), default=None)
     parts = [peek.rows for peek in peeks if len(peek.rows)]
     if horizon is not None:
         parts = [rows[: rank(rows["due_ms"], rows["seq"], horizon)] for rows in parts]
     rows = concat([part for part in parts if len(part)])
+    met = len(rows)
     if len(parts) > 1:
         rows = rows.take(fire_order(rows["due_ms"].copy(), rows["seq"].copy()))
     dead = is_tombstone(rows)
     if dead.any():
         rows = rows[annihilate(rows) & ~dead]
-    return rows, horizon
+    return First(rows, horizon, met)
 
 
 def last_of(rows: RowArray) -> Position:

@@ -42,8 +42,8 @@ from timer.held import Only, Portion
 from timer.order import Position, after, concat
 from timer.payloads import FIRE_BYTES_MAX
 from timer.policies import CATCH_UP_ALL, DROP, LATEST, Scope, namespace_of
-from timer.timer_id import SEQ_MAX
 from timer.shares import payload_bytes
+from timer.timer_id import SEQ_MAX
 from timer.topic import Release, Topic
 from timer.units import TopicId
 

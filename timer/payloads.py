@@ -6,7 +6,7 @@ group) is a msgpack map with exactly the keys of its dataclass.
     EPOCH       epoch u64, leader u64, apply_version u32, v u32, voters v x u64
     CANCEL      targets
     RESCHEDULE  targets, due_ms n x i64 (effective), requested_ms n x i64
-    FIRE        read_time_ms i64, rows_max u32, bytes_max u32
+    FIRE        read_time_ms i64, rows_max u32, bytes_max u32, topics_max u32
     GROUP       ops, each: op u8, 3 x 0, topic u32, group u32, n u32, then by op:
                   CREATE    n bytes of msgpack {name, start, settings}, padded to 8 with zeros
                   ACK       n x u64 queue offsets: done, never delivered again
@@ -42,7 +42,7 @@ import enum
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
@@ -52,19 +52,21 @@ from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
 
 _EPOCH: Final = struct.Struct("<QQII")
 _TARGETS: Final = struct.Struct("<II")
-_FIRE: Final = struct.Struct("<qII")
+_FIRE: Final = struct.Struct("<qIII")
 _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 11
+APPLY_VERSION: Final = 12
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
 unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
 ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy;
 TOPIC that deletes. 7: a sweep is for some topics, and counts their rows. 9: how a held timer ended
 is forgotten by the marks of what fired. 10: HAND_OVER; an epoch begins with nothing reserved;
 ids of producers are drawn by the leader, and a repeated sequence is told by its body. 11: the
-digest sums groups and producers."""
-FIRE_ROWS_MAX: Final = 65_536
+digest sums groups and producers. 12: a FIRE is limited in topics, too."""
+FIRE_ROWS_MAX: Final = 16_384
+"""Of the leader's FIREs, as the next two: to apply one takes some 10 ms."""
+FIRE_TOPICS_MAX: Final = 256
 FIRE_BYTES_MAX: Final = 16 << 20
 
 
@@ -211,18 +213,18 @@ def _targets(payload: memoryview) -> tuple[Targets, int]:
     return Keys(topic, Binary(sizes=sizes, blob=payload[start : start + size])), end
 
 
-@dataclass(frozen=True, slots=True)
-class Fire:
+class Fire(NamedTuple):
     """What is due by `read_time_ms` fires, in (due, seq) order, up to the limits."""
 
     read_time_ms: UnixMs
     rows_max: int = FIRE_ROWS_MAX
     bytes_max: int = FIRE_BYTES_MAX
+    topics_max: int = FIRE_TOPICS_MAX
 
 
 def encode_fire(fire: Fire) -> bytes:
     """Return the payload of a FIRE entry."""
-    return _FIRE.pack(fire.read_time_ms, fire.rows_max, fire.bytes_max)
+    return _FIRE.pack(fire.read_time_ms, fire.rows_max, fire.bytes_max, fire.topics_max)
 
 
 def decode_fire(payload: memoryview) -> Fire:
@@ -233,10 +235,12 @@ def decode_fire(payload: memoryview) -> Fire:
     """
     if len(payload) != _FIRE.size:
         raise ValueError(f"FIRE of {len(payload)} bytes")
-    read_time_ms, rows_max, bytes_max = _FIRE.unpack(payload)
+    read_time_ms, rows_max, bytes_max, topics_max = _FIRE.unpack(payload)
     if read_time_ms < 0 or not 1 <= rows_max <= FIRE_ROWS_MAX:
         raise ValueError(f"FIRE of up to {rows_max} rows at {read_time_ms}")
-    return Fire(UnixMs(read_time_ms), rows_max, bytes_max)
+    if topics_max < 1:
+        raise ValueError(f"FIRE of up to {topics_max} topics")
+    return Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
 
 
 class Op(enum.IntEnum):

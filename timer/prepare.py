@@ -1,7 +1,7 @@
 """Preparing: a thread asks the runs what folding some entries, or a look, is going to ask them.
 
     entries --names, ids--> Prepared --read (elsewhere)--> used while they are folded
-    a FIRE, while a sweep is under way: what it will look at (timer/held.py)
+    a FIRE, while a sweep is under way, or that passes much: what it takes (timer/held.py)
 
 What a run holds never changes, so it does not matter when it is asked; whether a timer is pending
 is decided as the entry is applied, as ever. What was not prepared is read then: the same answers,
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from timer import lookup, payloads
 from timer.columns import I64, ROW, U32, U64, Binary, RowArray, decode_schedule, gather, keyed_max
 from timer.entry import Entry, Kind
-from timer.held import HeldAhead
+from timer.held import Reader
 from timer.payloads import Ids, Keys, Targets
 from timer.run import Run, may_hold
 from timer.runs import Lookup
@@ -109,10 +109,10 @@ class Asked:
 class Prepared:
     """See the module."""
 
-    def __init__(self, runs: Sequence[Run], asked: Asked, held: HeldAhead | None = None) -> None:
+    def __init__(self, runs: Sequence[Run], asked: Asked, readers: Sequence[Reader] = ()) -> None:
         self._runs = runs
         self._asked = asked
-        self._held = held
+        self._readers = readers
         self._names: set[Name] = set()
         self._found: dict[int, dict[Name, list[np.void]]] = {}
         self.timers: Lookup | None = None
@@ -137,8 +137,8 @@ class Prepared:
             self.timers.read()
         for each in moved:
             self._verify(each)
-        if self._held is not None:
-            self._held.read()
+        for reader in self._readers:
+            reader.read()
 
     def _ask_keys(self, keys: Keys) -> Ids:
         """Note which timers have the keys, of any time; return them."""

@@ -286,9 +286,7 @@ class Queue:
         self.drop_below(self.end)
 
 
-def append_all(
-    parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs
-) -> None:
+def append_all(parts: Sequence[tuple[Queue, RowArray]], bufs: Buffers, fired_at_ms: UnixMs) -> None:
     """Add messages at the ends of different queues, as `Queue.append` does for one.
 
     Those of queues that get little share the bytes that they point into, up to SHARED_SIZE.
@@ -347,7 +345,8 @@ def _sizes(parts: Sequence[RowArray]) -> list[int]:
     """Return how many bytes each part has, with the payloads, keys and headers of its rows."""
     counts = np.array([len(rows) for rows in parts])
     weights = np.add.reduceat(row_bytes(concat(parts)), np.cumsum(counts) - counts)
-    return (weights + counts * _ROW_SIZE).tolist()
+    sizes: list[int] = (weights + counts * _ROW_SIZE).tolist()
+    return sizes
 
 
 def _power(n: int) -> int:

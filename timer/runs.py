@@ -25,7 +25,7 @@ from timer.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
 from timer.compaction import PART_SIZE, Sketch, part_size, plan
 from timer.disk import Disk
 from timer.gone import NONE, Gone
-from timer.held import HeldRows, Only
+from timer.held import LiveRows, Only
 from timer.keys import PLAIN, KeyHasher
 from timer.lookup import in_run
 from timer.memtable import Peek
@@ -112,8 +112,10 @@ class Runs:
         """Least due of a row after the fire position. NEVER: no such row. None: not known."""
         self._vacant: dict[int, tuple[Gone, int]] = {}
         """Run -> how many of its rows are of these."""
-        self._held: HeldRows | None = None
+        self._held: LiveRows | None = None
         """What a sweep reads of them."""
+        self._due: LiveRows | None = None
+        """What FIREs take of them, if much of what is due is dead, or was not loaded in time."""
         self._next_buf = count(1)
         self._next_number = 1
 
@@ -186,16 +188,54 @@ class Runs:
 
     def bufs(self) -> Iterator[Buffers]:
         """Yield the buffers that the rows of peeks point into."""
-        held = () if self._held is None else self._held.bufs()
-        return chain((window.bufs for window in self._windows if window.bufs), held)
+        read = [each.bufs() for each in (self._held, self._due) if each is not None]
+        return chain((window.bufs for window in self._windows if window.bufs), *read)
 
-    def begin_held(self, after: Position, only: Only | None = None) -> HeldRows:
+    def must_read(self, after: Position, until_ms: int) -> bool:
+        """Return whether `peeks` has to read a file."""
+        return any(window.lacks(after, until_ms) for window in self._windows)
+
+    def begin_due(self, after: Position) -> LiveRows:
+        """Return the rows that live after the fire position, for a thread to read."""
+        return self.due_ahead(after) or self._begin_due(after)
+
+    def due_ahead(self, after: Position) -> LiveRows | None:
+        """Return those that were read; None: what `peeks` shows is to be used."""
+        if self._due is not None and not self._due.go_on(after, self._due_runs(after), self.gone):
+            self._due = None
+        return self._due
+
+    def _begin_due(self, after: Position) -> LiveRows:
+        self._due = LiveRows(self._due_runs(after), self.gone, after, self.new_buf)
+        return self._due
+
+    def _due_runs(self, after: Position) -> list[Run]:
+        runs = [each for each in self.runs if each.meta.first.due_ms < ASIDE]
+        return [run for run in runs if run.meta.last > after]
+
+    def end_due(self, position: Position) -> None:
+        """All that is due has fired up to here."""
+        if self._due is None:
+            return
+        found = {id(window.run): window for window in self._due.windows_at(position)}
+        for at, window in enumerate(self._windows):
+            if window.lost and id(window.run) in found:
+                self._windows[at] = found[id(window.run)]
+        self._due = None
+
+    def cancelled(self, seq: U64) -> None:
+        """Tombstones were kept for these timers."""
+        for each in (self._held, self._due):
+            if each is not None:
+                each.cancel(seq)
+
+    def begin_held(self, after: Position, only: Only | None = None) -> LiveRows:
         """Return the held rows from a position on: where it was left, or anywhere."""
         gone = self.gone if only is None else only.others
         runs = [run for run in self.runs if run.meta.last.due_ms >= ASIDE and run.meta.last > after]
         runs = [run for run in runs if _rows_of(run.meta, gone) < run.meta.rows]
         if self._held is None or not self._held.go_on(after, runs, gone):
-            self._held = HeldRows(runs, gone, after, self.new_buf)
+            self._held = LiveRows(runs, gone, after, self.new_buf)
         return self._held
 
     def end_held(self) -> None:
@@ -361,7 +401,7 @@ class Runs:
         """Take new runs into use at the fire position."""
         self._next_due = None
         for window in windows:
-            window.enter(position)
+            window.drop(position)
             self._windows.append(window)
 
     def retire_past(self, position: Position) -> None:

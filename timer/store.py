@@ -28,9 +28,8 @@ one moment, the freeze; so a merge may leave out whatever has fired when it begi
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +41,10 @@ from timer.compaction import part_size
 from timer.cut import Cut
 from timer.disk import Disk
 from timer.entry import Entry
+from timer.fired import Fired, within
+from timer.frozen import Frozen
 from timer.gone import Gone
-from timer.held import HeldAhead, Portion
+from timer.held import HELD_END, LiveRows, Portion, Reader
 from timer.keys import PLAIN, KeyHasher
 from timer.lookup import Packer, Whole
 from timer.memtable import Left, Memtable
@@ -53,48 +54,24 @@ from timer.order import (
     Position,
     after,
     concat,
-    fire_order,
     raw,
-    rows_at,
-    stable_order,
-    tombstones,
 )
-from timer.payloads import Ids, Targets
+from timer.payloads import Fire, Ids, Targets
 from timer.prepare import Asked, Prepared, is_surely_little
 from timer.run import RunMeta
-from timer.run_writer import TOMBSTONE_SIZE, Pace, row_sizes, unpaced
+from timer.run_writer import Pace, unpaced
 from timer.runs import NO_LIMIT, Runs
 from timer.timer_id import SEQ_MAX
 from timer.units import TopicId, UnixMs
 from timer.window import Ahead, Window
 
-FLUSH_CHUNK: Final = 16_384
-"""Rows that a flush gathers at a time."""
+FIRE_CHUNK: Final = 4_096
+"""Rows that a FIRE looks for at a time, of each source."""
+DEAD_MAX: Final = 32_768
+"""Rows of runs and tombstones that a FIRE passes by itself, besides what it takes."""
 
 
 NO_ROWS: Final[RowArray] = np.empty(0, ROW)
-
-
-class Fired(NamedTuple):
-    """What one FIRE moves out of the store."""
-
-    rows: RowArray
-    """In (due, seq) order."""
-    bufs: Buffers
-    """Exactly the buffers that `rows` point into."""
-    limited: bool
-    """More rows are due by the read time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """A memtable that is being flushed, as it was at the freeze."""
-
-    memtable: Memtable
-    numbers: range
-    """For the runs that it becomes: more than enough."""
-    left: Left
-    """What of it was pending."""
 
 
 class Store:
@@ -112,6 +89,10 @@ class Store:
         self._pending = 0
         self._held = 0
         self._prepared: Prepared | None = None
+        self._found: tuple[Fire, RowArray] | None = None
+        """What the next FIRE takes, if it is this one."""
+        self.passed = 0
+        """Rows of runs, and tombstones, that the last FIRE met here and did not take."""
 
     @classmethod
     def recover(  # noqa: PLR0913 -- what a manifest says of it
@@ -299,40 +280,44 @@ class Store:
         return NO_ROWS, None, -1
 
     def begin_lookup(
-        self, entries: Sequence[Entry], sweep: Portion | None = None
+        self, entries: Sequence[Entry], sweep: Portion | None = None, fire: Fire | None = None
     ) -> Prepared | None:
         """Return what a thread should ask the runs before these are folded; None: it is little.
 
-        `sweep`: what one of them peeks at, of what is held.
+        `sweep`: what one of them peeks at, of what is held. `fire`: one of them that passes much.
         """
         runs = self._runs.runs
         if not runs:
             return None
         keys = any(run.meta.keys_size for run in runs)
-        held = None if sweep is None else self._begin_held(sweep)
-        if held is None and is_surely_little(entries, len(runs), keys=keys):
+        readers: list[Reader] = []
+        if sweep is not None:
+            held = self._runs.begin_held(aside(sweep.seen), sweep.only)
+            readers += self._reader(held, sweep.rows_max, sweep.bytes_max, HELD_END)
+        if fire is not None:
+            due = self._runs.begin_due(self._position)
+            readers += self._reader(due, fire.rows_max, fire.bytes_max, fire.read_time_ms)
+        if not readers and is_surely_little(entries, len(runs), keys=keys):
             return None
         asked = Asked(entries, self._at, keys=keys)
-        if held is None and asked.is_little(runs):
+        if not readers and asked.is_little(runs):
             return None
-        return Prepared(runs, asked, held)
+        return Prepared(runs, asked, readers)
 
     def is_read_ahead(self, sweep: Portion) -> bool:
         """Return whether what is peeked at needs no reading."""
         held = self._runs.begin_held(aside(sweep.seen), sweep.only)
-        held.thin(self._cancelled)
-        return not held.lacks(sweep.rows_max + 1, sweep.bytes_max)
+        held.thin()
+        return not held.lacks(sweep.rows_max + 1, sweep.bytes_max, HELD_END)
 
-    def _begin_held(self, sweep: Portion) -> HeldAhead | None:
-        """Return what a thread should read of the runs' held rows; None: it is there."""
-        seen, rows_max, bytes_max, only = sweep
-        held = self._runs.begin_held(aside(seen), only)
-        held.thin(self._cancelled)
-        if not held.lacks(2 * rows_max, 2 * bytes_max):
-            return None
+    def _reader(self, rows: LiveRows, rows_max: int, bytes_max: int, until_ms: int) -> list[Reader]:
+        """Return what a thread should read of the runs' rows; none: it is there."""
+        rows.thin()
+        if not rows.lacks(2 * rows_max, 2 * bytes_max, until_ms):
+            return []
         # Twice as many: entries before the FIRE may cancel some.
         graves = [memtable.buried_so_far()[:2] for memtable in self._memtables()]
-        return HeldAhead(held, 2 * rows_max, 2 * bytes_max, graves)
+        return [Reader(rows, 2 * rows_max, 2 * bytes_max, until_ms, graves)]
 
     def begin_look(self, targets: Targets) -> Prepared | None:
         """Return what a thread should ask the runs before these timers are looked for and read.
@@ -476,39 +461,82 @@ class Store:
             tables.append((self._frozen.memtable, self._frozen.left))
         return Cut(self._position, tables, self._runs.runs, self.gone)
 
-    def fire(self, read_time_ms: UnixMs, rows_max: int, bytes_max: int) -> Fired:
+    def look(self, fire: Fire) -> bool:
+        """Look for what a FIRE takes, which is applied next; return whether that was little work.
+
+        False: it passes many rows that are dead, or reads files. A thread should do so before
+        (`begin_lookup`).
+
+        Raises:
+            CorruptFile: a run must be read, and doesn't verify.
+        """
+        rows = self._look(fire, DEAD_MAX)
+        self._found = None if rows is None else (fire, rows)
+        return rows is not None
+
+    def fire(
+        self, read_time_ms: UnixMs, rows_max: int, bytes_max: int, topics_max: int = NO_LIMIT
+    ) -> Fired:
         """Take out the pending rows with due <= `read_time_ms`, in (due, seq) order, to a limit.
 
         The limit: `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, but at least
-        one row. F moves to the last row if rows are left that are due, else past the read time.
+        one row; rows of `topics_max` topics. F moves to the last row if rows are left that are due,
+        else past the read time.
 
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
         assert read_time_ms >= self._position.due_ms, (read_time_ms, self._position)
         assert rows_max > 0, rows_max
-        parts: list[RowArray] = []
-        count, size, seen = 0, 0, self._position
-        while True:
-            rows, horizon = self._due(seen, read_time_ms, rows_max + 1)
-            if len(rows):
-                parts.append(rows)
-                count += len(rows)
-            if horizon is None:
-                break
-            size += int(row_bytes(rows).sum())
-            if count > rows_max or (size > bytes_max and count > 1):
-                break
-            seen = horizon
-        rows = concat(parts)
-        stop = _within(rows, rows_max, bytes_max)
+        fire, found = Fire(read_time_ms, rows_max, bytes_max, topics_max), self._found
+        self._found = None
+        rows = found[1] if found is not None and found[0] == fire else self._look(fire)
+        assert rows is not None
+        stop = within(rows, rows_max, bytes_max, topics_max)
         limited = stop < len(rows)
         if limited:
             rows = raw(rows)[:stop].copy().view(rows.dtype)
         fired = Fired(rows, self._bufs_of(rows), limited)
         self._pending -= stop
         self._move(last_of(rows) if limited else Position(read_time_ms, SEQ_MAX))
+        if not limited:
+            self._runs.end_due(self._position)
         return fired
+
+    def _look(self, fire: Fire, dead_max: int | None = None) -> RowArray | None:
+        """Return the first pending rows that are due, until they are more than a FIRE's limit.
+
+        None: there are more dead ones than `dead_max` among them, or a run has to be read.
+        """
+        until_ms, rows_max, bytes_max, topics_max = fire
+        parts: list[RowArray] = []
+        count, size, passed, seen, topics = 0, 0, 0, self._position, set[int]()
+        ahead = self._runs.due_ahead(seen)
+        if ahead is not None:
+            ahead.thin()
+            if ahead.lacks(rows_max + 1, bytes_max, until_ms):
+                if dead_max is not None:
+                    return None
+                ahead.read(rows_max + 1, bytes_max, until_ms, self._cancelled)
+        while True:
+            if dead_max is not None and ahead is None and self._runs.must_read(seen, until_ms):
+                return None
+            wanted = min(rows_max + 1 - count, FIRE_CHUNK)
+            rows, horizon, met = self._due(seen, until_ms, wanted, ahead)
+            passed += met - len(rows)
+            self.passed = passed
+            if len(rows):
+                parts.append(rows)
+                count += len(rows)
+            if horizon is None:
+                return concat(parts)
+            size += int(row_bytes(rows).sum())
+            topics.update(np.unique(rows["topic"]).tolist())
+            if count > rows_max or (size > bytes_max and count > 1) or len(topics) > topics_max:
+                return concat(parts)
+            if dead_max is not None and passed > dead_max:
+                return None
+            seen = horizon
 
     def peek_held(self, portion: Portion) -> Fired:
         """Return the first held rows of a portion, in (due, seq) order, to its limit; they stay.
@@ -522,12 +550,13 @@ class Store:
         seen, rows_max, bytes_max, only = portion
         at, topics = aside(seen), None if only is None else only.topics
         held = self._runs.begin_held(at, only)
-        held.read(rows_max + 1, bytes_max, self._cancelled)
+        held.thin()
+        held.read(rows_max + 1, bytes_max, HELD_END, self._cancelled)
         parts: list[RowArray] = []
         count, size, more = 0, 0, True
         while more and count <= rows_max and (size <= bytes_max or count <= 1):
             peeks = [table.peek_held(at, rows_max + 1, topics) for table in self._memtables()]
-            rows, horizon = first_of([*peeks, held.peek(at, rows_max + 1)])
+            rows, horizon, _ = first_of([*peeks, held.peek(at, HELD_END, rows_max + 1)])
             assert horizon is None or horizon > at, (horizon, at)
             parts.append(rows)
             count += len(rows)
@@ -535,7 +564,7 @@ class Store:
             more = horizon is not None
             at = horizon or at
         rows = concat(parts)
-        stop = _within(rows, rows_max, bytes_max)
+        stop = within(rows, rows_max, bytes_max)
         limited = stop < len(rows) or more
         rows = raw(rows)[:stop].copy().view(rows.dtype)
         bufs = self._bufs_of(rows)
@@ -569,7 +598,9 @@ class Store:
             CorruptFile: a run must be read, and doesn't verify.
         """
         due = self.next_due()
-        return self._due(self._position, now_ms, rows_max)[0] if due and due <= now_ms else NO_ROWS
+        if due is None or due > now_ms:
+            return NO_ROWS
+        return self._due(self._position, now_ms, rows_max)[0]
 
     # ---- leading
 
@@ -623,11 +654,7 @@ class Store:
             CorruptFile: what was just written doesn't verify.
             DiskFailed: the process must stop.
         """
-        rows, live = frozen.memtable.rows, frozen.left.live
-        pieces = [live[start : start + FLUSH_CHUNK] for start in range(0, len(live), FLUSH_CHUNK)]
-        size = sum(int(row_sizes(rows_at(rows, piece)).sum()) for piece in pieces)
-        size += TOMBSTONE_SIZE * len(frozen.left.graves[0])
-        chunks = _sorted_rows(frozen)
+        chunks, size = frozen.chunks(), frozen.size
         metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
         return self._runs.warm(metas, self._position)
 
@@ -704,6 +731,7 @@ class Store:
     def _bury(self, rows: RowArray) -> None:
         """Keep tombstones for timers that do not lie in the memtable."""
         self._memtable.bury(rows["due_ms"], rows["seq"], rows["topic"])
+        self._runs.cancelled(rows["seq"])
 
     def _cancelled(self, rows: RowArray) -> npt.NDArray[np.bool_]:
         """Return which of the rows, as they lie, have a tombstone in a memtable (n, bool)."""
@@ -716,15 +744,22 @@ class Store:
             dead |= memtable.buried(due_ms, seq)
         return dead
 
-    def _due(self, seen: Position, until_ms: int, count: int) -> tuple[RowArray, Position | None]:
+    def _due(
+        self, seen: Position, until_ms: int, count: int, ahead: LiveRows | None = None
+    ) -> tuple[RowArray, Position | None, int]:
         """Return the live rows after `seen` that are due, complete up to the position.
 
-        None: complete.
+        None: complete. And how many rows it has met, of runs and tombstones. `ahead`: in place of
+        what is loaded of the runs.
         """
-        peeks = [p for table in self._memtables() for p in table.peeks(seen, until_ms, count)]
-        peeks += self._runs.peeks(seen, until_ms, count)
-        rows, horizon = first_of(peeks)
-        return self._there(rows), horizon
+        tables, graves = self._memtables(), ahead is None
+        peeks = [p for t in tables for p in t.peeks(seen, until_ms, count, graves=graves)]
+        if ahead is None:
+            peeks += self._runs.peeks(seen, until_ms, count)
+        else:
+            peeks.append(ahead.peek(seen, until_ms, count))
+        rows, horizon, met = first_of(peeks)
+        return self._there(rows), horizon, met
 
     def _there(self, rows: RowArray) -> RowArray:
         """Return those whose topics are not gone."""
@@ -754,36 +789,3 @@ class Store:
         for memtable in self._memtables():
             memtable.drop(position)
         self._runs.drop(position)
-
-
-def _within(rows: RowArray, rows_max: int, bytes_max: int) -> int:
-    """Return how many of the first rows fit: `rows_max`, `bytes_max` of bytes, at least one."""
-    stop = min(rows_max, len(rows))
-    if stop:
-        ends = np.cumsum(row_bytes(rows[:stop]))
-        if ends[-1] > bytes_max:
-            stop = max(1, int(ends.searchsorted(bytes_max, "right")))
-    return stop
-
-
-def _sorted_rows(frozen: Frozen) -> Iterator[tuple[RowArray, Buffers]]:
-    """Yield the rows and tombstones of a frozen memtable in (due, seq) order, in chunks."""
-    rows, live = frozen.memtable.rows, frozen.left.live
-    due_ms = rows["due_ms"][live]
-    grave_due, grave_seq, grave_topic = frozen.left.graves
-    if len(grave_due) or (len(due_ms) and int(due_ms.max()) >= ASIDE):  # held ones came anyhow
-        seq = np.concatenate([rows["seq"][live], grave_seq])
-        order = fire_order(np.concatenate([due_ms, grave_due]), seq)
-    else:
-        order = stable_order(due_ms)
-    for start in range(0, len(order), FLUSH_CHUNK):
-        places = order[start : start + FLUSH_CHUNK]
-        if not len(grave_due):
-            yield rows_at(rows, live.take(places)), frozen.memtable.bufs
-            continue
-        grave = places[places >= len(live)] - len(live)
-        chunk = np.empty(len(places), rows.dtype)
-        alive = places < len(live)
-        raw(chunk)[alive] = raw(rows).take(live.take(places[alive]))
-        raw(chunk)[~alive] = raw(tombstones(grave_due[grave], grave_seq[grave], grave_topic[grave]))
-        yield chunk, frozen.memtable.bufs

@@ -29,6 +29,8 @@ CHUNK: Final = 16_384
 NEVER: Final = 1 << 62
 
 _NONE: Final = np.empty(0, np.int64)
+Alive = npt.NDArray[np.bool_] | None
+"""Which refs live; None: all do."""
 
 
 class Index(Protocol):
@@ -37,14 +39,17 @@ class Index(Protocol):
     def add(self, due: I64, ref: I64, due_min: int) -> None:
         """Take n pairs; `due_min` is the least due. The arrays are kept: don't change them."""
 
-    def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
+    def peek(
+        self, after: tuple[int, int], until_ms: int, count: int, alive: Alive = None
+    ) -> tuple[I64, I64, bool]:
         """Return the first pairs after `after` with due <= `until_ms`, sorted; True: more are.
 
-        Up to `count`, or fewer, but at least one if there is one.
+        Up to `count`, or fewer, but at least one if there is one. Pairs whose ref is not alive
+        may be left out, and are forgotten.
         """
 
     def drop(self, through: tuple[int, int]) -> None:
-        """Forget the pairs at or before `through`, all of which `peek` has shown."""
+        """Forget the pairs at or before `through`."""
 
     def next_due(self, alive: npt.NDArray[np.bool_]) -> int | None:
         """Return the least due of a pair whose ref is alive, None if there is none."""
@@ -95,9 +100,11 @@ class Tiers:
         if self._fresh_rows >= FRESH_MAX:
             self._seal()
 
-    def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
+    def peek(
+        self, after: tuple[int, int], until_ms: int, count: int, alive: Alive = None
+    ) -> tuple[I64, I64, bool]:
         """See Index."""
-        self._fill(after, until_ms, count)
+        self._fill(after, until_ms, count, alive)
         due, ref = self._ready.rest()
         if not len(due):
             return due, ref, False
@@ -108,12 +115,16 @@ class Tiers:
 
     def drop(self, through: tuple[int, int]) -> None:
         """See Index."""
-        due, ref = self._ready.rest()
-        if not len(due):
-            return
-        gone = len(due) if due[-1] < through[0] else rank(due, ref, through)
-        self._ready.head += gone
-        if gone == len(due):
+        passed = False
+        for tier in (self._ready, *self._tiers):
+            due, ref = tier.rest()
+            if not len(due) or due[0] > through[0]:
+                continue
+            tier.head += len(due) if due[-1] < through[0] else rank(due, ref, through)
+            passed |= tier.head == len(tier.due)
+        if passed:
+            self._tiers = [tier for tier in self._tiers if tier.head < len(tier.due)]
+        if self._ready.head == len(self._ready.due):
             self._ready = _Tier(_NONE, _NONE, 0)
 
     def next_due(self, alive: npt.NDArray[np.bool_]) -> int | None:
@@ -126,33 +137,46 @@ class Tiers:
             least = min(least, least_due(self._fresh, alive))
         return None if least == NEVER else least
 
-    def _fill(self, after: tuple[int, int], until_ms: int, count: int) -> None:
+    def _fill(self, after: tuple[int, int], until_ms: int, count: int, alive: Alive) -> None:
         """Move into `ready` what is due; if that is much, only as much as is asked for."""
         if self._fresh_min <= until_ms:
             self._seal()
+        self._held = self._fill_some(after, until_ms, count, alive)
+        while self._held and self._is_past(after):  # what was moved was dead
+            self._held = self._fill_some(after, until_ms, count, alive)
+
+    def _is_past(self, position: tuple[int, int]) -> bool:
+        """Return whether nothing that is ready lies after a position."""
+        due, ref = self._ready.rest()
+        return not len(due) or (int(due[-1]), int(ref[-1])) <= position
+
+    def _fill_some(self, after: tuple[int, int], until_ms: int, count: int, alive: Alive) -> bool:
+        """Move a bounded number of pairs of each tier, or all; return whether more are due."""
         tiers = [tier for tier in self._tiers if tier.due[tier.head] <= until_ms]
-        self._held = False
         if not tiers:
-            return
+            return False
+        held = False
         stops = [int(tier.due.searchsorted(until_ms, "right")) for tier in tiers]
         if sum(stops) - sum(tier.head for tier in tiers) > 4 * CHUNK:
             bound = self._bound(tiers, after, count)
             bounded = [
                 min(stop, rank(t.due, t.ref, bound)) for t, stop in zip(tiers, stops, strict=True)
             ]
-            self._held = bounded != stops
+            held = bounded != stops
             stops = bounded
         moved = []
         for tier, stop in zip(tiers, stops, strict=True):
             if tier.head < stop:
-                moved.append((tier.due[tier.head : stop], tier.ref[tier.head : stop]))
+                pairs = living(tier.due[tier.head : stop], tier.ref[tier.head : stop], alive)
+                moved += [pairs] if len(pairs[0]) else []
                 tier.head = stop
-        if not moved:
-            return
         self._tiers = [tier for tier in self._tiers if tier.head < len(tier.due)]
+        if not moved:
+            return held
         if self._ready.head < len(self._ready.due):
             moved.append(self._ready.rest())
         self._ready = _Tier(*(_joined(moved) if len(moved) > 1 else moved[0]), 0)
+        return held
 
     def _bound(self, tiers: list[_Tier], after: tuple[int, int], count: int) -> tuple[int, int]:
         """Return up to where pairs move: at least to the end of `ready`, so that it stays a prefix.
@@ -208,6 +232,14 @@ class Tiers:
             merged = _joined([tier.rest() for tier in self._tiers[-FAN:]])
             level = self._tiers[-1].level + 1
             self._tiers[-FAN:] = [_Tier(*merged, level=level)]
+
+
+def living(due: I64, ref: I64, alive: Alive) -> tuple[I64, I64]:
+    """Return the pairs whose refs live."""
+    if alive is None:
+        return due, ref
+    lives = alive.take(ref)
+    return (due, ref) if lives.all() else (due[lives], ref[lives])
 
 
 def least_due(chunks: list[tuple[I64, I64]], alive: npt.NDArray[np.bool_]) -> int:

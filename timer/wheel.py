@@ -23,7 +23,7 @@ from sortedcontainers import SortedDict
 
 from timer.columns import I64
 from timer.order import stable_order
-from timer.tiers import NEVER, Tiers, least_due
+from timer.tiers import NEVER, Alive, Tiers, least_due, living
 
 NEAR_BITS: Final = 14
 """The near window moves in steps of 2 ** 14 ms, and reaches one to two of them ahead."""
@@ -61,11 +61,13 @@ class Wheel:
         if self._far_rows >= FAR_MAX:
             self._spread()
 
-    def peek(self, after: tuple[int, int], until_ms: int, count: int) -> tuple[I64, I64, bool]:
+    def peek(
+        self, after: tuple[int, int], until_ms: int, count: int, alive: Alive = None
+    ) -> tuple[I64, I64, bool]:
         """See Index."""
         if until_ms >= self._near_end:
-            self._advance(until_ms)
-        return self._near.peek(after, until_ms, count)
+            self._advance(until_ms, alive)
+        return self._near.peek(after, until_ms, count, alive)
 
     def drop(self, through: tuple[int, int]) -> None:
         """See Index."""
@@ -85,14 +87,15 @@ class Wheel:
             least = min(least, least_due(chunks, alive))
         return None if least == NEVER else least
 
-    def _advance(self, now_ms: int) -> None:
-        """Move the near window to `now_ms`; empty the slots that it reaches."""
+    def _advance(self, now_ms: int, alive: Alive = None) -> None:
+        """Move the near window to `now_ms`; empty the slots that it reaches, of what lives."""
         self._near_end = _near_end(now_ms)
         if self._far_min < self._near_end:
             self._spread()
         reached: list[tuple[I64, I64]] = []
         while self._slots and self._slots.peekitem(0)[0] < self._near_end:
             reached += self._slots.popitem(0)[1]
+        reached = [pairs for each in reached if len((pairs := living(*each, alive))[0])]
         if reached:
             self._place(reached)
 

@@ -101,6 +101,15 @@ class Window:
         following = self._cursor.next
         return following is not None and following.due_ms <= until_ms
 
+    def lacks(self, after: Position, until_ms: int) -> bool:
+        """Return whether `peek` has to read."""
+        return self.wants(until_ms) and (not self._slices or self._slices[-1].last <= after)
+
+    @property
+    def lost(self) -> bool:
+        """Whether to go on it has to find its place in the file first."""
+        return self._cursor is None and self.run.meta.last > self._position
+
     def skip(self, gone: Gone) -> None:
         """Pass over what is gone, where all of a batch is; read but its head. Nothing is loaded."""
         if gone and not self._slices and self.next is not None:
@@ -122,7 +131,7 @@ class Window:
 
     def peek(self, after: Position, until_ms: int, count: int) -> Peek:
         """Return the rows after `after` with due <= `until_ms`, up to `count`, or fewer."""
-        if self._wants(until_ms) and (not self._slices or self._slices[-1].last <= after):
+        if self.lacks(after, until_ms) and self._wants(until_ms):
             self._load_slice(until_ms)
         parts: list[RowArray] = []
         last = after
@@ -145,13 +154,8 @@ class Window:
             gone = self._slices.popleft()
             self.size -= gone.size
             del self.bufs[gone.number]
-        assert self._cursor is None or self._cursor.next is None or self._cursor.next > through
-
-    def enter(self, position: Position) -> None:
-        """Go into use at the fire position, which may have passed what was loaded before."""
-        if self._cursor and self._cursor.next and self._cursor.next <= position:
-            self._cursor = None
-        self.drop(position)
+        if self._cursor and self._cursor.next and self._cursor.next <= through:
+            self._cursor = None  # what was not loaded was passed without this window
 
     def next_due(self) -> int | None:
         """Return the due of the first row after the fire position, None if there is none.

@@ -178,7 +178,9 @@ class Pending:
             return None
         return None if self._of_deleted(found[0]).any() else found[0][0]
 
-    def take(self, read_time_ms: int, rows_max: int, bytes_max: int) -> Taken:
+    def take(
+        self, read_time_ms: int, rows_max: int, bytes_max: int, topics_max: int = 1 << 32
+    ) -> Taken:
         """Remove what one FIRE ends: due by `read_time_ms`, at least one row if any is due."""
         self._gather(read_time_ms)
         while True:
@@ -191,6 +193,8 @@ class Pending:
             lost, live = live[gone], live[~gone]
             within = np.cumsum(late["size"][live], dtype=np.int64) <= bytes_max
             count = max(min(rows_max, int(np.count_nonzero(within))), 1)
+            firsts = np.sort(np.unique(late["topic"][live[:count]], return_index=True)[1])
+            count = int(firsts[topics_max]) if len(firsts) > topics_max else count
             if complete or count < len(live):
                 break
             self._pull()

@@ -362,7 +362,7 @@ class Story:
 
     def _fire(self, item: Entry) -> None:
         fire = payloads.decode_fire(item.payload)
-        taken = self._pending.take(fire.read_time_ms, fire.rows_max, fire.bytes_max)
+        taken = self._pending.take(*fire)
         self.last_read_time_ms = (
             int(taken.fired["due_ms"][-1]) if taken.limited else fire.read_time_ms
         )

@@ -136,7 +136,7 @@ def drawn(chance: random.Random) -> Iterator[Log]:
                 topics.append(topics[-1] + 1)
                 log.topic(f"t{gone}")
             case 5 | 6:
-                log.fire(log.now_ms, rows_max=chance.choice([1, 3, 1 << 16]))
+                log.fire(log.now_ms, rows_max=chance.choice([1, 3, 1 << 14]))
             case 7:
                 log.checkpoint()
             case _:

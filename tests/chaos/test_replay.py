@@ -564,7 +564,8 @@ def random_log(chance: random.Random, *, fates: bool = True) -> Log:
                 now += chance.choice([0, 1, 7, 50])
                 read_ms = max(now - chance.choice([0, 0, 3]), story.last_read_time_ms)
                 limit = chance.choice([1, 3, 1000])
-                log.fire(read_ms, rows_max=limit, bytes_max=chance.choice([8, 100, 1 << 20]))
+                size, few = chance.choice([8, 100, 1 << 20]), chance.choice([1, 1000])
+                log.fire(read_ms, rows_max=limit, bytes_max=size, topics_max=few)
             case "cancel" if due:
                 chosen = chance.sample(sorted(due), min(3, len(due)))
                 log.cancel([(due[s] + (s % 5 == 0), s) for s in chosen])

@@ -110,9 +110,15 @@ class Log:
         order = payloads.Reschedule(targets, due, due)
         self.entry(Kind.RESCHEDULE, *payloads.encode_reschedule(order), at_ms=at_ms)
 
-    def fire(self, read_time_ms: int, rows_max: int = 1000, bytes_max: int = 1 << 20) -> None:
+    def fire(
+        self,
+        read_time_ms: int,
+        rows_max: int = 1000,
+        bytes_max: int = 1 << 20,
+        topics_max: int = 1000,
+    ) -> None:
         """Append a FIRE at its own read time."""
-        fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max)
+        fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
         self.entry(Kind.FIRE, payloads.encode_fire(fire), at_ms=read_time_ms)
 
     def group(

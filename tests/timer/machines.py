@@ -24,18 +24,21 @@ from timer.applied import (
     RescheduleApplied,
     ScheduleApplied,
 )
+from timer.aside import aside
 from timer.columns import Binary, OnConflict, Part, encode_schedule, gather
 from timer.conflicts import Verdict
 from timer.disk import Disk
 from timer.engine import Engine
 from timer.entry import Entry, Kind, encode, frame_at
 from timer.errors import TimerError
+from timer.held import HELD_END, Portion, Reader
 from timer.leader import LeaderConfig
 from timer.machine import Machine
 from timer.manifest import SPILL_DIRECTORY
 from timer.outcomes import HORIZON_MS
 from timer.pages import Pages
 from timer.payloads import (
+    FIRE_ROWS_MAX,
     AlterGroup,
     AnyOp,
     CreateGroup,
@@ -138,8 +141,14 @@ class Log:
         order = Reschedule(targets, due, due - 1)
         return self.append(Kind.RESCHEDULE, payloads.encode_reschedule(order))
 
-    def fire(self, read_time_ms: int, rows_max: int = 65_536, bytes_max: int = 1 << 24) -> Entry:
-        fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max)
+    def fire(
+        self,
+        read_time_ms: int,
+        rows_max: int = FIRE_ROWS_MAX,
+        bytes_max: int = 1 << 24,
+        topics_max: int = 1 << 16,
+    ) -> Entry:
+        fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
         return self.append(Kind.FIRE, [payloads.encode_fire(fire)])
 
     def group(self, *ops: AnyOp) -> Entry:
@@ -214,13 +223,26 @@ def catch_up(engine: Engine, log: Log) -> None:
         entries = log.entries[first - 1 : last]
         if first % 2:  # else what they ask of runs is read as they are folded
             store = engine.machine.store
-            portion = engine.machine.pauses.next_portion()
-            held = None if portion is None else store._begin_held(portion)
-            prepared = Prepared(store._runs.runs, Asked(entries, store._at, keys=True), held)
+            asked = Asked(entries, store._at, keys=True)
+            readers = readers_of(store, engine.machine.pauses.next_portion(), entries)
+            prepared = Prepared(store._runs.runs, asked, readers)
             prepared.read()
             engine.end_lookup(prepared)
         engine.fold(entries)
         engine.machine.store.end_lookup(None)
+
+
+def readers_of(store: Store, portion: Portion | None, entries: list[Entry]) -> list[Reader]:
+    """Return what reads what the sweep, and the first FIRE, will take, however little it is."""
+    readers: list[Reader] = []
+    if portion is not None:
+        held = store._runs.begin_held(aside(portion.seen), portion.only)
+        readers += store._reader(held, portion.rows_max, portion.bytes_max, HELD_END)
+    for entry in [entry for entry in entries if entry.kind is Kind.FIRE][:1]:
+        fire = payloads.decode_fire(entry.payload)
+        due = store._runs.begin_due(store.position)
+        readers += store._reader(due, fire.rows_max, fire.bytes_max, fire.read_time_ms)
+    return readers
 
 
 # ---- what is compared
@@ -483,10 +505,14 @@ class Model:
             (self.timers[s][1], s) for s in self.pending if self.timers[s][1] <= fire.read_time_ms
         )
         fired: list[int] = []
+        topics: set[int] = set()
         size = 0
         for _, seq in due:
             weight = self.weights[seq]
             if len(fired) == fire.rows_max or (fired and size + weight > fire.bytes_max):
+                break
+            topics.add(self.timers[seq][0])
+            if len(topics) > fire.topics_max:
                 break
             fired.append(seq)
             size += weight

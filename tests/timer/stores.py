@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from timer import compaction, prepare, run_writer, runs, tiers, wheel, window
+from timer import compaction, frozen, prepare, run_writer, runs, tiers, wheel, window
 from timer import merge as merge_module
 from timer import store as store_module
 from timer.columns import ROW, RowArray
 from timer.disk import RealDisk
 from timer.entry import Entry, Kind
+from timer.frozen import Frozen
 from timer.merge import Merge
 from timer.order import Position
-from timer.payloads import Ids, encode_cancel
+from timer.payloads import Fire, Ids, encode_cancel
 from timer.run import RunMeta
-from timer.store import Frozen, Store
+from timer.store import Store
 from timer.timer_id import SEQ_MAX
 from timer.units import Epoch, LogIndex, UnixMs
 from timer.window import Ahead
@@ -196,7 +197,7 @@ def cancelling(targets: list[tuple[int, int]]) -> Callable[[Store], Any]:
 
 def firing(read_time_ms: int, rows_max: int, bytes_max: int) -> Callable[[Store], Any]:
     def entry(store: Store) -> Any:
-        fired = store.fire(UnixMs(read_time_ms), rows_max, bytes_max)
+        fired = store.fire(UnixMs(read_time_ms), rows_max, bytes_max, ALL)
         assert set(fired.bufs) == set(fired.rows["buf"].tolist())
         return timers_of(fired.rows, fired.bufs), fired.limited
 
@@ -215,6 +216,8 @@ class Comparison:
         self.nodes[0].store.lead()
         self.model = Model()
         self.next_seq = 1
+        self.passed = 0
+        """FIREs that a thread had to prepare."""
         self.known: list[tuple[int, int]] = []
         self.tick(NOW, ALL, ALL)
 
@@ -258,6 +261,13 @@ class Comparison:
     def tick(self, step: int, rows_max: int, bytes_max: int) -> None:
         read_time_ms = self.model.position[0] + step
         expected = self.model.fire(read_time_ms, rows_max, bytes_max)
+        fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, ALL)
+        for node in self.nodes[: step % 3]:
+            if not node.store.look(fire):
+                prepared = node.store.begin_lookup([], fire=fire)
+                if prepared is not None:
+                    prepared.read()
+                self.passed += 1
         self.apply(firing(read_time_ms, rows_max, bytes_max), expected)
 
     def freeze_or_install(self, which: int) -> None:
@@ -342,7 +352,9 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
         (runs, "PART_SIZE", 3_000),
         (runs, "WARM_SIZE_MAX", 100),
         (runs, "LOADED_SIZE_MAX", 600),
-        (store_module, "FLUSH_CHUNK", 5),
+        (frozen, "CHUNK_ROWS", 5),
+        (store_module, "FIRE_CHUNK", 3),
+        (store_module, "DEAD_MAX", 3),
         (run_writer, "BATCH_ROWS_MAX", 4),
         (run_writer, "BATCH_SIZE_MAX", 250),
         (merge_module, "SLICE_ROWS", 3),

@@ -9,7 +9,6 @@ import pytest
 from tests.timer.stores import NOW, batch, timers_of
 from timer import outcomes
 from timer.columns import Binary, OnConflict, Part, encode_schedule
-from timer.shares import row_sum
 from timer.disk import RealDisk
 from timer.entry import Entry, Kind
 from timer.key_file import ENTRY, KeyFile, encode
@@ -17,6 +16,7 @@ from timer.order import Position, after, find
 from timer.outcomes import Cancels
 from timer.payloads import Ids, Keys, Reschedule, encode_cancel, encode_reschedule
 from timer.prepare import MOVED_MIN, Asked, is_surely_little
+from timer.shares import row_sum
 from timer.store import Store
 from timer.tiers import Tiers
 from timer.timer_id import mix, mix_one

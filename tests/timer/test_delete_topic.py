@@ -125,7 +125,7 @@ def _columns(timers: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return ids.due_ms, ids.seq
 
 
-@pytest.mark.parametrize("rows_max", [1, 2, 65_536])
+@pytest.mark.parametrize("rows_max", [1, 2, 16_384])
 def test_what_a_fire_takes_does_not_depend_on_what_of_the_gone_is_still_in_files(
     rows_max: int,
 ) -> None:

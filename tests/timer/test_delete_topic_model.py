@@ -102,7 +102,7 @@ class Deleting(World):
         self.checkpoint()
         self.compare()
         self.look_for_keys()
-        self.fire(10**9, 65_536, 1 << 20)
+        self.fire(10**9, 16_384, 1 << 20, 16)
         self.checkpoint()
         self.compare()
         assert not self.model.pending

@@ -283,7 +283,7 @@ def test_one_fire_is_in_flight_and_what_falls_due_meanwhile_goes_into_the_next()
 
 
 def test_limited_fire_is_followed_by_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "Fire", lambda read_time_ms: Fire(read_time_ms, 2))
+    monkeypatch.setattr(leader_module, "Fire", lambda read_time_ms, **_: Fire(read_time_ms, 2))
     play = Play()
     play.schedule("s", *[100] * 5)
     play.settle()

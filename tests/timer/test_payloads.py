@@ -145,10 +145,17 @@ def test_keys_give_back_what_was_encoded(names: list[tuple[int, bytes]]) -> None
 
 
 @quick
-@given(st.integers(0, 2**63 - 1), st.integers(1, payloads.FIRE_ROWS_MAX), u32)
-@example(0, 1, 0)
-def test_fire_gives_back_what_was_encoded(read_time_ms: int, rows_max: int, bytes_max: int) -> None:
-    fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max)
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(1, payloads.FIRE_ROWS_MAX),
+    u32,
+    st.integers(1, 2**32 - 1),
+)
+@example(0, 1, 0, 1)
+def test_fire_gives_back_what_was_encoded(
+    read_time_ms: int, rows_max: int, bytes_max: int, topics_max: int
+) -> None:
+    fire = Fire(UnixMs(read_time_ms), rows_max, bytes_max, topics_max)
     assert payloads.decode_fire(memoryview(payloads.encode_fire(fire))) == fire
 
 
@@ -285,10 +292,10 @@ def test_altered_group_and_move_with_a_wrong_field_are_value_errors(op: Op, fiel
         decode_group(memoryview(head + body + bytes(-len(body) % 8)))
 
 
-@pytest.mark.parametrize("rows_max", [0, payloads.FIRE_ROWS_MAX + 1])
-def test_fire_of_no_row_or_too_many_is_a_value_error(rows_max: int) -> None:
+@pytest.mark.parametrize("limits", [(0,), (payloads.FIRE_ROWS_MAX + 1,), (1, 1, 0)])
+def test_fire_of_no_row_or_too_many_or_of_no_topic_is_a_value_error(limits: Any) -> None:
     with pytest.raises(ValueError, match="FIRE"):
-        payloads.decode_fire(memoryview(payloads.encode_fire(Fire(UnixMs(1), rows_max))))
+        payloads.decode_fire(memoryview(payloads.encode_fire(Fire(UnixMs(1), *limits))))
 
 
 def test_reserve_of_no_offset_or_two_is_a_value_error() -> None:

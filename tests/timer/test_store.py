@@ -34,9 +34,10 @@ from tests.timer.stores import (
 )
 from timer import compaction, runs, window
 from timer.disk import RealDisk
+from timer.fired import Fired
 from timer.order import Position
 from timer.run import RunMeta
-from timer.store import Fired, Store
+from timer.store import Store
 from timer.timer_id import SEQ_MAX
 from timer.units import UnixMs
 from timer.window import Window

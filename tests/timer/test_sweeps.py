@@ -11,7 +11,7 @@ from tests.timer.test_pauses import Paused, settle
 from timer.aside import ASIDE
 from timer.columns import ROW
 from timer.gone import Gone
-from timer.held import HeldRows
+from timer.held import LiveRows
 from timer.memtable import Memtable
 from timer.order import START
 from timer.pauses import SWEEP_ROWS_MAX
@@ -210,7 +210,7 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     paused.say(Scope("", TopicId(2)), paused=True)
     many = paused.schedule(*range(20_000))
     few = paused.schedule(*range(0, 20_000, 100), topic=2)
-    paused.fire(20_000)
+    [*settle(paused, 20_000)]
     flush = paused.engine.begin_flush()
     assert flush is not None
     flush.write()
@@ -264,7 +264,7 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
 def test_a_sweep_whose_run_can_not_be_read_ends_the_node_and_is_not_tried_for_ever() -> None:
     paused = Paused()
     paused.schedule(*range(20_000))
-    paused.fire(20_000)
+    [*settle(paused, 20_000)]
     paused.flush()
     paused.log.policy(Scope("", TopicId(1)))
     paused.log.fire(paused.log.now_ms)
@@ -305,15 +305,16 @@ def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
     paused = Paused()
     paused.machine.pauses.portion = 100
     paused.schedule(*range(20_000))
-    paused.fire(20_000)
+    [*settle(paused, 20_000)]
     paused.flush()
     paused.resume("all", 20_000)
     portion = paused.machine.pauses.next_portion()
     assert portion is not None
-    ahead = paused.machine.store._begin_held(portion)
+    ahead = paused.machine.store.begin_lookup([], portion)
     assert ahead is not None
     ahead.read()
-    assert 200 <= sum(len(kept.rows) for kept in ahead._held._kept) <= 4_096
+    [reader] = ahead._readers
+    assert 200 <= sum(len(kept.rows) for kept in reader._rows._kept) <= 4_096
     [*settle(paused, 20_000)]
     assert paused.fired() == [*range(20_000)]
 
@@ -321,6 +322,6 @@ def test_what_is_read_ahead_of_a_sweep_is_no_more_than_it_needs() -> None:
 def test_what_was_read_for_other_topics_is_of_no_use_to_a_sweep_that_goes_by_more() -> None:
     one, two = TopicId(1), TopicId(2)
     others = Gone.all_but([one], TopicId(4))  # of 2 and 3 nothing was kept
-    read = HeldRows([], others, START, lambda: 1)
+    read = LiveRows([], others, START, lambda: 1)
     assert not read.go_on(START, [], Gone.all_but([one, two], TopicId(4)))
     assert read.go_on(START, [], others.plus(one))
