@@ -21,6 +21,16 @@ _M_TRIM_THRESHOLD: Final = -1  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 
 
+def give_back_free_pages() -> None:
+    """Let free pages go back to the system, whichever thread's heap they are in. It takes a while.
+
+    Each of gRPC's threads has a heap, in which a large request lies in many small blocks.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def give_back_large_blocks() -> None:
     """Let every block of LARGE_BLOCK bytes or more go back to the system when it is freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

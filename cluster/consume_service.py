@@ -11,7 +11,7 @@ holds nobody up. Receive is the same with one delivery: a consumer that joins, w
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from cluster import status, wire
 from cluster.groups import DELAY_MS_MAX, GroupDesk
 from cluster.host import Host
 from cluster.lease_ids import LeaseIds
-from cluster.rpc import Context, Service, answered, within
+from cluster.rpc import Context, Requests, Service, answered, streamed, within
 from timer.errors import InvalidRequest, NotLeader, Overloaded, TimerError
 from timer.gathering import Done
 from timer.groups import Group
@@ -104,15 +104,12 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             if not delivered.done():
                 delivered.set_exception(NotLeader(self._host.leader_address()))
 
+    @streamed
     async def Consume(  # noqa: N802
         self, requests: AsyncIterator[pb.ConsumeRequest], context: Context
-    ) -> AsyncIterator[pb.ConsumeResponse]:
+    ) -> AsyncGenerator[pb.ConsumeResponse, None]:
         """Serve one consumer until its stream ends, or this node's leadership."""
-        try:
-            stream = await self._open(requests)
-        except TimerError as error:
-            self.on_error("Consume", error)
-            await status.abort(context, error)
+        stream = await self._open(requests := Requests(requests, context))
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(requests))
         try:
@@ -123,11 +120,10 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             reader.cancel()
             stream.close()
         if stream.ended is not None:
-            self.on_error("Consume", stream.ended)
-            await status.abort(context, stream.ended)
+            raise stream.ended
 
     async def _open(self, requests: AsyncIterator[pb.ConsumeRequest]) -> "_Stream":
-        first = await anext(aiter(requests), None)
+        first = await anext(requests, None)
         if first is None or first.WhichOneof("kind") != "open":
             raise InvalidRequest("kind", first and first.WhichOneof("kind"), "must begin with open")
         opening = first.open
@@ -270,10 +266,10 @@ def settle(  # noqa: PLR0913 -- who asks what, and of whom
         InvalidRequest: too many offsets at once, or none; a time is out of range.
         TimerError: it was refused.
     """
-    offsets = np.array(request.offsets, np.uint64)
     most = ACK_OFFSETS_MAX if isinstance(request, pb.AckRequest) else NACK_OFFSETS_MAX
-    if not 1 <= len(offsets) <= most:
-        raise InvalidRequest("offsets", len(offsets), f"1 to {most} in one request")
+    if not 1 <= len(request.offsets) <= most:
+        raise InvalidRequest("offsets", len(request.offsets), f"1 to {most} in one request")
+    offsets = np.array(request.offsets, np.uint64)
     held = Epoch(request.epoch), lease_id, offsets
     match request:
         case pb.AckRequest() if request.cumulative:

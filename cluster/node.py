@@ -36,7 +36,8 @@ from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
 from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
 from cluster.repair import check_state, dials
-from cluster.rpc import PINGED, PINGS
+from cluster.requests import COLUMNS_BYTES_MAX
+from cluster.rpc import PINGED, PINGS, Registrar
 from cluster.scrub import Scrubber
 from cluster.services import services_of
 from cluster.space import Space
@@ -296,7 +297,8 @@ class Node:
                 self._snapshots.handler(),
             )
         )
-        services.add_to(self._server)
+        request_bytes_max = config.limits.request_bytes_max + COLUMNS_BYTES_MAX
+        services.add_to(Registrar(self._server, request_bytes_max))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

@@ -6,7 +6,7 @@ from cluster import wire
 from cluster.host import Host
 from timer.errors import InvalidRequest, NotFound
 from timer.machine import Machine
-from timer.policies import CLUSTER, Policies, Policy, Scope, namespace_of
+from timer.policies import CLUSTER, FIELDS, LEVELS_MAX, Policies, Policy, Scope, namespace_of
 from timer.units import TopicId
 from timerclient.proto import timer_pb2 as pb
 
@@ -18,6 +18,9 @@ def policy_of(message: pb.Policy) -> Policy:
     """Return what a message says."""
     said = {each.name: value for each, value in message.ListFields()}
     if (levels := said.get("delay_levels_ms")) is not None:
+        if len(levels.ms) > LEVELS_MAX:
+            limit = f"1 to {LEVELS_MAX} values"
+            raise InvalidRequest("delay_levels_ms", f"{len(levels.ms)} values", limit)
         said["delay_levels_ms"] = tuple(levels.ms)
     return Policy(**said)
 
@@ -108,6 +111,9 @@ class PolicyDesk:
             NotFound: there is no such topic, and none is made.
         """
         leader, named = self._host.require_leader(), checked_scope(request.scope)
+        if len(request.unset) > len(FIELDS):
+            limit = f"at most {len(FIELDS)}, each once"
+            raise InvalidRequest("unset", f"{len(request.unset)} names", limit)
         said = policy_of(request.set)
         if not said.pack() and not request.unset:
             raise InvalidRequest("set, unset", "none", "at least one field must be given")

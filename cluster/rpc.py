@@ -1,13 +1,23 @@
-"""What every RPC handler shares: errors become statuses, waits have an end."""
+"""What every RPC handler shares: errors become statuses, waits have an end.
+
+    bytes --reader_of--> request, or Refused --handler--> answer, or TimerError --refuse--> status
+          (cluster/requests.py)
+
+A refused request leaves memory at once. An error holds the frames that it passed, and these the
+request; gRPC's abort error holds the frame that raised it, and the RPC that error: a cycle, which
+only a collection ends. So `refuse` drops an error's frames, and its own keeps nothing.
+"""
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import grpc
 
 from cluster import status
+from cluster.requests import Refused, reader_of
 from timer.errors import CommitTimeout, TimerError
 
 COMMIT_TIMEOUT_S: Final = 10.0
@@ -32,7 +42,25 @@ class Service:
     """What our servicers have in common."""
 
     on_error: Callable[[str, TimerError], None] = staticmethod(lambda method, error: None)
-    """Hears of each RPC that fails: its method, and why."""
+    """Called with each RPC that fails: its method, and the error."""
+    admit: Callable[[str], None] = staticmethod(lambda method: None)
+    """Called with the method of each RPC; raises a TimerError if it is not to be served now."""
+
+    async def refuse(self, method: str, error: TimerError, context: Context) -> NoReturn:
+        """End an RPC with an error; what the error has passed is dropped.
+
+        Raises:
+            grpc.aio.AbortError: always.
+        """
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        self.on_error(method, error)
+        try:
+            await status.abort(context, error)
+        except grpc.aio.AbortError as aborted:
+            aborted.__traceback__ = aborted.__context__ = None
+            raise
+        finally:
+            del context  # the abort's traceback has this frame, and the context has the abort
 
 
 _Service = TypeVar("_Service", bound=Service)
@@ -44,16 +72,107 @@ def answered(
     handler: Callable[[_Service, _Request, Context], Awaitable[_Response]],
 ) -> Callable[[_Service, _Request, Context], Awaitable[_Response]]:
     """Make a unary handler whose TimerErrors end the RPC with their status."""
+    name = handler.__name__
 
     @functools.wraps(handler)
     async def answer(service: _Service, request: _Request, context: Context) -> _Response:
         try:
-            return await handler(service, request, context)
+            service.admit(name)
+            return await handler(service, read(request), context)
         except TimerError as error:
-            service.on_error(handler.__name__, error)
-            await status.abort(context, error)
+            why = error
+        del request
+        refusing = service.refuse(name, why, context)
+        del context, why
+        return await refusing
 
     return answer
+
+
+def streamed(
+    handler: Callable[[_Service, _Request, Context], AsyncGenerator[_Response, None]],
+) -> Callable[[_Service, _Request, Context], AsyncIterator[_Response]]:
+    """Make a handler that answers with a stream, whose TimerErrors end the RPC likewise.
+
+    A stream of requests is read as `Requests`.
+    """
+    name = handler.__name__
+
+    @functools.wraps(handler)
+    async def answer(
+        service: _Service, request: _Request, context: Context
+    ) -> AsyncIterator[_Response]:
+        try:
+            service.admit(name)
+            async with aclosing(handler(service, read(request), context)) as responses:
+                async for response in responses:
+                    yield response
+        except TimerError as error:
+            why = error
+        else:
+            return
+        del request
+        refusing = service.refuse(name, why, context)
+        del context, why
+        await refusing
+
+    return answer
+
+
+def read(request: _Request) -> _Request:
+    """Return a request.
+
+    Raises:
+        TimerError: it could not be read.
+    """
+    if isinstance(request, Refused):
+        raise request.error
+    return request
+
+
+class Requests(Generic[_Request]):
+    """The requests of a stream, one after the other; it keeps none.
+
+    gRPC's own iterator keeps the last one until the next comes. `anext` raises a TimerError for one
+    that could not be read.
+    """
+
+    def __init__(self, requests: AsyncIterator[_Request], context: Context) -> None:
+        self._requests, self._read = requests, getattr(context, "read", None)
+
+    def __aiter__(self) -> "Requests[_Request]":
+        return self
+
+    async def __anext__(self) -> _Request:
+        if self._read is None:  # a stand-in for gRPC's
+            return read(await anext(self._requests))
+        request: _Request = await self._read()
+        if request is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return read(request)
+
+
+class Registrar:
+    """Stands for a server while services add themselves: `reader_of` reads their requests."""
+
+    def __init__(self, server: grpc.aio.Server, bytes_max: int) -> None:
+        """`bytes_max`: of a request."""
+        self._server, self._bytes_max = server, bytes_max
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Leave them: each of their methods is registered, too, and is found there first."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
+    ) -> None:
+        """Add methods of a service."""
+        read = {
+            name: handler._replace(  # type: ignore[attr-defined]  # a named tuple, in truth
+                request_deserializer=reader_of(handler.request_deserializer, self._bytes_max)  # type: ignore[arg-type]
+            )
+            for name, handler in handlers.items()
+        }
+        self._server.add_registered_method_handlers(service, read)
 
 
 async def within(work: Awaitable[Any], context: Context) -> Any:

@@ -23,7 +23,7 @@ class Services(NamedTuple):
     admin: AdminService
 
     def add_to(self, server: Any) -> None:
-        """Let a gRPC server offer them."""
+        """Let a gRPC server, or its Registrar, offer them."""
         rpc.add_TimerServiceServicer_to_server(self.timers, server)
         rpc.add_ConsumeServiceServicer_to_server(self.consumers, server)
         rpc.add_AdminServiceServicer_to_server(self.admin, server)

@@ -9,12 +9,10 @@ Units are Prometheus's: seconds and bytes on the page, milliseconds in our own c
 has its own registry; nothing is global.
 """
 
-import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -33,7 +31,6 @@ from prometheus_client.registry import Collector
 from timer.entry import Kind
 
 ROLES: Final = ("leader", "follower", "candidate", "learner", "stopping")
-_PAGE_SIZE: Final = os.sysconf("SC_PAGE_SIZE")
 
 _LATENESS_S: Final = (
     *(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5),
@@ -342,9 +339,3 @@ class Telemetry:
         histogram = BatchHistogram(f"timer_{name}", text, bounds, scale=scale)
         self.registry.register(histogram)
         return histogram
-
-
-def rss_bytes() -> int:
-    """Return the resident memory of this process."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * _PAGE_SIZE

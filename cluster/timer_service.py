@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from typing import Final, TypeAlias
 
@@ -10,7 +10,7 @@ from cluster import status, wire, wire_timers
 from cluster.changes import Changes
 from cluster.host import Host
 from cluster.looking_in import LookingIn
-from cluster.rpc import Context, Service, answered, within
+from cluster.rpc import Context, Requests, Service, answered, streamed, within
 from cluster.stories import Stories
 from cluster.wire import RequestLimits
 from timer.applied import DeleteTopicApplied
@@ -80,22 +80,27 @@ class TimerService(Service, rpc.TimerServiceServicer):
         response: pb.ScheduleResponse = await within(future, context)
         return response
 
+    @streamed
     async def ScheduleStream(  # noqa: N802
         self, requests: AsyncIterator[pb.ScheduleRequest], context: Context
-    ) -> AsyncIterator[pb.ScheduleResponse]:
+    ) -> AsyncGenerator[pb.ScheduleResponse, None]:
         """Take requests in the order of the stream; answer each once."""
+        unread: list[TimerError] = []
         answers: asyncio.Queue[_Answering | None] = asyncio.Queue()
         room = asyncio.Semaphore(UNREAD_ANSWERS_MAX)
 
         async def read() -> None:
             try:
-                async for request in requests:
+                async for request in Requests(requests, context):
                     try:
                         answers.put_nowait(await self._take(request))
                     except TimerError as error:
                         self.on_error("ScheduleStream", error)
                         answers.put_nowait(_failed(request.request_no, error))
+                    del request  # its answer may take a while to be read
                     await room.acquire()
+            except TimerError as error:  # nothing that follows is of use
+                unread.append(error)
             finally:
                 answers.put_nowait(None)
 
@@ -104,6 +109,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
             while (answer := await answers.get()) is not None:
                 yield answer if isinstance(answer, pb.ScheduleResponse) else await _answer(answer)
                 room.release()
+            if unread:
+                raise unread.pop()
         finally:
             reader.cancel()
             while not answers.empty():  # nobody waits for these any more
@@ -241,16 +248,14 @@ class TimerService(Service, rpc.TimerServiceServicer):
         del context
         return await self._looking_in.count(request)
 
+    @streamed
     async def TellStory(  # noqa: N802
         self, request: pb.TellStoryRequest, context: Context
-    ) -> AsyncIterator[pb.TellStoryResponse]:
+    ) -> AsyncGenerator[pb.TellStoryResponse, None]:
         """Tell what became of one timer, as it is read."""
-        try:
-            async for answer in self._stories.tell(request):
-                yield answer
-        except TimerError as error:
-            self.on_error("TellStory", error)
-            await status.abort(context, error)
+        del context
+        async for answer in self._stories.tell(request):
+            yield answer
 
 
 _Answering: TypeAlias = asyncio.Future[pb.ScheduleResponse] | pb.ScheduleResponse

@@ -15,10 +15,11 @@ from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
 from cluster.http import LocalState
 from cluster.membership import Change
+from cluster.memory import resident_bytes
 from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.policies import description
 from cluster.scrub import Scrubber
-from cluster.telemetry import LAGS_SHOWN, Lag, Levels, rss_bytes
+from cluster.telemetry import LAGS_SHOWN, Lag, Levels
 from cluster.topics import TopicView
 from replication.replica import Replica
 from timer.errors import CommitTimeout, InvalidRequest, NotReady
@@ -274,7 +275,7 @@ class NodeState(TopicView):
             version=VERSION,
             uptime_ms=self._mono_ms() - self._started_at_ms,
             unsure=replica.unsure,
-            rss_bytes=rss_bytes(),
+            rss_bytes=resident_bytes(),
             disk_bytes=self._disk_bytes(),
             disk_free_bytes=self._host.engine.room.free,
             disk_reserve_bytes=self._config.storage.reserve_bytes,

@@ -7,7 +7,7 @@ field, the value and the limit.
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -124,8 +124,23 @@ def check_request(request: pb.ScheduleRequest, limits: RequestLimits) -> None:
     for timers in request.timers:
         if timers.topic != (name := topic_name(timers.topic)):
             timers.topic = name
-        if not len(timers.payload_sizes):
+        if not (rows := len(timers.payload_sizes)):
             raise InvalidRequest("payload_sizes", "none", f"topic {timers.topic!r} has no timers")
+        for way in WAYS:
+            check_count(way, getattr(timers, way), 0, 1, rows)
+        for sizes in ("key_sizes", "headers_sizes"):
+            check_count(sizes, getattr(timers, sizes), 0, rows)
+
+
+def check_count(field: str, column: Sized, *counts: int) -> None:
+    """Check how many values a column has, before they are converted.
+
+    Raises:
+        InvalidRequest: another number than one of `counts`.
+    """
+    if len(column) not in counts:
+        limit = f"must have {' or '.join(map(str, dict.fromkeys(counts)))} values"
+        raise InvalidRequest(field, f"{len(column)} values", limit)
 
 
 def _check_request_id(request: pb.ScheduleRequest) -> None:
@@ -272,7 +287,7 @@ def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> When:
     return when_of_ways(given, rows)
 
 
-def checked_keys(sizes: object, blob: bytes, rows: int, bytes_max: int) -> Binary:
+def checked_keys(sizes: Sequence[int], blob: bytes, rows: int, bytes_max: int) -> Binary:
     """Return a column of keys.
 
     Raises:
@@ -284,12 +299,11 @@ def checked_keys(sizes: object, blob: bytes, rows: int, bytes_max: int) -> Binar
     return key
 
 
-def _binary(name: str, sizes: object, blob: bytes, rows: int) -> Binary:
-    column: U32 = np.array(sizes, np.uint32)
-    if not len(column) and not blob:
+def _binary(name: str, sizes: Sequence[int], blob: bytes, rows: int) -> Binary:
+    if not len(sizes) and not blob:
         return Binary(sizes=np.zeros(rows, np.uint32), blob=b"")
-    if len(column) != rows:
-        raise InvalidRequest(f"{name}_sizes", f"{len(column)} values", f"must have {rows}")
+    check_count(f"{name}_sizes", sizes, rows)
+    column: U32 = np.array(sizes, np.uint32)
     total = int(column.sum(dtype=np.int64))
     if total != len(blob):
         raise InvalidRequest(f"{name}_sizes", f"{total} in all", f"there are {len(blob)} bytes")
@@ -414,10 +428,11 @@ def timers_of(raw: bytes, rows_max: int, salt: int) -> tuple[I64, U64, npt.NDArr
     Raises:
         InvalidRequest: none, too many, or not a whole number of ids.
     """
-    due_ms, seq, genuine = timer_id.decode(raw, salt)
-    if not 1 <= len(seq) <= rows_max:
-        raise InvalidRequest("timer_ids", len(seq), f"a request holds 1 to {rows_max} ids")
-    return due_ms, seq, genuine
+    if not 1 <= -(-len(raw) // timer_id.SIZE) <= rows_max:
+        value = f"{len(raw)} bytes"
+        limit = f"a request holds 1 to {rows_max} ids of {timer_id.SIZE} bytes"
+        raise InvalidRequest("timer_ids", value, limit)
+    return timer_id.decode(raw, salt)
 
 
 def deliveries_of(delivery: Delivery, ids: LeaseIds, salt: int) -> pb.Deliveries:

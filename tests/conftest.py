@@ -28,6 +28,7 @@ LONGEST: Final = (
     "tests/chaos/test_sim_planted.py",
     "tests/chaos/test_suite_nemeses.py",
     "tests/conformance",
+    "tests/hostile",
     "tests/timer/test_machine.py",
     "tests/cluster/test_failures.py",
     "tests/cluster/test_timerd.py",
@@ -87,10 +88,11 @@ def why_no_spark() -> str | None:
 def unit_of(path: str) -> str:
     """Return what the tests of a file share that is dear to start; else it is on its own.
 
-    The conformance tests' cluster, or a JVM, which then compiles only once what it runs.
+    The cluster of a folder's tests, or a JVM, which then compiles only once what it runs.
     """
-    if path.startswith("tests/conformance/"):
-        return "tests/conformance"
+    for folder in ("tests/conformance", "tests/hostile"):
+        if path.startswith(f"{folder}/"):
+            return folder
     return "spark" if "pytest.mark.spark" in (ROOT / path).read_text() else path
 
 

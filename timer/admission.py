@@ -68,9 +68,9 @@ def when_of(given: Mapping[str, Sequence[int]], rows: int) -> When:
         limit = "exactly one must be given"
         raise InvalidRequest(", ".join(WAYS), ", ".join(ways) or "none", limit)
     [way] = ways
+    if len(given[way]) not in (1, rows):
+        raise InvalidRequest(way, f"{len(given[way])} values", f"must have 1 or {rows} values")
     values = np.array(given[way], np.int64)
-    if len(values) not in (1, rows):
-        raise InvalidRequest(way, f"{len(values)} values", f"must have 1 or {rows} values")
     if (low := int(values.min())) < 0:
         raise InvalidRequest(way, low, "must be 0 or more")
     return When(way, values)

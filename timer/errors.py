@@ -31,9 +31,16 @@ TimerError
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from timer.units import Epoch
+
+TEXT_MAX: Final = 512
+"""Characters of a value in an error: a client may have sent megabytes."""
+
+
+def _short(value: object) -> object:
+    return value[:TEXT_MAX] + "…" if isinstance(value, str) and len(value) > TEXT_MAX else value
 
 
 class TimerError(Exception):
@@ -49,6 +56,7 @@ class InvalidRequest(TimerError):
     """The request breaks a documented limit."""
 
     def __init__(self, field: str, value: object, limit: str) -> None:
+        value = _short(value)
         super().__init__(f"{field} = {value!r}: {limit}")
         self.field = field
         self.value = value
@@ -59,6 +67,7 @@ class NotFound(TimerError):
     """The named thing does not exist."""
 
     def __init__(self, kind: str, name: object) -> None:
+        name = _short(name)
         super().__init__(f"no such {kind}: {name!r}")
         self.kind = kind
         self.name = name

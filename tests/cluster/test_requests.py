@@ -1,0 +1,171 @@
+"""A client's message is counted before it is parsed, and forgotten once it is refused."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+
+from cluster import wire
+from cluster.policies import policy_of
+from cluster.requests import COUNTED_FROM, FIELDS_MAX, Refused, reader_of
+from cluster.rpc import Context, Requests, Service, answered, streamed
+from cluster.wire import COLUMNS_MAX, RequestLimits, check_request
+from timer.errors import InvalidRequest
+from timerclient.proto import timer_pb2 as pb
+
+LIMIT = 1 << 20
+LIMITS = RequestLimits(
+    key_bytes_max=64, headers_bytes_max=64, request_rows_max=65_536, request_bytes_max=LIMIT
+)
+FEW = bytes([pb.AlterPoliciesRequest.DESCRIPTOR.fields_by_name["unset"].number << 3 | 2, 0])
+
+
+def refusal(made: object) -> str:
+    assert isinstance(made, Refused), made
+    assert isinstance(made.error, InvalidRequest)
+    return f"{made.error.value}: {made.error.limit}"
+
+
+def test_message_of_too_many_bytes_is_not_parsed() -> None:
+    read = reader_of(pb.ScheduleRequest.FromString, LIMIT)
+    assert refusal(read(bytes(LIMIT + 1))) == f"{LIMIT + 1} bytes: must have at most {LIMIT} bytes"
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_message_of_too_many_fields_is_not_parsed(*, inner: bool) -> None:
+    if inner:  # numbers that are not packed, in a message of the message
+        one = pb.TimerColumns(payloads=b"").SerializeToString() + bytes([4 << 3 | 5, 0, 0, 0, 0])
+        body = one * (FIELDS_MAX + 1)
+        data = b"\x1a" + _varint(len(body)) + body
+        read = reader_of(pb.ScheduleRequest.FromString, LIMIT)
+    else:
+        data = FEW * max(COUNTED_FROM, FIELDS_MAX + 1)
+        read = reader_of(pb.AlterPoliciesRequest.FromString, LIMIT)
+    assert refusal(read(data)).startswith(f"more than {FIELDS_MAX} fields: must have at most")
+
+
+def test_largest_request_that_is_allowed_is_parsed() -> None:
+    columns = pb.TimerColumns(
+        topic="t" * 255,
+        delay_level=[1, 1],
+        payload_sizes=[1, 0],
+        payloads=b"x",
+        key_sizes=[1, 0],
+        keys=b"k",
+        headers_sizes=[4, 0],
+        headers=bytes(4),
+    )
+    request = pb.ScheduleRequest(timers=[columns] * COLUMNS_MAX, producer_id=1, sequence=1)
+    data = request.SerializeToString()
+    assert len(data) > COUNTED_FROM
+    assert reader_of(pb.ScheduleRequest.FromString, LIMIT)(data) == request
+
+
+def test_what_is_no_message_is_refused() -> None:
+    read = reader_of(pb.ScheduleRequest.FromString, LIMIT)
+    for data in (b"\xff", b"\xff" * (COUNTED_FROM + 1)):
+        assert refusal(read(data)).endswith("must be a timer.v1.ScheduleRequest")
+
+
+class Counted:
+    """A column that can be counted, and nothing else."""
+
+    def __init__(self, values: int) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return self._values
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("converted before it was counted")
+
+
+@pytest.mark.parametrize("column", ["delay_level", "due_ms", "delay_ms", "key_sizes"])
+def test_column_is_counted_before_it_is_converted(column: str) -> None:
+    timers = pb.TimerColumns(topic="t", payload_sizes=[1], payloads=b"x")
+    getattr(timers, column).extend([1, 1, 1])
+    with pytest.raises(InvalidRequest, match=f"{column} = '3 values': must have 0 or 1 values"):
+        check_request(pb.ScheduleRequest(timers=[timers]), LIMITS)
+    many: Any = Counted(3)
+    with pytest.raises(InvalidRequest):
+        wire.checked_keys(many, b"", 1, 64)
+
+
+def test_ids_and_levels_are_counted_before_they_are_converted() -> None:
+    with pytest.raises(InvalidRequest, match="timer_ids = '45 bytes': a request holds 1 to 2 ids"):
+        wire.timers_of(bytes(45), 2, salt=0)
+    levels: Any = Counted(1_000_000)
+    field: Any = type("Field", (), {"name": "delay_levels_ms"})
+    policy: Any = type("Policy", (), {"ListFields": lambda self: [(field, self)], "ms": levels})
+    with pytest.raises(InvalidRequest, match="delay_levels_ms = '1000000 values'"):
+        policy_of(policy())
+
+
+class Request:
+    """Large, if it were real."""
+
+
+class Refusing(Service):
+    """Refuses everything, with what it was asked in every frame of the error."""
+
+    def _check(self, request: object) -> None:
+        checked = [request]
+        with suppress(KeyError):
+            raise KeyError
+        raise InvalidRequest("request", len(checked), "must not be")
+
+    @answered
+    async def Unary(self, request: Request, context: Context) -> None:  # noqa: N802
+        self._check(request)
+
+    @streamed
+    async def Stream(  # noqa: N802
+        self, request: AsyncGenerator[Request, None], context: Context
+    ) -> AsyncGenerator[None, None]:
+        async for one in Requests(request, context):
+            self._check(one)
+            yield
+
+
+@pytest.mark.parametrize("method", ["Unary", "Stream"])
+async def test_refused_request_leaves_memory_at_once(method: str) -> None:
+    service, made = Refusing(), []
+
+    def parse(data: bytes) -> Request:
+        request = Request()
+        made.append(weakref.ref(request))
+        return request
+
+    handlers: Any = {
+        "Unary": grpc.unary_unary_rpc_method_handler(service.Unary, parse),
+        "Stream": grpc.stream_stream_rpc_method_handler(service.Stream, parse),
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.stream_stream(f"/t/{method}")(iter([b"x"]))  # type: ignore[arg-type]
+            with pytest.raises(grpc.RpcError, match="must not be"):
+                await call.read()
+            async with asyncio.timeout(10):
+                while made[0]() is not None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+        await server.stop(None)
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])

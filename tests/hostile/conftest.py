@@ -1,0 +1,97 @@
+"""One cluster for all attacks; each must leave it as it was.
+
+leader, epoch, memory --> attack --> the same leader and epoch, a timer fires, all timers are
+                                     accounted for, memory is back
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+
+from cluster.garbage import TRIM_BYTES
+from tests.cluster.running import POLL_S_MAX, RPC_S, Running, take
+from timerclient import TimerClient
+
+MIB: Final = 1 << 20
+MEMORY_BACK: Final = 1.2
+"""Of a node's memory before an attack: at most so much afterwards, and less than it gives back."""
+SETTINGS: Final = ('log_level = "info"',)
+
+
+class Victim(Running):
+    """A cluster under attack."""
+
+    usual: Mapping[str, int] = {}
+    """Resident memory of each node before all attacks, bytes."""
+
+    def rss(self, name: str) -> int:
+        """Return the resident memory of a node, bytes."""
+        status = Path(f"/proc/{self.node(name).pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) * 1024
+
+    def is_back(self, name: str, before: int) -> None:
+        """Wait until a node's memory is what it was."""
+        began_s = time.monotonic()
+        while (now := self.rss(name)) > MEMORY_BACK * before + TRIM_BYTES:
+            waited_s = time.monotonic() - began_s
+            assert waited_s < 20, f"{name}: {before / MIB:.0f} -> {now / MIB:.0f} MiB"
+            time.sleep(POLL_S_MAX)
+
+    def epoch(self) -> int:
+        """Return the leader's epoch."""
+        return self._epoch()
+
+
+@pytest.fixture(scope="package")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """Three nodes, whom nothing may harm."""
+    running = Victim(tmp_path_factory.mktemp("hostile"), SETTINGS)
+    with running.cleaned(), running.client() as client:
+        _canary(client, "warm")
+        for name in running.nodes:  # gRPC's threads get their heaps
+            _warm(running, name)
+        time.sleep(2)  # what is free goes back
+        running.usual = {name: running.rss(name) for name in running.nodes}
+        yield running
+
+
+@pytest.fixture(scope="package")
+def client(town: Victim) -> Iterator[TimerClient]:
+    """A client with honest work."""
+    with town.client() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def unharmed(town: Victim, client: TimerClient, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The cluster is after the test as it was before."""
+    leader, epoch = town.wait_for_leader(), town.epoch()
+    before = {name: town.rss(name) for name in town.nodes}
+    scheduled = town.counts_add_up().scheduled
+    yield
+    _canary(client, "".join(c if c.isalnum() else "-" for c in request.node.name))
+    assert (town.wait_for_leader(), town.epoch()) == (leader, epoch), "there was a failover"
+    assert town.counts_add_up().scheduled > scheduled
+    for name in town.nodes:
+        town.is_back(name, max(before[name], town.usual[name]))
+
+
+def _warm(running: Victim, name: str) -> None:
+    call: Any = running.channel(name).unary_unary("/timer.v1.TimerService/Schedule")
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError):
+            call(bytes(60 * MIB), timeout=RPC_S)
+
+
+def _canary(client: TimerClient, topic: str) -> None:
+    """A timer fires, and is handed out."""
+    payload = str(time.time_ns()).encode()
+    with client.consumer(f"canary-{topic}"[:200], group="canary") as consumer:
+        client.schedule(f"canary-{topic}"[:200], payload, delay=0.1)
+        (message,) = take(consumer, 1)
+    assert message.payload == payload
