@@ -67,11 +67,13 @@ class NodeState(TopicView):
     def leadership(self) -> tuple[int, str, str]:
         """Return (epoch, leader's name, controller's name); empty: none known.
 
-        The leader is the one whose stream this node follows; before that, who was appointed.
+        Epoch and leader are of one source, the one that knows of the higher epoch: the stream that
+        this node follows, or the appointment. A new epoch is never told with an old leader.
         """
-        state = self._control.state
-        leader = self._replica.leader_id or state.leader
-        epoch = max(self._replica.epoch, state.epoch)
+        replica, state = self._replica, self._control.state
+        epoch, leader = replica.epoch, replica.leader_id
+        if state.epoch > epoch or (state.epoch == epoch and leader is None):
+            epoch, leader = state.epoch, state.leader
         return epoch, self._name_of(leader) or "", self._control.controller_name or ""
 
     def leader_address(self) -> str | None:

@@ -29,7 +29,7 @@ from timerclient.errors import Closed, InvalidRequest, TimerError
 from timerclient.existing import Seconds, timeout_s
 from timerclient.groups import STARTS
 from timerclient.messages import Batch, Message
-from timerclient.nodes import Dial, Method, Nodes, check_not_forked, parse_addresses, tcp
+from timerclient.nodes import RANK_MAX, Dial, Method, Nodes, check_not_forked, parse_addresses, tcp
 from timerclient.producer import Call, Producer, Row, encode_rows
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import Headers, NewTimer, When, WhenMany
@@ -339,10 +339,24 @@ class AsyncTimerClient(TopicCalls):
     # ---- administration: the answers are messages of the contract
 
     async def status(self, *, local: bool = False) -> pb.GetStatusResponse:
-        """Return the status of the cluster as the first node that answers sees it."""
+        """Return the status of the cluster as one node sees it.
+
+        It is the first one that sees a leader serve. If none does, it is one of the highest epoch:
+        nodes that wait, heal or are cut off know less. `local`: of the first node that answers.
+        """
         request = pb.GetStatusRequest(local=local)
-        return await self._anywhere(
-            lambda node, left_s: node.admin.GetStatus(request, timeout=left_s)
+
+        def rank(answer: pb.GetStatusResponse) -> int:
+            leads = any(
+                node.serving and (node.name, node.epoch) == (answer.leader, answer.epoch)
+                for node in answer.nodes
+            )
+            return RANK_MAX if local or leads else answer.epoch
+
+        return await self.nodes().anywhere(
+            lambda node, left_s: node.admin.GetStatus(request, timeout=left_s),
+            within_s=self._call_s,
+            rank=rank,
         )
 
     async def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:

@@ -123,6 +123,8 @@ class Pauses:
         return max(pause_s, at_least_s * self._rng.uniform(1.0, 1.25))
 
 
+RANK_MAX: Final = 1 << 63
+"""Of an answer that no other node's can better."""
 PATIENCE_S_MAX: Final = 5.0
 FORGET_S: Final = 30.0
 """Who has not looked for the leader for so long begins to look anew. A round may take twice the
@@ -394,22 +396,32 @@ class Nodes:
             given_s = min(within_s, repeat_s) if sent else within_s
             raise out_of_time(given_s, last or self.last_error, sent=sent) from None
 
-    async def anywhere(self, method: Method[T], *, within_s: float) -> T:
-        """Return the answer of the first node that gives one to a reading call; ask each once.
+    async def anywhere(
+        self, method: Method[T], *, within_s: float, rank: Callable[[T], int] = lambda _: RANK_MAX
+    ) -> T:
+        """Return the answer of a node to a reading call; ask each once.
+
+        It is the first of rank RANK_MAX, or the one of the highest rank.
 
         Raises:
-            Unreachable: none does.
+            Unreachable: no node answers.
         """
         each_s = min(within_s, self.settings.stall_s)
+        best: list[T] = []
         for address in self._addresses:
             try:
                 async with asyncio.timeout(each_s):
                     call = partial(method, self.node(address), deadline_s(each_s))
-                    return await _awaited(call)
+                    answer = await _awaited(call)
+                if rank(answer) == RANK_MAX:
+                    return answer
+                best = [max([*best, answer], key=rank)]
             except TimeoutError:
                 self.last_error = Unreachable(f"{address}: no answer within {each_s:g} s")
             except TimerError as error:
                 self.last_error = Unreachable(f"{address}: {error}")
+        if best:
+            return best[0]
         text = f"no node answers; the last: {self.last_error}"
         raise Unreachable(text)
 

@@ -463,7 +463,11 @@ class TimerClient(TopicFront):
     # ---- administration: the answers are messages of the contract
 
     def status(self, *, local: bool = False) -> pb.GetStatusResponse:
-        """Return the status of the cluster as the first node that answers sees it."""
+        """Return the status of the cluster as one node sees it.
+
+        It is the first one that sees a leader serve. If none does, it is one of the highest epoch:
+        nodes that wait, heal or are cut off know less. `local`: of the first node that answers.
+        """
         return self._background.call(self._client.status(local=local))
 
     def checkpoint(self, *, local: bool = False) -> pb.GetCheckpointResponse:

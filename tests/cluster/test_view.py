@@ -79,6 +79,30 @@ def test_who_leads_is_told_without_a_look_at_what_the_node_holds() -> None:
     assert (told.role, told.serving, told.epoch) == ("leader", True, 3)
 
 
+@pytest.mark.parametrize(
+    ("followed", "appointed", "told"),
+    [
+        ((5, 1), (5, 1), (5, "n1")),
+        ((5, 1), (6, 2), (6, "n2")),  # n1 was killed, and this node has not heard of n2's fence
+        ((6, None), (6, 2), (6, "n2")),
+        ((7, None), (6, 2), (7, "")),  # it promised an epoch, and Raft's word of it is on its way
+        ((7, 3), (6, 2), (7, "n3")),
+        ((0, None), (0, None), (0, "")),
+    ],
+)
+def test_epoch_and_leader_are_told_from_one_source(
+    followed: tuple[int, int | None], appointed: tuple[int, int | None], told: tuple[int, str]
+) -> None:
+    names = {1: "n1", 2: "n2", 3: "n3"}
+    config: Any = SimpleNamespace(name="n9", cluster_id="c")
+    replica: Any = SimpleNamespace(replica_id=9, epoch=followed[0], leader_id=followed[1])
+    state = SimpleNamespace(epoch=appointed[0], leader=appointed[1], name_of=names.get)
+    control: Any = SimpleNamespace(state=state, controller_name="n2")
+    none = cast("Any", None)
+    node = NodeState(config, replica, none, control, {}, lambda: MonoMs(0), none)
+    assert node.leadership() == (*told, "n2")
+
+
 async def test_asked_who_leads_a_node_tells_that_of_itself_and_asks_no_other() -> None:
     leads = pb.NodeStatus(name="n1", role="leader", serving=True, epoch=3)
     view: Any = SimpleNamespace(  # it has neither a status nor peers

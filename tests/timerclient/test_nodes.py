@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from timerclient import AsyncTimerClient
 from timerclient.errors import Closed, ConnectionLost, NotLeader, NotReady, OutcomeUnknown
 from timerclient.nodes import PATIENCE_S_MAX, Node, Nodes, tcp
 from timerclient.producer import Call, Producer
+from timerclient.proto import timer_pb2 as pb
 from timerclient.settings import Settings
 from timerclient.timers import Outcome
 
@@ -60,6 +64,40 @@ async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
             await nodes.call(lambda *_, answer=answer: answer(), within_s=60)
         assert told.value.outcome_known == (not lost and not silent)
         await node.channel.close()
+
+
+async def test_status_is_that_of_a_node_that_follows_the_cluster() -> None:
+    def says(epoch: int, leader: str, *, serving: bool) -> pb.GetStatusResponse:
+        node = pb.NodeStatus(name="n2", epoch=2, role="leader", serving=serving)
+        return pb.GetStatusResponse(epoch=epoch, leader=leader, nodes=[node])
+
+    waits = says(0, "", serving=False)  # for room, or it heals
+    cut_off = says(1, "n1", serving=True)
+    elects, follows = says(2, "", serving=False), says(2, "n2", serving=True)
+    for answers, told in (
+        ([waits, cut_off, follows], follows),
+        ([follows, waits], follows),
+        ([waits, elects, cut_off], elects),
+        ([waits, None], waits),
+    ):
+        addresses = [f"127.0.0.1:{port}" for port in range(1, len(answers) + 1)]
+        async with AsyncTimerClient(addresses) as client:
+            for address, answer in zip(addresses, answers, strict=True):
+
+                async def get_status(
+                    _: object,
+                    timeout: float,  # noqa: ASYNC109
+                    answer: object = answer,
+                ) -> object:
+                    assert timeout > 0
+                    if answer is None:
+                        raise ConnectionLost("refused")
+                    return answer
+
+                node: Any = client.nodes().node(address)
+                node.admin = SimpleNamespace(GetStatus=get_status)
+            assert await client.status() == told
+            assert await client.status(local=True) == answers[0]
 
 
 async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
