@@ -373,6 +373,7 @@ class _Stream:
                 if self.ended is not None:
                     break
                 kind = request.WhichOneof("kind")
+                self._heard()
                 if kind == "credit":
                     self.credit(request.credit)
                 elif kind in ("ack", "nack", "extend"):
@@ -387,6 +388,10 @@ class _Stream:
         finally:
             self._reading = False
             self._end_if_answered()
+
+    def _heard(self) -> None:
+        if self._consumer is not None:
+            self._leader.groups.heard(self._group, self._consumer)
 
     def _end_if_answered(self) -> None:
         if (self.ended is not None or not self._reading) and not self._acking:

@@ -86,6 +86,8 @@ class Consumer:
     """It takes one lease, and nothing after that."""
     paused: bool = False
     """Its stream is full: it gets nothing until that has drained."""
+    silent: bool = False
+    """A lease of it ended by itself, and no request has come from it since."""
     leases: set[LeaseId] = field(default_factory=set)
     number: int = 0
     """In the order of joining, from 1."""
@@ -128,6 +130,8 @@ class Leases:
     """Leases with greater ids are of this life of the group."""
     _reserving: bool = False
     _joined: int = 0
+    _silent: int = 0
+    """How many of the consumers are."""
     _waiting: list[tuple[UnixMs, int, I64, U64]] = field(default_factory=list)
     """A heap of arrays: (first time, first offset, times ascending, their offsets)."""
     _merge_at: int = WAITING_MIN
@@ -209,7 +213,7 @@ class Leases:
         if consumer is None or limit <= 0:
             return None
         self._release(clock_ms)
-        offsets = self._take(clock_ms, queue.end, min(limit, consumer.credit))
+        offsets = self._take(clock_ms, queue.end, min(limit, self._allowed(consumer)))
         if not len(offsets):
             return None
         there = queue.at_hand(offsets)
@@ -283,10 +287,37 @@ class Leases:
 
     def _next_consumer(self) -> Consumer | None:
         for _ in range(len(self.consumers)):
-            if self.consumers[0].credit > 0 and not self.consumers[0].paused:
+            if self._allowed(self.consumers[0]) > 0:
                 return self.consumers[0]
             self.consumers.rotate(-1)
         return None
+
+    def _allowed(self, consumer: Consumer) -> int:
+        """Return how many messages a consumer may be given now.
+
+        A silent one may be frozen: it would let expire what it is given. It gets nothing while
+        another consumer is heard. Without another, and where failures are bounded, it gets one
+        message at a time.
+        """
+        if consumer.paused:
+            return 0
+        if not consumer.silent:
+            return consumer.credit
+        if self._silent < len(self.consumers):
+            return 0
+        if self.group.settings.max_attempts:
+            return min(1, consumer.credit) if not consumer.leases else 0
+        return consumer.credit
+
+    def heard(self, consumer: Consumer) -> bool:
+        """A request of a consumer came; return whether it was silent."""
+        was, consumer.silent = consumer.silent, False
+        self._silent -= was
+        return was
+
+    def _fall_silent(self, consumer: Consumer) -> None:
+        self._silent += not consumer.silent
+        consumer.silent = True
 
     def _take(self, clock_ms: UnixMs, queue_end: QueueOffset, limit: int) -> U64:
         while self._back:
@@ -513,6 +544,8 @@ class Leases:
             lease = self._held.get(lease_id)
             if lease is not None and lease.deadline_ms <= now_ms:  # else it was extended
                 ended.append(self._end(lease_id))
+                if not lease.consumer.once:  # which has retired
+                    self._fall_silent(lease.consumer)
         return self._ended(ended)
 
     def join(self, consumer: Consumer) -> None:
@@ -520,20 +553,22 @@ class Leases:
         self._joined += 1
         consumer.number = self._joined
         self.consumers.append(consumer)
+        self._silent += consumer.silent
 
     def leave(self, consumer: Consumer) -> GroupOp | None:
         """A consumer's stream broke: its leases end at once. Return the ENDED op to propose."""
-        self.consumers.remove(consumer)
+        self.retire(consumer)
         return self._ended([self._end(lease_id) for lease_id in sorted(consumer.leases)])
 
     def give_up(self, consumer: Consumer) -> GroupOp | None:
         """As `leave`, of one that nothing has reached: return the RECALL op to propose."""
-        self.consumers.remove(consumer)
+        self.retire(consumer)
         return self._ended([self._end(lease_id) for lease_id in sorted(consumer.leases)], Op.RECALL)
 
     def retire(self, consumer: Consumer) -> None:
         """A consumer takes nothing more; what it holds stays leased."""
         self.consumers.remove(consumer)
+        self._silent -= consumer.silent
 
     def _end(self, lease_id: LeaseId) -> U64:
         lease = self._held.pop(lease_id, None)

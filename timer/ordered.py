@@ -82,14 +82,14 @@ class Ordered(Leases):
     def _hand_out(self, now_ms: MonoMs, clock_ms: UnixMs, queue: Queue, limit: int) -> Lease | None:
         """See Leases; to the next consumer for whom something is open."""
         limit = 0 if self._expiring else self._room(limit)
-        ready = [each for each in self._served() if each.credit > 0 and not each.paused]
+        ready = [each for each in self._served() if self._allowed(each) > 0]
         if not ready or limit <= 0:
             return None
         size = min(max(LOOK_MIN, 2 * self.in_flight + limit), ORDER_WINDOW)
         while True:
             open_ = self._look(clock_ms, queue, size)
             for consumer in ready:
-                offsets = self._of(consumer, open_, queue, min(limit, consumer.credit))
+                offsets = self._of(consumer, open_, queue, min(limit, self._allowed(consumer)))
                 if len(offsets):
                     self._turn(consumer)
                     self._fresh = max(self._fresh, int(offsets[-1]) + 1)
@@ -100,8 +100,16 @@ class Ordered(Leases):
 
     def _served(self) -> Sequence[Consumer]:
         """Return the consumers that may get something now, in the order of their turns."""
-        consumers = [*self.consumers]
-        return consumers if self.group.settings.type == KEY_SHARED else consumers[:1]
+        if self.group.settings.type == KEY_SHARED:
+            return [*self.consumers]
+        heard = next((each for each in self.consumers if not each.silent), None)
+        return [heard] if heard is not None else [*self.consumers][:1]
+
+    def _fall_silent(self, consumer: Consumer) -> None:
+        """See Leases; in a failover group the next consumer has its turn, and keeps it."""
+        super()._fall_silent(consumer)
+        if self.group.settings.type != KEY_SHARED and [*self.consumers][:1] == [consumer]:
+            self.consumers.rotate(-1)
 
     def _turn(self, consumer: Consumer) -> None:
         if self.group.settings.type == KEY_SHARED:

@@ -330,7 +330,15 @@ class Serving:
     def credit(self, group: Group, consumer: Consumer, messages: int) -> None:
         """A consumer takes so many messages more."""
         consumer.credit += messages
+        if messages:
+            self.heard(group, consumer)
         if not group.deleted:
+            self._hungry.setdefault(group.group_id)
+
+    def heard(self, group: Group, consumer: Consumer) -> None:
+        """A request came from a consumer: it is not frozen."""
+        leases = self._leases.get(group.group_id)
+        if leases is not None and leases.heard(consumer):
             self._hungry.setdefault(group.group_id)
 
     def holder(self, group: Group, epoch: Epoch, lease_id: LeaseId) -> Consumer | None:

@@ -34,6 +34,7 @@ def test_answers_that_nobody_reads_hold_up_the_requests(
 ) -> None:
     monkeypatch.setattr(consume_service, "lease_of", lambda *_: 0)
     monkeypatch.setattr(consume_service, "settle", answered)
+    monkeypatch.setattr(_Stream, "_heard", lambda _: None)
     read = 0
 
     async def requests() -> AsyncIterator[pb.ConsumeRequest]:

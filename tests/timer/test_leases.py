@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -315,6 +315,42 @@ def test_reserve_runs_ahead_so_that_one_op_serves_many_messages() -> None:
         proposed += len(play.log)
         play.apply()
     assert proposed <= 2 * 20_000 / RESERVE_AHEAD + 2
+
+
+def test_silent_consumer_gets_nothing_while_another_is_heard() -> None:
+    play = ready(4, credit=100)
+    (frozen,) = play.consumers
+    assert play.hand_out(2) == [0, 1]
+    other = play.join(credit=1)
+    play.wait(LEASE_MS)
+    play.apply()
+    assert play.hand_out() == [0], "what has expired goes to another first"
+    assert play.held[-1][1].consumer is other
+    assert play.hand_out() == [], "the other takes no more, and the first is frozen"
+    assert play.leases.heard(frozen)
+    assert play.hand_out() == [1]
+    assert play.hand_out() == [2, 3]
+    assert not play.leases.heard(frozen)
+
+
+def test_silent_consumer_without_another_gets_one_message_at_a_time() -> None:
+    play = ready(3)
+    play.group.settings = replace(play.group.settings, max_attempts=9)
+    (frozen,) = play.consumers
+    play.hand_out()
+    for _ in range(2):
+        play.wait(LEASE_MS)
+        play.apply()
+        assert len(play.hand_out()) == 1
+        assert play.hand_out() == []
+    other = play.join(credit=0)
+    play.wait(LEASE_MS)
+    play.apply()
+    assert play.hand_out() == []
+    play.leave(other)
+    assert len(play.hand_out()) == 1
+    play.leave(frozen)
+    assert play.leases._silent == 0
 
 
 def test_paused_consumer_gets_nothing() -> None:

@@ -76,6 +76,21 @@ def test_messages_of_another_consumer_are_not_settled_by_their_lease_id(
         assert mine.ack().result(5) is AckResult.ACKED
 
 
+def test_consumer_that_lets_its_leases_end_leaves_the_messages_to_another(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    client.create_group("orders", "g", max_attempts=3, lease=1)
+    with client.consumer("orders", "g"), client.consumer("orders", "g", window=10) as other:
+        client.schedule_batch("orders", [b"x"] * 100)
+        for _ in range(20):  # the first consumer takes nothing, as a frozen one does
+            cluster.settle()
+            for message in other.receive(10, timeout=0):
+                _ = message.ack()
+            cluster.advance(0.5)
+        assert group(client, "orders", "g").unacked == 0
+    assert {topic.name for topic in client.topics()} == {"orders"}, "none is a dead letter"
+
+
 def test_redrive_takes_all_however_large_and_leaves_nothing_leased(
     cluster: FakeCluster, client: TimerClient
 ) -> None:
