@@ -36,6 +36,7 @@ from chaos.events import WITNESS_GROUP, Event, Outbox, Told
 from timer import timer_id
 from timer.policies import DEFAULT_NAMESPACE
 from timerclient.errors import Closed, NotFound, TimerError
+from timerclient.groups import Start
 from timerclient.messages import Batch
 from timerclient.sync import Consumer, TimerClient
 
@@ -150,7 +151,7 @@ def _when_there(
 
 def witness(
     endpoints: Sequence[str], topics: Sequence[str], into: Path, *,
-    stopped: Callable[[], bool], start: str = "latest", keep_s: float = events.KEEP_S,
+    stopped: Callable[[], bool], start: Start = "latest", keep_s: float = events.KEEP_S,
 ) -> None:  # fmt: skip
     """Consume the topics and write what comes, until `stopped`.
 

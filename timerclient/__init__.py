@@ -30,6 +30,15 @@ from timerclient.errors import (
     Unavailable,
     Unreachable,
 )
+from timerclient.events import (
+    Connected,
+    Event,
+    LeaderChanged,
+    LeaderMissing,
+    LeasesLost,
+    SubmitBlocked,
+)
+from timerclient.groups import GroupType, Start
 from timerclient.messages import Acking, Batch, Message
 from timerclient.pending import Changed, Redriven, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.reasons import Reason
@@ -57,12 +66,18 @@ __all__ = [
     "Batch",
     "CancelResult",
     "Changed",
+    "Connected",
     "Consumer",
     "DiskFull",
+    "Event",
     "ExtendResult",
     "GroupHeld",
+    "GroupType",
     "InvalidRequest",
+    "LeaderChanged",
+    "LeaderMissing",
     "LeaseLost",
+    "LeasesLost",
     "Message",
     "NackResult",
     "NewTimer",
@@ -77,7 +92,9 @@ __all__ = [
     "Rescheduled",
     "ScheduleResult",
     "Settings",
+    "Start",
     "Story",
+    "SubmitBlocked",
     "Timer",
     "TimerClient",
     "TimerCounts",

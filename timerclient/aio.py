@@ -17,6 +17,7 @@ A client belongs to the event loop that it is used on first.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -25,16 +26,18 @@ from typing import Any, Protocol, Self, TypeVar, Unpack
 import grpc
 
 from timerclient import policies, rows
+from timerclient.credit import Credit
 from timerclient.errors import Closed, InvalidRequest, TimerError
+from timerclient.events import Events, OnEvent
 from timerclient.existing import Seconds, timeout_s
-from timerclient.groups import STARTS
+from timerclient.groups import STARTS, Start
 from timerclient.messages import Batch, Message
 from timerclient.nodes import RANK_MAX, Dial, Method, Nodes, check_not_forked, parse_addresses, tcp
 from timerclient.producer import Call, Producer, Row, encode_rows
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import Headers, NewTimer, When, WhenMany
 from timerclient.settings import Settings
-from timerclient.subscription import Credit, Subscription
+from timerclient.subscription import Subscription
 from timerclient.timers import Outcome, Timer, Timers
 from timerclient.topics import TopicCalls
 
@@ -42,7 +45,11 @@ T = TypeVar("T")
 C = TypeVar("C", bound="Registered")
 
 WINDOW = 1_000
-"""Messages on their way or waiting: with a lease of 30 s, 15 ms of work each."""
+"""Messages on their way or waiting, unless a consumer says otherwise."""
+BLOCKED_S = 0.01
+"""An application that blocks the event loop for longer may keep it from renewing leases …"""
+TURNS = 5
+"""… so the loop gets some turns: a request is on its way after four."""
 CHANGES = {
     "add": pb.ChangeMembersRequest.ADD,
     "replace": pb.ChangeMembersRequest.REPLACE,
@@ -104,7 +111,7 @@ def in_order(order: Sequence[int], outcome: Outcome) -> Timers:
 
 
 def make_opening(
-    topic: str, group: str, lease: Seconds | None, start: str, name: str
+    topic: str, group: str, lease: Seconds | None, start: Start, name: str
 ) -> pb.OpenConsumer:
     """Return what opens a consumer.
 
@@ -134,6 +141,17 @@ def make_credit(window: int, max_messages: int | None) -> Credit:
     return Credit(rows.whole("window", window, 1, WINDOW_MAX), max_messages)
 
 
+def hold_max_s(hold_max: Seconds | None, settings: Settings) -> float:
+    """Return for how long a consumer renews leases, in seconds.
+
+    Raises:
+        InvalidRequest: it is negative, or no duration; names `hold_max`.
+    """
+    if hold_max is None:
+        return settings.hold_s_max
+    return rows.span_ms("hold_max", hold_max) / 1000
+
+
 class Registered(Protocol):
     """A consumer, as its client sees it."""
 
@@ -160,6 +178,7 @@ class AsyncTimerClient(TopicCalls):
     `timeout`: how long a call may take, failovers included, unless it says otherwise.
     `credentials`: of TLS; None: there is none.
     `dial`: makes the channel to an address, if that is not TCP; `credentials` don't count then.
+    `on_event`: is called with each event of timerclient/events.py; the log gets them, too.
     """
 
     def __init__(
@@ -170,9 +189,11 @@ class AsyncTimerClient(TopicCalls):
         credentials: grpc.ChannelCredentials | None = None,
         dial: Dial | None = None,
         settings: Settings = Settings(),  # noqa: B008 -- frozen
+        on_event: OnEvent | None = None,
     ) -> None:
         self._addresses = parse_addresses(cluster)
-        self._settings = settings
+        self.settings = settings
+        self.events = Events(on_event)
         self._dial, self._over_tcp = dial or tcp(credentials), dial is None
         if self._over_tcp:
             check_not_forked()
@@ -316,23 +337,26 @@ class AsyncTimerClient(TopicCalls):
         group: str,
         *,
         lease: Seconds | None = None,
-        start: str = "earliest",
+        hold_max: Seconds | None = None,
+        start: Start = "earliest",
         window: int = WINDOW,
         max_messages: int | None = None,
         name: str = "",
     ) -> "AsyncConsumer":
         """Return a consumer of a group; the group and the topic are made if they don't exist.
 
-        `lease`: how long a message is this consumer's before others may get it, from when it was
-        handed out; None: the group's default. `start`: where the group begins if this creates it;
-        it then keeps `lease` as its default, too. `window`: how many messages may be on their way
-        or waiting here; those taken, a batch at a time, count no longer, so 2 x window x work per
-        message has to be less than `lease`. `max_messages`: iteration ends after so many; no more
-        are leased. `name` is for people.
+        `lease`: how long a message is this consumer's before others may get it; None: the group's
+        default. The consumer renews it, at most for `hold_max` (a timedelta, or seconds; 0: not at
+        all; None: `Settings.hold_s_max`, ten minutes) after the application got the message.
+        `start`: where the group begins if this creates it; it then keeps `lease` as its default,
+        too. `window`: how many messages may be on their way or waiting here; fewer, if the
+        application takes them one by one and is slow. `max_messages`: iteration ends after so
+        many; no more are leased. `name` is for people.
         """
         credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)
-        consumer = AsyncConsumer(self.nodes(), opening, credit, self._call_s)
+        hold_s = hold_max_s(hold_max, self.settings)
+        consumer = AsyncConsumer(self.nodes(), opening, credit, hold_s, self._call_s)
         register(consumer, self._consumers)
         return consumer
 
@@ -537,7 +561,11 @@ class AsyncTimerClient(TopicCalls):
             raise Closed("the client is closed")
         if self._nodes is None:
             self._nodes = Nodes(
-                self._addresses, self._settings, self._dial, over_tcp=self._over_tcp
+                self._addresses,
+                self.settings,
+                self._dial,
+                events=self.events,
+                over_tcp=self._over_tcp,
             )
         return self._nodes
 
@@ -556,12 +584,20 @@ class AsyncConsumer:
     """Iterates over the messages of a group until it is closed; reconnects through failovers."""
 
     def __init__(
-        self, nodes: Nodes, opening: pb.OpenConsumer, credit: Credit, call_s: float
+        self,
+        nodes: Nodes,
+        opening: pb.OpenConsumer,
+        credit: Credit,
+        hold_max_s: float,
+        call_s: float,
     ) -> None:
         self._nodes = nodes
         self._opening = opening
         self._credit = credit
+        self._hold_max_s = hold_max_s
         self._call_s = call_s
+        self._given_s = 0.0
+        """When the application got something last, on the monotonic clock."""
         self._arrived = asyncio.Event()
         self._subscription: Subscription | None = None
         self.closed = False
@@ -593,12 +629,12 @@ class AsyncConsumer:
 
     @property
     def dropped_stale(self) -> int:
-        """Messages dropped unseen: their leases ended with their stream, or with their leader."""
+        """Messages dropped unseen, as their leases were over: their group gets them again."""
         return 0 if self._subscription is None else self._subscription.dropped_stale
 
     @property
     def leases_lost(self) -> int:
-        """Acks refused because the message was somebody else's by then."""
+        """Messages that the application had, and that were not this consumer's any more."""
         return 0 if self._subscription is None else self._subscription.leases_lost
 
     @property
@@ -613,17 +649,14 @@ class AsyncConsumer:
 
     async def __anext__(self) -> Message:
         """Return the next message."""
-        subscription = self._open()
-        while (message := subscription.next()) is None:
-            batch = await self._next_batch(None)
-            if batch is None:
-                raise StopAsyncIteration
-            subscription.read(batch)
+        message = await self._wait(self._open().next, None)
+        if message is None:
+            raise StopAsyncIteration
         return message
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches as the leader leased them: the fastest way."""
-        while (batch := await self._next_batch(None)) is not None:
+        while (batch := await self._wait(self._open().take, None)) is not None:
             yield batch
 
     async def receive(
@@ -639,28 +672,27 @@ class AsyncConsumer:
         rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
         within_s = None if timeout is None else timeout_s(timeout, zero=True)
         subscription = self._open()
-        while not (messages := subscription.receive(max_messages)):
-            batch = await self._next_batch(within_s)
-            if batch is None:
-                break
-            subscription.read(batch)
-        return messages
+        return await self._wait(partial(subscription.receive, max_messages), within_s) or []
 
-    async def _next_batch(self, within_s: float | None) -> Batch | None:
-        """Return the next batch. None: none came in time, or the consumer was closed."""
+    async def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
+        """Return what `look` finds. None: nothing came in time, or the consumer was closed."""
         subscription = self._open()
-        try:
-            async with asyncio.timeout(within_s):
-                while (batch := subscription.take()) is None:
-                    if subscription.error is not None:
-                        raise subscription.error
-                    if subscription.ended:
-                        return None
-                    self._arrived.clear()
-                    await self._arrived.wait()
-                return batch
-        except TimeoutError:
-            return None
+        if time.monotonic() - self._given_s > BLOCKED_S:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        found = look()
+        if not found:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    while not (found := look()):
+                        if subscription.error is not None:
+                            raise subscription.error
+                        if subscription.ended:
+                            break
+                        self._arrived.clear()
+                        await self._arrived.wait()
+        self._given_s = time.monotonic()
+        return found
 
     async def flush(self, timeout: Seconds | None = None) -> None:  # noqa: ASYNC109
         """Wait until every ack that was made by now is answered.
@@ -694,6 +726,6 @@ class AsyncConsumer:
             if self.closed:
                 raise Closed("the consumer is closed")
             self._subscription = Subscription(
-                self._nodes, self._opening, self._credit, self._arrived.set
+                self._nodes, self._opening, self._credit, self._hold_max_s, self._arrived.set
             )
         return self._subscription

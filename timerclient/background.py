@@ -171,8 +171,10 @@ def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
 class Budget:
     """A number of bytes shared by all submissions that wait for their answers."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, blocked: Callable[[int], None] = lambda _: None) -> None:
+        """`blocked`: is called with the bytes used before a caller waits."""
         self._size = size
+        self._blocked = blocked
         self._used = 0
         self._freed = threading.Condition()
 
@@ -185,6 +187,10 @@ class Budget:
             Overloaded: it was not free in time; nothing was sent.
         """
         waited_s = 0.0
+        with self._freed:
+            fits, used = self._fits(size), self._used
+        if not fits:
+            self._blocked(used)  # without the lock: it calls the application
         with self._freed:
             if not self._fits(size):
                 begun_s = time.monotonic()

@@ -16,7 +16,7 @@ from typing import Any
 from timerclient import cli_args, show
 from timerclient.cli_args import Commands
 from timerclient.errors import NotFound
-from timerclient.groups import GroupOptions
+from timerclient.groups import GroupOptions, Start
 from timerclient.proto import timer_pb2 as pb
 
 OK = 0
@@ -99,7 +99,7 @@ class GroupCommands(Commands):
         return OK
 
     def _seek(self, args: argparse.Namespace) -> int:
-        start = "latest" if args.latest else None
+        start: Start | None = "latest" if args.latest else None
         if not self._may_forget(args, "seek"):
             return FAILED
         with self._connect(args) as client:

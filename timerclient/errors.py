@@ -38,6 +38,7 @@ Two flags decide what to do: `retryable` (the identical call may succeed later) 
 same producer sequence, until the call's time is up; what it raises is what is left after that.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import grpc
@@ -222,6 +223,15 @@ class LeaseLost(TimerError):
     reason = Reason.LEASE_LOST
     offsets: tuple[int, ...] = ()
     """Queue offsets of the messages whose lease was lost."""
+
+    @classmethod
+    def of(cls, lost: Sequence[int], among: int) -> "LeaseLost":
+        """Return the error of some messages among those of a call."""
+        more = " …" if len(lost) > 1 else ""
+        text = f"{len(lost)} of {among} messages are not this consumer's any more"
+        error = cls(f"queue_offset = {lost[0]}{more}: {text}")
+        error.offsets = tuple(lost)
+        return error
 
 
 class GroupHeld(TimerError):

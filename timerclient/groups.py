@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, Final, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
 from timerclient import rows
 from timerclient.errors import InvalidRequest, NotFound, from_wire
@@ -13,7 +13,10 @@ from timerclient.proto import timer_pb2 as pb
 
 T = TypeVar("T")
 
-STARTS: Final = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
+Start = Literal["earliest", "latest"]
+"""Where a group begins."""
+GroupType = Literal["shared", "key_shared", "exclusive", "failover"]
+STARTS: Final[dict[str, pb.GroupStart.ValueType]] = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
 REDRIVE_MAX: Final = 256
 """Dead letters in one request."""
 
@@ -31,8 +34,8 @@ class GroupOptions(TypedDict, total=False):
     """How long a nack without a delay waits the first time; then twice as long each time …"""
     backoff_max: Seconds
     """… but never longer than this. 0: always as long as the first time."""
-    type: str
-    """shared, key_shared, exclusive or failover; of a new group only."""
+    type: GroupType
+    """Of a new group only."""
     max_in_flight: int
     """Messages that all consumers together hold at most. 0: no limit."""
 
@@ -72,7 +75,7 @@ class GroupCalls(Existing):
         topic: str,
         group: str,
         *,
-        start: str = "earliest",
+        start: Start = "earliest",
         **options: Unpack[GroupOptions],
     ) -> pb.GroupStatus:
         """Return a group that exists from now on, as it is: one that was there stays as it was.
@@ -116,7 +119,7 @@ class GroupCalls(Existing):
         *,
         offset: int | None = None,
         time: datetime | None = None,
-        start: str | None = None,
+        start: Start | None = None,
     ) -> pb.GroupStatus:
         """Let a group go on elsewhere in what its topic keeps; return it as it is then.
 
@@ -238,7 +241,7 @@ class GroupFront:
     _call: Callable[[Coroutine[Any, Any, Any]], Any]
 
     def create_group(
-        self, topic: str, group: str, *, start: str = "earliest", **options: Unpack[GroupOptions]
+        self, topic: str, group: str, *, start: Start = "earliest", **options: Unpack[GroupOptions]
     ) -> pb.GroupStatus:
         """See GroupCalls."""
         made = self._seen.create_group(topic, group, start=start, **options)
@@ -259,7 +262,7 @@ class GroupFront:
         *,
         offset: int | None = None,
         time: datetime | None = None,
-        start: str | None = None,
+        start: Start | None = None,
     ) -> pb.GroupStatus:
         """See GroupCalls."""
         sought = self._seen.seek_group(topic, group, offset=offset, time=time, start=start)

@@ -7,16 +7,19 @@ million objects.
 
 import asyncio
 from collections.abc import Callable, Generator, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import IntEnum
 from itertools import accumulate
-from typing import NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from timerclient import ids
 from timerclient.background import Answer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import AckResult, ExtendResult, NackResult
-from timerclient.rows import decode_headers, lease_ms, span_ms
+from timerclient.rows import decode_headers, lease_ms, moment_of, span_ms
+
+if TYPE_CHECKING:
+    from timerclient.holds import Hold
 
 T = TypeVar("T")
 
@@ -51,11 +54,19 @@ class Word(NamedTuple):
     """Of an ack: of all that is before it, too."""
     unseen: bool = False
     """Of a nack: of what the application did not get to see."""
+    own: bool = False
+    """The consumer's own, not the application's: it is of no use on another stream."""
 
 
 ACK = Word("ack", AckResult)
 ACK_UP_TO = Word("ack", AckResult, up_to=True)
 UNSEEN = Word("nack", NackResult, unseen=True)
+SHED = Word("nack", NackResult, unseen=True, own=True)
+
+
+def renewal(lease_s: float) -> Word:
+    """Return an extension that the consumer asks for by itself."""
+    return Word("extend", ExtendResult, max(1, round(lease_s * 1000)), own=True)
 
 
 def nack_after(delay: float | timedelta | None) -> Word:
@@ -96,6 +107,11 @@ class Message:
         return self._batch
 
     @property
+    def topic(self) -> str:
+        """The topic, as its consumer was opened with it."""
+        return self._batch.topic
+
+    @property
     def payload(self) -> bytes:
         """What was scheduled."""
         return self._batch.payload(self._at)
@@ -117,9 +133,19 @@ class Message:
         return self._batch.due_ms[self._at]
 
     @property
+    def due(self) -> datetime:
+        """When it was asked to fire, in UTC."""
+        return moment_of(self.due_ms)
+
+    @property
     def fired_at_ms(self) -> int:
         """When it fired, Unix milliseconds on the cluster's clock."""
         return self._batch.fired_at_ms[self._at]
+
+    @property
+    def fired_at(self) -> datetime:
+        """When it fired, in UTC, on the cluster's clock."""
+        return moment_of(self.fired_at_ms)
 
     @property
     def attempt(self) -> int:
@@ -233,16 +259,24 @@ class Batch(Sequence[Message]):
         "fired_at_ms",
         "group_id",
         "handed_out_ms",
+        "hold",
         "lease_id",
         "lease_ms",
         "queue_offsets",
         "raw_ids",
         "send_ack",
         "stream_no",
+        "topic",
     )
+    hold: "Hold"
+    """What its consumer knows of its lease."""
 
-    def __init__(self, columns: pb.Deliveries, send_ack: SendAck, stream_no: int = 0) -> None:
+    def __init__(
+        self, columns: pb.Deliveries, send_ack: SendAck, stream_no: int = 0, topic: str = ""
+    ) -> None:
         self._columns = columns
+        self.topic = topic
+        """The topic, as the consumer was opened with it."""
         self.stream_no = stream_no
         """Of its consumer's streams, the one that it came by: its leases end with it."""
         self.send_ack = send_ack

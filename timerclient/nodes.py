@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from timerclient import errors
+from timerclient.clock import clock_of
 from timerclient.errors import (
     Closed,
     ConnectionLost,
@@ -35,6 +36,7 @@ from timerclient.errors import (
     TimerError,
     Unreachable,
 )
+from timerclient.events import Connected, Events, LeaderChanged, LeaderMissing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.settings import Settings
@@ -125,6 +127,8 @@ class Pauses:
 
 RANK_MAX: Final = 1 << 63
 """Of an answer that no other node's can better."""
+MISSING_S: Final = 1.0
+"""A leader that is missing for so long is an event; a failover takes half of that."""
 PATIENCE_S_MAX: Final = 5.0
 FORGET_S: Final = 30.0
 """Who has not looked for the leader for so long begins to look anew. A round may take twice the
@@ -153,7 +157,13 @@ class Nodes:
     """All nodes of one cluster; lives on one event loop."""
 
     def __init__(
-        self, addresses: Sequence[str], settings: Settings, dial: Dial, *, over_tcp: bool = False
+        self,
+        addresses: Sequence[str],
+        settings: Settings,
+        dial: Dial,
+        *,
+        events: Events | None = None,
+        over_tcp: bool = False,
     ) -> None:
         """`over_tcp`: `dial` goes by gRPC's own ways, which no fork survives."""
         self.pid = os.getpid()
@@ -161,6 +171,8 @@ class Nodes:
             with _reaching_lock:
                 _reaching.add(self)
         self.settings = settings
+        self.events = events or Events()
+        self.clock = clock_of(dial)
         self.rng = random.Random()  # noqa: S311 -- jitter, no secret
         self.epoch = 0
         """The highest epoch that a delivery or an opened consumer carried."""
@@ -170,6 +182,10 @@ class Nodes:
         self._nodes: dict[str, Node] = {}
         self._closed = False
         self._leader: Node | None = None
+        self._told: tuple[str, int] | None = None
+        """(address, epoch) of the leader that the events told of last."""
+        self._missing_s = MISSING_S
+        """For so long the leader has to be missing, to be told of next."""
         self._hint = ""
         self._leader_epoch = 0
         self._looking_since: float | None = None
@@ -211,9 +227,26 @@ class Nodes:
                 leader = self._leader or await self._probe_hint() or await self._probe_all()
                 self._leader = leader
             if leader is not None:
-                self._looking_since = None
+                self._found(leader)
                 return leader
+            self._missed()
             await asyncio.sleep(max(pauses.take(), self.settings.pause_s_min))
+
+    def _found(self, leader: Node) -> None:
+        self._looking_since = None
+        now = leader.address, self._leader_epoch
+        if self._told == now and self._missing_s == MISSING_S:
+            return
+        first = self._told is None or self._missing_s > MISSING_S
+        self._told, self._missing_s = now, MISSING_S
+        self.events.tell(Connected(*now) if first else LeaderChanged(*now))
+
+    def _missed(self) -> None:
+        since_s = self._looking_since
+        missing_s = 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
+        if missing_s >= self._missing_s:
+            self._missing_s = 2 * missing_s
+            self.events.tell(LeaderMissing(missing_s, str(self.last_error)))
 
     def failed(self, node: Node, error: TimerError) -> None:
         """Note that `node` refused or failed a request: it may not lead any more."""
@@ -242,6 +275,7 @@ class Nodes:
                 self._stayed = node, now()  # at its end: a round in vain may take longer than that
                 return False
             self._leader = leader
+            self._found(leader)
             return True
 
     async def _probe_hint(self) -> Node | None:
@@ -249,7 +283,11 @@ class Nodes:
         if not hint:
             return None
         node = self.node(hint)
-        return node if await self._leader_epoch_of(node) >= self._leader_epoch else None
+        epoch = await self._leader_epoch_of(node)
+        if epoch < self._leader_epoch:
+            return None
+        self._leader_epoch = epoch
+        return node
 
     async def _probe_all(self) -> Node | None:
         """Return the node that leads the highest epoch, at the first word of it. None: nobody."""

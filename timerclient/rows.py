@@ -39,6 +39,8 @@ Headers = Mapping[str, str]
 T = TypeVar("T")
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MS
+"""The end of the year 9999: no datetime is later."""
 
 
 class When(TypedDict, total=False):
@@ -285,6 +287,11 @@ def conflict_mode(name: str) -> pb.OnConflict.ValueType:
         InvalidRequest: it is none of reject, replace and keep.
     """
     return choice("on_conflict", name, MODES)
+
+
+def moment_of(unix_ms: int) -> datetime:
+    """Return Unix milliseconds as an aware datetime, in UTC; its last one, if they are beyond."""
+    return _EPOCH + timedelta(milliseconds=min(unix_ms, _LAST_MS))
 
 
 def instant_ms(field: str, value: datetime | int) -> int:

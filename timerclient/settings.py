@@ -33,14 +33,20 @@ class Settings:
     ack_offsets_max: int = 10_000
     """Acks in one request."""
 
+    hold_s_max: float = 600.0
+    """So long a consumer renews the lease of a message by itself, from when the application got
+    it; 0: not at all. `hold_max` of a consumer overrides it."""
+
     def __post_init__(self) -> None:
         """Check the relations.
 
         Raises:
             InvalidRequest: a number is not positive, or the pauses are the wrong way round.
         """
+        if self.hold_s_max < 0:
+            raise InvalidRequest.of("hold_s_max", self.hold_s_max, "must be 0 or more")
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
+            if name != "hold_s_max" and getattr(self, name) <= 0:
                 raise InvalidRequest.of(name, getattr(self, name), "must be positive")
         if self.pause_s_min > self.pause_s_max:
             limit = f"must be at most pause_s_max = {self.pause_s_max}"

@@ -1,12 +1,16 @@
-"""The shell of one consumer: its stream to the leader, its credit, its acks.
+"""The shell of one consumer: its stream to the leader, its credit, its leases, its acks.
 
     leader ──Deliveries──► inbox ──take──► application
        ▲                     │                  │
        ├──── credit ◄────────┘                  │ ack, nack, extend
        └──── requests ◄───── outbox ◄───────────┘
 
-- **Credit**: at most `window` messages are granted or in the inbox; what is taken is granted anew,
-  half a window at a time. A message counts as taken when its batch is.
+- **Credit**: at most `window` messages are granted or wait here; what is taken is granted anew,
+  half a window at a time. For an application that takes them one by one only so many wait as its
+  pace lets it finish within half a lease. Others go back unseen, which is no failed attempt.
+- **Leases** are renewed when half of each is over, up to `hold_max` after the application got the
+  message, or, of what waits here, after it last asked for one. Then what waits goes back, and
+  leases of what the application has end. What waited beyond the end of its lease is dropped.
 - **Epochs**: what carries an older epoch than one seen on this client is dropped and counted: a
   deposed leader handed it out, and the group gets it again from the new one.
 - **Streams**: when one breaks, the leader ends its leases. What came by it and the application has
@@ -25,27 +29,32 @@ The inbox and the outbox may be used from any thread; all else belongs to the ev
 
 import asyncio
 import contextlib
+import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from timerclient import errors
+from timerclient.acks import AckCall, Entry, Heard, Told, lost_of
 from timerclient.background import check_process
+from timerclient.credit import Credit
 from timerclient.errors import (
     Closed,
     ConnectionLost,
     GroupHeld,
     LeadershipLost,
     LeaseLost,
-    NotDelivered,
     NotFound,
     NotReady,
     OutcomeUnknown,
     TimerError,
     from_wire,
 )
-from timerclient.messages import Acking, Batch, Message, Said, Word
+from timerclient.events import LeasesLost
+from timerclient.holds import MARGIN_S, RETRY, SPAN_S_MIN, Hold, Transit
+from timerclient.inbox import Inbox, Part
+from timerclient.messages import SHED, UNSEEN, Acking, Batch, Message, Said, Word, renewal
 from timerclient.nodes import (
     Node,
     Nodes,
@@ -62,140 +71,8 @@ LEAVE_S: Final = 1.0
 """What a consumer that closes gives itself to give back what it had fetched ahead, …"""
 LEAVE_S_MIN: Final = 0.1
 """… and at least, if its acks took all the time: or that has failed once more."""
-
-Entry = tuple[Batch, Sequence[int], "Acking[Any]", Word]
-"""An ack, nack or extension that waits to be sent."""
-
-
-_REQUESTS: Final[dict[str, type[pb.AckRequest] | type[pb.NackRequest] | type[pb.ExtendRequest]]] = {
-    "ack": pb.AckRequest,
-    "nack": pb.NackRequest,
-    "extend": pb.ExtendRequest,
-}
-
-
-class AckCall:
-    """One request: the same said of messages of one lease, and who waits for each."""
-
-    __slots__ = ("entries", "request", "sent", "word")
-
-    def __init__(self, request_no: int, epoch: int, lease_id: int, word: Word) -> None:
-        self.word = word
-        kind = _REQUESTS[word.kind]
-        self.request = kind(request_no=request_no, epoch=epoch, lease_id=lease_id)
-        if isinstance(self.request, pb.AckRequest):
-            self.request.cumulative = word.up_to
-        elif isinstance(self.request, pb.NackRequest):
-            self.request.unseen = word.unseen
-            if word.ms is not None:
-                self.request.delay_ms = word.ms
-        elif isinstance(self.request, pb.ExtendRequest):
-            self.request.lease_ms = word.ms or 0
-        self.entries: list[Entry] = []
-        self.sent = False
-        """It was sent at least once, and may have been applied."""
-
-    def fail(self, error: TimerError) -> None:
-        """Give every waiter `error`."""
-        for _, _, acking, _ in self.entries:
-            acking.set_exception(error)
-
-    def settle(self, results: Sequence[int]) -> int:
-        """Give every waiter its result; return how many leases were lost.
-
-        Raises:
-            ConnectionLost: the answer has not one result per offset.
-        """
-        if len(results) != len(self.request.offsets):
-            msg = f"{len(results)} results for {len(self.request.offsets)} acks"
-            raise ConnectionLost(msg)
-        start = lost = 0
-        for _, offsets, acking, word in self.entries:
-            mine = results[start : start + len(offsets)]
-            start += len(offsets)
-            lost += _settle(word, offsets, mine, acking)
-        return lost
-
-
-_REFUSED = (pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED)
-
-
-def _settle(
-    word: Word, offsets: Sequence[int], results: Sequence[int], acking: "Acking[Any]"
-) -> int:
-    """Give one waiter the results of its offsets; return how many leases were lost."""
-    if len(offsets) == 1 and not acking.counts and results[0] not in _REFUSED:
-        acking.set_result(word.results(results[0]))
-        return 0
-    lost = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_LEASE_LOST]
-    unknown = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_NOT_DELIVERED]
-    if lost:
-        text = f"{len(lost)} of {len(offsets)} messages are not this consumer's by now"
-        error = LeaseLost(f"queue_offset = {lost[0]}{' …' if len(lost) > 1 else ''}: {text}")
-        error.offsets = tuple(lost)
-        acking.set_exception(error)
-    elif unknown:
-        acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never handed out"))
-    else:
-        done = 0 if word.kind == "ack" else results.count(pb.ALREADY_ACKED)
-        done += results.count(pb.ACK_EXPIRED) + results.count(pb.ACK_DEAD_LETTERED)
-        acking.set_result(len(offsets) - done)
-    return len(lost)
-
-
-class Credit:
-    """How many messages may come: a window that refills, and perhaps an end."""
-
-    def __init__(self, window: int, total: int | None = None) -> None:
-        self._window = window
-        self._left = total
-        """Messages that may be granted yet. None: no end."""
-        self._granted = 0
-        """Granted and not arrived."""
-        self._buffered = 0
-        """Arrived and not taken."""
-
-    def due(self) -> bool:
-        """Whether enough is free to be worth a request: half the window, or all that is left."""
-        free = self._free()
-        return free > 0 and (free >= (self._window + 1) // 2 or free == self._left)
-
-    def grant(self) -> int:
-        """Return how many messages may come more, and count them as granted."""
-        free = max(0, self._free())
-        self._granted += free
-        if self._left is not None:
-            self._left -= free
-        return free
-
-    def lost(self) -> None:
-        """Take back what was granted: the stream is gone."""
-        if self._left is not None:
-            self._left += self._granted
-        self._granted = 0
-
-    def arrived(self, n: int) -> None:
-        """Count `n` granted messages as arrived."""
-        self._granted = max(0, self._granted - n)
-        self._buffered += n
-
-    def taken(self, n: int) -> None:
-        """Count `n` arrived messages as taken."""
-        self._buffered -= n
-
-    def dropped(self, n: int) -> None:
-        """Count `n` taken messages as not come."""
-        if self._left is not None:
-            self._left += n
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether all have come and were taken."""
-        return self._left == 0 and not self._granted and not self._buffered
-
-    def _free(self) -> int:
-        free = self._window - self._granted - self._buffered
-        return free if self._left is None else min(free, self._left)
+LOOK_S_MIN: Final = 0.01
+"""Leases are not looked at more often."""
 
 
 class Subscription:
@@ -206,34 +83,38 @@ class Subscription:
         nodes: Nodes,
         opening: pb.OpenConsumer,
         credit: Credit,
+        hold_max_s: float,
         arrived: Callable[[], None],
     ) -> None:
-        self.dropped_stale = 0
-        """Messages dropped because their leases were over: a newer epoch, or a broken stream."""
         self.leases_lost = 0
-        """Acks that were refused because the message was somebody else's by then."""
+        """Messages that the application had, and that were not this consumer's any more."""
         self.error: TimerError | None = None
         """Why it ended by itself. None: it did not."""
         self.over = False
         self._nodes = nodes
         self._settings = nodes.settings
         self._opening = opening
-        self._credit = credit
+        self._hold_max_s = hold_max_s
         self._arrived = arrived
+        self._clock = nodes.clock
+        self._inbox = Inbox(credit, lambda: nodes.epoch, nodes.clock.now_s, self._kick)
         self._loop = asyncio.get_running_loop()
         self._opened = asyncio.Event()
         self._changed = asyncio.Event()
         self._answered = asyncio.Event()
         self._lock = threading.Lock()
+        """Of the outbox."""
         self._kicked = False
-        # Under the lock: from here
-        self._stream_no = 0
-        """Of the stream that is, or comes next; counted when one breaks."""
-        self._inbox: deque[Batch] = deque()
-        self._rest: list[Message] = []
-        """What the application has not come to of the batch that it reads, in reverse."""
         self._outbox: list[Entry] = []
-        # to here.
+        self._holds: dict[int, Hold] = {}
+        """Of this stream, by lease id: those of which something is held."""
+        self._look = asyncio.Event()
+        """The leases should be looked at."""
+        self._look_at_s = 0.0
+        """When they are, at the latest."""
+        self._transit = Transit()
+        self._shedding = 0
+        """Requests on their way that give back what the application does not come to in time."""
         self._unconfirmed = 0
         """Acks that failed unanswered as this ended, and that `close` has not told of yet."""
         self._packed: dict[int, AckCall] = {}
@@ -261,79 +142,51 @@ class Subscription:
     # ---- for any thread of the process that made it; another one is told so (a RuntimeError),
     # before it waits for a lock that was held when it was forked
 
-    def take(self) -> Batch | None:
-        """Return the next batch that has arrived. None: there is none."""
-        check_process(self._nodes.pid)
-        with self._lock:
-            batch = None
-            while self._inbox and batch is None:
-                batch = self._inbox.popleft()
-                if self._stale(batch):
-                    self._drop(len(batch))
-                    self._credit.taken(len(batch))
-                    batch = None
-                else:
-                    self._credit.taken(len(batch))
-            due = self._credit.due()
-        if due:
-            self._kick()
-        return batch
-
-    def read(self, batch: Batch) -> None:
-        """Let `next` and `receive` return the messages of a batch that was taken."""
-        with self._lock:
-            self._rest = [*batch][::-1]
-
     def next(self) -> Message | None:
-        """Return the next message of the batch that is read. None: there is none any more."""
+        """Return the next message. None: none is here."""
         check_process(self._nodes.pid)
-        with self._lock:
-            due = self._drop_rest()
-            message = self._rest.pop() if self._rest else None
-        if due:
-            self._kick()
-        return message
+        return self._inbox.next()
 
     def receive(self, max_messages: int) -> list[Message]:
-        """Return up to so many messages of the batch that is read; none as `next`."""
+        """Return up to so many messages of one batch; none: none is here."""
         check_process(self._nodes.pid)
-        with self._lock:
-            due = self._drop_rest()
-            taken = self._rest[: -max_messages - 1 : -1]
-            del self._rest[len(self._rest) - len(taken) :]
-        if due:
-            self._kick()
-        return taken
+        return self._inbox.receive(max_messages)
 
-    def _drop_rest(self) -> bool:
-        """Drop what is left of a batch whose leases are over; return whether credit is due."""
-        if not self._rest or not self._stale(self._rest[-1].batch):
-            return False
-        self._drop(len(self._rest))
-        self._rest = []
-        return self._credit.due()
+    def take(self) -> Batch | None:
+        """Return the next batch. None: none is here."""
+        check_process(self._nodes.pid)
+        return self._inbox.take()
 
-    def _stale(self, batch: Batch) -> bool:
-        """Return whether its leases are known to be over: the group gets its messages again."""
-        return batch.stream_no != self._stream_no or batch.epoch < self._nodes.epoch
-
-    def _drop(self, n: int) -> None:
-        self._credit.dropped(n)
-        self.dropped_stale += n
+    @property
+    def dropped_stale(self) -> int:
+        """Messages dropped because their leases were over before the application saw them."""
+        return self._inbox.dropped
 
     def ack(self, batch: Batch, offsets: Sequence[int], acking: Said, word: Word) -> None:
-        """Send an ack, nack or extension soon; `acking` gets the answer."""
+        """Send an ack, nack or extension soon; `acking` gets the answer.
+
+        Raises:
+            LeaseLost: the leader has said already that these are not this consumer's any more.
+        """
         check_process(self._nodes.pid)
+        hold = batch.hold
+        if hold.lost and hold.lost.issuperset(offsets):
+            raise LeaseLost.of(offsets, len(offsets))
+        if word.kind == "extend":
+            hold.given_s = self._clock.now_s()
         acking.set_running_or_notify_cancel()
-        with self._lock:
-            over = self.over
-            if not over:
-                self._outbox.append((batch, offsets, acking, word))
-        if over:
+        if not self._say(Entry(batch, offsets, Told(acking, word), word)):
             gone = self.error if isinstance(self.error, NotFound) else None
             acking.set_exception(gone or Closed("the consumer is closed"))
-        else:
-            self._kick()
+
+    def _say(self, *entries: Entry) -> bool:
+        """Send requests soon. False: it is too late."""
+        with self._lock:
+            if self.over:
+                return False
+            self._outbox += entries
+        self._kick()
+        return True
 
     def _kick(self) -> None:
         """Wake the event loop's side, once for many calls."""
@@ -346,12 +199,13 @@ class Subscription:
 
     def _on_kick(self) -> None:
         self._kicked = False
+        self._shed()
         self._changed.set()
 
     @property
     def ended(self) -> bool:
         """Whether no message will come any more: closed, failed, or all asked for have come."""
-        return self.over or self._credit.exhausted
+        return self.over or self._inbox.ended
 
     @property
     def told(self) -> bool:
@@ -425,10 +279,9 @@ class Subscription:
         self._leaving = True
         self._changed.set()
         await self._left.wait()
-        while (message := self.next()) is not None:
-            _ = message.give_back()
-        while (batch := self.take()) is not None:
-            _ = batch.give_back()
+        for batch, offsets in self._inbox.drain():
+            with contextlib.suppress(LeaseLost):
+                self.ack(batch, offsets, _counting(), UNSEEN)
         await self.flush(LEAVE_S)
         self._ending = True
         self._changed.set()
@@ -444,8 +297,7 @@ class Subscription:
         with self._lock:
             self.error = self.error or error
             self.over = True
-            self._inbox.clear()
-            self._rest = []
+        self._inbox.clear()
         self._pack()
         calls = [*self._packed.values(), *self._on_wire.values()]
         gone = isinstance(self.error, NotFound)  # the group is, and all acks with it: that is known
@@ -492,14 +344,14 @@ class Subscription:
                     return
                 self._packed = dict(sorted((self._on_wire | self._packed).items()))
                 self._on_wire = {}
-                self._give_up_words()
+                self._give_up(lambda call: call.sent and call.word.kind != "ack")
                 await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
 
-    def _give_up_words(self) -> None:
+    def _give_up(self, which: Callable[[AckCall], bool]) -> None:
         """The stream is gone, and with it the leases: a nack can't be repeated as an ack can."""
         lost = "the connection was lost before the answer came"
         for request_no, call in [*self._packed.items()]:
-            if call.sent and call.word.kind != "ack":
+            if which(call):
                 del self._packed[request_no]
                 call.fail(OutcomeUnknown(lost))
                 self._answered.set()
@@ -511,17 +363,18 @@ class Subscription:
             opening.CopyFrom(self._opening)
             opening.existing = self._opened.is_set()  # one that was deleted is not made again
             self._pack()
+            self._give_up(lambda call: call.word.own)
             self._resent_up_to = self._request_no
-            with self._lock:
-                self._credit.lost()
-                opening.credit = 0 if self._packed or self._leaving else self._credit.grant()
+            opening.credit = self._inbox.opening(nothing=bool(self._packed) or self._leaving)
             await write(stream, pb.ConsumeRequest(open=opening))
             self._heard_at = self._loop.time()
             self._changed.set()
             self._left.clear()
             self._gone.clear()
             try:
-                await first_to_end(self._send(stream), self._receive(stream), self._guard(node))
+                await first_to_end(
+                    self._send(stream), self._receive(stream), self._guard(node), self._hold()
+                )
             finally:
                 self._left.set()
                 self._gone.set()
@@ -529,13 +382,9 @@ class Subscription:
 
     def _leases_ended(self) -> None:
         """The stream is gone: drop what nobody has seen, before the next one gets its credit."""
-        with self._lock:
-            self._stream_no += 1
-            stale = sum(map(len, self._inbox))
-            self._drop(stale)  # first: nobody may see an empty inbox as the end
-            self._credit.taken(stale)
-            self._inbox.clear()
-            self._drop_rest()
+        self._inbox.stream_broke()
+        self._holds.clear()
+        self._transit = Transit()
 
     async def _receive(self, stream: Any) -> None:
         while True:
@@ -564,12 +413,20 @@ class Subscription:
                 self._left.set()
 
     def _deliver(self, columns: pb.Deliveries) -> None:
-        batch = Batch(columns, self.ack, self._stream_no)
+        batch = Batch(columns, self.ack, self._inbox.stream_no, self._opening.topic)
         self._nodes.epoch = max(self._nodes.epoch, batch.epoch)
-        with self._lock:
-            # Dropped, if its epoch is old, when it is taken: by then it may have become old, too.
-            self._credit.arrived(len(batch))
-            self._inbox.append(batch)
+        now_s, lease_s = self._clock.now_s(), batch.lease_ms / 1000
+        ends_s = now_s + lease_s - self._transit.late_s(batch.handed_out_ms, now_s)
+        batch.hold = Hold(batch, ends_s, lease_s)
+        if self._shedding:  # it was handed out behind what goes back, and goes with it
+            self._inbox.refused(batch)
+            self._go_back([(batch, batch.queue_offsets)])
+            return
+        self._holds[batch.lease_id] = batch.hold
+        if batch.hold.renew_at_s < self._look_at_s:
+            self._look.set()
+        # Dropped, if its epoch is old, when it is taken: by then it may have become old, too.
+        self._inbox.arrived(batch)
         self._arrived()
 
     def _acked(self, answer: pb.AckResponse) -> None:
@@ -577,7 +434,8 @@ class Subscription:
         if call is None:
             return
         if not answer.HasField("error"):
-            self.leases_lost += call.settle(answer.results)
+            for entry, results in call.settle(answer.results):
+                self._note(entry, results, call.sent_s)
             self._answered.set()
             self._changed.set()
             return
@@ -618,15 +476,14 @@ class Subscription:
             await self._changed.wait()
 
     async def _send_credit(self, stream: Any) -> None:
-        with self._lock:
-            credit = self._credit.grant() if self._credit.due() and not self._leaving else 0
+        credit = 0 if self._leaving else self._inbox.grant()
         if credit:
             await write(stream, pb.ConsumeRequest(credit=credit))
 
     async def _send_ack(self, stream: Any) -> None:
         request_no = next(iter(self._packed))
         call = self._on_wire[request_no] = self._packed.pop(request_no)
-        call.sent = True
+        call.sent, call.sent_s = True, self._clock.now_s()
         if len(self._on_wire) == 1:
             self._heard_at = max(self._heard_at, self._loop.time() - self._settings.stall_s / 2)
         said: dict[str, Any] = {call.word.kind: call.request}
@@ -639,6 +496,7 @@ class Subscription:
         open_calls: dict[tuple[int, int, Word], AckCall] = {}
         for entry in entries:
             batch, offsets, _, word = entry
+            self._settle(entry)
             same = batch.epoch, batch.lease_id, word
             call = open_calls.get(same)
             most = 1 if word.up_to else self._settings.ack_offsets_max
@@ -648,6 +506,134 @@ class Subscription:
                 self._packed[self._request_no] = call
             call.entries.append(entry)
             call.request.offsets.extend(offsets)
+
+    def _settle(self, entry: Entry) -> None:
+        """Hold no longer what is acked or given back."""
+        hold = entry.batch.hold
+        if entry.word.kind == "extend":
+            return
+        if entry.word.up_to:
+            hold.settle_up_to(entry.offsets[0])
+        else:
+            hold.settle(entry.offsets)
+        if entry.word.kind == "nack":
+            hold.returned.update(entry.offsets)
+        if hold.over:
+            self._let_go(hold)
+
+    def _let_go(self, hold: Hold) -> None:
+        if self._holds.get(hold.batch.lease_id) is hold:  # not that of another epoch
+            del self._holds[hold.batch.lease_id]
+
+    def _note(self, entry: Entry, results: Sequence[int], sent_s: float) -> None:
+        """Note what an answer says of leases."""
+        hold, word = entry.batch.hold, entry.word
+        if word.own or word.unseen:
+            return
+        lost = [o for o in lost_of(entry.offsets, results) if o not in hold.returned]
+        if lost:
+            self._lost(entry.batch, lost)
+        elif word.kind == "extend" and word.ms is not None and pb.EXTENDED in results:
+            hold.extended(sent_s, word.ms / 1000)
+            self._look.set()
+
+    def _lost(self, batch: Batch, offsets: Sequence[int]) -> None:
+        self.leases_lost += len(offsets)
+        batch.hold.lose(offsets)
+        self._inbox.look_again()
+        if batch.hold.over:
+            self._let_go(batch.hold)
+        group = self._opening.group
+        self._nodes.events.tell(LeasesLost(self._opening.topic, group, tuple(offsets)))
+
+    # ---- leases
+
+    async def _hold(self) -> None:
+        """Renew leases in time, as long as the stream stands."""
+        while True:
+            self._look.clear()
+            now_s = self._clock.now_s()
+            next_s = min(
+                (self._look_at(hold, now_s) for hold in [*self._holds.values()]), default=math.inf
+            )
+            self._look_at_s = next_s
+            alarm = None
+            if next_s < math.inf:
+                alarm = self._clock.call_at(max(next_s, now_s + LOOK_S_MIN), self._look.set)
+            try:
+                await self._look.wait()
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
+
+    def _look_at(self, hold: Hold, now_s: float) -> float:
+        """Do for a lease what is to be done; return when to look at it again."""
+        if hold.asked:
+            return math.inf  # its answer lets all be looked at
+        if now_s < hold.renew_at_s:
+            return hold.renew_at_s
+        waits = bool(self._inbox.waits(hold.batch))
+        if waits:
+            self._shed()
+            waits = bool(self._inbox.waits(hold.batch))
+        since_s = max(hold.given_s, self._inbox.asked_s) if waits else hold.given_s
+        span_s = min(hold.lease_s, since_s + self._hold_max_s - now_s)
+        if span_s >= SPAN_S_MIN and now_s + span_s > hold.ends_s + MARGIN_S:
+            self._ask(hold, now_s, span_s)
+            return math.inf
+        if waits and self._hold_max_s:
+            self._go_back(self._inbox.give_up(hold.batch))
+            return now_s + LOOK_S_MIN
+        if now_s < hold.probe_at_s:
+            return hold.probe_at_s
+        if waits or hold.probed:
+            self._let_go(hold)
+        else:
+            hold.probed = True
+            self._ask(hold, now_s, SPAN_S_MIN)
+        return math.inf
+
+    def _ask(self, hold: Hold, now_s: float, span_s: float) -> None:
+        """Ask for a lease that ends so many seconds from now, if it stands."""
+        hold.asked = True
+        renewed = partial(self._renewed, hold, now_s + span_s)
+        heard = Heard(renewed, partial(self._not_renewed, hold))
+        self._say(Entry(hold.batch, hold.left, heard, renewal(span_s)))
+
+    def _renewed(
+        self, hold: Hold, until_s: float, offsets: Sequence[int], results: Sequence[int]
+    ) -> None:
+        lost = hold.answered(offsets, results, until_s)
+        self._inbox.look_again()
+        unseen = {*self._inbox.waits(hold.batch)} if lost else ()
+        seen = [offset for offset in lost if offset not in unseen]
+        if seen:
+            self._lost(hold.batch, seen)
+        elif hold.over:
+            self._let_go(hold)
+        self._look.set()
+        self._arrived()  # a batch whose lease was in doubt
+
+    def _not_renewed(self, hold: Hold) -> None:
+        hold.asked = False
+        hold.retry_s = self._clock.now_s() + hold.lease_s * RETRY
+        self._look.set()
+        self._arrived()
+
+    def _shed(self) -> None:
+        """Give back what the application does not come to in time."""
+        self._go_back(self._inbox.shed())
+
+    def _go_back(self, parts: Sequence[Part]) -> None:
+        for batch, offsets in parts:
+            self._shedding += 1
+            batch.hold.settle(offsets)
+            heard = Heard(lambda *_: self._went_back(), self._went_back)
+            if not self._say(Entry(batch, offsets, heard, SHED)):
+                self._went_back()
+
+    def _went_back(self) -> None:
+        self._shedding -= 1
 
     async def _guard(self, node: Node) -> None:
         """Raise when the node is silent and another leads; a quiet topic is silent, too."""
@@ -659,3 +645,9 @@ class Subscription:
                     silent = f"{node.address} fell silent and another node leads"
                     raise LeadershipLost(silent)
                 self._heard_at = self._loop.time()
+
+
+def _counting() -> Acking[int]:
+    acking: Acking[int] = Acking()
+    acking.counts = True
+    return acking

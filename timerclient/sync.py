@@ -36,14 +36,18 @@ from timerclient.aio import (
     CLOSE_AFTER_ERROR_S,
     WINDOW,
     AsyncTimerClient,
+    hold_max_s,
     make_credit,
     make_opening,
     make_row,
     register,
 )
 from timerclient.background import Answer, Background, Budget, check_wait
+from timerclient.credit import Credit
 from timerclient.errors import Closed, TimerError
+from timerclient.events import OnEvent, SubmitBlocked
 from timerclient.existing import Seconds, TimerLike, timeout_s
+from timerclient.groups import Start
 from timerclient.messages import Batch, Message
 from timerclient.nodes import Dial
 from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, TimerInfo, Where
@@ -52,7 +56,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
 from timerclient.rows import Headers, NewTimer, When, WhenMany, at_hand
 from timerclient.settings import Settings
-from timerclient.subscription import Credit, Subscription
+from timerclient.subscription import Subscription
 from timerclient.timers import Outcome, Timer, Timers
 from timerclient.topics import TopicFront
 
@@ -75,11 +79,20 @@ class TimerClient(TopicFront):
         credentials: grpc.ChannelCredentials | None = None,
         dial: Dial | None = None,
         settings: Settings = Settings(),  # noqa: B008 -- frozen
+        on_event: OnEvent | None = None,
     ) -> None:
         self._client = AsyncTimerClient(
-            cluster, timeout=timeout, credentials=credentials, dial=dial, settings=settings
+            cluster,
+            timeout=timeout,
+            credentials=credentials,
+            dial=dial,
+            settings=settings,
+            on_event=on_event,
         )
-        self._budget = Budget(settings.submitted_bytes_max)
+        events = self._client.events
+        self._budget = Budget(
+            settings.submitted_bytes_max, lambda used: events.tell(SubmitBlocked(used))
+        )
         self._background = Background()
         self._seen, self._call = self._client, self._background.call
         self._consumers: set[Consumer] = set()
@@ -436,19 +449,21 @@ class TimerClient(TopicFront):
         group: str,
         *,
         lease: Seconds | None = None,
-        start: str = "earliest",
+        hold_max: Seconds | None = None,
+        start: Start = "earliest",
         window: int = WINDOW,
         max_messages: int | None = None,
         name: str = "",
     ) -> "Consumer":
         """Return a consumer of a group, once a leader has opened it.
 
-        `lease`: how long a message is this consumer's before others may get it, from when it was
-        handed out; None: the group's default. `start`: where the group begins if this creates it;
-        it then keeps `lease` as its default, too. `window`: how many messages may be on their way
-        or waiting here; those taken, a batch at a time, count no longer, so 2 x window x work per
-        message has to be less than `lease`. `max_messages`: iteration ends after so many; no more
-        are leased. `name` is for people.
+        `lease`: how long a message is this consumer's before others may get it; None: the group's
+        default. The consumer renews it, at most for `hold_max` (a timedelta, or seconds; 0: not at
+        all; None: `Settings.hold_s_max`, ten minutes) after the application got the message.
+        `start`: where the group begins if this creates it; it then keeps `lease` as its default,
+        too. `window`: how many messages may be on their way or waiting here; fewer, if the
+        application takes them one by one and is slow. `max_messages`: iteration ends after so
+        many; no more are leased. `name` is for people.
 
         Raises:
             Unreachable: no leader opened it in time.
@@ -456,7 +471,8 @@ class TimerClient(TopicFront):
         """
         credit = make_credit(window, max_messages)
         opening = make_opening(topic, group, lease, start, name)
-        consumer = Consumer(self._background, self._client, opening, credit)
+        hold_s = hold_max_s(hold_max, self._client.settings)
+        consumer = Consumer(self._background, self._client, opening, credit, hold_s)
         register(consumer, self._consumers)
         return consumer
 
@@ -593,18 +609,23 @@ class Consumer:
         client: AsyncTimerClient,
         opening: pb.OpenConsumer,
         credit: Credit,
+        hold_max_s: float,
     ) -> None:
         self._background = background
         self._call_s = client.within_s(None)
         self._arrived = threading.Event()
         self.closed = False
         """It was closed, by its user or with the client."""
-        self._subscription = background.call(self._open(client, opening, credit))
+        self._subscription = background.call(self._open(client, opening, credit, hold_max_s))
 
     async def _open(
-        self, client: AsyncTimerClient, opening: pb.OpenConsumer, credit: Credit
+        self,
+        client: AsyncTimerClient,
+        opening: pb.OpenConsumer,
+        credit: Credit,
+        hold_max_s: float,
     ) -> Subscription:
-        subscription = Subscription(client.nodes(), opening, credit, self._arrived.set)
+        subscription = Subscription(client.nodes(), opening, credit, hold_max_s, self._arrived.set)
         try:
             await subscription.opened(self._call_s)
         except BaseException:
@@ -614,12 +635,12 @@ class Consumer:
 
     @property
     def dropped_stale(self) -> int:
-        """Messages dropped unseen: their leases ended with their stream, or with their leader."""
+        """Messages dropped unseen, as their leases were over: their group gets them again."""
         return self._subscription.dropped_stale
 
     @property
     def leases_lost(self) -> int:
-        """Acks refused because the message was somebody else's by then."""
+        """Messages that the application had, and that were not this consumer's any more."""
         return self._subscription.leases_lost
 
     @property
@@ -633,16 +654,14 @@ class Consumer:
 
     def __next__(self) -> Message:
         """Return the next message."""
-        while (message := self._subscription.next()) is None:
-            batch = self._next_batch(None)
-            if batch is None:
-                raise StopIteration
-            self._subscription.read(batch)
+        message = self._subscription.next() or self._wait(self._subscription.next, None)
+        if message is None:
+            raise StopIteration
         return message
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over batches as the leader leased them: the fastest way."""
-        while (batch := self._next_batch(None)) is not None:
+        while (batch := self._wait(self._subscription.take, None)) is not None:
             yield batch
 
     def receive(self, max_messages: int = 1, *, timeout: Seconds | None = None) -> list[Message]:
@@ -652,23 +671,18 @@ class Consumer:
         """
         rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
         within_s = None if timeout is None else timeout_s(timeout, zero=True)
-        while not (messages := self._subscription.receive(max_messages)):
-            batch = self._next_batch(within_s)
-            if batch is None:
-                break
-            self._subscription.read(batch)
-        return messages
+        return self._wait(partial(self._subscription.receive, max_messages), within_s) or []
 
-    def _next_batch(self, within_s: float | None) -> Batch | None:
-        """Return the next batch. None: none came in time, or the consumer was closed."""
+    def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
+        """Return what `look` finds. None: nothing came in time, or the consumer was closed."""
         self._background.check_process()
         deadline_s = None if within_s is None else time.monotonic() + within_s
         while True:
             # Cleared before looking: what arrives after the look sets it again.
             self._arrived.clear()
-            batch = self._subscription.take()
-            if batch is not None:
-                return batch
+            found = look()
+            if found:
+                return found
             if self._subscription.error is not None:
                 raise self._subscription.error
             if self._subscription.ended:

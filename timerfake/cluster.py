@@ -13,7 +13,7 @@ clock, while nothing comes because of it.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
@@ -27,7 +27,7 @@ from timerclient.background import Background
 from timerclient.errors import InvalidRequest
 from timerclient.existing import Seconds
 from timerclient.rows import span_ms
-from timerfake.loopback import Channel
+from timerfake.loopback import Channel, Server
 from timerfake.memory import Clock
 from timerfake.node import ADDRESS, FakeNode
 
@@ -35,6 +35,19 @@ QUIET_TURNS: Final = 20
 """Turns of the event loop in which nothing happens, after which nothing will: what leads from one
 message or entry to the next takes at most six, in all tests of the fake."""
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+class FakeDial:
+    """Makes channels to a cluster in memory, and brings its clock along."""
+
+    def __init__(self, clock: Clock, server: Callable[[], Server]) -> None:
+        self.clock = clock
+        self._server = server
+
+    def __call__(self, address: str) -> grpc.aio.Channel:
+        """Return a channel, whatever the address."""
+        del address
+        return Channel(self._server())
 
 
 class AsyncFakeCluster:
@@ -58,6 +71,8 @@ class AsyncFakeCluster:
         self._settings = dict(settings)
         self._advancing = asyncio.Lock()
         self._node: FakeNode | None = None
+        self.dial = FakeDial(self._clock, lambda: self._running().server)
+        """How clients reach it: what they take as `dial`, whatever the address is."""
 
     # ---- clients
 
@@ -69,11 +84,6 @@ class AsyncFakeCluster:
     ) -> AsyncTimerClient:
         """Return a new client of it; the arguments are AsyncTimerClient's."""
         return AsyncTimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)
-
-    def dial(self, address: str) -> grpc.aio.Channel:
-        """Return a channel to it, whatever the address: what clients take as `dial`."""
-        del address
-        return Channel(self._running().server)
 
     # ---- time
 
@@ -110,7 +120,9 @@ class AsyncFakeCluster:
         if clock.mono_ms() > end_ms:
             return
         while (now_ms := clock.mono_ms()) < end_ms:
-            clock.pass_by(min(max(node.wake_at_ms(), now_ms + 1), end_ms) - now_ms)
+            next_ms = min(node.wake_at_ms(), clock.alarm_ms())
+            clock.pass_by(min(max(next_ms, now_ms + 1), end_ms) - now_ms)
+            clock.ring()
             node.step()
             await self.settle()
         node.checkpoint()  # also checks that no timer is missing
@@ -194,6 +206,8 @@ class FakeCluster:
         self, *, start: datetime | None = None, settings: Mapping[str, object] = NOTHING
     ) -> None:
         self._cluster = AsyncFakeCluster(start=start, settings=settings)
+        self.dial = self._cluster.dial
+        """How clients reach it: what a TimerClient takes as `dial`, whatever the address is."""
         self._background = Background()
         self._background.call(self._cluster.start())
 
@@ -205,10 +219,6 @@ class FakeCluster:
     ) -> TimerClient:
         """Return a new client of it; the arguments are TimerClient's."""
         return TimerClient(self.address, timeout=timeout, dial=self.dial, settings=settings)
-
-    def dial(self, address: str) -> grpc.aio.Channel:
-        """Return a channel to it, whatever the address: what a TimerClient takes as `dial`."""
-        return self._cluster.dial(address)
 
     @property
     def now(self) -> datetime:

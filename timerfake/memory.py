@@ -5,6 +5,8 @@ appended is committed with the next turn of the event loop.
 """
 
 import asyncio
+import heapq
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -16,16 +18,53 @@ from timer.payloads import EpochStart, encode_epoch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 REPLICA = ReplicaId(1)
+NEVER: Final = 1 << 62
+"""Milliseconds, bytes, entries."""
 KEPT_BYTES: Final = 16 << 20
 """Of entries that are applied already."""
 
 
+class Alarm:
+    """Rings once, at a time of the clock, unless it is cancelled."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """Let it not ring."""
+        self.callback = None
+
+
 class Clock:
-    """Both clocks of a node; they stand still."""
+    """Both clocks of a node, and that of its clients; they stand still."""
 
     def __init__(self, wall_ms: int) -> None:
         self._wall_ms = wall_ms
         self._mono_ms = 0
+        self._alarms: list[tuple[int, int, Alarm]] = []
+        self._made = 0
+        self.now_s: Callable[[], float] = lambda: self._mono_ms / 1000
+
+    def call_at(self, when_s: float, callback: Callable[[], object]) -> Alarm:
+        """Call back when that time has come: see timerclient/clock.py."""
+        alarm = Alarm(callback)
+        self._made += 1
+        heapq.heappush(self._alarms, (math.ceil(when_s * 1000), self._made, alarm))
+        return alarm
+
+    def alarm_ms(self) -> MonoMs:
+        """Return when the next alarm rings."""
+        while self._alarms and self._alarms[0][2].callback is None:
+            heapq.heappop(self._alarms)
+        return MonoMs(self._alarms[0][0] if self._alarms else NEVER)
+
+    def ring(self) -> None:
+        """Let the alarms ring whose time has come."""
+        while self.alarm_ms() <= self._mono_ms:
+            _, _, alarm = heapq.heappop(self._alarms)
+            callback, alarm.callback = alarm.callback, None
+            assert callback is not None
+            callback()
 
     def wall_ms(self) -> UnixMs:
         """Return Unix milliseconds."""

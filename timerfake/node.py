@@ -22,13 +22,11 @@ from timer.machine import FIRE_MARK_MS
 from timer.units import LogIndex, MonoMs, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerfake.loopback import Server
-from timerfake.memory import REPLICA, Clock, Here, MemoryLog, NoDisk
+from timerfake.memory import NEVER, REPLICA, Clock, Here, MemoryLog, NoDisk
 
 NAME: Final = "fake"
 ADDRESS: Final = "127.0.0.1:1"
 """Nobody listens there."""
-NEVER: Final = 1 << 62
-"""Milliseconds, bytes, entries."""
 
 
 def config_of(settings: Mapping[str, object]) -> NodeConfig:

@@ -14,6 +14,7 @@ from chaos.history import History, Outcome, Run
 from chaos.workloads.producer import now_ms, outcome_of
 from timerclient import TimerClient
 from timerclient.errors import TimerError
+from timerclient.groups import Start
 from timerclient.pending import Rescheduled, Where
 from timerclient.topics import namespace_of
 
@@ -120,7 +121,7 @@ class Changer:
 
     def seek(
         self, group: str, *, offset: int | None = None, time_ms: int | None = None,
-        start: str | None = None,
+        start: Start | None = None,
     ) -> bool:  # fmt: skip
         """Let a group go on elsewhere; return whether it certainly was done."""
         time = None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC)

@@ -61,8 +61,9 @@ class Reader:
 
     group: str = GROUP
     lease: timedelta = LEASE
+    hold_max: float | None = None
     nacks: float = 0.0
-    """See Source, as of the next one."""
+    """See Source, as of the one before and the next."""
     options: GroupOptions = field(default_factory=GroupOptions)
     redriven: bool = False
     """Nobody consumes its dead letters."""
@@ -214,8 +215,8 @@ class Clients:
         name = f"{reader.group}-{number}"
         self.books.join(reader.group)
         source = Source(
-            topic=self.topic, group=reader.group, lease=reader.lease, nacks=reader.nacks,
-            options=reader.options,
+            topic=self.topic, group=reader.group, lease=reader.lease, hold_max=reader.hold_max,
+            nacks=reader.nacks, options=reader.options,
         )  # fmt: skip
         buried = "max_attempts" in reader.options and not reader.redriven
         if buried and reader.group not in self._morgues:

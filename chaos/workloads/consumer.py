@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from chaos.history import History, Outcome, Run, mark_of
 from chaos.workloads.books import Books
@@ -19,6 +20,7 @@ from timerclient.messages import Acking, Batch, Message
 from timerclient.results import AckResult
 from timerclient.sync import Consumer as Subscription
 
+T = TypeVar("T")
 LEASE: Final = timedelta(seconds=10)
 LETTERS: Final = "dead-letters"
 """The group of every topic of dead letters."""
@@ -47,6 +49,8 @@ class Source:
     topic: str
     group: str
     lease: timedelta = LEASE
+    hold_max: float | None = None
+    """So many seconds its client renews leases; None: its default."""
     nacks: float = 0.0
     """So many of the messages it gives back at first, or holds longer."""
     options: GroupOptions = field(default_factory=GroupOptions)
@@ -69,6 +73,7 @@ class Consumer:
         self._client = client
         self._books = books
         self._topic, self._group, self._lease = source.topic, source.group, source.lease
+        self._hold_max = source.hold_max
         self._habit = habit
         self._nacks = source.nacks
         self._options = source.options
@@ -110,7 +115,9 @@ class Consumer:
     def _open(self) -> Subscription:
         if self._options:
             self._client.create_group(self._topic, self._group, **self._options)
-        subscription = self._client.consumer(self._topic, group=self._group, lease=self._lease)
+        subscription = self._client.consumer(
+            self._topic, group=self._group, lease=self._lease, hold_max=self._hold_max
+        )
         with self._lock:
             self._subscription = subscription
         self._opened.set()
@@ -162,11 +169,12 @@ class Consumer:
             if chance < self._nacks:
                 delay = self._moods.choice(NACK_DELAYS_S)
                 ms = {} if delay is None else {"delay_ms": round(delay * 1000)}
-                self._say("nack", batch, message, message.nack(delay), ms)
+                self._say("nack", batch, message, _asked(partial(message.nack, delay)), ms)
                 back.add(message.queue_offset)
             elif chance < self._nacks * 1.1:
                 ms = {"lease_ms": round(self._lease.total_seconds() * 1000)}
-                self._say("extend", batch, message, message.extend(self._lease), ms)
+                longer = _asked(partial(message.extend, self._lease))
+                self._say("extend", batch, message, longer, ms)
         return back
 
     def _say(
@@ -193,7 +201,7 @@ class Consumer:
         """Ack the messages at these offsets; written down once all of them are answered."""
         start_ms, left = now_ms(), itertools.count(len(marks) - 1, -1)
         # One by one: of several together the client tells how many had expired, not which.
-        ackings = {m.queue_offset: m.ack() for m in batch if m.queue_offset in marks}
+        ackings = {m.queue_offset: _asked(m.ack) for m in batch if m.queue_offset in marks}
 
         def answered(_: object) -> None:
             with self._books.noting_failure():
@@ -271,6 +279,16 @@ class _Answer(NamedTuple):
 
 
 _OVER: Final = ("ACKED", "ALREADY_ACKED", "EXPIRED", "DEAD_LETTERED")
+
+
+def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:
+    """Return the future of an ack, nack or extension, also of a lease that is known to be lost."""
+    try:
+        return ask()
+    except LeaseLost as lost:
+        acking: Acking[T] = Acking()
+        acking.set_exception(lost)
+        return acking
 
 
 def _answer(acking: Acking[Any]) -> _Answer:

@@ -399,7 +399,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "slow": Kind(
         line="consumers that ack around and after the end of their lease",
         produce=evenly_short,
-        readers=(Reader(lease=SLOW_LEASE), Reader(lease=SLOW_LEASE, habit=slow)),
+        readers=(Reader(lease=SLOW_LEASE), Reader(lease=SLOW_LEASE, hold_max=0, habit=slow)),
     ),
     "nacking": Kind(
         line="consumers that give messages back, to come at once or later, and hold some longer",
@@ -422,7 +422,13 @@ KINDS: Final[Mapping[str, Kind]] = {
         produce=evenly_short,
         readers=(
             Reader(group="strict", nacks=0.3, options={"max_attempts": 2}),
-            Reader(group="strict", lease=SLOW_LEASE, habit=slow, options={"max_attempts": 2}),
+            Reader(
+                group="strict",
+                lease=SLOW_LEASE,
+                hold_max=0,
+                habit=slow,
+                options={"max_attempts": 2},
+            ),
             Reader(),
         ),
     ),

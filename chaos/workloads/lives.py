@@ -18,6 +18,7 @@ from typing import Any, Final
 from chaos.workloads.clients import Clients, Rest
 from chaos.workloads.producer import now_ms
 from timerclient.errors import TimerError
+from timerclient.groups import Start
 
 BEAT_S: Final = 0.25
 SHORT_MS: Final = 3_000
@@ -78,7 +79,7 @@ def sought(clients: Clients) -> Rest:
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
             clients.cancels.after(0.0, partial(_alone, one_by_one, partial(_seek, clients, dice)))
         if number % ANEW_BEATS == ANEW_BEATS - 1:
-            start = dice.choice(("earliest", "latest"))
+            start: Start = "earliest" if dice.random() < 0.5 else "latest"
             work = partial(_make_anew, clients, start)
             clients.cancels.after(0.0, partial(_alone, one_by_one, work))
 
@@ -127,7 +128,7 @@ def _place(clients: Clients) -> tuple[int, int, int]:
     return topic.queue_begin, groups[SOUGHT].cursor, groups[SOUGHT].unacked
 
 
-def _make_anew(clients: Clients, start: str) -> bool:
+def _make_anew(clients: Clients, start: Start) -> bool:
     """Delete a group and make it again; its consumers may do that first. Return if both were done.
 
     It is there when its deletion is asked for: so "there is none" can't be the answer but to

@@ -156,7 +156,7 @@ def test_a_lease_that_ends_gives_the_message_to_another_and_the_late_ack_is_told
     from timerclient import LeaseLost
 
     with (
-        client.consumer(topic, group="g", lease=0.2, max_messages=1) as slow,
+        client.consumer(topic, group="g", lease=0.2, hold_max=0, max_messages=1) as slow,
     ):
         client.schedule(topic, b"x")
         (message,) = slow.receive(1, timeout=WAIT_S)

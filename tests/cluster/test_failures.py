@@ -66,7 +66,7 @@ def test_messages_of_a_deposed_leader_are_dropped_by_the_client_and_come_again_m
 ) -> None:
     with cluster.client() as client, client.consumer(topic, group="g") as consumer:
         client.schedule_batch(topic, [b"%d" % at for at in range(100)])
-        until(lambda: consumer._subscription._credit._buffered == 100)  # here, and not taken
+        until(lambda: consumer._subscription._inbox._credit.waiting == 100)  # here, and not taken
         nodes = consumer._subscription._nodes
         epoch = nodes.epoch
         leader = cluster.wait_for_leader()

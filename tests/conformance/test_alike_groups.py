@@ -86,8 +86,9 @@ class Player:
         return kind, [*self.world.unary(kind, request).results]
 
     def create(self, rng: random.Random) -> Any:
-        kind, attempts = rng.choice(TYPES), rng.choice([0, 1, 2, 1001])
-        start = rng.choice(["earliest", "latest"])
+        kind: Any = rng.choice(TYPES)
+        start: Any = rng.choice(["earliest", "latest"])
+        attempts = rng.choice([0, 1, 2, 1001])
         topic, group = rng.choice(self.topics), rng.choice(GROUPS)
         made = self.client.create_group(
             topic, group, start=start, type=kind, max_attempts=attempts, dead_letter_topic=self.dead

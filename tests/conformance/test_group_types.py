@@ -154,7 +154,7 @@ def test_type_stands_when_a_group_is_made(world: World, topic: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="this one is key_shared"):
         client.alter_group(topic, "g", type="exclusive")
     with pytest.raises(errors.InvalidRequest, match="shared, key_shared, exclusive, failover"):
-        client.create_group(topic, "h", type="other")
+        client.create_group(topic, "h", type="other")  # type: ignore[arg-type]
     altered = client.alter_group(topic, "g", max_in_flight=5).settings
     assert (altered.type, altered.max_in_flight) == ("key_shared", 5)
     with pytest.raises(errors.InvalidRequest, match="max_in_flight"):

@@ -20,7 +20,7 @@ def test_nothing_comes_before_it_is_due_and_as_much_as_is_asked_for(
     world: World, topic: str
 ) -> None:
     unit = world.moment / 10
-    with world.client.consumer(topic, "g") as consumer:
+    with world.client.consumer(topic, "g", lease=60) as consumer:
         dues = [20, 10, 30, 50, 40]
         payloads = [b"%d" % due for due in dues]
         world.client.schedule_batch(topic, payloads, delay=[due * unit for due in dues])

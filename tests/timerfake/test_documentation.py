@@ -102,15 +102,15 @@ def test_example_of_throughput_sends_what_was_submitted() -> None:
         assert sum(len(timers) for timers in names["timers"]) == 5_000
 
 
-def test_consumer_holds_twice_its_window_and_gives_its_group_its_lease() -> None:
+def test_consumer_holds_what_it_has_and_its_window_and_gives_its_group_its_lease() -> None:
     with FakeCluster() as fake, fake.client() as client:
         client.schedule_batch("orders", [b""] * 100)
         with client.consumer("orders", group="mails", window=10, lease=60) as consumer:
             fake.settle()
-            consumer.receive(1, timeout=0)
+            consumer.receive(5, timeout=0)
             fake.settle()
             [group] = client.topics()[0].groups
-            assert (group.leased, group.settings.lease_ms) == (20, 60_000)
+            assert (group.leased, group.settings.lease_ms) == (15, 60_000)
         with client.consumer("orders", group="mails", lease=5):
             [group] = client.topics()[0].groups
             assert group.settings.lease_ms == 60_000

@@ -1,0 +1,161 @@
+"""Leases that a consumer renews, messages that it fetched ahead, and leases that it loses."""
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from timerclient import Event, LeaseLost, LeasesLost, TimerClient
+from timerclient.messages import Message
+from timerclient.sync import Consumer
+from timerfake import AsyncFakeCluster, FakeCluster
+
+JOBS = [b"%d" % number for number in range(100)]
+LEASE_S = 5
+
+
+def one_by_one(consumer: Consumer) -> Iterator[Message]:
+    yield from consumer
+
+
+def tens(consumer: Consumer) -> Iterator[Message]:
+    while messages := consumer.receive(10):
+        yield from messages
+
+
+def batches(consumer: Consumer) -> Iterator[Message]:
+    for batch in consumer.batches():
+        yield from batch
+
+
+@pytest.mark.parametrize("work_s", [0.4, LEASE_S * 0.7, LEASE_S * 4])
+@pytest.mark.parametrize("messages", [one_by_one, tens, batches])
+def test_slow_application_works_each_message_once(
+    cluster: FakeCluster,
+    client: TimerClient,
+    caplog: pytest.LogCaptureFixture,
+    messages: Callable[[Consumer], Iterator[Message]],
+    work_s: float,
+) -> None:
+    client.schedule_batch("orders", JOBS)
+    worked: list[bytes] = []
+    with client.consumer(
+        "orders", group="billing", lease=LEASE_S, hold_max=3600, max_messages=len(JOBS)
+    ) as consumer:
+        for message in messages(consumer):
+            cluster.advance(work_s)
+            worked.append(message.payload)
+            _ = message.ack()
+        assert (consumer.dropped_stale, consumer.leases_lost) == (0, 0)
+    assert sorted(worked) == sorted(JOBS)
+    assert client.topics()[0].groups[0].unacked == 0
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_slow_coroutine_works_each_message_once() -> None:
+    worked: list[bytes] = []
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.schedule_batch("orders", JOBS)
+        async with client.consumer("orders", "g", lease=LEASE_S, max_messages=100) as consumer:
+            async for message in consumer:
+                await cluster.advance(0.4)
+                worked.append(message.payload)
+                _ = message.ack()
+    assert sorted(worked) == sorted(JOBS)
+
+
+def test_messages_behind_slow_work_go_to_another_consumer_and_have_not_failed(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    client.create_group("orders", "g", max_attempts=1)
+    client.schedule_batch("orders", JOBS[:10])
+    with client.consumer("orders", "g", lease=LEASE_S, window=10) as slow:
+        cluster.settle()
+        [hard] = slow.receive(timeout=0)
+        with client.consumer("orders", "g", lease=LEASE_S) as other:
+            cluster.settle()
+            assert other.receive(timeout=0) == [], "the first one came first"
+            others: list[bytes] = []
+            for _ in range(2):
+                cluster.advance(LEASE_S * 0.6)
+                while messages := other.receive(10, timeout=0):
+                    others += [message.payload for message in messages]
+                    _ = [message.ack() for message in messages]
+            cluster.advance(LEASE_S)
+        hard.ack().result(5)
+        assert sorted([hard.payload, *others]) == JOBS[:10]
+    assert [topic.name for topic in client.topics()] == ["orders"], "no dead letters"
+
+
+@pytest.mark.parametrize("hold_max", [None, timedelta(seconds=12), 0])
+def test_lease_that_is_held_too_long_is_lost_warned_of_once_and_raised(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, hold_max: timedelta | None
+) -> None:
+    events: list[Event] = []
+    held_s = {None: 600, timedelta(seconds=12): 12, 0: LEASE_S}[hold_max]
+    with TimerClient("fake:1", dial=cluster.dial, on_event=events.append) as client:
+        client.schedule_batch("orders", [b"a", b"b"])
+        with (
+            client.consumer("orders", "g", lease=LEASE_S, hold_max=hold_max, window=2) as hung,
+            client.consumer("orders", "g") as other,
+        ):
+            cluster.settle()
+            first, second = hung.receive(2, timeout=0)
+            cluster.advance(held_s - 0.001)
+            assert other.receive(timeout=0) == []
+            cluster.advance(0.001)
+            again = other.receive(2, timeout=0)
+            assert [(each.payload, each.attempt) for each in again] == [(b"a", 2), (b"b", 2)]
+            cluster.advance(LEASE_S)  # the consumer asks whether it has them still
+            for touch in (first.ack, first.nack, second.extend):
+                with pytest.raises(LeaseLost):
+                    touch()
+            assert hung.leases_lost == 2
+    assert [each for each in events if isinstance(each, LeasesLost)] == [
+        LeasesLost("orders", "g", (0, 1))
+    ]
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    [warning] = warnings
+    assert warning.startswith(
+        "lease lost: topic 'orders', group 'g': 2 messages from queue offset 0"
+    )
+
+
+def test_application_that_extends_is_given_its_time_anew(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    client.schedule("orders", b"long")
+    with client.consumer("orders", "g", lease=LEASE_S, hold_max=12) as consumer:
+        cluster.settle()
+        [message] = consumer.receive(timeout=0)
+        for _ in range(5):
+            cluster.advance(10)
+            message.extend(LEASE_S).result(5)
+        message.ack().result(5)
+
+
+def test_consumer_that_asks_for_nothing_gives_back_and_gets_it_again_once_it_asks(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    client.create_group("orders", "g", max_attempts=1)
+    client.schedule("orders", b"waits")
+    with client.consumer("orders", "g", window=1, lease=LEASE_S) as idle:
+        cluster.advance(590)
+        assert client.topics()[0].groups[0].leased == 1
+        cluster.advance(20)
+        assert client.topics()[0].groups[0].leased == 0
+        [message] = idle.receive(timeout=5)
+        message.ack().result(5)
+
+
+def test_message_that_waited_beyond_its_lease_is_not_handed_over(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    client.schedule_batch("orders", JOBS[:3])
+    with client.consumer("orders", "g", lease=LEASE_S, hold_max=0, window=3) as consumer:
+        cluster.settle()
+        [first] = consumer.receive(timeout=0)
+        cluster.advance(LEASE_S)
+        rest = [consumer.receive(timeout=5)[0] for _ in range(3)]
+        assert (first.attempt, [each.attempt for each in rest]) == (1, [2, 2, 2])
