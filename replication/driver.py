@@ -49,6 +49,16 @@ class Framed(NamedTuple):
     entry: Entry
 
 
+class _Arrival(NamedTuple):
+    """An event with the bytes that came with it: both wait together while a promise is synced."""
+
+    event: Event
+    chunk: Sequence[Framed] = ()
+    """Entries that a message brought."""
+    loaded: Sequence[Bytes] = ()
+    """Frames that a `Read` found."""
+
+
 class Io(Protocol):
     """What a shell does for the driver. Nothing here blocks."""
 
@@ -137,10 +147,9 @@ class Driver:
         self._listener = listener
         self._cache: list[Framed] = []
         self._cache_first = core.tail.first_index
-        self._loaded: dict[ReplicaId, tuple[LogIndex, Sequence[Bytes]]] = {}
         self._last_time_ms = last_time_ms
-        self._inbox: deque[tuple[Event, Sequence[Framed]]] = deque()
-        self._blocked: tuple[Effects, Sequence[Framed]] | None = None
+        self._inbox: deque[_Arrival] = deque()
+        self._blocked: tuple[Effects, _Arrival] | None = None
         self._pumping = False
         self._soon = False
         self._told: tuple[Role, Epoch, bool] = (core.role, core.epoch, False)
@@ -173,7 +182,10 @@ class Driver:
 
     def handle(self, event: Event, chunk: Sequence[Framed] = ()) -> None:
         """Step the core with `event` now, or as soon as a promise is durable."""
-        self._inbox.append((event, chunk))
+        self._take(_Arrival(event, chunk))
+
+    def _take(self, arrival: "_Arrival") -> None:
+        self._inbox.append(arrival)
         self._pump()
 
     def tick(self) -> None:
@@ -185,37 +197,35 @@ class Driver:
     def persisted(self) -> None:
         """Go on: the promise is durable."""
         assert self._blocked is not None, "nothing was to be persisted"
-        effects, chunk = self._blocked
+        effects, arrival = self._blocked
         self._blocked = None
         pumping, self._pumping = self._pumping, True
-        self._carry_out(effects, chunk)
+        self._carry_out(effects, arrival)
         self._pumping = pumping
         self._pump()
 
     def loaded(self, order: Read, frames: Sequence[Bytes]) -> None:
         """Take what a `Read` found."""
         assert frames, order
-        self._loaded[order.peer] = (order.first, frames)
         last = LogIndex(order.first + len(frames) - 1)
         size = sum(map(len, frames))
-        self.handle(Loaded(order.version, order.peer, order.first, last, size))
-        if self._blocked is None:
-            self._loaded.pop(order.peer, None)
+        event = Loaded(order.version, order.peer, order.first, last, size)
+        self._take(_Arrival(event, loaded=frames))
 
     def _pump(self) -> None:
         if self._pumping:
             return
         self._pumping = True
         while self._inbox and self._blocked is None:
-            event, chunk = self._inbox.popleft()
+            arrival = self._inbox.popleft()
             now_ms = self._io.mono_ms()
-            effects = self.core.step(now_ms, event)
+            effects = self.core.step(now_ms, arrival.event)
             self._measure(now_ms)
             if effects.persist is not None:
-                self._blocked = (effects, chunk)
+                self._blocked = (effects, arrival)
                 self._io.persist(effects.persist)
             else:
-                self._carry_out(effects, chunk)
+                self._carry_out(effects, arrival)
         self._pumping = False
 
     def _measure(self, now_ms: MonoMs) -> None:
@@ -230,8 +240,8 @@ class Driver:
 
     # ---------------------------------------------------------------- effects
 
-    def _carry_out(self, effects: Effects, chunk: Sequence[Framed]) -> None:
-        core, io = self.core, self._io
+    def _carry_out(self, effects: Effects, arrival: "_Arrival") -> None:
+        core, io, chunk = self.core, self._io, arrival.chunk
         if effects.truncate_after is not None:
             self._truncate_cache(effects.truncate_after)
             self._version = core.version
@@ -244,11 +254,11 @@ class Driver:
         if effects.start is not None:
             self._append([self._epoch_entry(effects.start)])
             core.started(len(self._cache[-1].frame))
-            self._inbox.appendleft((Tick(), ()))
+            self._inbox.appendleft(_Arrival(Tick()))
         for order in effects.read:
             io.read(order)
         for to, message in effects.send:
-            io.send(to, message, self._frames(to, message))
+            io.send(to, message, self._frames(message, arrival.loaded))
         excess = core.tail.first_index - self._cache_first
         if excess > 0:
             del self._cache[:excess]
@@ -280,7 +290,7 @@ class Driver:
             if core.serving:
                 listener.on_drain()
             core.parted()
-            self._inbox.appendleft((Tick(), ()))
+            self._inbox.appendleft(_Arrival(Tick()))
 
     def _append(self, new: Sequence[Framed]) -> None:
         self._cache.extend(new)
@@ -303,7 +313,7 @@ class Driver:
             Kind.EPOCH, start.epoch, start.index, self._last_time_ms, [encode_epoch(said)]
         )
 
-    def _frames(self, to: ReplicaId, message: Message) -> Sequence[Bytes]:
+    def _frames(self, message: Message, loaded: Sequence[Bytes]) -> Sequence[Bytes]:
         if (
             not isinstance(message, Append | FetchAnswer)
             or message.last_index == message.prev_index
@@ -314,10 +324,9 @@ class Driver:
         if at >= 0:
             end = message.last_index - self._cache_first + 1
             return [framed.frame for framed in self._cache[at:end]]
-        loaded_first, frames = self._loaded.pop(to)
-        assert loaded_first == first, (loaded_first, message)
-        assert len(frames) == message.last_index - message.prev_index, (len(frames), message)
-        return frames
+        # What is not in memory any more is sent in the step that took what a `Read` found.
+        assert len(loaded) == message.last_index - message.prev_index, (len(loaded), message)
+        return loaded
 
     # ---------------------------------------------------------------- the application's side
 

@@ -7,10 +7,10 @@ from typing import Any
 from replication.config import ReplicationConfig
 from replication.core import Core
 from replication.driver import INBOX_MAX, Driver, Framed
-from replication.messages import Append, Start
+from replication.messages import Append, Fetch, FetchAnswer, Message, Start
 from replication.promise import Promise
 from replication.shape import Shape
-from replication.steps import Durable, Persist, Received
+from replication.steps import Durable, Persist, Read, Received
 from replication.writer import Drop, Order, Truncate, Write
 from timer.entry import HEADER_SIZE, Entry, Kind, encode
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
@@ -26,6 +26,12 @@ class Shell:
         self.orders: list[Order] = []
         self.persists: list[Persist] = []
         self.persist, self.write = self.persists.append, self.orders.append
+        self.reads: list[Read] = []
+        self.read = self.reads.append
+        self.sent: list[tuple[Message, Sequence[Any]]] = []
+
+    def send(self, _: ReplicaId, message: Message, frames: Sequence[Any]) -> None:
+        self.sent.append((message, frames))
 
     def mono_ms(self) -> MonoMs:
         return MonoMs(0)
@@ -40,12 +46,12 @@ def framed(epoch: int, index: int) -> Framed:
     return Framed(frame, Entry(Kind.FIRE, *where, memoryview(frame)[HEADER_SIZE:]))
 
 
-def follower(shell: Shell) -> Driver:
+def follower(shell: Shell, *, unsure: bool = False) -> Driver:
     """Return a follower with the entries 1 to 100 of epoch 3, all durable."""
     shape = Shape(LogIndex(0), Epoch(0), VOTERS, LogIndex(0))
     shape.extend(LogIndex(100), [Start(LogIndex(1), Epoch(3), VOTERS)])
     core = Core(
-        me=ME, nonce=Nonce(7), conf=ReplicationConfig(), unsure=False, shape=shape,
+        me=ME, nonce=Nonce(7), conf=ReplicationConfig(), unsure=unsure, shape=shape,
         promise=Promise(Epoch(3), OLD, Nonce(20)), commit_index=LogIndex(50), now_ms=MonoMs(0),
     )  # fmt: skip
     return Driver(core, shell, shell, UnixMs(5))
@@ -91,3 +97,27 @@ def test_messages_that_come_while_a_promise_is_awaited_are_bounded() -> None:
     assert len(driver._inbox) == INBOX_MAX
     driver.persisted()
     assert (len(driver._inbox), driver.core.shape.last_index) == (0, 120)
+
+
+def test_reads_for_one_peer_that_wait_for_a_promise_keep_their_own_frames() -> None:
+    shell = Shell()
+    driver = follower(shell, unsure=True)
+    for prev in (20, 10):  # a candidate that asks twice: the second question counts
+        fetch = Fetch(under=driver.core.promise, prev_epoch=Epoch(3), prev_index=LogIndex(prev))
+        driver.handle(Received(OLD, fetch, UnixMs(0)))
+    message = Append(
+        under=driver.core.promise, sent_ms=MonoMs(0), to_nonce=Nonce(7), prev_epoch=Epoch(3),
+        prev_index=LogIndex(100), last_index=LogIndex(100), starts=(), commit_index=LogIndex(100),
+        kept_from=LogIndex(0),
+    )  # fmt: skip
+    driver.handle(Received(OLD, message, UnixMs(0)))
+    assert len(shell.persists) == 1, "it is sure from now on"
+    shell.sent.clear()
+    for read in reversed(shell.reads):
+        first = int(read.first)
+        driver.loaded(read, [framed(3, index).frame for index in range(first, first + 5)])
+    assert shell.sent == []
+    driver.persisted()
+    answers = [(m, frames) for m, frames in shell.sent if isinstance(m, FetchAnswer)]
+    assert [(m.prev_index, m.last_index) for m, _ in answers] == [(10, 15)]
+    assert answers[0][1] == [framed(3, index).frame for index in range(11, 16)]
