@@ -80,6 +80,9 @@ class Log(Protocol):
     def lease_held(self) -> bool:
         """Whether this node's leadership is certain at this moment."""
 
+    async def synced(self, index: LogIndex) -> None:
+        """Return when the log is on this disk up to the applied `index`."""
+
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
         """This node's restart does not need entries below `index`; keep some for the others."""
 
@@ -447,6 +450,8 @@ class Host:
             await self._flush(flush)
 
     async def _flush(self, flush: Flush) -> None:
+        # Others may have committed what this disk lacks: no manifest goes beyond the log beside it.
+        await self.log.synced(flush.index)
         await self._in_thread(functools.partial(flush.write, self._flush_pacer))
         while not self.engine.settle_flush(flush, TOPICS_AT_ONCE):  # noqa: ASYNC110
             await asyncio.sleep(0)

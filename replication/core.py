@@ -13,7 +13,8 @@ process), durable before it is acted on, and only ever replaced by one of a high
     fence     A candidate leads only after a majority promised and it holds the greatest
               (epoch, index) of that majority: so it holds all that was ever committed.
     commit    An entry is committed when a majority has it on disk, matched with this leader's
-              log, and the leader's own EPOCH entry with it.
+              log, and the leader's own EPOCH entry with it. The leader's disk is one of them, or
+              is not: it may be the last that has an entry.
     lease     A majority answered something that the leader *sent* less than a lease ago. Each
               of them stands by it for lease + 10 % from *receiving* that, so nobody else can
               be promised meanwhile. A leader that ends its leadership says so, and nobody waits.
@@ -165,8 +166,8 @@ class Core:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """Bytes appended and not committed."""
-        return self.tail.size(self.commit_index, self.shape.last_index)
+        """Bytes appended and not committed, or not on this disk: they can't leave memory."""
+        return self.tail.size(min(self.commit_index, self.durable_index), self.shape.last_index)
 
     @property
     def bid_epoch(self) -> Epoch:
@@ -241,9 +242,8 @@ class Core:
             self._follow(out)
         self.tail.trim(self.durable_index, self.conf.cache_bytes)
         self.wake_at_ms = self._wake_at()
-        assert self.commit_index <= min(self.durable_index, self.matched_index), (
-            f"commit {self.commit_index}, durable {self.durable_index},"
-            f" matched {self.matched_index}"
+        assert self.commit_index <= self.matched_index, (
+            f"commit {self.commit_index}, matched {self.matched_index}"
         )
 
     def _wake_at(self) -> MonoMs | None:
@@ -769,15 +769,13 @@ class Core:
             values[peer] = progress.match
         most = reached(self._sets, values)
         self._own_disk.note(self._now, self.durable_index, LogIndex(most))
-        # Not beyond our own disk either: what is applied here can then be read back here.
-        index = min(most, self.durable_index)
-        if index > self.commit_index and self._may_commit(LogIndex(index)):
-            self._commit(LogIndex(index))
-            if not self.serving:
-                self.serving = True
-                if self.unsure:
-                    self.unsure = False
-                    out.persist = Persist(self.promise, self.unsure)
+        # Also beyond our own disk: a majority has it without us, and it stays in memory until then.
+        if most > self.commit_index and self._may_commit(LogIndex(most)):
+            self._commit(LogIndex(most))
+            self.serving = True
+        if self.unsure and self.serving and self.durable_index >= self._start_index:
+            self.unsure = False
+            out.persist = Persist(self.promise, self.unsure)
         since_ms = self._now - self.conf.learner_ms
         fed = {peer for peer, p in self._progress.items() if (p.acked_ms or 0) > since_ms}
         floor = min(values.get(peer, 0) for peer in fed.union(*self._sets))

@@ -88,7 +88,7 @@ class Listener(Protocol):
     """What the application hears. It may propose from inside of these."""
 
     def on_commit(self, commit_index: LogIndex) -> None:
-        """Everything up to here is committed and on this disk: apply it."""
+        """Everything up to here is committed: apply it. A leader's own disk may not have it yet."""
 
     def on_role(self, role: Role, epoch: Epoch) -> None:
         """The role or the epoch changed."""

@@ -8,7 +8,8 @@ from replication.steps import Role
 def check_invariants(core: Core) -> None:
     """Crash if the core's state contradicts itself. O(log)."""
     shape, tail = core.shape, core.tail
-    assert shape.base_index <= core.commit_index <= core.durable_index <= shape.last_index
+    assert shape.base_index <= core.commit_index <= shape.last_index
+    assert shape.base_index <= core.durable_index <= shape.last_index
     assert tail.first_index - 1 + len(tail) == shape.last_index, (
         tail.first_index,
         len(tail),

@@ -101,6 +101,8 @@ class Replica:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._orders: list[Order] = []
         self._writing = False
+        self._syncs: asyncio.Future[None] | None = None
+        """Done with the next sync, if something waits for it."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms: MonoMs | None = None
         self._wake_ms: MonoMs | None = None
@@ -187,6 +189,12 @@ class Replica:
         """
         found = self._log.read(first, size_max, last)
         return [entry for frame in found for entry in frames(memoryview(frame))]
+
+    async def synced(self, index: LogIndex) -> None:
+        """Return when the log is on this disk up to `index`, which is committed."""
+        while self._core.durable_index < index:
+            self._syncs = self._syncs or self._loop.create_future()
+            await self._syncs
 
     def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
         """This node's restart does not need entries below `index`.
@@ -341,6 +349,9 @@ class Replica:
         else:
             self._writing = False
         self._driver.handle(Durable(version, index))
+        if self._syncs is not None:
+            self._syncs.set_result(None)
+            self._syncs = None
 
     def _in_writer(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
         def finished(result: _T) -> None:

@@ -149,6 +149,9 @@ class MemoryLog:
         """Nobody else could lead."""
         return True
 
+    async def synced(self, index: LogIndex) -> None:
+        """There is no disk to wait for."""
+
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
         """What is kept is little anyway."""
 

@@ -90,8 +90,8 @@ class Ledger:
             self.flush()
 
     def flush(self) -> None:
-        """Write the manifest; drop the log below it."""
-        if self.applied_index > self._saved:
+        """Write the manifest, if the log beside it goes as far; drop the log below it."""
+        if self._node.log.durable_index >= self.applied_index > self._saved:
             self._saved = self.applied_index
             state: manifest.State = {"index": self._saved, "epoch": self._epoch}
             state |= {"voters": sorted(self.voters or ()), "runs": [], "topics": []}

@@ -456,13 +456,14 @@ class SimNode:
 
     def entries(self, first: LogIndex, last: LogIndex) -> list[Entry]:
         """Return the entries [first, last], from memory or the log."""
-        found = self.driver.cached(first, last)
-        if found is None:
-            found = []
-            while first <= last:
-                for frame in self.log.read(first, 1 << 16, last):
-                    found += frames(frame)
-                first = LogIndex(found[-1].index + 1)
+        found: list[Entry] = []
+        while first <= last:
+            cached = self.driver.cached(first, last)
+            if cached is not None:
+                return found + cached
+            for frame in self.log.read(first, 1 << 16, last):
+                found += frames(frame)
+            first = LogIndex(found[-1].index + 1)
         return found
 
     def on_role(self, role: Role, epoch: Epoch) -> None:

@@ -347,7 +347,7 @@ TIMER_MUTATIONS: Final = (
     _mutation(
         "replaced_stays",
         "a timer that was replaced or rescheduled stays in the store",
-        {"key", "twice", "list", "conservation"},
+        {"key", "twice", "list", "conservation", "dropped"},
         20,
         f"{ANY_WORLD}: a key that is replaced",
         patch(Store, "end", _end_nothing),

@@ -63,6 +63,8 @@ SWEEP_ROWS: Final = 3
 SWEEP_TOPICS: Final = 1
 TOPICS_AT_ONCE: Final = 1
 """That a manifest takes before its cut, and that hear of its spill file: some change in between."""
+SYNC_LOOK_US: Final = 1_000
+"""How often a manifest looks whether the log beside it goes as far."""
 APART_MAX: Final = 20
 """Held timers that one FIRE looks at: so releases take some."""
 PRODUCER_IDS: Final = 1_000
@@ -130,6 +132,9 @@ class TimerApp(KeeperCalls):
             self.node.later(self._rng.randrange(100_000), self._write, flush)
 
     def _write(self, flush: Flush) -> None:
+        if self.node.log.durable_index < flush.index:
+            self.node.later(SYNC_LOOK_US, self._write, flush)
+            return
         flush.write()
         self._settle(flush)
 

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.host import TOPICS_AT_ONCE, Host
 from tests.timer.machines import START_MS, Log, engine_on, part_of
+from timer import manifest
 from timer.clock import ClusterClock
 from timer.disk import RealDisk
 from timer.engine import Flush
@@ -26,6 +27,8 @@ class Follower:
         self.dropped_before = LogIndex(0)
         self.cached_from = 1
         self.reads: list[tuple[int, int]] = []
+        self.on_disk = asyncio.Event()
+        self.on_disk.set()
 
     @property
     def last_time_ms(self) -> UnixMs:
@@ -51,6 +54,10 @@ class Follower:
 
     def lease_held(self) -> bool:
         return False
+
+    async def synced(self, index: LogIndex) -> None:
+        assert index <= len(self.log.entries)
+        await self.on_disk.wait()
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
         assert keep, "there is room"
@@ -158,6 +165,30 @@ async def test_flush_ends_though_whoever_asked_gave_up(
             await asyncio.sleep(0.001)
         await host.stop()
     assert follower.dropped_before == host.engine.manifest_index + 1 == len(log.entries) + 1
+    assert errors == []
+
+
+async def test_no_manifest_goes_beyond_the_log_on_the_same_disk(tmp_path: Path) -> None:
+    log, errors = Log(), list[BaseException]()
+    log.begin_epoch()
+    log.topic("a")
+    log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    follower = Follower(log)
+    follower.on_disk.clear()  # the others have committed it, and this disk is slow
+    host = host_on(tmp_path, follower, errors)
+    host.on_commit(LogIndex(len(log.entries)))
+    await folded(host)
+    flushed = asyncio.ensure_future(host.flush())
+    while not host.engine.flushing:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(lambda: None)  # a thread that began to write would be done by now
+    assert manifest.read(RealDisk(), tmp_path) is None
+    follower.on_disk.set()
+    await asyncio.wait_for(flushed, 60)
+    state = manifest.read(RealDisk(), tmp_path)
+    assert state is not None
+    assert state["index"] == len(log.entries)
+    await host.stop()
     assert errors == []
 
 
