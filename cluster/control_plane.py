@@ -615,6 +615,7 @@ def _parse_report(packed: tuple[object, ...]) -> Report | None:
             int(refused_epoch),
             int(disk_ms),
             int(commit_ms),
+            bool(accepts),
         ) if role in set(Role):
             return Report(
                 replica_id=ReplicaId(replica_id),
@@ -631,6 +632,7 @@ def _parse_report(packed: tuple[object, ...]) -> Report | None:
                 refused_epoch=Epoch(refused_epoch),
                 disk_ms=disk_ms,
                 commit_ms=commit_ms,
+                accepts=accepts,
             )
         case _:
             return None

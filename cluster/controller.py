@@ -142,6 +142,8 @@ class Report:
     """How long its disk took to make an entry durable, or takes with the present one."""
     commit_ms: int = 0
     """As leader: how long a commit took, or takes."""
+    accepts: bool = True
+    """It can take connections, and open files."""
 
     def is_urgent_after(self, earlier: "Report | None") -> bool:
         """Return whether this says something that the controller should know at once."""
@@ -396,6 +398,7 @@ class Controller:
         self._service.note(
             now_ms,
             lease_ok=report.lease_ok,
+            accepts=report.accepts,
             disk_ms=report.disk_ms,
             commit_ms=report.commit_ms,
             others_ms=[other.disk_ms for other in others if other.name != report.name],
@@ -488,6 +491,7 @@ class Controller:
             and node.replica_id not in unfit
             and node.report is not None
             and not self._is_slow(node.report)
+            and node.report.accepts
             and self._why_not_yet(node, fresh) is None
         ]
         successor = self._best(now_ms, better, may_lead_again=False)
@@ -632,7 +636,7 @@ class Controller:
                 pair[1].highest_promise > most,
                 pair[0].stalled_in,
                 pair[0].replica_id in unfit,
-                self._is_slow(pair[1]),
+                self._is_slow(pair[1]) or not pair[1].accepts,
                 (pair[1].last_index - pair[1].applied_index) // self.config.lag_entries,
                 pair[0].name == self.name,
                 -pair[1].last_index,

@@ -1,6 +1,7 @@
 """How well a leader serves, judged over seconds: its lease, and how fast its log becomes durable.
 
     a report, ten a second --> without a lease?              share of the time >= LEASELESS --> poor
+                           --> can't take connections?       share of the time >= DEAF -------> poor
                            --> far slower than other disks?  share of the time >= SLOW -------> poor
 
 A leader that is dead, cut off or stuck is found otherwise, within a second. This finds one that
@@ -20,6 +21,8 @@ MEMORY_MS: Final = 5_000
 """What was so long ago counts a third of what is now."""
 LEASELESS: Final = 0.3
 """Found within five seconds if the lease is held half of the time; not for 1.7 s without it."""
+DEAF: Final = 0.3
+"""Found within two seconds."""
 SLOW: Final = 0.7
 """Found after six seconds of it. A sync that took long is the last one until the next: with few
 entries that is a CHECKPOINT's, seconds later."""
@@ -51,15 +54,17 @@ class Service:
     """What one leader was like since it began to serve."""
 
     _leaseless: Share = field(default_factory=Share)
+    _deaf: Share = field(default_factory=Share)
     _slow: Share = field(default_factory=Share)
     _took_ms: int = 0
     _best_ms: int = 0
 
-    def note(
+    def note(  # noqa: PLR0913 - what a report tells of it
         self,
         now_ms: MonoMs,
         *,
         lease_ok: bool,
+        accepts: bool,
         disk_ms: int,
         commit_ms: int,
         others_ms: Collection[int],
@@ -70,6 +75,7 @@ class Service:
         Args:
             now_ms: When it came.
             lease_ok: It held its lease.
+            accepts: It can take connections.
             disk_ms: How long its own disk takes.
             commit_ms: How long its commits take.
             others_ms: How long the disks of the others take.
@@ -77,6 +83,7 @@ class Service:
                 slow, if there is a disk on which they would not be.
         """
         self._leaseless.note(now_ms, is_so=not lease_ok)
+        self._deaf.note(now_ms, is_so=not accepts)
         best_ms = min(others_ms, default=max(disk_ms, commit_ms))
         disk_is_slow = disk_ms >= max(lease_ms // SLOW_PARTS, SLOWER * best_ms)
         is_slow = disk_is_slow or commit_ms >= max(lease_ms, SLOWER * best_ms)
@@ -88,6 +95,8 @@ class Service:
         """Return why another should lead, if there is a better one. None: it serves well."""
         if self._leaseless.value >= LEASELESS:
             return f"it has no lease for {self._leaseless.value:.0%} of the time"
+        if self._deaf.value >= DEAF:
+            return "it can't take connections: its limit of open files is reached"
         if self._slow.value >= SLOW:
             took = f"its log takes {self._took_ms} ms to become durable"
             return f"{took}, another disk {self._best_ms} ms"

@@ -24,6 +24,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cluster import descriptors
 from cluster.config import NodeConfig
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
@@ -415,6 +416,7 @@ class Node:
             refused_epoch=report.refused_epoch,
             disk_ms=report.disk_ms,
             commit_ms=report.commit_ms,
+            accepts=descriptors.has_spare(),
         )
 
     def _make_clock(self, floor_ms: UnixMs) -> ClusterClock:

@@ -1,10 +1,13 @@
 """Leaders that limp are relieved by better ones, once, and by none that would limp as well."""
 
+import os
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from cluster import descriptors
 from cluster.control import Appoint
 from cluster.controller import ControllerConfig, RaftLeadership, Report, Role, TransferAsked
 from cluster.fitness import UNFIT_MS
@@ -98,6 +101,38 @@ def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
     assert play.live(10_000) is not None
     assert play.appointed == [(6, "c")]
     assert play.live(A_WHILE_MS) is None
+
+
+def test_leader_that_can_take_no_connections_is_relieved_by_a_node_that_can() -> None:
+    def deaf(name: str, report: Report, _: int) -> Report:
+        return replace(report, accepts=name != "b")
+
+    play = limping(deaf)
+    took_ms = play.live(10_000)
+    assert took_ms is not None
+    assert took_ms <= 2_000
+    assert "b: it can't take connections" in play.reason
+    everywhere = in_service()
+    for name, report in everywhere.reports.items():
+        everywhere.reports[name] = replace(report, accepts=False)
+    everywhere.run(A_WHILE_MS)
+    assert everywhere.appointed == [], "the others could not take any, either"
+
+
+def test_process_at_its_limit_of_open_files_has_no_spare_one() -> None:
+    assert descriptors.has_spare()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, hard))
+        assert not descriptors.has_spare()
+        held = os.open("/dev/null", os.O_RDONLY)  # what it took to find out was given back
+        os.close(held)
+        assert not descriptors.has_spare()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert descriptors.has_spare()
 
 
 def test_leader_whose_disk_is_as_slow_as_the_others_stays() -> None:
