@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from bench import cpu
 from bench.crowd import AT_ONCE
 from bench.feed import Feed, now_ms
 from bench.measure import Figure, Form, Measure, Series, cost
@@ -52,13 +53,14 @@ async def _idlers(rig: Rig, form: Form) -> Series:
         await asyncio.sleep(IDLE_S[form])
         changes = (await client.status()).epoch - epoch
         scrapes = [await asyncio.to_thread(_scrape, rig) for _ in range(SCRAPES)]
-        restart_s = await _restart(rig, client)
+        restart_s, restart_cpu_s = await _restart(rig, client)
     return {
         "schedule_empty": empty,
         "schedule_full": full,
         "changes": [float(changes)],
         "scrape": scrapes,
         "restart": [restart_s],
+        "restart_cpu": [restart_cpu_s],
     }
 
 
@@ -87,8 +89,11 @@ def _scrape(rig: Rig) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-async def _restart(rig: Rig, client: AsyncTimerClient) -> float:
-    """Kill a follower; return the seconds from its start until it has applied all there is."""
+async def _restart(rig: Rig, client: AsyncTimerClient) -> tuple[float, float]:
+    """Kill a follower; return the seconds from its start until it has applied all there is.
+
+    And how much CPU it took: on a busy machine the seconds tell little.
+    """
     leader = await asyncio.to_thread(rig.cluster.wait_for_leader)
     name = next(each for each in rig.cluster.nodes if each != leader)
     await asyncio.to_thread(rig.cluster.kill, name)
@@ -98,7 +103,7 @@ async def _restart(rig: Rig, client: AsyncTimerClient) -> float:
         nodes = {node.name: node for node in (await client.status()).nodes}
         there, most = nodes[name], nodes[leader].commit_index
         if there.reachable and 0 < most <= there.applied_index + 1:
-            return time.monotonic() - began
+            return time.monotonic() - began, cpu.of_process(rig.cluster.nodes[name].pid)
         await asyncio.sleep(POLL_S)
     raise BenchError(f"{name} has not caught up {RESTART_LIMIT_S:g} s after its start")
 
@@ -113,6 +118,7 @@ S14: Final = Measure(
         cost("changes of leader", "changes", "", 0, 0),
         cost("a scrape", "scrape", "ms", 1_000, 100),
         cost("a node's restart", "restart", "s", 5, 3),
+        cost("  its CPU", "restart_cpu", "s"),
     ),
     runs={Form.SHORT: 1, Form.FULL: 1},
     fresh=True,

@@ -71,7 +71,11 @@ class Collector(Protocol):
 
 
 class Sweeper:
-    """See the module. There is one collector in a process."""
+    """See the module. There is one collector in a process.
+
+    From the first moment old objects are looked at in sweeps alone: what a start reads from disk
+    stays, and to look at it on the way would take as long as to read it.
+    """
 
     def __init__(
         self, collector: Collector = gc, resident: Callable[[], int] = resident_bytes
@@ -92,11 +96,11 @@ class Sweeper:
         self._since = 0
         """Objects that were set aside since then; some of them may be gone."""
         self._sweeps = 0
+        young, middle, _ = collector.get_threshold()
+        collector.set_threshold(young, middle, NEVER)
 
     def start(self) -> None:
-        """Set aside what is there; from now on old objects are looked at in sweeps alone."""
-        young, middle, _ = self._gc.get_threshold()
-        self._gc.set_threshold(young, middle, NEVER)
+        """Set aside what is there."""
         self._look_at_all()
 
     def sweep(self, *, busy: bool = False) -> None:

@@ -10,6 +10,7 @@ only a collection ends. So `refuse` drops an error's frames, and its own keeps n
 
 import asyncio
 import functools
+import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, Generic, NoReturn, TypeVar
@@ -188,3 +189,9 @@ async def within(work: Awaitable[Any], context: Context) -> Any:
             return await work
     except TimeoutError:
         raise CommitTimeout("no majority answered in time; the request may still commit") from None
+
+
+def caller_of(context: Context) -> str:
+    """Return the address that a call comes from, without its port."""
+    _, _, address = urllib.parse.unquote(context.peer()).partition(":")
+    return address.rpartition(":")[0].strip("[]")

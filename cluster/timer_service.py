@@ -10,7 +10,7 @@ from cluster import status, wire, wire_timers
 from cluster.changes import Changes
 from cluster.host import Host
 from cluster.looking_in import LookingIn
-from cluster.rpc import Context, Requests, Service, answered, streamed, within
+from cluster.rpc import Context, Requests, Service, answered, caller_of, streamed, within
 from cluster.stories import Stories
 from cluster.wire import RequestLimits
 from timer.applied import DeleteTopicApplied
@@ -76,7 +76,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self, request: pb.ScheduleRequest, context: Context
     ) -> pb.ScheduleResponse:
         """Take one request; answer when it is committed and applied."""
-        future = await self._take(request)
+        future = await self._take(request, caller_of(context))
         response: pb.ScheduleResponse = await within(future, context)
         return response
 
@@ -88,12 +88,13 @@ class TimerService(Service, rpc.TimerServiceServicer):
         unread: list[TimerError] = []
         answers: asyncio.Queue[_Answering | None] = asyncio.Queue()
         room = asyncio.Semaphore(UNREAD_ANSWERS_MAX)
+        whose = caller_of(context)
 
         async def read() -> None:
             try:
                 async for request in Requests(requests, context):
                     try:
-                        answers.put_nowait(await self._take(request))
+                        answers.put_nowait(await self._take(request, whose))
                     except TimerError as error:
                         self.on_error("ScheduleStream", error)
                         answers.put_nowait(_failed(request.request_no, error))
@@ -118,7 +119,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 if isinstance(left, asyncio.Future):
                     left.cancel()
 
-    async def _take(self, request: pb.ScheduleRequest) -> "asyncio.Future[pb.ScheduleResponse]":
+    async def _take(
+        self, request: pb.ScheduleRequest, whose: str
+    ) -> "asyncio.Future[pb.ScheduleResponse]":
         """Hand a request to the leader; the future has its answer, or a TimerError as exception.
 
         Raises:
@@ -150,7 +153,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 wire.response_of(request, part, answer, duplicate=duplicate, salt=self._salt)
             )
 
-        leader.schedule(part, done, now)
+        leader.schedule(part, done, now, whose)
         self._host.kick()
         return future
 

@@ -416,6 +416,8 @@ def _sum(values: U64) -> int:
 
 def moved_hashes(offsets: U64) -> int:
     """Return the sum of hashes of messages that left for another topic."""
+    if not len(offsets):
+        return 0
     return _sum(mix(offsets ^ _MOVED_SALT))
 
 

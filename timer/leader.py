@@ -41,6 +41,7 @@ from timer.errors import (
     TimerError,
     UnknownProducer,
 )
+from timer.fairness import Fairness
 from timer.gathering import Done, fitting
 from timer.limits import Limits, check_producer, check_topic, producer_idle_ms
 from timer.machine import Machine
@@ -77,8 +78,6 @@ RESCHEDULE_ROWS_MAX: Final = 32
 """Timers in one RESCHEDULE entry: their payloads are read, perhaps from as many batches."""
 CHANGES_MAX: Final = 256
 """Entries of reschedules, and of cancels by key, in flight; beyond it they are Overloaded."""
-REQUESTS_RETRY_MS: Final = 1000
-"""When request ids that were refused may find room: the oldest are forgotten one by one."""
 WAITING_ROWS_MAX: Final = 1 << 20
 """Cancels that wait, beyond which they are refused as Overloaded."""
 
@@ -134,6 +133,7 @@ class Leader:
         """The last sequence taken of each producer, while that is on its way."""
         self._batches: dict[int, list[tuple[Part, Done]]] = {}
         """Requests that were appended together and are neither applied nor refused."""
+        self._fairness = Fairness(machine.requests, config.request_window_ms)
         self._named: Counter[tuple[bytes, int]] = Counter()
         """How many requests with an id are on their way: (id, hash of what is asked)."""
         self._cancels: list[tuple[I64, U64, Done]] = []
@@ -164,10 +164,11 @@ class Leader:
 
     # ---- requests
 
-    def schedule(self, part: Part, done: Done, now: Now | None = None) -> None:
+    def schedule(self, part: Part, done: Done, now: Now | None = None, whose: str = "") -> None:
         """Take one request; `done` gets (Answer, duplicate) or a TimerError.
 
-        `now`: what is due by then counts as ready; None: nothing does.
+        `now`: what is due by then counts as ready; None: nothing does. `whose`: the sender, of whom
+        only so many request ids are remembered (timer/fairness.py).
 
         Raises:
             InvalidRequest: it has no row, or more than fits into one entry; or its request id was
@@ -194,7 +195,7 @@ class Leader:
         if self.bytes_in_flight + size > self._config.waiting_bytes_max and self.bytes_in_flight:
             raise Overloaded("the leader's intake", retry_after_ms=OVERLOAD_RETRY_MS)
         charges = self.quotas.weigh(part, now.clock_ms if now is not None else UnixMs(-1))
-        if self._applied_before(part, charges):
+        if self._applied_before(part, charges, whose):
             charges = []  # nothing comes of it
         if part.request is not None:
             self._named[part.request[:2]] += 1
@@ -202,19 +203,23 @@ class Leader:
         self._parts_bytes += size
         self.bytes_in_flight += size
 
-    def _applied_before(self, part: Part, charges: list[Charge]) -> bool:
+    def _applied_before(self, part: Part, charges: list[Charge], whose: str) -> bool:
         """Return whether it is known to repeat one that was applied; refuse it if it can't be.
 
         "No effect" of a repeated one would be a lie, also while the first one is on its way.
         """
         if part.producer_id:
             return self._admit(part, charges)
-        if part.request is not None:
-            if self._remembers(part.request):
-                return True
-            if part.request[:2] in self._named:
-                return False
-        self._check_new(part, charges)
+        if part.request is None:
+            self._check_new(part, charges)
+            return False
+        if self._remembers(part.request):
+            return True
+        if part.request[:2] not in self._named:
+            rows = len(part.due_ms)
+            self._fairness.check(whose, rows, self._taken_at_ms(part.request))
+            self._check_new(part, charges)
+            self._fairness.take(part.request, whose, rows)
         return False
 
     def _admit(self, part: Part, charges: list[Charge]) -> bool:
@@ -254,16 +259,9 @@ class Leader:
 
         Raises:
             InvalidRequest: it was another one.
-            Overloaded: it was not, and no more are remembered.
         """
         requests = self.machine.requests
-        if requests.repeated(request, self._taken_at_ms(request)) is not None:
-            return True
-        if requests.full:
-            full = f"the table of request ids ({len(requests)} of the last "
-            full += f"{self._config.request_window_ms} ms, limits.request_window_ms)"
-            raise Overloaded(full, retry_after_ms=REQUESTS_RETRY_MS)
-        return False
+        return requests.repeated(request, self._taken_at_ms(request)) is not None
 
     def _taken_at_ms(self, request: RequestId) -> UnixMs:
         """When it was: the log may have been idle since, and its last time be of long before."""
@@ -631,7 +629,7 @@ class Leader:
             self._schedules_in_flight -= 1
             del self._batches[id(batch)]
             self.bytes_in_flight -= size
-            self._settled(batch)
+            self._settled(batch, applied=not isinstance(applied, TimerError))
             if isinstance(applied, TimerError):
                 for _, done in batch:
                     done(applied)
@@ -644,12 +642,13 @@ class Leader:
         if any(int(part.due_ms.min()) <= now.clock_ms for part, _ in batch):
             self._fire(now)  # right behind it: what is due at once waits for no second commit
 
-    def _settled(self, batch: list[tuple[Part, Done]]) -> None:
+    def _settled(self, batch: list[tuple[Part, Done]], *, applied: bool) -> None:
         """Requests were applied or refused: what the machine knows of their producers counts."""
         for part, _ in batch:
             if self._admitted.get(part.producer_id) == part.sequence:
                 del self._admitted[part.producer_id]
             if part.request is not None:
+                self._fairness.settle(part.request, applied=applied)
                 self._named[part.request[:2]] -= 1
                 if not self._named[part.request[:2]]:
                     del self._named[part.request[:2]]

@@ -88,11 +88,6 @@ class Requests:
             self.sum = (self.sum - _hash(kept)) & _MASK
             self.rows -= len(kept.answer.due_ms)
 
-    @property
-    def full(self) -> bool:
-        """Whether nothing more should be remembered."""
-        return len(self._kept) >= REQUESTS_MAX or self.rows >= REQUEST_ROWS_MAX
-
     def all(self) -> list[Kept]:
         """Return them in order; none of it changes later."""
         return list(self._kept.values())

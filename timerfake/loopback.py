@@ -51,6 +51,10 @@ class Context:
         self._loop = asyncio.get_running_loop()
         self._deadline_s = None if within_s is None else self._loop.time() + within_s
 
+    def peer(self) -> str:
+        """Return where the caller is: all are in this process."""
+        return "loopback:here:0"
+
     def time_remaining(self) -> float | None:
         """Return seconds until the caller gives up; None: it has set no deadline."""
         return None if self._deadline_s is None else self._deadline_s - self._loop.time()

@@ -1,5 +1,6 @@
 """Request ids: the table, and what the machine and its leader make of it, over restarts too."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 from chaos.simdisk import SimDisk
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, STATE, Log, Timer, engine_on, machine_on, part_of
-from timer import requests
+from timer import fairness, requests
 from timer.applied import ScheduleApplied
 from timer.columns import OnConflict, Part, RequestId, encode_schedule
 from timer.entry import Kind
 from timer.errors import DiskFull, InvalidRequest, Overloaded
+from timer.fairness import Use
 from timer.leader import LeaderConfig
 from timer.machine import Machine
 from timer.policies import Policy, Scope
@@ -191,7 +193,7 @@ def test_leader_takes_repetitions_where_it_takes_nothing_new(
     with pytest.raises(DiskFull):
         ask(play, "new", play.leader.request_id(b"s", 1, play.now))
     play.leader.full = None
-    monkeypatch.setattr(requests, "REQUESTS_MAX", 1)
+    monkeypatch.setattr(fairness, "WHOLE", Use(2, 100))
     with pytest.raises(Overloaded, match="request_window_ms"):
         ask(play, "new", play.leader.request_id(b"s", 1, play.now))
     with pytest.raises(InvalidRequest, match="request_id = 'r'"):
@@ -199,9 +201,51 @@ def test_leader_takes_repetitions_where_it_takes_nothing_new(
     play.wait(60_001)
     play.leader.checkpoint(play.now)
     play.settle()
+    assert len(play.machine.requests) == 0
     ask(play, "new", play.leader.request_id(b"s", 1, play.now))
     play.settle()
     assert not play.answers["new"][1]
+
+
+def test_who_names_most_requests_leaves_as_much_room_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairness, "WHOLE", Use(1_000, 40))
+    play = Play(LeaderConfig(request_window_ms=60_000))
+    numbers = itertools.count()
+
+    def asks(whose: str, rows: int) -> None:
+        request = play.leader.request_id(b"%d" % next(numbers), 1, play.now)
+        asked = part(request, *[(play.topic_id, DUE, b"")] * rows)
+        play.leader.schedule(asked, lambda _: None, play.now, whose)
+
+    asks("flood", 10)
+    asks("flood", 10)  # on its way: it counts
+    with pytest.raises(Overloaded) as why:
+        asks("flood", 1)
+    assert "the share of flood in the table of request ids (21 rows of 40," in str(why.value)
+    play.settle()
+    with pytest.raises(Overloaded, match="the share of flood"):
+        asks("flood", 1)
+    asks("other", 10)
+    play.settle()
+    with pytest.raises(Overloaded, match="the share of other"):
+        asks("other", 1)
+    asks("third", 5)
+    play.settle()
+    play.full = DiskFull([], retry_after_ms=1)
+    asks("fourth", 2)
+    play.step()  # refused by the log: it has no share
+    play.full = None
+    asks("fourth", 2)
+    with pytest.raises(Overloaded, match="the share of fifth"):
+        asks("fifth", 2)
+    with pytest.raises(Overloaded, match=r"^the table of request ids \(41 of 40 rows"):
+        asks("fifth", 4)
+    play.wait(60_001)
+    play.leader.checkpoint(play.now)
+    play.settle()
+    asks("flood", 20)
 
 
 def test_repetition_is_answered_whatever_has_become_policy() -> None:
