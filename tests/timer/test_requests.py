@@ -238,6 +238,7 @@ def test_who_names_most_requests_leaves_as_much_room_to_others(
     play.step()  # refused by the log: it has no share
     play.full = None
     asks("fourth", 2)
+    play.settle()
     with pytest.raises(Overloaded, match="the share of fifth"):
         asks("fifth", 2)
     with pytest.raises(Overloaded, match=r"^the table of request ids \(41 of 40 rows"):
