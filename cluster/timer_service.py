@@ -16,7 +16,7 @@ from cluster.wire import RequestLimits
 from timer.applied import DeleteTopicApplied
 from timer.errors import InvalidRequest, NotFound, NotReady, TimerError, TopicDeleted
 from timer.leader import Leader
-from timer.producers import ID_BITS, Answer
+from timer.producers import ANSWER_ROWS_MAX, ANSWERS_MAX, ID_BITS, Answer
 from timer.topic import Topic
 from timer.units import ProducerId, TopicId
 from timerclient.proto import timer_pb2 as pb
@@ -69,7 +69,20 @@ class TimerService(Service, rpc.TimerServiceServicer):
         assert isinstance(producer_id, int)
         if not producer_id:
             raise NotReady("the producer id that was drawn is in use; register again")
-        return pb.RegisterProducerResponse(producer_id=producer_id)
+        return pb.RegisterProducerResponse(
+            producer_id=producer_id, requests_kept=ANSWERS_MAX, rows_kept=ANSWER_ROWS_MAX
+        )
+
+    @answered
+    async def UnregisterProducer(  # noqa: N802
+        self, request: pb.UnregisterProducerRequest, context: Context
+    ) -> pb.UnregisterProducerResponse:
+        """End a producer through the log."""
+        leader, now = self._host.require_leader(), self._host.now()
+        producer_id = ProducerId(request.producer_id)
+        asked = self._host.ask(lambda done: leader.end_producer(producer_id, now, done))
+        await within(asked, context)
+        return pb.UnregisterProducerResponse()
 
     @answered
     async def Schedule(  # noqa: N802

@@ -417,6 +417,14 @@ class Leader:
 
         self._propose(Kind.PRODUCER, [payloads.encode_producer(token, drawn)], now, answer)
 
+    def end_producer(self, producer_id: ProducerId, now: Now, done: Done) -> None:
+        """Forget a producer, whose client sends nothing more; `done` gets its id."""
+        self._check_open()
+        if self.machine.producers.get(producer_id) is None:
+            done(producer_id)
+            return
+        self._propose(Kind.PRODUCER, [payloads.encode_end_producer(producer_id)], now, done)
+
     def topic_named(self, name: str) -> Topic | None:
         """Return the topic of a name, unless its deletion is in flight."""
         known = self.machine.topic_by_name.get(name)

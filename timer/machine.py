@@ -463,8 +463,10 @@ class Machine:
         if entry.kind is Kind.TOPIC:
             return self._topic(entry)
         if entry.kind is Kind.PRODUCER:
-            token, drawn = payloads.decode_producer(entry.payload)
-            return self.producers.register(token, drawn, entry.time_ms) or ProducerId(0)
+            said = payloads.decode_producer(entry.payload)
+            if isinstance(said, payloads.EndProducer):
+                return self.producers.end(said.producer_id)
+            return self.producers.register(*said, entry.time_ms) or ProducerId(0)
         scope, policy = decode_policy(entry.payload)
         if scope.topic and scope.topic not in self.topics:
             return self.policies

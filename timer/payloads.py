@@ -28,7 +28,8 @@ group) is a msgpack map with exactly the keys of its dataclass.
                             messages, which fire at once; it takes n seqs, as rows
     TOPIC       msgpack {name}: it is made, if it isn't there; or
                 msgpack {delete}: the topic of that id is gone, with all that is of it
-    PRODUCER    msgpack {token, id}: the id that the leader drew; void if another producer has it
+    PRODUCER    msgpack {token, id}: the id that the leader drew, void if another one has it; or
+                msgpack {end}: the producer of that id has ended
     CHECKPOINT  producer_idle_ms u64: producers idle for longer are forgotten; or nothing, where
                 that is timer/producers.py's
 
@@ -56,14 +57,15 @@ _FIRE: Final = struct.Struct("<qIII")
 _CHECKPOINT: Final = struct.Struct("<Q")
 _OP: Final = struct.Struct("<B3xIII")
 
-APPLY_VERSION: Final = 12
+APPLY_VERSION: Final = 13
 """How entries are applied; a replica that does not know an epoch's version stops. 3: keys are
 unique among the pending timers of a topic; RESCHEDULE. 4: POLICY. 5: groups' settings; NACK,
 ALTER, MOVE, RECALL, SEEK, DELETE. 6: EXPIRE_BELOW, EXPIRE; retention by policy;
 TOPIC that deletes. 7: a sweep is for some topics, and counts their rows. 9: how a held timer ended
 is forgotten by the marks of what fired. 10: HAND_OVER; an epoch begins with nothing reserved;
 ids of producers are drawn by the leader, and a repeated sequence is told by its body. 11: the
-digest sums groups and producers. 12: a FIRE is limited in topics, too."""
+digest sums groups and producers. 12: a FIRE is limited in topics, too. 13: PRODUCER that
+ends."""
 FIRE_ROWS_MAX: Final = 16_384
 """Of the leader's FIREs, as the next two: to apply one takes some 10 ms."""
 FIRE_TOPICS_MAX: Final = 256
@@ -500,13 +502,28 @@ def encode_producer(token: bytes, producer_id: ProducerId) -> bytes:
     return bytes(msgpack.packb({"token": token, "id": producer_id}))
 
 
-def decode_producer(payload: memoryview) -> tuple[bytes, ProducerId]:
-    """Return the token of the producer to register, and the id for it.
+@dataclass(frozen=True, slots=True)
+class EndProducer:
+    """A producer has ended: its client sends nothing more."""
+
+    producer_id: ProducerId
+
+
+def encode_end_producer(producer_id: ProducerId) -> bytes:
+    """Return the payload of a PRODUCER entry that ends one."""
+    return bytes(msgpack.packb({"end": producer_id}))
+
+
+def decode_producer(payload: memoryview) -> tuple[bytes, ProducerId] | EndProducer:
+    """Return the token of the producer to register, and the id for it; or which one ends.
 
     Raises:
         ValueError: the payload is malformed.
     """
-    said = _unpack(payload, {"token": bytes, "id": int})
+    unpacked = msgpack.unpackb(payload)
+    if isinstance(unpacked, dict) and "end" in unpacked:
+        return EndProducer(ProducerId(_typed(unpacked, {"end": int})["end"]))
+    said = _typed(unpacked, {"token": bytes, "id": int})
     if not 1 <= said["id"] < 1 << 63:
         raise ValueError(f"PRODUCER with id {said['id']}")
     return said["token"], ProducerId(said["id"])

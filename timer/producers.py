@@ -171,9 +171,15 @@ class Producers:
             producer_id, first = next(iter(self._by_id.items()))
             if now_ms - first.used_at_ms <= idle_ms:
                 break
-            del self._by_id[producer_id], self._by_token[first.token]
-            del self._by_name[name_of(producer_id)]
+            self.end(producer_id)
+
+    def end(self, producer_id: ProducerId) -> ProducerId:
+        """Forget a producer, if it is there; return its id."""
+        producer = self._by_id.pop(producer_id, None)
+        if producer is not None:
+            del self._by_token[producer.token], self._by_name[name_of(producer_id)]
             self._note(producer_id)
+        return producer_id
 
     def sum(self) -> int:
         """Return the sum of all hashes, modulo 2 ** 64; those that changed are hashed."""

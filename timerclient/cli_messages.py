@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import secrets
 import sys
 from typing import Any, Final
 
@@ -43,13 +44,14 @@ class MessageCommands(Commands):
                 key=args.key,
                 on_conflict=args.on_conflict,
                 headers=headers,
-                request_id=args.request_id,
+                request_id=args.request_id
+                or secrets.token_hex(16),  # one request needs no producer
                 **when_of(args),
             )
         document = {"id": timer.id, "due_ms": timer.due_ms, "duplicate": timer.duplicate}
         document["result"] = timer.result.name
         note = "" if timer.result is ScheduleResult.SCHEDULED else f"  {timer.result.name}"
-        note += "  repeated" if timer.duplicate else ""
+        note += "  repeated" if timer.duplicate and args.request_id else ""
         self._put(args, document, f"{timer.id}  due {show.instant(timer.due_ms)}{note}")
         return OK
 

@@ -52,6 +52,8 @@ class Request:
 
     size: int
     """Bytes that it will have on the wire, about."""
+    timers: int = 1
+    """How many it asks for."""
     held: bool = False
     """It is still being collected and may wait while others of its kind are on the wire."""
 
@@ -99,12 +101,17 @@ class Pipeline(Generic[R]):
     """So many collected requests may be on the wire before the next one waits to fill up."""
     producer_id: int = 0
     """0: register (again, with a new token) before the next request."""
+    requests_kept: int = 0
+    timers_kept: int = 0
+    """Of so many requests and timers the cluster keeps the answers. More are never on the wire: of
+    one whose answer is forgotten nothing is known but that it was applied. 0: no bound."""
     queue: deque[R] = field(default_factory=deque)
     wire: dict[int, R] = field(default_factory=dict)
     """Sent on this stream and not answered, by request_no."""
     _last: int = 0
     _request_no: int = 0
     _wire_bytes: int = 0
+    _wire_timers: int = 0
     _held_on_wire: int = 0
     _refused: list[R] = field(default_factory=list)
     """Not applied; sent again when the wire is empty."""
@@ -123,9 +130,10 @@ class Pipeline(Generic[R]):
         """Queue a request behind all others."""
         self.queue.append(request)
 
-    def registered(self, producer_id: int) -> None:
-        """Number from 1 as this producer."""
+    def registered(self, producer_id: int, requests_kept: int = 0, timers_kept: int = 0) -> None:
+        """Number from 1 as this producer, of which so many answers are kept."""
         assert producer_id > 0, producer_id
+        self.requests_kept, self.timers_kept = requests_kept, timers_kept
         assert not self.wire, len(self.wire)
         self.producer_id = producer_id
         self._last = 0
@@ -147,6 +155,7 @@ class Pipeline(Generic[R]):
         self._request_no += 1
         self.wire[self._request_no] = request
         self._wire_bytes += request.size
+        self._wire_timers += request.timers
         self._held_on_wire += request.held
         return self._request_no, request
 
@@ -157,6 +166,7 @@ class Pipeline(Generic[R]):
         if request is None:
             return step
         self._wire_bytes -= request.size
+        self._wire_timers -= request.timers
         self._held_on_wire -= request.held
         if error is None or isinstance(error, OutcomeForgotten):
             step.settled.append((request, error))
@@ -184,7 +194,7 @@ class Pipeline(Generic[R]):
         step: Step[R] = Step()
         unanswered = list(self.wire.values())
         self.wire.clear()
-        self._wire_bytes = self._held_on_wire = 0
+        self._wire_bytes = self._wire_timers = self._held_on_wire = 0
         for request in unanswered:
             if taken:
                 request.in_doubt = request.stale_copy = True
@@ -252,8 +262,12 @@ class Pipeline(Generic[R]):
             return True
         if request.held and len(self.queue) == 1 and self._held_on_wire >= self.held_on_wire_max:
             return False
-        room = self._wire_bytes + request.size <= self.wire_bytes_max
-        return room and len(self.wire) < self.wire_requests_max
+        timers = self._wire_timers + request.timers
+        return (
+            self._wire_bytes + request.size <= self.wire_bytes_max
+            and timers <= (self.timers_kept or timers)
+            and len(self.wire) < min(self.wire_requests_max, self.requests_kept or 1 << 32)
+        )
 
     def _refused_or_queued(self) -> list[R]:
         return [*self._refused, *self.queue]

@@ -38,6 +38,8 @@ from timerclient.rows import Columns, Way
 from timerclient.timers import Outcome
 
 TOKEN_SIZE: Final = 16
+UNREGISTER_S: Final = 1.0
+"""How long a client that closes tries to end its producer."""
 COLUMNS_MAX: Final = 1_024
 """Topics in a request of single calls; the server takes as many."""
 
@@ -95,7 +97,7 @@ class Call:
 class CallsRequest(Request):
     """A request, and who waits for it."""
 
-    __slots__ = ("body", "calls", "size")
+    __slots__ = ("body", "calls", "size", "timers")
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,6 +137,7 @@ class BatchRequest(CallsRequest):
         super().__init__()
         self.body = body
         self.size = len(body)
+        self.timers = call.rows
         self.calls.append(call)
         call.request = self
 
@@ -218,6 +221,7 @@ class CollectedRequest(CallsRequest):
         """Let a row join."""
         self.rows.append(row)
         self.calls.append(call)
+        self.timers = len(self.rows)
         self.ways[row.topic] = row.way
         if row.key:
             self.on_conflict = row.on_conflict
@@ -230,6 +234,7 @@ class CollectedRequest(CallsRequest):
         at = self.calls.index(call)
         del self.calls[at]
         self.size -= self.rows.pop(at).size
+        self.timers = len(self.rows)
         self.body = b""
         return True
 
@@ -352,6 +357,8 @@ class Producer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._give_up()
+        if self._pipeline.producer_id:  # whatever becomes of it, the client is closed
+            await asyncio.gather(self._unregister(), return_exceptions=True)
 
     def _give_up(self) -> None:
         """Answer all: what was sent may have happened."""
@@ -395,7 +402,15 @@ class Producer:
         request = pb.RegisterProducerRequest(token=self._token)
         answer = await self._nodes.attempt(node, lambda: node.timers.RegisterProducer(request))
         self._token = b""
-        self._pipeline.registered(answer.producer_id)
+        kept = answer.requests_kept, answer.rows_kept
+        self._pipeline.registered(answer.producer_id, *kept)
+
+    async def _unregister(self) -> None:
+        """Let the cluster forget the producer, which else it does when that was idle long."""
+        request = pb.UnregisterProducerRequest(producer_id=self._pipeline.producer_id)
+        async with asyncio.timeout(UNREGISTER_S):
+            node = await self._nodes.leader()
+            await self._nodes.attempt(node, lambda: node.timers.UnregisterProducer(request))
 
     async def _send(self, node: Node, stream: Any) -> None:
         loop = asyncio.get_running_loop()

@@ -61,7 +61,11 @@ class Intake:
 
     def producer(self, item: Entry) -> None:
         """Take in a PRODUCER entry."""
-        token, drawn = payloads.decode_producer(item.payload)
+        said = payloads.decode_producer(item.payload)
+        if isinstance(said, payloads.EndProducer):
+            self._end(said.producer_id)
+            return
+        token, drawn = said
         producer = self.tokens.get(token, 0)
         if producer not in self.last_sequence:
             if drawn in self.last_sequence:
@@ -69,6 +73,11 @@ class Intake:
             self.tokens[token] = producer = drawn
             self.last_sequence[producer] = 0
         self.used_at_ms[producer] = item.time_ms
+
+    def _end(self, producer: int) -> None:
+        self.used_at_ms.pop(producer, None)
+        self.last_sequence.pop(producer, None)
+        self.tokens = {token: each for token, each in self.tokens.items() if each != producer}
 
     def checkpoint(self, item: Entry) -> None:
         """Forget producers that were idle for long, and requests whose time is over."""

@@ -192,3 +192,16 @@ def test_digest_hashes_the_producers_that_changed_and_no_others(
     assert sorted(hashed) == [7, 500]
     monkeypatch.undo()
     assert producers.sum() == producers.sum_anew()
+
+
+def test_producer_that_ends_is_forgotten_with_its_token_and_its_name() -> None:
+    producers = Producers()
+    me, other = registered(producers, b"a", 7), registered(producers, b"b", 8)
+    before = producers.sum()
+    producers.accept(me, answer(1), UnixMs(1))
+    producers.end(me)
+    assert producers.end(ProducerId(99)) == 99
+    assert [each for each, _ in producers.page(0, 9)] == [name_of(other)]
+    assert refused(producers, me, 2) is UnknownProducer
+    assert producers.sum() == producers.sum_anew() != before
+    assert registered(producers, b"a", 9) == 9, "another one"

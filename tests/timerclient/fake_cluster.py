@@ -75,6 +75,7 @@ class Cluster:
     tokens: dict[bytes, int] = field(default_factory=dict)
     producers: dict[int, Producer] = field(default_factory=dict)
     next_producer: int = 1
+    unregistered: list[int] = field(default_factory=list)
     timers: Timers = field(default_factory=lambda: Timers(NOW_MS))
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     requests: list[pb.ScheduleRequest] = field(default_factory=list)
@@ -286,6 +287,11 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             cluster.next_producer += 1
         return pb.RegisterProducerResponse(producer_id=cluster.tokens[request.token])
 
+    async def UnregisterProducer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._must_lead(context)
+        self.cluster.unregistered.append(request.producer_id)
+        return pb.UnregisterProducerResponse()
+
     async def ScheduleStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         cluster = self.cluster
         async for request in requests:
@@ -306,6 +312,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def Schedule(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         order = self.cluster.on_schedule(request)
+        if isinstance(order, pb.Error):
+            await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
         answer = self.cluster.schedule(request)
         if order == "lose":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")

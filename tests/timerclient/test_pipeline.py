@@ -25,13 +25,14 @@ from timerclient.pipeline import Pipeline, Request, Step
 class Item(Request):
     """A request that the tests can name."""
 
-    __slots__ = ("bad", "name", "parts", "size")
+    __slots__ = ("bad", "name", "parts", "size", "timers")
 
-    def __init__(self, name: int, *, bad: bool = False, size: int = 1) -> None:
+    def __init__(self, name: int, *, bad: bool = False, size: int = 1, timers: int = 1) -> None:
         super().__init__()
         self.name = name
         self.bad = bad
         self.size = size
+        self.timers = timers
         self.parts: list[Item] = []
 
     def split(self) -> "list[Item]":
@@ -73,6 +74,23 @@ def test_window_of_bytes_lets_one_large_request_through_alone() -> None:
     assert sent(pipeline) == [(1, 0, 1)]
     pipeline.answer(1, None)
     assert sent(pipeline) == [(2, 1, 2)]
+
+
+def test_no_more_is_on_the_wire_than_the_cluster_keeps_answers_for() -> None:
+    pipeline = make(producer=0)
+    pipeline.registered(1, requests_kept=3, timers_kept=10)
+    for name, timers in enumerate((4, 6, 1, 1, 1, 50, 1)):
+        pipeline.add(Item(name, timers=timers))
+    assert sent(pipeline) == [(1, 0, 1), (2, 1, 2)]
+    pipeline.answer(1, None)
+    assert [name for _, name, _ in sent(pipeline)] == [2, 3]
+    pipeline.broken(taken=True)
+    assert [name for _, name, _ in sent(pipeline)] == [1, 2, 3], "they fit again, and no others"
+    for request_no in (5, 6, 7):
+        pipeline.answer(request_no, None)
+    assert [name for _, name, _ in sent(pipeline)] == [4]
+    pipeline.answer(8, None)
+    assert [name for _, name, _ in sent(pipeline)] == [5], "the answer to the last is always kept"
 
 
 def test_nothing_is_sent_before_a_producer_is_registered() -> None:

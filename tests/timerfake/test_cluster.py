@@ -310,6 +310,16 @@ def test_operators_calls_are_answered() -> None:
         assert client.status().epoch == before + 1
 
 
+def test_producer_ends_with_its_client() -> None:
+    with FakeCluster() as cluster, cluster.client() as client:
+        with cluster.client() as other:
+            other.schedule("t", b"x", delay=HOUR)
+            [producer] = client.producers()
+            assert producer.last_sequence == 1
+        assert client.producers() == []
+        assert client.count_timers("t").pending == 1
+
+
 def test_failover_ends_leases_and_consumers_come_back_by_themselves() -> None:
     with FakeCluster() as cluster, cluster.client() as client:
         client.schedule("t", b"p")

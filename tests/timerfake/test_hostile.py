@@ -80,9 +80,12 @@ def test_consumer_that_lets_its_leases_end_leaves_the_messages_to_another(
     cluster: FakeCluster, client: TimerClient
 ) -> None:
     client.create_group("orders", "g", max_attempts=3, lease=1)
-    with client.consumer("orders", "g"), client.consumer("orders", "g", window=10) as other:
+    with (
+        client.consumer("orders", "g", hold_max=0),
+        client.consumer("orders", "g", window=10) as other,
+    ):
         client.schedule_batch("orders", [b"x"] * 100)
-        for _ in range(20):  # the first consumer takes nothing, as a frozen one does
+        for _ in range(20):  # the first consumer takes and renews nothing, as a frozen one does
             cluster.settle()
             for message in other.receive(10, timeout=0):
                 _ = message.ack()

@@ -391,8 +391,36 @@ class RegisterProducerResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    REQUESTS_KEPT_FIELD_NUMBER: _builtins.int
+    ROWS_KEPT_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     """63 random bits; who knows it can send as this producer"""
+    requests_kept: _builtins.int
+    """Answers that are kept of it: of so many of its last requests, and of so many timers. A client that
+    has no more than that on the wire learns the outcome of each, whatever happens. 0: no bound.
+    """
+    rows_kept: _builtins.int
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.int = ...,
+        requests_kept: _builtins.int = ...,
+        rows_kept: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer_id", b"producer_id", "requests_kept", b"requests_kept", "rows_kept", b"rows_kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterProducerResponse: _TypeAlias = RegisterProducerResponse  # noqa: Y015
+
+@_typing.final
+class UnregisterProducerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.int
     def __init__(
         self,
         *,
@@ -404,7 +432,22 @@ class RegisterProducerResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RegisterProducerResponse: _TypeAlias = RegisterProducerResponse  # noqa: Y015
+Global___UnregisterProducerRequest: _TypeAlias = UnregisterProducerRequest  # noqa: Y015
+
+@_typing.final
+class UnregisterProducerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnregisterProducerResponse: _TypeAlias = UnregisterProducerResponse  # noqa: Y015
 
 @_typing.final
 class ScheduleRequest(_message.Message):

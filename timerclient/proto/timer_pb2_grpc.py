@@ -41,6 +41,11 @@ class TimerServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.RegisterProducerRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.RegisterProducerResponse.FromString,
                 _registered_method=True)
+        self.UnregisterProducer = channel.unary_unary(
+                '/timer.v1.TimerService/UnregisterProducer',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.UnregisterProducerRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.UnregisterProducerResponse.FromString,
+                _registered_method=True)
         self.Schedule = channel.unary_unary(
                 '/timer.v1.TimerService/Schedule',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.ScheduleRequest.SerializeToString,
@@ -90,6 +95,13 @@ class TimerServiceServicer:
 
     def RegisterProducer(self, request, context):
         """Issues the id of an idempotent producer. The same token gets the same id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnregisterProducer(self, request, context):
+        """Ends a producer: its client sends nothing more. Its id and answers are forgotten. May be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +171,11 @@ def add_TimerServiceServicer_to_server(servicer, server):
                     servicer.RegisterProducer,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.RegisterProducerRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.RegisterProducerResponse.SerializeToString,
+            ),
+            'UnregisterProducer': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnregisterProducer,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.UnregisterProducerRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.UnregisterProducerResponse.SerializeToString,
             ),
             'Schedule': grpc.unary_unary_rpc_method_handler(
                     servicer.Schedule,
@@ -230,6 +247,33 @@ class TimerService:
             '/timer.v1.TimerService/RegisterProducer',
             timerclient_dot_proto_dot_timer__pb2.RegisterProducerRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.RegisterProducerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnregisterProducer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.TimerService/UnregisterProducer',
+            timerclient_dot_proto_dot_timer__pb2.UnregisterProducerRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.UnregisterProducerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,8 @@ class TimerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TimerServiceAsyncStub: ...
     RegisterProducer: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RegisterProducerRequest, _timer_pb2.RegisterProducerResponse]
     """Issues the id of an idempotent producer. The same token gets the same id."""
+    UnregisterProducer: _grpc.UnaryUnaryMultiCallable[_timer_pb2.UnregisterProducerRequest, _timer_pb2.UnregisterProducerResponse]
+    """Ends a producer: its client sends nothing more. Its id and answers are forgotten. May be repeated."""
     Schedule: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]
     """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
     ScheduleStream: _grpc.StreamStreamMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]
@@ -68,6 +70,8 @@ class TimerServiceAsyncStub(TimerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterProducer: _aio.UnaryUnaryMultiCallable[_timer_pb2.RegisterProducerRequest, _timer_pb2.RegisterProducerResponse]  # type: ignore[assignment]
     """Issues the id of an idempotent producer. The same token gets the same id."""
+    UnregisterProducer: _aio.UnaryUnaryMultiCallable[_timer_pb2.UnregisterProducerRequest, _timer_pb2.UnregisterProducerResponse]  # type: ignore[assignment]
+    """Ends a producer: its client sends nothing more. Its id and answers are forgotten. May be repeated."""
     Schedule: _aio.UnaryUnaryMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]  # type: ignore[assignment]
     """Schedules the rows of one request: all or none. Answered once a majority has them on disk."""
     ScheduleStream: _aio.StreamStreamMultiCallable[_timer_pb2.ScheduleRequest, _timer_pb2.ScheduleResponse]  # type: ignore[assignment]
@@ -97,6 +101,14 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.RegisterProducerResponse, _abc.Awaitable[_timer_pb2.RegisterProducerResponse]]:
         """Issues the id of an idempotent producer. The same token gets the same id."""
+
+    @_abc_1.abstractmethod
+    def UnregisterProducer(
+        self,
+        request: _timer_pb2.UnregisterProducerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.UnregisterProducerResponse, _abc.Awaitable[_timer_pb2.UnregisterProducerResponse]]:
+        """Ends a producer: its client sends nothing more. Its id and answers are forgotten. May be repeated."""
 
     @_abc_1.abstractmethod
     def Schedule(
