@@ -31,13 +31,14 @@ from bench.profile import Who, flame_graph, pid_of
 from bench.results import Head, Outcome
 from bench.rig import BenchError, new_rig
 from bench.sim import SIM
+from bench.steps import P9
 from bench.writing import S11
 from deploy.local import LaunchError
 from timerclient import TimerError
 
 MEASURES: Final[dict[str, Measure]] = {
     measure.name: measure
-    for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, S14, SIM)
+    for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, S14, P9, SIM)
 }
 """Every measure, in the order of the table. A new one is a function, and a line here."""
 

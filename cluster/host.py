@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+from cluster.loopwatch import Steps
 from cluster.pace import Abandoned, IngestRate, Pacer
 from cluster.totals import Totals
 from timer.clock import ClusterClock, Sample
@@ -129,6 +130,8 @@ class Host:
     ) -> None:
         self.engine = engine
         self.totals = Totals(engine.machine)
+        self.steps = Steps()
+        """Of the event loop, by function."""
         self.log = log
         self._make_clock = make_clock
         self._samples = samples
@@ -307,12 +310,12 @@ class Host:
                 self._folding = True
                 self.spawn(self._fold_from_disk(first))
                 return
-            lookup = self.engine.begin_lookup(entries)
+            lookup = self.steps.run(self.engine.begin_lookup, entries)
             if lookup is not None:
                 self._folding = True
                 self.spawn(self._fold_all(entries, lookup))
                 return
-            self.engine.fold(entries)
+            self.steps.run(self.engine.fold, entries)
         if self._too_much_is_fired():
             pass  # the flush goes on when it has ended
         elif self.engine.behind:
@@ -324,20 +327,20 @@ class Host:
     async def _fold_from_disk(self, first: LogIndex) -> None:
         # As much as is read at once: to read it again for each portion takes longer than to fold.
         entries = await self.log.entries(first, self.engine.commit_index)
-        await self._fold_all(entries, self.engine.begin_lookup(entries))
+        await self._fold_all(entries, self.steps.run(self.engine.begin_lookup, entries))
 
     async def _fold_all(self, entries: Sequence[Entry], lookup: Prepared | None) -> None:
         """Fold the next entries, in portions between which the loop does other things."""
         while True:
             if lookup is not None:
                 await self._in_thread(lookup.read)
-                self.engine.end_lookup(lookup)
-            entries = entries[self.engine.fold(entries) :]
+                self.steps.run(self.engine.end_lookup, lookup)
+            entries = entries[self.steps.run(self.engine.fold, entries) :]
             if not entries or self._stopped or self._too_much_is_fired():
                 break
             self.kick()
             await asyncio.sleep(0)
-            lookup = self.engine.begin_lookup(entries)
+            lookup = self.steps.run(self.engine.begin_lookup, entries)
         self._folding = False
         self._fold()
 
@@ -374,26 +377,29 @@ class Host:
         self._sample(self._mono_ms())
         now = self.now()
         if leader is not None:
-            leader.step(now)
+            self.steps.run(leader.step, now)
             held = self.log.lease_held()
             if held:
-                for delivery in leader.hand_out(now):
-                    self._handed_out(delivery)
-                    delivery.lease.consumer.sink(delivery)
+                for delivery in self.steps.run(leader.hand_out, now):
+                    self.steps.run(self._deliver, delivery)
                 if leader.groups.waiting:  # what it takes to hand out goes into the log
-                    leader.step(now)
+                    self.steps.run(leader.step, now)
             wait_ms = min(WAKE_MS_MAX, max(0, leader.wake_at_ms(now) - now.mono_ms))
             if not held:  # nobody tells when it is back
                 wait_ms = min(wait_ms, LEASE_LOOK_MS)
         else:
             wait_ms = WAKE_MS_MAX
         behind = self.totals.keep_up()
-        if self.engine.keep_up() or behind:
+        if self.steps.run(self.engine.keep_up) or behind:
             self.kick()
         self._maybe_flush(now)
         self._maybe_read_ahead(now)
         self._maybe_fetch()
         self._wake = self._loop.call_later(wait_ms / 1000, self.kick)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        self._handed_out(delivery)
+        delivery.lease.consumer.sink(delivery)
 
     def start(self) -> None:
         """Begin to step."""
@@ -418,12 +424,12 @@ class Host:
                 log_entries=int(share * self._log_entries_flush),
             )
         ):
-            if not self.engine.prepare_flush(TOPICS_AT_ONCE):
+            if not self.steps.run(self.engine.prepare_flush, TOPICS_AT_ONCE):
                 self.kick()  # and some more
                 return
             self._flushed_at_ms = now.mono_ms
             self._flush_share = self._draw_share()
-            if (flush := self.engine.begin_flush()) is not None:
+            if (flush := self.steps.run(self.engine.begin_flush)) is not None:
                 self.spawn(self._flush(flush))
 
     def _too_much_is_fired(self) -> bool:
@@ -444,18 +450,18 @@ class Host:
         await asyncio.shield(self._beside(self._flush_now()))
 
     async def _flush_now(self) -> None:
-        while not self.engine.prepare_flush(TOPICS_AT_ONCE):  # noqa: ASYNC110
+        while not self.steps.run(self.engine.prepare_flush, TOPICS_AT_ONCE):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        if (flush := self.engine.begin_flush()) is not None:
+        if (flush := self.steps.run(self.engine.begin_flush)) is not None:
             await self._flush(flush)
 
     async def _flush(self, flush: Flush) -> None:
         # Others may have committed what this disk lacks: no manifest goes beyond the log beside it.
         await self.log.synced(flush.index)
         await self._in_thread(functools.partial(flush.write, self._flush_pacer))
-        while not self.engine.settle_flush(flush, TOPICS_AT_ONCE):  # noqa: ASYNC110
+        while not self.steps.run(self.engine.settle_flush, flush, TOPICS_AT_ONCE):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        self.engine.end_flush(flush)
+        self.steps.run(self.engine.end_flush, flush)
         if not self._stopped:
             self._fold()  # it may have waited for this
         self._drop_log()
@@ -483,9 +489,9 @@ class Host:
         """Merge runs until there is nothing to gain."""
         store = self.engine.machine.store
         try:
-            while (merge := self.engine.begin_merge()) is not None:
+            while (merge := self.steps.run(self.engine.begin_merge)) is not None:
                 work = functools.partial(store.write_merge, merge, self._merge_pacer)
-                store.install_merge(merge, await self._in_thread(work))
+                self.steps.run(store.install_merge, merge, await self._in_thread(work))
         except Abandoned:
             pass
         finally:
@@ -502,7 +508,7 @@ class Host:
 
     async def _read_ahead(self, ahead: Ahead) -> None:
         await self._in_thread(ahead.read)
-        self.engine.machine.store.end_ahead(ahead)
+        self.steps.run(self.engine.machine.store.end_ahead, ahead)
         self._reading = False
 
     def _maybe_fetch(self) -> None:
@@ -513,7 +519,7 @@ class Host:
 
     async def _fetch(self, fetch: Fetch) -> None:
         await self._in_thread(fetch.read)
-        self.engine.end_fetch(fetch)
+        self.steps.run(self.engine.end_fetch, fetch)
         self._fetching = False
         self.kick()
 

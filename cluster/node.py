@@ -259,8 +259,11 @@ class Node:
             transfer=self.control.request_transfer,
             mono_ms=mono_ms,
         )
+        self.host.steps.observe = self.telemetry.observe_step
         self._loop_watch = LoopWatch(
-            asyncio.get_running_loop(), self.telemetry.loop_held_seconds.observe
+            asyncio.get_running_loop(),
+            self.telemetry.loop_held_seconds.observe,
+            self.host.steps,
         )
 
     def _control_plane(self, others: Mapping[str, str]) -> ControlPlane:

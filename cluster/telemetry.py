@@ -297,6 +297,13 @@ class Telemetry:
             registry=self.registry,
         )
         self._commit_seconds = {kind: commits.labels(kind.name.lower()) for kind in Kind}
+        self._step_seconds = Histogram(
+            "timer_loop_step_seconds",
+            "Calls that held the event loop for a millisecond or longer, by function",
+            ["step"],
+            buckets=_HOLD_S,
+            registry=self.registry,
+        )
         self.cancel_seconds = self._histogram(
             "cancel_seconds", "Cancel, from the request to the answer, in this process", _LATENCY_S
         )
@@ -321,6 +328,10 @@ class Telemetry:
     def observe_handed_out(self, late_ms: npt.NDArray[np.int64]) -> None:
         """Count a batch of first deliveries, (n, int64): handed_out_ms minus effective due_ms."""
         self._handed_out_late.observe_column(late_ms)
+
+    def observe_step(self, name: str, seconds: float) -> None:
+        """Count a call that held the event loop."""
+        self._step_seconds.labels(name).observe(seconds)
 
     def observe_commit(self, kind: Kind, seconds: float) -> None:
         """Count an entry that this leader appended and a majority has."""

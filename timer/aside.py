@@ -117,14 +117,14 @@ class HeldTiers:
 
 
 class HeldOf:
-    """The places of a memtable's held rows, by topic; those of a sweep's topics in tiers.
+    """Due, seq and place of a memtable's held rows, by topic; those of a sweep's topics in tiers.
 
     So a sweep over few topics does not meet the rows of the others.
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, array[int]] = {}
-        """Of int64: what grows by a row at a time is no array of numpy's."""
+        self._rows: dict[int, tuple[array[int], array[int], array[int]]] = {}
+        """What grows by a row at a time is no array of numpy's."""
         self._swept: frozenset[int] = frozenset()
         self._tiers = HeldTiers()
         """Of `_swept`."""
@@ -134,40 +134,45 @@ class HeldOf:
         topics = rows["topic"]
         order = np.argsort(topics, kind="stable")
         for part in np.split(order, np.flatnonzero(np.diff(topics[order])) + 1):
-            topic, places = int(topics[part[0]]), part + first
-            if topic not in self._places:
-                self._places[topic] = array("q")
-            self._places[topic].frombytes(places.tobytes())
+            topic, places, mine = int(topics[part[0]]), part + first, rows[part]
+            due, seq = _due(mine), mine["seq"].astype(np.uint64)
+            if topic not in self._rows:
+                self._rows[topic] = array("q"), array("Q"), array("q")
+            for column, values in zip(self._rows[topic], (due, seq, places), strict=True):
+                column.frombytes(values.tobytes())
             if topic in self._swept:
-                mine = rows[part]
-                self._tiers.add(_due(mine), mine["seq"].astype(np.uint64), places, alive)
+                self._tiers.add(due, seq, places, alive)
 
     def peek(
         self,
         after: Position,
         count: int,
-        rows: RowArray,
         alive: npt.NDArray[np.bool_],
         topics: frozenset[int],
     ) -> tuple[npt.NDArray[np.intp], Position | None]:
-        """Return what HeldTiers.peek does, of some topics; `rows`: all of the memtable."""
+        """Return what HeldTiers.peek does, of some topics."""
         if topics != self._swept:
-            self._sweep(rows, alive, topics)
+            self._sweep(alive, topics)
         return self._tiers.peek(after, count, alive)
 
     def end_sweep(self) -> None:
         """Let go of the tiers."""
         self._swept, self._tiers = frozenset(), HeldTiers()
 
-    def _sweep(self, rows: RowArray, alive: npt.NDArray[np.bool_], topics: frozenset[int]) -> None:
+    def _sweep(self, alive: npt.NDArray[np.bool_], topics: frozenset[int]) -> None:
         self._swept, self._tiers = topics, HeldTiers()
-        for topic in topics & self._places.keys():
-            places = np.array(self._places.pop(topic), np.intp)
-            places = places[alive.take(places)]
+        for topic in topics & self._rows.keys():
+            columns = self._rows.pop(topic)
+            due, seq = np.array(columns[0], np.int64), np.array(columns[1], np.uint64)
+            places = np.array(columns[2], np.intp)
+            lives = alive.take(places)
+            if not lives.all():
+                due, seq, places = due[lives], seq[lives], places[lives]
+                both = array("q", due.tobytes()), array("Q", seq.tobytes())
+                columns = *both, array("q", places.tobytes())
             if len(places):
-                self._places[topic] = array("q", places.tobytes())
-                mine = rows.take(places)
-                self._tiers.add(_due(mine), mine["seq"].astype(np.uint64), places, alive)
+                self._rows[topic] = columns
+                self._tiers.add(due, seq, places, alive)
 
 
 def _due(rows: RowArray) -> I64:

@@ -155,6 +155,14 @@ class Part:
     """Checksum of what a producer asks, 64 bits: a sequence with another body is no repetition."""
 
     @property
+    def topics(self) -> set[int]:
+        """Its topics."""
+        topic = self.topic
+        if len(topic) == 1 or (topic == topic[0]).all():
+            return {int(topic[0])}
+        return {*np.unique(topic).tolist()}
+
+    @property
     def keyed(self) -> int:
         """How many rows have a key."""
         return 0 if self.key is None else int(np.count_nonzero(self.key.sizes))

@@ -52,6 +52,8 @@ PAGES_SIZE_MAX: Final = 64 << 20
 """Bytes of fired messages in memory, of those that a spill file holds as well."""
 FETCH_SIZE: Final = 8 << 20
 """Bytes of them that are read back at a time."""
+KEEP_UPS: Final = 8
+"""Rounds of what a checkpoint would do later, after one entry: as many topics as it may touch."""
 CHECKPOINTS_KEPT: Final = 64
 """Three minutes of them, by default."""
 
@@ -319,6 +321,9 @@ class Engine:
                 self._observe(entry, applied)
             if self.leader is not None:
                 self.leader.applied(entry, applied)
+            for _ in range(KEEP_UPS):
+                if not self.machine.keep_up():
+                    break
             if entry.index == self._looked_to:
                 self.machine.store.end_lookup(None)
                 break

@@ -6,7 +6,7 @@
 A pure core, a part of timer/serving.py.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -24,6 +24,8 @@ GROUP_OFFSETS_MAX: Final = 2 * 65_536
 """Offsets in one GROUP entry."""
 NACK_WEIGHT: Final = 8
 """What a nacked offset counts for in there: to apply 16,384 in any order takes about 10 ms."""
+OP_WEIGHT: Final = 1024
+"""What an op counts for besides: 128 of few offsets, of as many groups, take about 8 ms."""
 OP_OFFSETS_MAX: Final = 65_536
 """Offsets in one op."""
 
@@ -77,17 +79,22 @@ class Batch:
     def take(self) -> "Batch":
         """Split off what comes next and fits into one entry."""
         room = GROUP_OFFSETS_MAX
-        ops, room = fitting([_weight(asked.op) for asked in self.asked], room)
+        ops, room = fitting((_weight(asked.op) for asked in self.asked), room)
         ops = ops or len(self.asked[:1])  # at least one of anything
-        weights = [
-            len(ack.accepted) * (1 if ack.not_before_ms is None else NACK_WEIGHT)
-            for ack in self.acks
-        ]
-        acks, _ = fitting(weights, room)
+        acks, _ = fitting(self._ack_weights(), room)
         acks = acks or len(self.acks[:1])
         taken = Batch(self.asked[:ops], self.acks[:acks])
         del self.asked[:ops], self.acks[:acks]
         return taken
+
+    def _ack_weights(self) -> Iterator[int]:
+        """Yield what each request counts for: acks of one group become one op."""
+        seen: set[_Same] = set()
+        for ack in self.acks:
+            same = ack.group_id, ack.not_before_ms is not None
+            weight = len(ack.accepted) * (NACK_WEIGHT if same[1] else 1)
+            yield weight if same in seen else weight + OP_WEIGHT
+            seen.add(same)
 
     def put_back(self, batch: "Batch") -> None:
         """Undo a `take`, but for what somebody waits for: these were answered."""
@@ -129,8 +136,8 @@ def pieces(offsets: U64) -> list[U64]:
 
 def _weight(op: AnyOp) -> int:
     if isinstance(op, Move):
-        return len(op.rows) // 8 + len(op.offsets)
-    return len(op.offsets) + 2 if isinstance(op, GroupOp) else 64
+        return OP_WEIGHT + len(op.rows) // 8 + len(op.offsets)
+    return OP_WEIGHT + len(op.offsets) if isinstance(op, GroupOp) else OP_WEIGHT
 
 
 def fitting(weights: Iterable[int], room: int) -> tuple[int, int]:

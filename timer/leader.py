@@ -70,6 +70,8 @@ CANCEL_ROWS_MAX: Final = 1024
 """Cancels gathered in one entry: so many that lie in runs take about 15 ms. One request is never
 split, and the service takes no larger one."""
 REQUEST_BYTES_MAX: Final = PAYLOAD_SIZE_MAX - 4096
+ENTRY_TOPICS_MAX: Final = 1024
+"""Topics in one SCHEDULE entry, unless one request has more: some 10 µs for each."""
 KEYED_ROWS_MAX: Final = 1024
 """Timers with keys in one SCHEDULE entry, or request: each may have to be looked for in runs."""
 KEYS_MAX: Final = 256
@@ -612,13 +614,14 @@ class Leader:
             or self._schedules_in_flight < self._config.schedules_in_flight
             or self._parts_bytes >= self._config.gather_bytes
         ):
-            taken, rows, size, keyed = 0, 0, 0, 0
+            taken, rows, size, keyed, topics = 0, 0, 0, 0, set[int]()
             for part, _ in self._parts:
                 rows += len(part.due_ms)
                 size += part.size
                 keyed += part.keyed
+                topics |= part.topics
                 full = rows > ENTRY_ROWS_MAX or size > ENTRY_BYTES_MAX or keyed > KEYED_ROWS_MAX
-                if taken and full:
+                if taken and (full or len(topics) > ENTRY_TOPICS_MAX):
                     break
                 taken += 1
                 if taken == ENTRY_PARTS_MAX:

@@ -138,6 +138,8 @@ class Machine:
         self.pauses = Pauses(self)
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
+        self._split = 0
+        """Into how many topics rows were split, at most, since a SCHEDULE began."""
         self.changes = Changes()
         self._hashes = topic_sum(self.changes.reader())
         self._retention = Retention(self.changes.reader())
@@ -179,7 +181,7 @@ class Machine:
 
     def _schedule(self, entry: Entry) -> ScheduleApplied:
         schedule = decode_schedule(entry.payload)
-        rows = schedule.rows
+        rows, self._split = schedule.rows, 0
         modes = np.repeat(schedule.parts["on_conflict"], schedule.parts["rows"])
         results: list[tuple[Answer, bool] | TimerError] = []
         fresh: list[Answer] = []
@@ -209,7 +211,7 @@ class Machine:
             rows = self._decide(rows, modes, entry.payload, fresh)
         if len(rows):
             ready = self._admit(rows, entry.payload)
-        return ScheduleApplied(tuple(results), ready, keyed)
+        return ScheduleApplied(tuple(results), ready, keyed, self._split)
 
     def _part(
         self,
@@ -450,7 +452,9 @@ class Machine:
 
     def by_topic(self, rows: RowArray) -> list[tuple[Topic, Share]]:
         """Split rows by topic, each part in the order of `rows`; the topics are about to change."""
-        return [(self.changing(share.topic), share) for share in shares_of(rows)]
+        shares = [(self.changing(share.topic), share) for share in shares_of(rows)]
+        self._split = max(self._split, len(shares))
+        return shares
 
     def changing(self, topic_id: int) -> Topic:
         """Return a topic that is about to change."""

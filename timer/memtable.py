@@ -77,6 +77,7 @@ class Memtable:
         self._held_count = 0
         self._raw = self.rows.view(RAW)
         self._seq: U64 = np.empty(capacity, np.uint64)
+        self._topic: U32 = np.empty(capacity, np.uint32)
         self._position = position
         self._tiers: Tiers | None = None
         self._wheel: Wheel | None = None
@@ -88,7 +89,7 @@ class Memtable:
     @property
     def size(self) -> int:
         """Bytes of memory in use, about."""
-        per_row = ROW.itemsize + 8 + 1 + 16
+        per_row = ROW.itemsize + 8 + 4 + 1 + 16
         size = self.count * per_row + self._buf_bytes + self.grave_count * GRAVE_SIZE
         return size + 16 * self._keyed + 32 * self._held_count
 
@@ -127,6 +128,7 @@ class Memtable:
         if stop > len(self.rows):
             self._grow(stop)
         self._raw[start:stop] = raw(rows)
+        self._topic[start:stop] = rows["topic"]
         self.alive[start:stop] = True
         self.count = stop
         return start, stop
@@ -179,8 +181,8 @@ class Memtable:
 
     def kill_topic(self, topic: int) -> None:
         """Cancel all rows of a topic."""
-        mine = self.alive[: self.count] & (self.rows["topic"][: self.count] == topic)
-        self.kill(np.flatnonzero(mine))
+        self.alive[: self.count] &= self._topic[: self.count] != topic
+        self._next_due = None
 
     def find_keys(self, hashes: U64, topic: U32, keys: Binary) -> tuple[npt.NDArray[np.intp], I64]:
         """Return (which key, place) of the live rows after the fire position that have the keys.
@@ -255,7 +257,7 @@ class Memtable:
         if topics is None:
             places, last = self._held.peek(after, count, self.alive)
         else:
-            places, last = self._held_of.peek(after, count, self.rows, self.alive, topics)
+            places, last = self._held_of.peek(after, count, self.alive, topics)
         return Peek(self.rows.take(places), last)
 
     def end_sweep(self) -> None:
@@ -326,6 +328,7 @@ class Memtable:
         view[: self.count] = self._raw[: self.count]
         self.rows, self._raw = rows, view
         self._seq = _longer(self._seq, self.count, capacity)
+        self._topic = _longer(self._topic, self.count, capacity)
         self.alive = _longer(self.alive, self.count, capacity)
 
 

@@ -34,7 +34,7 @@ GROUP: Final = "readers"
 TICK_MS: Final = 500
 TTL_MS: Final = TICK_MS + 1
 """What expires does so at the end of the tick after its own; planted too early, of its own."""
-FIRE_ROWS: Final = payloads.FIRE_ROWS_MAX
+FIRE_ROWS: Final = payloads.FIRE_ROWS
 GIVEN_ROWS: Final = 4096
 CANCEL_EVERY: Final = 1009
 MOVE_EVERY: Final = 1013

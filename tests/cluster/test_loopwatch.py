@@ -12,9 +12,12 @@ from cluster.loopwatch import (
     INTERVAL_S,
     LOG_ABOVE_S,
     ON_TIME_S,
+    OTHER,
     QUIET_AFTER,
     QUIET_INTERVAL_S,
+    STEP_ABOVE_S,
     LoopWatch,
+    Steps,
 )
 
 
@@ -88,6 +91,33 @@ def test_only_a_long_hold_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         assert caplog.records == []
         loop.run_next(late_s=0.1504)
     assert [vars(each)["held_ms"] for each in caplog.records] == [150]
+
+
+def test_long_hold_is_logged_with_the_function_that_took_most_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop, told = FakeLoop(), list[tuple[str, float]]()
+    steps = Steps(lambda: loop.now_s)
+    steps.observe = lambda name, seconds: told.append((name, seconds))
+    LoopWatch(loop, lambda held_s: None, steps).start()
+
+    def fold() -> None:
+        loop.now_s += 0.15
+
+    def little() -> None:
+        loop.now_s += STEP_ABOVE_S / 2
+
+    with caplog.at_level(logging.WARNING, "cluster.loopwatch"):
+        steps.run(little)
+        steps.run(fold)
+        loop.run_next(late_s=0.2)
+        steps.run(little)
+        loop.run_next(late_s=0.2)
+    named = [vars(each)["step"] for each in caplog.records]
+    assert named == [fold.__qualname__, OTHER]
+    [(name, seconds)] = told
+    assert name == fold.__qualname__
+    assert seconds == pytest.approx(0.15)
 
 
 def test_stopped_watch_calls_no_more_and_can_be_started_again() -> None:
