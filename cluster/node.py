@@ -260,11 +260,8 @@ class Node:
             mono_ms=mono_ms,
         )
         self.host.steps.observe = self.telemetry.observe_step
-        self._loop_watch = LoopWatch(
-            asyncio.get_running_loop(),
-            self.telemetry.loop_held_seconds.observe,
-            self.host.steps,
-        )
+        observe = self.telemetry.loop_held_seconds.observe
+        self._loop_watch = LoopWatch(asyncio.get_running_loop(), observe, self.host.steps)
 
     def _control_plane(self, others: Mapping[str, str]) -> ControlPlane:
         config, identity = self.config, self._identity

@@ -68,7 +68,7 @@ FLUSH_ROOM: Final = 64 << 10
 _ENTRY_BYTES: Final = 128 << 10  # 0.1 to 0.2 ms, and a GB a second are copied
 _PART_BYTES: Final = 1024
 _FIRED_BYTES: Final = 128
-_TOPIC_BYTES: Final = 8192  # of which some timers fired, are let go of, or were scheduled
+_TOPIC_BYTES: Final = 8192  # that has something of it
 _OP_BYTES: Final = 64 << 10  # of a group
 _KEY_BYTES: Final = 2048  # where a timer in a run has it; else a tenth
 _CANCEL_BYTES: Final = 1024  # in runs; in memory it is a tenth
@@ -141,7 +141,8 @@ def _work(entry: Entry, applied: Applied) -> int:
     work = len(entry.payload) + _ENTRY_BYTES
     match applied:
         case ScheduleApplied(parts, _, keyed, topics):
-            work += _PART_BYTES * len(parts) + _KEY_BYTES * keyed + _TOPIC_BYTES * topics
+            work += _PART_BYTES * len(parts) + _KEY_BYTES * keyed
+            work += _TOPIC_BYTES * max(0, topics - 1)
         case FireApplied(fired, _, released, dropped):
             moved = (*fired, *released, *dropped)
             work += _FIRED_BYTES * sum(len(rows) for _, rows in moved) + _TOPIC_BYTES * len(moved)

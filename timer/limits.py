@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from timer.columns import TOMBSTONE
 from timer.errors import LimitReached
 from timer.machine import Machine
 from timer.policies import namespace_of
@@ -33,6 +34,15 @@ class Limits:
     producers_max: int = 100_000
 
 
+IDS_LEFT: Final = 1 << 20
+"""Ids of topics, and of groups, that are kept for what nobody asks for: dead letters' topics, seeks
+of groups. Ids are never used again."""
+OPS_LEFT: Final = 4096
+"""More than ops that are on their way."""
+TOPIC_IDS_MAX: Final = TOMBSTONE - IDS_LEFT
+GROUP_IDS_MAX: Final = (1 << 32) - IDS_LEFT
+
+
 class GroupName(NamedTuple):
     """A group that is about to be made."""
 
@@ -46,8 +56,11 @@ def check_topic(
     """Check that one more topic may be made.
 
     Raises:
-        LimitReached: the cluster, or its namespace, has as many as it may.
+        LimitReached: the cluster, or its namespace, has as many as it may; or has ever had.
     """
+    made = machine.next_topic_id + len(on_the_way)
+    if made >= TOPIC_IDS_MAX:
+        raise LimitReached("topic ids", TOPIC_IDS_MAX, "the cluster", made)
     _check("topics_max", limits.topics_max, "the cluster", len(machine.topics) + len(on_the_way))
     namespace = namespace_of(name)
     there = machine.namespaces[namespace]
@@ -64,9 +77,26 @@ def check_group(
     Raises:
         LimitReached: it, or the cluster, has as many as it may.
     """
+    check_group_id(machine, len(on_the_way))
     there = len(topic.groups) + sum(each.topic == topic.topic_id for each in on_the_way)
     _check("topic_groups_max", limits.topic_groups_max, f"topic {topic.name!r}", there)
     _check("groups_max", limits.groups_max, "the cluster", machine.groups + len(on_the_way))
+
+
+def check_group_id(machine: Machine, on_the_way: int = 0) -> None:
+    """Check that there is one more id for a group.
+
+    Raises:
+        LimitReached: all but a few have been used.
+    """
+    made = machine.next_group_id + on_the_way
+    if made >= GROUP_IDS_MAX:
+        raise LimitReached("group ids", GROUP_IDS_MAX, "the cluster", made)
+
+
+def has_ids(machine: Machine) -> bool:
+    """Return whether there are ids for topics, and groups, that dead letters make."""
+    return max(machine.next_topic_id, machine.next_group_id) < TOMBSTONE - OPS_LEFT
 
 
 def check_producer(limits: Limits, machine: Machine, on_the_way: int) -> None:

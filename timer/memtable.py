@@ -51,6 +51,16 @@ class Peek(NamedTuple):
     """`rows` is complete up to here. None: up to the time that was asked for."""
 
 
+class TopicOrder(NamedTuple):
+    """Some of the rows of one topic in (due, seq) order: those that live, and others."""
+
+    end: int
+    """All that lie before this place."""
+    due_ms: I64
+    seq: U64
+    places: npt.NDArray[np.intp]
+
+
 class Memtable:
     """See the module. `position` is the fire position: nothing at or before it comes."""
 
@@ -75,6 +85,8 @@ class Memtable:
         self._held = HeldTiers()
         self._held_of = HeldOf()
         self._held_count = 0
+        self.orders: dict[int, TopicOrder] = {}
+        """Of a few topics, for those that look at cuts (timer/cut.py), in threads."""
         self._raw = self.rows.view(RAW)
         self._seq: U64 = np.empty(capacity, np.uint64)
         self._topic: U32 = np.empty(capacity, np.uint32)
@@ -85,6 +97,11 @@ class Memtable:
         self._buf_bytes = 0
         self._next_due: int | None = NEVER
         """Least due of a live row after the fire position. NEVER: no such row. None: not known."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether held rows were put here."""
+        return self._held_count > 0
 
     @property
     def size(self) -> int:

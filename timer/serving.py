@@ -52,7 +52,14 @@ from timer.expiry import Expiry, Propose
 from timer.gathering import Acks, Asked, Batch, Done, Told, Verdicts
 from timer.groups import Group
 from timer.leases import ACCEPT, LEASE_LOST, Consumer, Lease, Leases
-from timer.limits import GroupName, Limits, check_group, check_topic
+from timer.limits import (
+    GroupName,
+    Limits,
+    check_group,
+    check_group_id,
+    check_topic,
+    has_ids,
+)
 from timer.machine import Machine
 from timer.ordered import Ordered, leases_of
 from timer.payloads import (
@@ -208,8 +215,10 @@ class Serving:
 
         Raises:
             InvalidRequest: the topic does not keep it.
+            LimitReached: there are no more ids.
         """
         self._check_group(group)
+        check_group_id(self.machine)
         queue = self.machine.topics[group.topic].queue
         if not queue.begin <= offset <= queue.end:
             limit = f"the topic keeps {queue.begin} to {queue.end} (its end)"
@@ -491,6 +500,7 @@ class Serving:
         disks, dead letters go where they belong.
         """
         out: list[Delivery] = []
+        room = room and has_ids(self.machine)
         turns, later, work = deque(self._hungry), dict[GroupId, None](), 0
         expired: list[GroupOp] = []
         while turns and work < WORK_MAX:

@@ -1,15 +1,33 @@
 """P9: what one entry costs is bounded, however many topics it meets and however much is dead."""
 
+from typing import Any
+from unittest import mock
+
+import numpy as np
 import pytest
 
 from chaos.simdisk import SimDisk
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
+from tests.timer.leading import Play
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, u64
 from tests.timer.test_delete_topic import flushed
+from timer import cut as cut_module
+from timer import order as order_module
 from timer import store as store_module
 from timer.applied import FireApplied
+from timer.changes import MANY, TopicSum
+from timer.columns import decode_schedule
+from timer.cut import Filter
 from timer.engine import Engine
-from timer.payloads import FIRE_TOPICS_MAX, Fire
-from timer.units import LogIndex, UnixMs
+from timer.entry import Kind
+from timer.errors import LimitReached
+from timer.gathering import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, Batch
+from timer.groups import Group
+from timer.leader import ENTRY_TOPICS_MAX
+from timer.leases import ACCEPT
+from timer.limits import TOPIC_IDS_MAX
+from timer.order import Position
+from timer.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings
+from timer.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
 
 DUE = START_MS + 10_000
 
@@ -71,3 +89,97 @@ def test_a_thread_passes_what_is_dead_before_a_fire(
     assert engine.fold([fire]) == 1
     assert engine.machine.counts.fired == 2
     assert engine.machine.store.passed <= 100
+
+
+def test_schedule_entries_take_requests_for_so_many_topics_together() -> None:
+    play = Play()
+    request = 3 * ENTRY_TOPICS_MAX // 4
+    for number in range(2 * request):
+        play.leader.topic(f"crowd/{number}", play.now, lambda _: None)
+    play.settle()
+    before = len(play.log.entries)
+    ids = sorted(play.machine.topics)[-2 * request :]
+    for start in (0, request):
+        mine = part_of([(topic, DUE, b"") for topic in ids[start : start + request]])
+        play.leader.schedule(mine, lambda _: None, play.now)
+    play.settle()
+    entries = [e for e in play.log.entries[before:] if e.kind is Kind.SCHEDULE]
+    assert [len({*decode_schedule(e.payload).rows["topic"].tolist()}) for e in entries] == [
+        request,
+        request,
+    ]
+
+
+def test_a_group_entry_has_ops_of_so_many_groups() -> None:
+    batch, groups = Batch(), 3 * GROUP_OFFSETS_MAX // OP_WEIGHT
+    for number in range(groups):
+        group = Group(
+            group_id=GroupId(number + 1),
+            topic=TopicId(1),
+            name=f"g{number}",
+            settings=GroupSettings(lease_ms=1),
+            cursor=QueueOffset(0),
+            reserved=QueueOffset(9),
+        )
+        verdict = np.full(1, ACCEPT, np.uint8)
+        batch.acks.append(Acks(group, group.group_id, verdict, u64([0]), None, lambda _: None))
+    counts: list[int] = []
+    while batch:
+        counts.append(len(batch.take().ops()))
+    assert sum(counts) == groups
+    assert max(counts) < GROUP_OFFSETS_MAX // OP_WEIGHT
+
+
+def test_a_checkpoint_finds_little_left_to_do_of_topics_that_changed_just_before() -> None:
+    topics = 4 * MANY
+    engine, log = begun(topics)
+    log.checkpoint()
+    log.schedule(part_of([(1 + number, DUE, b"") for number in range(topics)]))
+    catch_up(engine, log)
+    hashed = 0
+    look = TopicSum._look
+
+    def counted(self: TopicSum, *args: Any) -> None:
+        nonlocal hashed
+        hashed += 1
+        look(self, *args)
+
+    log.checkpoint()
+    with mock.patch.object(TopicSum, "_look", counted):
+        catch_up(engine, log)
+    assert hashed <= 2 * MANY
+
+
+def test_a_topic_beyond_the_last_id_is_refused_before_it_is_appended() -> None:
+    play = Play()
+    play.machine.next_topic_id = TopicId(TOPIC_IDS_MAX)
+    before = len(play.log.entries)
+    with pytest.raises(LimitReached, match="topic ids"):
+        play.leader.topic("one/more", play.now, lambda _: None)
+    assert len(play.log.entries) == before
+
+
+def test_pages_of_what_lies_in_memory_sort_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, log = begun(1)
+    count = 500
+    log.schedule(part_of([(1, DUE + number * 7 % 100, b"") for number in range(count)]))
+    catch_up(engine, log)
+    sorted_rows = 0
+    merge_order = order_module.merge_order
+
+    def counted(due: Any, seq: Any) -> Any:
+        nonlocal sorted_rows
+        sorted_rows += len(due)
+        return merge_order(due, seq)
+
+    monkeypatch.setattr(cut_module, "merge_order", counted)
+    what = Filter(topic=1, due_from_ms=0, due_to_ms=1 << 47)
+    seen: Position | None = what.start
+    found: list[tuple[int, int]] = []
+    while seen is not None:
+        page = engine.machine.store.cut().page(what, seen, 10)
+        rows = page.timers.rows
+        found += zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True)
+        seen = page.next
+    assert found == sorted((DUE + number * 7 % 100, 1 + number) for number in range(count))
+    assert sorted_rows == count

@@ -2,9 +2,12 @@
 
 from unittest import mock
 
+import pytest
+
 from chaos.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
 from timer import digest, manifest
+from timer import engine as engine_module
 from timer.changes import MANY
 from timer.engine import Engine
 from timer.payloads import Op
@@ -59,7 +62,10 @@ def test_checkpoint_hashes_of_a_topic_the_groups_that_changed() -> None:
     assert hashes_at_checkpoint(engine, log) == (1, 2)
 
 
-def test_what_changed_in_very_many_topics_is_worked_off_before_the_checkpoint() -> None:
+def test_what_changed_in_very_many_topics_is_worked_off_before_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "KEEP_UPS", 0)  # not with each entry, but between them
     engine, log = crowd(TOPICS)
     log.schedule(part_of([(topic, START_MS, b"x") for topic in range(1, TOPICS + 1)]))
     log.fire(START_MS + 1)

@@ -469,6 +469,7 @@ def test_many_leases_that_end_at_once_go_in_bounded_entries(
 ) -> None:
     monkeypatch.setattr(gathering, "OP_OFFSETS_MAX", 4)
     monkeypatch.setattr(gathering, "GROUP_OFFSETS_MAX", 10)
+    monkeypatch.setattr(gathering, "OP_WEIGHT", 2)
     play = Play()
     group, consumer = delivered(play, *[0] * 21)
     before = len(play.log.entries)
