@@ -17,10 +17,11 @@ from cluster.garbage import Sweeper
 from cluster.logs import setup_logs
 from cluster.node import PEER_OPTIONS, Node
 from cluster.repair import repair
+from cluster.replacement import is_replaceable, wait_for_replacement
 from cluster.space import wait_for_room
 from cluster.storage import Damaged, note_damage
 from timer.disk import Disk, FreshDisk, RealDisk, is_full
-from timer.errors import CorruptFile, DiskFailed, StorageError, Unreadable
+from timer.errors import CorruptFile, DiskFailed, PromiseLost, StorageError, Unreadable
 from timer.snapshot import crc32_of
 
 logger = logging.getLogger(__name__)
@@ -148,11 +149,9 @@ async def _run(config: NodeConfig, ending: Ending, *, raft_lost: bool) -> None:
     )
     try:
         await node.start()
-    except Damaged as damaged:
-        if len(config.peers) == 1:
-            raise damaged.why from None
-        healing = loop.create_task(repair(disk, config, damaged, [*PEER_OPTIONS]))
-        if await _unless_ended(healing, ending):
+    except (Damaged, CorruptFile, PromiseLost) as error:
+        curing = loop.create_task(_cure(disk, config, error))
+        if await _unless_ended(curing, ending):
             ending.start_again()
         return
     sweeping = loop.create_task(sweeper.run(lambda: node.flushing))
@@ -160,6 +159,22 @@ async def _run(config: NodeConfig, ending: Ending, *, raft_lost: bool) -> None:
     sweeping.cancel()
     logger.info("starting again" if ending.restarts else "stopping")
     await node.stop()
+
+
+async def _cure(disk: Disk, config: NodeConfig, error: Exception) -> None:
+    """The next start does not meet what kept the node from this one.
+
+    Raises:
+        StorageError: what it was; nothing helps, or not in time.
+    """
+    if isinstance(error, Damaged):
+        if len(config.peers) == 1:
+            raise error.why from None
+        await repair(disk, config, error, [*PEER_OPTIONS])
+    elif isinstance(error, StorageError) and is_replaceable(config, error):
+        await wait_for_replacement(disk, config, error)
+    else:
+        raise error
 
 
 async def _unless_ended(work: asyncio.Task[None], ending: Ending) -> bool:

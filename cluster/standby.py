@@ -5,7 +5,7 @@ is served, so that others take it for absent.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from cluster.config import NodeConfig
 from cluster.http import HttpServer, LocalState
 from cluster.rpc import PINGED
+from cluster.status import abort
 from timer.errors import ConfigError, NotReady
 from timerclient.proto import timer_pb2 as pb
 
@@ -30,8 +31,12 @@ class Standby:
         role: str,
         waits_for: Callable[[], str],
         free_bytes: Callable[[], int] | None = None,
+        on_replace: Callable[[], object] | None = None,
     ) -> None:
-        """`waits_for` says why in words; `free_bytes`, what its disk has left, if that matters."""
+        """`waits_for` says why in words; `free_bytes`, what its disk has left, if that matters.
+
+        `on_replace` hears that an operator wants this node's replica replaced. None: it can't be.
+        """
         self._config, self._role, self._waits_for = config, role, waits_for
         self._free_bytes = free_bytes
         registry = CollectorRegistry()
@@ -48,7 +53,15 @@ class Standby:
             request_deserializer=pb.GetStatusRequest.FromString,
             response_serializer=pb.GetStatusResponse.SerializeToString,
         )
-        admin = grpc.method_handlers_generic_handler(ADMIN, {"GetStatus": status})
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"GetStatus": status}
+        self._on_replace = on_replace
+        if on_replace is not None:
+            methods["ChangeMembers"] = grpc.unary_unary_rpc_method_handler(
+                self._change_members,
+                request_deserializer=pb.ChangeMembersRequest.FromString,
+                response_serializer=pb.ListMembersResponse.SerializeToString,
+            )
+        admin = grpc.method_handlers_generic_handler(ADMIN, methods)
         self._server.add_generic_rpc_handlers((admin,))
 
     async def start(self) -> None:
@@ -74,6 +87,18 @@ class Standby:
         """Tell of this node alone; who leads is not known."""
         del request, context
         return pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
+
+    async def _change_members(
+        self,
+        request: pb.ChangeMembersRequest,
+        context: "grpc.aio.ServicerContext[object, object]",
+    ) -> pb.ListMembersResponse:
+        """Take note that this node's replica is to be replaced; the leader asks for that."""
+        if (request.change, request.name) != (pb.ChangeMembersRequest.REPLACE, self._config.name):
+            await abort(context, NotReady(self._waits_for()))
+        assert self._on_replace is not None
+        self._on_replace()
+        return pb.ListMembersResponse()
 
     def _node(self) -> pb.NodeStatus:
         name = self._config.name

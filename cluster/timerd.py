@@ -13,7 +13,8 @@ cluster/raft.py); 1 anything else.
 A node whose state or log is damaged, or whose state differs from that of a majority, does not end:
 it fetches both anew from the leader (cluster/repair.py). To install what was fetched is to start
 again: the process replaces itself by a new one with the same pid, so that nothing of what it had in
-memory stays. It ends with 66 if no leader offers a snapshot in time, or there are no others.
+memory stays. It ends with 66 if no leader offers a snapshot in time, or there are no others. A node
+whose promise or identity is damaged waits to be replaced (cluster/replacement.py).
 """
 
 import argparse

@@ -14,15 +14,16 @@ from cluster.config import NodeConfig
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.host import Host
 from cluster.http import LocalState
-from cluster.membership import Change
+from cluster.membership import LAG_MAX, Change
 from cluster.memory import resident_bytes
-from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
+from cluster.peers import PART_S, Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.policies import description
+from cluster.replacement import REPLACEABLE
 from cluster.scrub import Scrubber
 from cluster.telemetry import LAGS_SHOWN, Lag, Levels
 from cluster.topics import TopicView
 from replication.replica import Replica
-from timer.errors import CommitTimeout, InvalidRequest, NotReady
+from timer.errors import CommitTimeout, InvalidRequest, NotLeader, NotReady
 from timer.units import LogIndex, MonoMs, ReplicaId
 from timerclient.proto import timer_pb2 as pb
 
@@ -151,8 +152,14 @@ class NodeState(TopicView):
             NotReady: not at the moment.
             CommitTimeout: it was proposed; whether it comes is not known.
         """
+        fresh = change is Change.REPLACE and name in self._stubs and await self._make_learner(name)
         before = self._control.state.voters.get(name)
         answer = await self._control.request_change(change, name)
+        deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
+        refused = (Outcome.REFUSED, Outcome.NOT_NOW)
+        while fresh and answer.outcome in refused and self._mono_ms() < deadline_ms:
+            await asyncio.sleep(CHANGE_POLL_S)  # until the learner has reported to the controller
+            answer = await self._control.request_change(change, name)
         if answer.outcome is Outcome.REFUSED:
             raise InvalidRequest("name", name, answer.why)
         if answer.outcome in (Outcome.NOT_NOW, Outcome.FAILED):
@@ -163,6 +170,30 @@ class NodeState(TopicView):
                 return
             await asyncio.sleep(CHANGE_POLL_S)
         raise CommitTimeout(f"{change} {name}: proposed, not committed yet")
+
+    async def _make_learner(self, name: str) -> bool:
+        """Make a node that waits to be replaced a learner that has caught up. False: none waits.
+
+        Raises:
+            NotLeader: another node leads; it has to be asked.
+            NotReady: it has not yet.
+        """
+        stub = self._stubs[name]
+        if (await status_of(name, self._config.peers[name], stub)).role != REPLACEABLE:
+            return False
+        if self._host.leader is None:
+            raise NotLeader(self.leader_address())  # a majority has to be there first
+        request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.REPLACE, name=name)
+        await stub.ChangeMembers(request, timeout=PART_S)
+        deadline_ms, node = self._mono_ms() + CHANGE_TIMEOUT_MS, pb.NodeStatus()
+        while self._mono_ms() < deadline_ms:
+            node = await status_of(name, self._config.peers[name], stub)
+            behind = self._replica.last_index - node.log_end
+            if node.role == "learner" and not node.unsure and behind <= LAG_MAX:
+                return True
+            await asyncio.sleep(CHANGE_POLL_S)
+        why = node.error or f"{node.role}, log end {node.log_end}, {self._replica.last_index} here"
+        raise NotReady(f"{name} was formatted as a learner, and catches up: {why}")
 
     def local(self) -> LocalState:
         """Return what probes ask about."""

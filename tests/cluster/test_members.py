@@ -68,6 +68,32 @@ def settled(cluster: Running) -> None:
     cluster.digests_agree()
 
 
+def test_node_with_a_damaged_promise_or_identity_is_replaced_by_one_command(
+    cluster: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with loaded(cluster, "damaged") as load:
+        for name, file in zip(cluster.followers(), ("promise", "identity.json"), strict=True):
+            before = voters(cluster)
+            cluster.kill(name)
+            path = cluster.directory / cluster.node(name).data / file
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+            cluster._spawn(cluster.node(name))
+            command = f"timerctl members replace {name}"
+            until(lambda name=name, command=command: command in cluster.log(name))  # type: ignore[misc]
+            load.wait_for_acks(50)
+            words = [*command.split()[1:], "--yes", "--timeout", "60s"]
+            code = timerctl([*words, "--endpoints", ",".join(cluster.endpoints)])
+            assert (code, capsys.readouterr().err) == (0, "")
+            after = voters(cluster)
+            assert after.keys() == before.keys()
+            assert after[name] != before[name]
+            cluster.start(name)
+            load.wait_for_acks(50)
+    settled(cluster)
+
+
 def test_dead_node_is_replaced_under_its_name_and_its_successor_counts(cluster: Running) -> None:
     dead, other = cluster.followers()
     before = voters(cluster)

@@ -1,0 +1,90 @@
+"""A node whose promise or identity is lost or damaged waits to be replaced, and becomes a learner.
+
+As the voter that it was it must take no part: who can lead hangs on what it has promised. It keeps
+its ports open and says so; one command does the rest, from any machine:
+
+    timerctl members replace n2 --> the leader --> n2 empties its directory, formats it as a
+                                        |          learner's, starts again and catches up
+                                        v
+                                    the log: the new replica votes in the place of the lost one
+
+The leader alone passes the request on, so a majority of voters is there when the files go.
+"""
+
+import asyncio
+import logging
+import secrets
+import shutil
+from pathlib import Path
+from typing import Final
+
+from cluster.config import NodeConfig
+from cluster.standby import Standby
+from replication.promise import NEVER_GIVEN
+from timer.directory import (
+    IDENTITY_NAME,
+    PROMISE_NAME,
+    format_directory,
+    founding_replica_id,
+    read_identity,
+)
+from timer.disk import Disk
+from timer.errors import CorruptFile, PromiseLost, StorageError
+from timer.units import ReplicaId
+
+logger = logging.getLogger(__name__)
+
+REPLACEABLE: Final = "waiting to be replaced"
+"""The role of such a node."""
+_KEPT: Final = "lost+found"
+
+
+def is_replaceable(config: NodeConfig, error: StorageError) -> bool:
+    """Return whether another replica in the place of this one is the way out."""
+    files = {str(config.data / PROMISE_NAME), str(config.data / IDENTITY_NAME)}
+    hurt = isinstance(error, CorruptFile) and str(error.path) in files
+    return len(config.peers) > 1 and (hurt or isinstance(error, PromiseLost))
+
+
+async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageError) -> None:
+    """Return when an operator has asked for it, and the directory is a new learner's."""
+    asked = asyncio.Event()
+    way_out = f"{error}; `timerctl members replace {config.name}` makes a new replica of it"
+    logger.warning("takes no part: %s", way_out)
+    standby = Standby(config, REPLACEABLE, lambda: way_out, on_replace=asked.set)
+    await standby.start()
+    try:
+        await asked.wait()
+    finally:
+        await standby.stop()
+    await asyncio.to_thread(format_anew, disk, config)
+    logger.warning("%s was emptied, and formatted as a learner's", config.data)
+
+
+def format_anew(disk: Disk, config: NodeConfig) -> None:
+    """Make the node's directory that of a new learner under the same name."""
+    try:
+        voters = dict(read_identity(disk, config.data).founding_voters)
+    except (StorageError, FileNotFoundError):
+        voters = {name: founding_replica_id(config.cluster_id, name) for name in config.peers}
+    voters.pop(config.name, None)
+    # The identity goes last: a directory that has one is met again as this node's.
+    for path in sorted(config.data.iterdir(), key=lambda path: path.name == IDENTITY_NAME):
+        if path.name != _KEPT:
+            _remove(path)
+    format_directory(
+        disk,
+        config.data,
+        cluster_id=config.cluster_id,
+        name=config.name,
+        replica_id=ReplicaId(secrets.randbits(62) + 1),
+        founding_voters=voters,
+        promise=NEVER_GIVEN,
+    )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
