@@ -51,7 +51,8 @@ $(STAMP): pyproject.toml requirements.lock
 	  { echo "make setup: $(PYTHON) has no venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	[[ -x $(BIN)/python ]] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation \
+	  --config-settings editable_mode=compat -e .  # a path, which type checkers follow
 	@touch $(STAMP)
 
 check: setup  ## formatting, lint, types, layers, generated stubs

@@ -14,6 +14,7 @@
 are in `timerclient.errors`, as one tree.
 """
 
+import timerclient._quiet  # noqa: F401 -- before grpc
 from timerclient.aio import AsyncConsumer, AsyncTimerClient
 from timerclient.errors import (
     AlreadyExists,
@@ -41,6 +42,7 @@ from timerclient.events import (
 from timerclient.groups import GroupType, Start
 from timerclient.messages import Acking, Batch, Message
 from timerclient.pending import Changed, Redriven, Rescheduled, TimerCounts, TimerInfo, Where
+from timerclient.policies import Policy
 from timerclient.reasons import Reason
 from timerclient.results import (
     AckResult,
@@ -51,7 +53,7 @@ from timerclient.results import (
     ScheduleResult,
     TimerState,
 )
-from timerclient.rows import NewTimer
+from timerclient.rows import NewTimer, OnConflict
 from timerclient.seen import Story
 from timerclient.settings import Settings
 from timerclient.sync import Consumer, TimerClient
@@ -83,8 +85,10 @@ __all__ = [
     "NewTimer",
     "NotFound",
     "NotPending",
+    "OnConflict",
     "OutcomeUnknown",
     "Overloaded",
+    "Policy",
     "QuotaReached",
     "Reason",
     "Redriven",

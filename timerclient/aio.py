@@ -18,10 +18,10 @@ A client belongs to the event loop that it is used on first.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Literal, Protocol, Self, TypeVar, Unpack
 
 import grpc
 
@@ -33,9 +33,10 @@ from timerclient.existing import Seconds, timeout_s
 from timerclient.groups import STARTS, Start
 from timerclient.messages import Batch, Message
 from timerclient.nodes import RANK_MAX, Dial, Method, Nodes, check_not_forked, parse_addresses, tcp
+from timerclient.policies import Policy
 from timerclient.producer import Call, Producer, Row, encode_rows
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import Headers, NewTimer, When, WhenMany
+from timerclient.rows import Headers, NewTimer, OnConflict, When, WhenMany
 from timerclient.settings import Settings
 from timerclient.subscription import Subscription
 from timerclient.timers import Outcome, Timer, Timers
@@ -50,7 +51,9 @@ BLOCKED_S = 0.01
 """An application that blocks the event loop for longer may keep it from renewing leases …"""
 TURNS = 5
 """… so the loop gets some turns: a request is on its way after four."""
-CHANGES = {
+Change = Literal["add", "replace", "remove"]
+"""Of the voters."""
+CHANGES: dict[str, pb.ChangeMembersRequest.Change.ValueType] = {
     "add": pb.ChangeMembersRequest.ADD,
     "replace": pb.ChangeMembersRequest.REPLACE,
     "remove": pb.ChangeMembersRequest.REMOVE,
@@ -67,7 +70,7 @@ def make_row(
     payload: bytes,
     key: str | None,
     headers: Headers | None,
-    on_conflict: str,
+    on_conflict: OnConflict,
     when: When,
 ) -> Row:
     """Return one call's row.
@@ -91,7 +94,7 @@ def make_row(
     return row
 
 
-def encode_together(timers: Iterable[NewTimer], on_conflict: str) -> tuple[bytes, list[int]]:
+def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tuple[bytes, list[int]]:
     """Return what `encode_rows` makes of new timers.
 
     Raises:
@@ -211,7 +214,7 @@ class AsyncTimerClient(TopicCalls):
         payload: bytes,
         *,
         key: str | None = None,
-        on_conflict: str = "reject",
+        on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
         request_id: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
@@ -224,7 +227,8 @@ class AsyncTimerClient(TopicCalls):
         Policies may have the last word: see `describe_policies`.
 
         A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
-        "reject" this one, "replace" it, which cancels it, or "keep" it and return it.
+        "reject" this one, "replace" it, which cancels it, or "keep" it and return it. With none
+        pending, as when it has just fired, each of them schedules this one.
 
         A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
         process: within the cluster's window (limits.request_window_ms, five minutes) the same call
@@ -254,7 +258,7 @@ class AsyncTimerClient(TopicCalls):
         payloads: Iterable[bytes],
         *,
         keys: Iterable[str | None] | None = None,
-        on_conflict: str = "reject",
+        on_conflict: OnConflict = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
         request_id: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
@@ -264,7 +268,8 @@ class AsyncTimerClient(TopicCalls):
 
         When they fire is one value for all, or one for each payload; see `schedule`. Timers whose
         keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`. A
-        `request_id` names the whole batch.
+        `request_id` names the whole batch. A request holds up to 65,536 timers, of which up to
+        1,024 have keys.
 
         Raises:
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
@@ -283,14 +288,14 @@ class AsyncTimerClient(TopicCalls):
         self,
         timers: Iterable[NewTimer],
         *,
-        on_conflict: str = "reject",
+        on_conflict: OnConflict = "reject",
         request_id: str | None = None,
         timeout: Seconds | None = None,  # noqa: ASYNC109 -- it says what the error means, too
     ) -> Timers:
         """Return the timers of one request, of whatever topics, in their order: all or none.
 
         One entry of the log holds them all. Those whose keys are taken are decided one by one, as
-        in a batch.
+        in a batch. Up to 1,024 have keys.
 
         Raises:
             InvalidRequest: an argument breaks a limit; there is no timer, for one.
@@ -428,7 +433,7 @@ class AsyncTimerClient(TopicCalls):
             lambda node, left_s: node.admin.ListMembers(request, timeout=left_s)
         )
 
-    async def change_members(self, change: str, name: str) -> pb.ListMembersResponse:
+    async def change_members(self, change: Change, name: str) -> pb.ListMembersResponse:
         """Let a learner become a voter (`add`, `replace`) or a voter a learner (`remove`).
 
         Raises:
@@ -459,7 +464,7 @@ class AsyncTimerClient(TopicCalls):
 
     async def alter_policies(
         self,
-        said: Mapping[str, Any] = policies.NOTHING,
+        said: Policy = policies.NOTHING,
         *,
         unset: Iterable[str] = (),
         namespace: str | None = None,

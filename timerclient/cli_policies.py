@@ -11,11 +11,12 @@ import argparse
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from timerclient import cli_args, policies
 from timerclient.cli_args import Commands
 from timerclient.errors import InvalidRequest, NotFound
+from timerclient.policies import Policy
 from timerclient.proto import timer_pb2 as pb
 from timerclient.sync import TimerClient
 
@@ -77,7 +78,9 @@ class PolicyCommands(Commands):
                 change = f"{'set' if name in said else 'unset'} {name} of {whose}"
                 if not cli_args.agreed(change, so):
                     return 1
-            changed = client.alter_policies(said, unset=args.unset, cluster=args.cluster, **scope)
+            changed = client.alter_policies(
+                cast("Policy", said), unset=args.unset, cluster=args.cluster, **scope
+            )
             self._print(args, changed)
         return 0
 

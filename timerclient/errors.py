@@ -39,7 +39,7 @@ same producer sequence, until the call's time is up; what it raises is what is l
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -321,6 +321,10 @@ _REFUSED = frozenset(
 """Statuses of a call that nobody took up; all others may come in the middle of the work."""
 
 
+_HTTP_SIGNS: Final = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
+"""In what gRPC says of a server that answers in HTTP/1."""
+
+
 def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
     """Return the exception for an RPC that failed, by its trailer, else by its status."""
     for name, value in failed.trailing_metadata() or ():
@@ -329,7 +333,10 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
                 return from_wire(pb.Error.FromString(value))
             except DecodeError:
                 break
-    text = f"{failed.code().name}: {failed.details() or 'no details'}"
+    details = failed.details() or "no details"
+    text = f"{failed.code().name}: {details}"
+    if any(sign in details for sign in _HTTP_SIGNS):
+        text = f"this port speaks HTTP/1: give the node's gRPC port, not its HTTP port ({text})"
     return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)
 
 

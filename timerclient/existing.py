@@ -29,8 +29,8 @@ CANCEL_IDS_MAX: Final = 1_000
 """Ids in one request; the server takes 1,024."""
 TIMEOUT_S_MAX: Final = threading.TIMEOUT_MAX
 Seconds = float | timedelta
-TimerLike = Timer | str | bytes
-"""A timer, its id as text, or its raw id."""
+TimerLike = Timer | TimerInfo | str | bytes
+"""A timer, what the cluster tells of one, its id as text, or its raw id."""
 
 
 def timeout_s(timeout: Seconds, *, zero: bool = False) -> float:
@@ -56,11 +56,13 @@ def raw_ids(timers: Iterable[TimerLike]) -> bytes:
     """
     out = bytearray()
     for timer in timers:
-        raw: Any = timer.raw if isinstance(timer, Timer) else timer
+        raw: Any = timer.raw if isinstance(timer, Timer | TimerInfo) else timer
         if isinstance(raw, str):
             raw = ids.from_text(raw)
         if not isinstance(raw, bytes) or len(raw) != ids.SIZE:
-            raise InvalidRequest.of("timer_id", raw, f"must be {ids.SIZE} bytes")
+            # Its value may be a payload, or hold one.
+            limit = f"must be a Timer, a TimerInfo, its id as text, or {ids.SIZE} bytes"
+            raise InvalidRequest.of("timer_id", rows.kind_of(raw), limit)
         out += raw
     return bytes(out)
 
@@ -84,7 +86,7 @@ def no_timer(timer: TimerLike | None) -> None:
     """
     if timer is not None:
         raise InvalidRequest.of(
-            "timer", timer, "give a timer or its id, or topic and key, not both"
+            "timer", rows.kind_of(timer), "give a timer or its id, or topic and key, not both"
         )
 
 
@@ -225,7 +227,8 @@ class Existing:
         """Return the timer that fires instead of a pending one, named by id, or by key and topic.
 
         It has a new id, and the old one's key, payload and headers. When: as `schedule`, but it has
-        to be said.
+        to be said. The old id is a cancelled timer's from then on; `tell_story` of it gives the new
+        one (`other_id` of its event RESCHEDULED), as long as the log holds that.
 
         Raises:
             NotPending: the timer fired, was cancelled, or is not known; nothing was changed.

@@ -468,17 +468,35 @@ def parse_addresses(cluster: str | Sequence[str]) -> list[str]:
     """Return the addresses of "host:port,host:port" or of a sequence of them.
 
     Raises:
-        InvalidRequest: there is none, or one has no port.
+        InvalidRequest: there is none, or one is not host:port; says how to mend it.
     """
     given = cluster.split(",") if isinstance(cluster, str) else list(cluster)
     addresses = [address.strip() for address in given if address.strip()]
     if not addresses:
         raise InvalidRequest.of("cluster", cluster, "must name at least one host:port")
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise InvalidRequest.of("cluster", address, "must be host:port")
+        _check_address(address)
     return addresses
+
+
+def _check_address(address: str) -> None:
+    scheme, slashes, rest = address.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    bare = "" if ":" in host and not host.startswith("[") else host  # an IPv6 address
+    right = f"{bare or rest.strip('[]')}:{port if bare and port.isdecimal() else 7401}"
+    if slashes:
+        limit = f"must be host:port, without {scheme}://, such as {right}"
+    elif "/" in address:
+        limit = "must be host:port, without a path"
+    elif not host or not port.isdecimal():
+        limit = "must be host:port; a node's gRPC port is 7401, unless it is set otherwise"
+    elif not bare:
+        limit = "must be host:port; an IPv6 address stands in brackets, such as [::1]:7401"
+    elif not 0 < int(port) < 1 << 16:
+        limit = "must be host:port, with a port in 1 .. 65535"
+    else:
+        return
+    raise InvalidRequest.of("cluster", address, limit)
 
 
 def deadline_s(left_s: float) -> float:

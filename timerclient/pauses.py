@@ -5,6 +5,7 @@ from typing import Any
 
 from timerclient import policies, rows
 from timerclient.groups import GroupCalls, GroupFront
+from timerclient.policies import CatchUp
 from timerclient.proto import timer_pb2 as pb
 
 
@@ -23,7 +24,7 @@ class PauseCalls(GroupCalls):
         return await self._say(topic, {"paused": True})
 
     async def resume_topic(
-        self, topic: str, *, catch_up: str | None = None
+        self, topic: str, *, catch_up: CatchUp | None = None
     ) -> pb.DescribePoliciesResponse:
         """Let a topic fire again, also where its namespace is paused.
 
@@ -59,7 +60,7 @@ class PauseFront(GroupFront):
         return found
 
     def resume_topic(
-        self, topic: str, *, catch_up: str | None = None
+        self, topic: str, *, catch_up: CatchUp | None = None
     ) -> pb.DescribePoliciesResponse:
         """See PauseCalls."""
         call = self._seen.resume_topic(topic, catch_up=catch_up)

@@ -10,7 +10,7 @@ answers; who sends them is the client (timerclient/aio.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, Self, TypedDict
@@ -47,9 +47,9 @@ class TimerInfo:
     """As all below, of a pending timer only."""
     requested_ms: int | None = None
     """When it was asked to fire, Unix milliseconds."""
-    payload: bytes | None = None
+    payload: bytes | None = field(default=None, repr=False)
     key: str | None = None
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
     held: bool = False
     """It is overdue, as its topic is paused, or was just now. Told of one timer, not in lists."""
 
@@ -62,6 +62,11 @@ class TimerInfo:
     def due_ms(self) -> int:
         """The effective due time, Unix milliseconds."""
         return ids.due_ms_of(self.raw)
+
+    @property
+    def due(self) -> datetime:
+        """The effective due time, in UTC."""
+        return rows.moment_of(self.due_ms)
 
 
 @dataclass(frozen=True, slots=True)

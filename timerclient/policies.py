@@ -1,14 +1,38 @@
 """Policies as an application names them: scopes, and fields of the contract's Policy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict, cast
 
 from timerclient import rows
 from timerclient.errors import InvalidRequest
 from timerclient.proto import timer_pb2 as pb
 
-NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+CatchUp = Literal["all", "latest", "drop"]
+"""What becomes of overdue timers when their topic is resumed."""
+
+
+class Policy(TypedDict, total=False):
+    """Fields of a policy; docs/features.md has their meaning. 0 is none, where that makes sense."""
+
+    delayed_delivery: bool
+    tick_ms: int
+    delay_ms_min: int
+    delay_ms_max: int
+    fixed_delay_ms: int
+    payload_bytes_max: int
+    delay_levels_ms: Sequence[int]
+    pending_max: int
+    pending_bytes_max: int
+    ready_max: int
+    ready_bytes_max: int
+    ttl_ms: int
+    retention_ms: int
+    paused: bool
+    catch_up: CatchUp
+
+
+NOTHING: Final = cast("Policy", MappingProxyType({}))
 FIELDS: Final = tuple(field.name for field in pb.Policy.DESCRIPTOR.fields)
 LEVELS: Final = "delay_levels_ms"
 FLAGS: Final = ("delayed_delivery", "paused")

@@ -3,8 +3,18 @@
 from enum import IntEnum
 
 
-class CancelResult(IntEnum):
-    """What became of a cancel; the truth while the timer is pending and for a while after."""
+class Result(IntEnum):
+    """A result prints as its name."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class CancelResult(Result):
+    """What became of a cancel; the truth while the timer is pending and for a while after.
+
+    Only CANCELLED is true: `if client.cancel(timer):`.
+    """
 
     CANCELLED = 1
     """It was pending and will never fire."""
@@ -18,8 +28,11 @@ class CancelResult(IntEnum):
     DROPPED = 5
     """Its topic was paused, and went on without it: it never fires."""
 
+    def __bool__(self) -> bool:
+        return self is CancelResult.CANCELLED
 
-class ScheduleResult(IntEnum):
+
+class ScheduleResult(Result):
     """What became of one timer of a request."""
 
     SCHEDULED = 1
@@ -31,7 +44,7 @@ class ScheduleResult(IntEnum):
     """Not scheduled: a pending timer has its key."""
 
 
-class RescheduleResult(IntEnum):
+class RescheduleResult(Result):
     """What became of a reschedule; true as a cancel's."""
 
     RESCHEDULED = 1
@@ -44,7 +57,7 @@ class RescheduleResult(IntEnum):
     """As of a cancel."""
 
 
-class TimerState(IntEnum):
+class TimerState(Result):
     """What the cluster knows of a timer."""
 
     PENDING = 1
@@ -56,7 +69,7 @@ class TimerState(IntEnum):
     without it."""
 
 
-class AckResult(IntEnum):
+class AckResult(Result):
     """What became of an ack. The other two answers are raised: LeaseLost and NotDelivered."""
 
     ACKED = 1
@@ -70,7 +83,7 @@ class AckResult(IntEnum):
     message, and stays so. Of a cumulative ack: at least one message is, the others are acked."""
 
 
-class NackResult(IntEnum):
+class NackResult(Result):
     """What became of a nack. The other two answers are raised: LeaseLost and NotDelivered."""
 
     ALREADY_ACKED = 2
@@ -83,7 +96,7 @@ class NackResult(IntEnum):
     """It is a dead letter by now, or was redriven."""
 
 
-class ExtendResult(IntEnum):
+class ExtendResult(Result):
     """What became of an extension. The other two answers are raised, as of a nack."""
 
     ALREADY_ACKED = 2

@@ -36,6 +36,8 @@ REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
 """Bytes of one request's rows: a message is 64 MiB at most, its head is small."""
 
 Headers = Mapping[str, str]
+OnConflict = Literal["reject", "replace", "keep"]
+"""What becomes of a new timer whose key a pending one has."""
 T = TypeVar("T")
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -363,7 +365,7 @@ def encode_batch(
     when: Mapping[str, Any],
     keys: Iterable[str | None] | None,
     headers: Headers | Iterable[Headers | None] | None,
-    on_conflict: str = "reject",
+    on_conflict: OnConflict = "reject",
 ) -> tuple[bytes, int]:
     """Return (a ScheduleRequest without its head, its rows n >= 1).
 
@@ -413,13 +415,19 @@ def payload_bytes(payload: Any) -> bytes:
         return payload
     if isinstance(payload, bytearray | memoryview):
         return bytes(payload)
-    raise InvalidRequest.of("payload", payload, "must be bytes; encode text first")
+    raise InvalidRequest.of("payload", kind_of(payload), "must be bytes; encode text first")
+
+
+def kind_of(value: object) -> str:
+    """Return of which kind a value is, for an error that must not print the value."""
+    size = f" of {len(value)}" if isinstance(value, str | bytes | bytearray) else ""
+    return f"{type(value).__name__}{size}"
 
 
 def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
     """Put the payloads into `to`; return how many they are."""
     if isinstance(payloads, bytes | bytearray | str):
-        raise InvalidRequest.of("payloads", payloads[:32], "must be a sequence of bytes")
+        raise InvalidRequest.of("payloads", kind_of(payloads), "must be a sequence of bytes")
     table = _table(payloads)
     if table is not None:
         n, width = table.shape or (0, 0)

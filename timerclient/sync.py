@@ -23,7 +23,7 @@ anew (multiprocessing's "spawn" or "forkserver").
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -36,6 +36,7 @@ from timerclient.aio import (
     CLOSE_AFTER_ERROR_S,
     WINDOW,
     AsyncTimerClient,
+    Change,
     hold_max_s,
     make_credit,
     make_opening,
@@ -51,10 +52,11 @@ from timerclient.groups import Start
 from timerclient.messages import Batch, Message
 from timerclient.nodes import Dial
 from timerclient.pending import PAGE_SIZE, Changed, Rescheduled, TimerCounts, TimerInfo, Where
+from timerclient.policies import Policy
 from timerclient.producer import Call
 from timerclient.proto import timer_pb2 as pb
 from timerclient.results import CancelResult
-from timerclient.rows import Headers, NewTimer, When, WhenMany, at_hand
+from timerclient.rows import Headers, NewTimer, OnConflict, When, WhenMany, at_hand
 from timerclient.settings import Settings
 from timerclient.subscription import Subscription
 from timerclient.timers import Outcome, Timer, Timers
@@ -105,7 +107,7 @@ class TimerClient(TopicFront):
         payload: bytes,
         *,
         key: str | None = None,
-        on_conflict: str = "reject",
+        on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
         request_id: str | None = None,
         timeout: Seconds | None = None,
@@ -118,7 +120,8 @@ class TimerClient(TopicFront):
         Policies may have the last word: see `describe_policies`.
 
         A `key` is unique among the pending timers of its topic. If one has it, `on_conflict` says:
-        "reject" this one, "replace" it, which cancels it, or "keep" it and return it.
+        "reject" this one, "replace" it, which cancels it, or "keep" it and return it. With none
+        pending, as when it has just fired, each of them schedules this one.
 
         A `request_id` (up to 64 bytes) makes the call one that may be made again, by whatever
         process: within the cluster's window (limits.request_window_ms, five minutes) the same call
@@ -162,7 +165,7 @@ class TimerClient(TopicFront):
         payload: bytes,
         *,
         key: str | None = None,
-        on_conflict: str = "reject",
+        on_conflict: OnConflict = "reject",
         headers: Headers | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[When],
@@ -183,7 +186,7 @@ class TimerClient(TopicFront):
         payloads: Iterable[bytes],
         *,
         keys: Iterable[str | None] | None = None,
-        on_conflict: str = "reject",
+        on_conflict: OnConflict = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
         request_id: str | None = None,
         timeout: Seconds | None = None,
@@ -193,7 +196,8 @@ class TimerClient(TopicFront):
 
         When they fire is one value for all, or one for each payload; see `schedule`. Timers whose
         keys are taken are decided one by one: see its `on_conflict`, and `Timers.results`. A
-        `request_id` names the whole batch.
+        `request_id` names the whole batch. A request holds up to 65,536 timers, of which up to
+        1,024 have keys.
 
         Raises:
             InvalidRequest: an argument breaks a limit; a naive datetime, for one.
@@ -230,7 +234,7 @@ class TimerClient(TopicFront):
         payloads: Iterable[bytes],
         *,
         keys: Iterable[str | None] | None = None,
-        on_conflict: str = "reject",
+        on_conflict: OnConflict = "reject",
         headers: Headers | Iterable[Headers | None] | None = None,
         timeout: Seconds | None = None,
         **when: Unpack[WhenMany],
@@ -248,14 +252,14 @@ class TimerClient(TopicFront):
         self,
         timers: Iterable[NewTimer],
         *,
-        on_conflict: str = "reject",
+        on_conflict: OnConflict = "reject",
         request_id: str | None = None,
         timeout: Seconds | None = None,
     ) -> Timers:
         """Return the timers of one request, of whatever topics, in their order: all or none.
 
         One entry of the log holds them all. Those whose keys are taken are decided one by one, as
-        in a batch.
+        in a batch. Up to 1,024 have keys.
 
         Raises:
             InvalidRequest: an argument breaks a limit; there is no timer, for one.
@@ -351,7 +355,8 @@ class TimerClient(TopicFront):
         """Return the timer that fires instead of a pending one, named by id, or by key and topic.
 
         It has a new id, and the old one's key, payload and headers. When: as `schedule`, but it has
-        to be said.
+        to be said. The old id is a cancelled timer's from then on; `tell_story` of it gives the new
+        one (`other_id` of its event RESCHEDULED), as long as the log holds that.
 
         Raises:
             NotPending: the timer fired, was cancelled, or is not known; nothing was changed.
@@ -512,7 +517,7 @@ class TimerClient(TopicFront):
         """Return the voters and the learners that answer."""
         return self._background.call(self._client.members())
 
-    def change_members(self, change: str, name: str) -> pb.ListMembersResponse:
+    def change_members(self, change: Change, name: str) -> pb.ListMembersResponse:
         """Let a learner become a voter (`add`, `replace`) or a voter a learner (`remove`)."""
         return self._background.call(self._client.change_members(change, name))
 
@@ -529,7 +534,7 @@ class TimerClient(TopicFront):
 
     def alter_policies(
         self,
-        said: Mapping[str, Any] = policies.NOTHING,
+        said: Policy = policies.NOTHING,
         *,
         unset: Iterable[str] = (),
         namespace: str | None = None,

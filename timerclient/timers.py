@@ -1,11 +1,13 @@
 """What scheduling returns: one timer, or a lazy sequence over the raw ids of many."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple, overload
 
 from timerclient import ids
 from timerclient.errors import AlreadyExists
 from timerclient.results import ScheduleResult
+from timerclient.rows import moment_of
 
 
 class Outcome(NamedTuple):
@@ -81,6 +83,11 @@ class Timer:
     def due_ms(self) -> int:
         """The effective due time, Unix milliseconds: never before what was asked for."""
         return ids.due_ms_of(self.raw)
+
+    @property
+    def due(self) -> datetime:
+        """The effective due time, in UTC."""
+        return moment_of(self.due_ms)
 
     def __repr__(self) -> str:
         return f"Timer({self.id!r}, due_ms={self.due_ms})"

@@ -8,7 +8,7 @@ offsets, and the audit has the rest.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from chaos.history import History, Outcome, Run
 from chaos.workloads.producer import now_ms, outcome_of
@@ -16,6 +16,7 @@ from timerclient import TimerClient
 from timerclient.errors import TimerError
 from timerclient.groups import Start
 from timerclient.pending import Rescheduled, Where
+from timerclient.policies import CatchUp, Policy
 from timerclient.topics import namespace_of
 
 TOPIC: Final = "topic"
@@ -84,7 +85,7 @@ class Changer:
         """Let nothing of the topic fire."""
         return self._ruled({"paused": True}, lambda: self._client.pause_topic(self._topic))
 
-    def resume(self, catch_up: str) -> bool:
+    def resume(self, catch_up: CatchUp) -> bool:
         """Let the topic fire again."""
         said = {"paused": False, "catch_up": catch_up}
         return self._ruled(said, lambda: self._client.resume_topic(self._topic, catch_up=catch_up))
@@ -104,7 +105,7 @@ class Changer:
         name, where = scopes[scope]
         return self._ruled(
             {**said, **dict.fromkeys(unset)},
-            lambda: self._client.alter_policies(said, unset=unset, **where),
+            lambda: self._client.alter_policies(cast("Policy", said), unset=unset, **where),
             name,
         )
 

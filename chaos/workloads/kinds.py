@@ -18,6 +18,7 @@ from chaos.workloads.consumer import Habit
 from chaos.workloads.producer import now_ms
 from timerclient.errors import Overloaded
 from timerclient.pending import Where
+from timerclient.rows import OnConflict
 from timerclient.timers import Timers
 
 BEAT_S: Final = 0.25
@@ -131,6 +132,9 @@ def _race(clients: Clients, ids: list[str], marks: list[int], due_ms: int) -> No
         clients.cancels.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
 
 
+_MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "keep")
+
+
 def keyed(clients: Clients) -> None:
     """Upserts of few keys in all modes, some at once; cancels and reschedules of the same keys."""
     chance, later = clients.chance, clients.cancels.after
@@ -139,7 +143,7 @@ def keyed(clients: Clients) -> None:
         for start in range(0, count, UPSERT):
             n = min(UPSERT, count - start)
             due_ms = [clients.within(now + chance.uniform(-100, 4000)) for _ in range(n)]
-            mode = chance.choice(("reject", "replace", "replace", "keep"))
+            mode: OnConflict = chance.choice(_MODES)
             names = [_key(chance) if chance.random() < 0.9 else None for _ in range(n)]
             work = partial(clients.producer.upsert, clients.marks(n), due_ms, names, mode)
             if chance.random() < 0.5:

@@ -12,6 +12,7 @@ from chaos.history import History, Outcome, Run, payload_of
 from chaos.workloads.books import Books
 from timerclient import TimerClient
 from timerclient.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
+from timerclient.rows import OnConflict
 from timerclient.timers import Timers
 
 PAYLOAD_SIZE: Final = 100
@@ -73,7 +74,7 @@ class Producer:
         marks: Sequence[int],
         due_ms: Sequence[int],
         keys: Sequence[str | None],
-        on_conflict: str,
+        on_conflict: OnConflict,
     ) -> list[str]:
         """Schedule timers with keys; return the ids of those that are timers.
 

@@ -20,13 +20,14 @@ from typing import Final
 from chaos.workloads.changer import CLUSTER, NAMESPACE, TOPIC
 from chaos.workloads.clients import Clients, Reader, Rest
 from chaos.workloads.producer import PAYLOAD_SIZE, now_ms
+from timerclient.policies import CatchUp
 from timerclient.timers import Timers
 
 BEAT_S: Final = 0.25
 SOON_MS: Final = 3_000
 PAUSE_BEATS: Final = 8
 """From one pause to the next; half as long it lasts."""
-CATCH_UPS: Final = ("drop", "latest", "all")
+CATCH_UPS: Final[Sequence[CatchUp]] = ("drop", "latest", "all")
 SETTLED_MS: Final = 500
 """So long after its due time somebody asks what became of a timer: a release is through by then."""
 RULE_BEATS: Final = 6

@@ -104,8 +104,8 @@ def play(scene: Scene) -> dict[str, list[int]]:
     before = [seq for topic in PAUSED for seq in scene.schedule(topic, [0, 100])]
     scene.until_given(before)
     client.alter_policies({"paused": True, "catch_up": "drop"}, namespace="ns")
-    for topic in (ALL, LATEST):
-        client.alter_policies({"paused": True, "catch_up": topic}, topic=topic)
+    client.alter_policies({"paused": True, "catch_up": "all"}, topic=ALL)
+    client.alter_policies({"paused": True, "catch_up": "latest"}, topic=LATEST)
     held = {topic: scene.schedule(topic, [-500, 0, 100, 300, 700]) for topic in PAUSED}
     scene.until(lambda: min(client.describe_topic(topic).held for topic in PAUSED) == 5)
 

@@ -1,12 +1,13 @@
 """Against three real processes: quotas over failover and restart, and what operators see."""
 
 import re
+from typing import cast
 
 import pytest
 
 from tests.cluster.running import Running, take, until
 from tests.cluster.test_changes import flushed
-from timerclient import QuotaReached, TimerClient
+from timerclient import Policy, QuotaReached, TimerClient
 
 pytestmark = pytest.mark.slow
 
@@ -25,8 +26,13 @@ def test_quota_and_what_is_used_of_it_outlive_failover_and_restart(
     client.schedule_batch(topic, [b"12345"] * 3)
     client.schedule_batch(topic, [b"123"] * 2, delay=HOUR)
     gone = client.schedule(topic, b"1234567", delay=HOUR)
-    limits = {"pending_max": 3, "pending_bytes_max": 16, "ready_max": 3, "ready_bytes_max": 99}
-    client.alter_policies(limits, topic=topic)
+    limits: dict[str, int] = {
+        "pending_max": 3,
+        "pending_bytes_max": 16,
+        "ready_max": 3,
+        "ready_bytes_max": 99,
+    }
+    client.alter_policies(cast("Policy", limits), topic=topic)
     flushed(cluster)
     client.cancel(gone)
     numbers = {"pending_max": 2, "pending_bytes_max": 6, "ready_max": 3, "ready_bytes_max": 15}

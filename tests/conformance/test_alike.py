@@ -12,11 +12,12 @@ from tests.cluster.running import error_of
 from tests.conformance.worlds import FakeWorld, World
 from timerclient import TimerClient, TimerError
 from timerclient.errors import InvalidRequest, from_wire
+from timerclient.rows import OnConflict
 from timerfake import FakeCluster
 
 CALLS = 150
 HOUR = 3600.0
-MODES = ("reject", "replace", "keep")
+MODES: tuple[OnConflict, ...] = ("reject", "replace", "keep")
 
 
 class Player:
@@ -100,7 +101,7 @@ class Player:
         return counts.pending, counts.beyond
 
     def policy(self, rng: random.Random) -> Any:
-        said: dict[str, Any] = rng.choice(
+        said: Any = rng.choice(
             [
                 {"delay_ms_min": 7_200_000},
                 {"delay_ms_max": 14_400_000},

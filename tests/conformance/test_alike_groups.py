@@ -123,7 +123,7 @@ class Player:
         return str(self.client.pause_topic(rng.choice(self.topics)).own)
 
     def resume(self, rng: random.Random) -> Any:
-        way = rng.choice(["all", "latest", "drop"])
+        way: Any = rng.choice(["all", "latest", "drop"])
         own = str(self.client.resume_topic(rng.choice(self.topics), catch_up=way).own)
         self.settled()
         return own

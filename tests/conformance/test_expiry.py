@@ -1,5 +1,7 @@
 """How long messages live, and are kept, after they have fired."""
 
+from typing import Any
+
 import pytest
 
 from tests.cluster.running import WAIT_S
@@ -13,7 +15,8 @@ HOUR_MS = 3_600_000
 def live(world: World, topic: str, moments: float, **said: int) -> None:
     """Give a topic's messages so many moments to live."""
     ttl_ms = round(moments * world.moment_ms)
-    world.client.alter_policies({"ttl_ms": ttl_ms, **said}, topic=topic)
+    policy: Any = {"ttl_ms": ttl_ms, **said}
+    world.client.alter_policies(policy, topic=topic)
 
 
 def expired(world: World, topic: str) -> int:

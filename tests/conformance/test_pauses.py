@@ -167,7 +167,7 @@ def test_unknown_topic_is_neither_paused_nor_made(world: World, topic: str) -> N
 def test_catch_up_of_another_kind_is_refused_and_names_the_limit(world: World, topic: str) -> None:
     world.client.create_topic(topic)
     with pytest.raises(InvalidRequest) as refused:
-        world.client.resume_topic(topic, catch_up="some")
+        world.client.resume_topic(topic, catch_up="some")  # type: ignore[arg-type]
     assert (refused.value.field, refused.value.limit) == ("catch_up", "must be all, latest, drop")
 
 

@@ -127,4 +127,4 @@ def test_policy_of_an_unknown_topic_is_not_found(world: World, ns: str) -> None:
     with pytest.raises(NotFound):
         world.client.describe_policies(topic=f"{ns}/t")
     with pytest.raises(InvalidRequest, match="must be one of"):
-        world.client.alter_policies({"nonsense": 1}, namespace=ns)
+        world.client.alter_policies({"nonsense": 1}, namespace=ns)  # type: ignore[typeddict-unknown-key]

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -78,8 +79,9 @@ async def test_modes_do_not_share_a_request(cluster: Cluster, client: AsyncTimer
     assert (replaced.result, replaced.replaced) == (ScheduleResult.REPLACED, first.raw)
     assert plain.result is ScheduleResult.SCHEDULED
     assert len(cluster.requests) == 3
+    wrong: Any = "overwrite"
     with pytest.raises(InvalidRequest, match="on_conflict"):
-        await client.schedule("t", b"", key="k", on_conflict="overwrite")
+        await client.schedule("t", b"", key="k", on_conflict=wrong)
 
 
 async def test_lost_answer_of_a_conflict_is_repeated_as_it_was(

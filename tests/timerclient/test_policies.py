@@ -74,7 +74,11 @@ def test_level_goes_with_no_other_time() -> None:
 async def test_fields_travel_as_they_are_named_and_only_those(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    said = {"delayed_delivery": False, "tick_ms": 5, "delay_levels_ms": [1, 2]}
+    said: policies.Policy = {
+        "delayed_delivery": False,
+        "tick_ms": 5,
+        "delay_levels_ms": [1, 2],
+    }
     answer = await client.alter_policies(said, unset=["delay_ms_max"], topic="ns/t")
     [request] = cluster.alters
     assert policies.said(request.set) == said

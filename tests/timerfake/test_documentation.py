@@ -4,15 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from datetime import timedelta
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import timerclient
 from timerclient import TimerClient
-from timerclient.messages import Message
 from timerfake import FakeCluster
 
 ROOT = Path(__file__).parents[2]
@@ -47,59 +45,44 @@ def test_examples_of_the_documentation_pass(tmp_path: Path) -> None:
     assert f"{tests} passed" in run.stdout, run.stdout + run.stderr
 
 
-class Enough(Exception):
-    """The example's loop has had its messages."""
+def played(example: str, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what an example prints, run as it stands, while the fake's time passes."""
+    printed: list[str] = []
+
+    def connect(addresses: str) -> TimerClient:
+        assert addresses.count(":74") == 3
+        return fake.client()
+
+    def note(*words: object) -> None:
+        printed.append(" ".join(map(str, words)))
+
+    monkeypatch.setattr(timerclient, "TimerClient", connect)
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(exec, example, {"print": note})
+        while not done.done():
+            fake.advance(0.1)
+        done.result()
+    return printed
 
 
 def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     example, _ = examples("README.md")
-    processed: list[bytes] = []
-
-    def process(message: Message) -> None:
-        processed.append(message.payload)
-        if len(processed) == 3:
-            raise Enough
-
-    with FakeCluster() as fake:
-
-        def connect(addresses: str) -> TimerClient:
-            assert addresses.count(":74") == 3
-            return fake.client()
-
-        monkeypatch.setattr(timerclient, "TimerClient", connect)
-        due_times = [fake.now_ms, fake.now_ms, fake.now_ms + 7_200_000, fake.now_ms]
-        payloads = [b"1", b"2", b"cancelled", b"3"]
-        names: dict[str, Any] = {"payloads": payloads, "due_times": due_times, "process": process}
-        names["midnight"] = fake.now + timedelta(days=1)
-        with pytest.raises(Enough):
-            exec(example, names)
-        assert processed == [b"1", b"2", b"3"]
-        with fake.client() as client:
-            [topic] = client.topics()
-            assert (topic.pending, topic.cancelled, topic.fired) == (0, 4, 3)
-
-
-def test_example_of_throughput_sends_what_was_submitted() -> None:
-    _, example = examples("README.md")
-    parts = [[b"%d" % n for n in range(at, at + 1_000)] for at in range(0, 5_000, 1_000)]
-    sent: list[bytes] = []
-
-    def send(payloads: list[bytes]) -> None:
-        sent.extend(payloads)
-        if len(sent) == 5_000:
-            raise Enough
-
     with FakeCluster() as fake, fake.client() as client:
-        names: dict[str, Any] = {
-            "client": client,
-            "parts": parts,
-            "due_ms": fake.now_ms,
-            "send": send,
-        }
-        with pytest.raises(Enough):
-            exec(example, names)
-        assert [each for part in parts for each in part] == sent
-        assert sum(len(timers) for timers in names["timers"]) == 5_000
+        cancelled, payload, listed, within, count, *rest = played(example, fake, monkeypatch)
+        assert re.match(r"cancelled: \w{24} 20\d\d-", cancelled)
+        assert payload == "b'cancel 4711'"
+        assert listed.endswith("+00:00 order-4711")
+        assert "timedelta(seconds=60): 2," in within
+        assert (count, rest) == ("1", ["b'remind 1'", "b'remind 2'"])
+        [topic] = client.topics()
+        assert (topic.pending, topic.cancelled, topic.fired) == (0, 3, 2)
+        assert topic.groups[0].unacked == 0
+
+
+def test_example_of_throughput_sends_what_was_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, example = examples("README.md")
+    with FakeCluster() as fake:
+        assert sum(map(int, played(example, fake, monkeypatch))) == 5_000
 
 
 def test_consumer_holds_what_it_has_and_its_window_and_gives_its_group_its_lease() -> None:
