@@ -343,6 +343,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "position": tuple(machine.store.position),
         "voters": machine.voters,
         "queues": {topic: queue_of(machine, topic) for topic in machine.topics},
+        "retention marks": {topic.name: [*topic.queue.marks] for topic in machine.topics.values()},
         "groups": [
             (
                 group.group_id,
@@ -350,6 +351,8 @@ def state_of(machine: Machine) -> dict[str, Any]:
                 group.cursor,
                 group.reserved,
                 group.marks,
+                group.delivered_to,
+                group.moved.tolist(),
                 group.is_acked(u64(range(200))).tolist(),
                 [a for o, a in enumerate(group.attempts(u64(range(200)))) if o >= group.cursor],
                 [t for o, t in enumerate(group.not_before(u64(range(200)))) if o >= group.cursor],

@@ -5,6 +5,7 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -192,3 +193,49 @@ def test_lock_is_exclusive_names_its_holder_and_ends_with_release(tmp_path: Path
     lock.release()
     lock.release()
     DISK.lock(tmp_path / "LOCK").release()
+
+
+def test_real_disk_syncs_in_the_order_that_makes_its_promises_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def recorded(name: str) -> Callable[..., Any]:
+        real: Callable[..., Any] = getattr(os, name)
+
+        def call(target: Any, *rest: Any) -> Any:
+            path = Path(
+                os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else target
+            )
+            calls.append(f"{name} {path.relative_to(tmp_path.parent)}")
+            return real(target, *rest)
+
+        return call
+
+    for name in ("write", "writev", "pwrite", "fsync", "fdatasync", "replace", "posix_fadvise"):
+        monkeypatch.setattr(os, name, recorded(name))
+    root = tmp_path.name
+
+    def done(step: Callable[[], object]) -> list[str]:
+        calls.clear()
+        step()
+        return [call.replace("writev", "write") for call in calls]
+
+    assert done(lambda: DISK.write_atomic(tmp_path / "m", b"new")) == [
+        f"write {root}/m.tmp",
+        f"fsync {root}/m.tmp",
+        f"replace {root}/m.tmp",
+        f"fsync {root}",
+    ]
+    assert done(lambda: DISK.sync_dir(tmp_path)) == [f"fsync {root}"]
+    assert done(lambda: DISK.make_dir(tmp_path / "d")) == ["fsync .", f"fsync {root}"]
+    # What an earlier process wrote and could not sync is on the disk, or away, before it is read.
+    truth = [f"fdatasync {root}/m", f"posix_fadvise {root}/m"]
+    assert done(lambda: DISK.open_append(tmp_path / "m").close()) == truth
+    assert done(lambda: DISK.open_mark(tmp_path / "m").close()) == truth
+    file = DISK.open_append(tmp_path / "new")
+    assert done(lambda: (file.write([b"a"]), file.sync())) == [
+        f"write {root}/new",
+        f"fdatasync {root}/new",
+    ]
+    file.close()

@@ -317,6 +317,20 @@ def test_reserve_runs_ahead_so_that_one_op_serves_many_messages() -> None:
     assert proposed <= 2 * 20_000 / RESERVE_AHEAD + 2
 
 
+def test_extended_lease_outlives_its_old_deadline_beside_another_that_ends() -> None:
+    play = ready(4, credit=100)
+    assert [play.hand_out(2), play.hand_out(2)] == [[0, 1], [2, 3]]
+    first, other = (lease for _, lease in play.held)
+    play.wait(LEASE_MS // 2)
+    held = MonoMs(play.now_ms), Epoch(play.epoch), first.lease_id
+    assert play.leases.extend(*held, first.offsets, LEASE_MS).tolist() == [ACCEPT] * 2
+    play.wait(LEASE_MS // 2)  # the old deadline of both
+    assert [op.offsets.tolist() for op in play.log] == [other.offsets.tolist()]
+    assert play.leases.wake_at_ms() == LEASE_MS // 2 + LEASE_MS
+    play.wait(LEASE_MS // 2)
+    assert [op.offsets.tolist() for op in play.log] == [[2, 3], [0, 1]]
+
+
 def test_silent_consumer_gets_nothing_while_another_is_heard() -> None:
     play = ready(4, credit=100)
     (frozen,) = play.consumers

@@ -24,6 +24,7 @@ from timer.errors import CorruptFile, DiskFailed, TimerError, UnknownVersion
 from timer.manifest import NAME, SPILL_DIRECTORY
 from timer.payloads import Op
 from timer.policies import CLUSTER, Scope
+from timer.queues import MARK_MS
 from timer.units import LogIndex, TopicId, UnixMs
 
 PATH = STATE / NAME
@@ -103,6 +104,26 @@ def test_restart_from_a_manifest_of_any_index_is_the_uninterrupted_machine(cut: 
     for each in (again, uninterrupted):
         catch_up(each, whole)
     assert state_of(again.machine) == state_of(uninterrupted.machine)
+
+
+def test_restart_knows_when_each_message_fired_as_far_as_retention_asks() -> None:
+    log = Log()
+    log.begin_epoch()
+    log.topic("a")
+    log.policy(Scope("", TopicId(1)), retention_ms=3 * MARK_MS)
+    for _ in range(3):
+        log.schedule(part_of([(1, log.now_ms, b"x")] * 2))
+        log.fire(log.now_ms)
+        log.now_ms += MARK_MS
+    disk, engine = flushed(log)
+    again = engine_on(disk)
+    assert len(again.machine.topics[TopicId(1)].queue.marks) == 3
+    assert state_of(again.machine) == state_of(engine.machine)
+    log.now_ms += MARK_MS
+    log.checkpoint()
+    for each in (again, engine):
+        catch_up(each, log)
+        assert [offset for offset, *_ in queue_of(each.machine, 1)] == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("start", range(1, 34, 4))

@@ -145,6 +145,26 @@ def test_digest_tells_tables_of_ids_apart() -> None:
     assert len({*machines}) == 3
 
 
+def test_id_that_is_used_anew_is_remembered_for_its_new_time_alone() -> None:
+    table = Requests()
+    old = Answer(0, Seq(1), part_of([(1, 1, b"")] * 3).due_ms)
+    new = Answer(0, Seq(9), part_of([(1, 1, b"")]).due_ms)
+    for number in range(3):  # behind these nothing is forgotten by the way
+        table.accept(named(b"%d" % number, until_ms=90), old, UnixMs(0))
+    table.accept(named(b"again", until_ms=10), old, UnixMs(0))
+    before = table.sum
+    assert table.repeated(named(b"again"), UnixMs(10)) is old
+    assert table.repeated(named(b"again", until_ms=60), UnixMs(11)) is None
+    table.accept(named(b"again", until_ms=60), new, UnixMs(11))
+    assert (len(table), table.rows) == (4, 3 * 3 + 1), "it is there once"
+    assert table.sum != before
+    assert table.repeated(named(b"again"), UnixMs(60)) is new
+    table.expire(UnixMs(61))
+    assert (len(table), table.rows) == (3, 9)
+    table.expire(UnixMs(91))
+    assert (len(table), table.rows, table.sum) == (0, 0, 0)
+
+
 def test_table_forgets_what_is_over_and_counts_what_it_holds() -> None:
     table = Requests()
     for number, until_ms in enumerate((10, 30, 20)):

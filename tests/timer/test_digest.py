@@ -1,0 +1,142 @@
+"""The digest: two states that differ in any one thing have different ones."""
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from chaos.simdisk import SimDisk
+from tests.timer.machines import Log, machine_on, part_of
+from timer.applied import ALREADY_CANCELLED
+from timer.columns import RequestId
+from timer.groups import Group
+from timer.machine import Machine
+from timer.order import Position
+from timer.payloads import GroupSettings, Op
+from timer.policies import Policy, Scope
+from timer.producers import Answer
+from timer.topic import Release, Topic
+from timer.units import ProducerId, ReplicaId, Seq, TopicId, UnixMs
+
+DUE_MS = 10_000_000_000_000
+
+
+def busy() -> Machine:
+    """Return a machine with something of each kind."""
+    machine, log = machine_on(SimDisk(), leads=False), Log()
+    entries = [log.begin_epoch(), log.topic("a"), log.producer(b"p")]
+    entries += [log.create_group(1, "g"), log.schedule(part_of([(1, DUE_MS, b"far")]))]
+    entries += [log.schedule(part_of([(1, log.now_ms, b"x")] * 4)), log.fire(log.now_ms)]
+    entries += [log.op(Op.RESERVE, 1, 1, [4]), log.op(Op.ACK, 1, 1, [2])]
+    for entry in entries:
+        machine.apply(entry)
+    return machine
+
+
+def topic_of(machine: Machine) -> Topic:
+    return machine.topics[TopicId(1)]
+
+
+def group_of(machine: Machine) -> Group:
+    return topic_of(machine).groups["g"]
+
+
+def plus_one(of: Callable[[Machine], object], name: str) -> Callable[[Machine], None]:
+    def change(machine: Machine) -> None:
+        owner = of(machine)
+        setattr(owner, name, getattr(owner, name) + 1)
+
+    return change
+
+
+MACHINE = (
+    *("applied_index", "last_read_time_ms", "next_seq", "next_topic_id", "next_group_id"),
+    "topic_deleted_in",
+)
+COUNTS = ("scheduled", "fired", "cancelled", "dropped")
+TOPIC = ("deleted_in", "expired", "pending_sum", "pending_bytes", "held", "held_bytes")
+QUEUE = ("begin", "end", "chain")
+GROUP = (
+    *("group_id", "cursor", "reserved", "since", "delivered_to", "ack_sum", "acked_count"),
+    *("ended_sum", "recalled_sum", "later_sum", "expired", "expired_to", "moved_sum"),
+)
+PLAIN: dict[str, Callable[[Machine], None]] = {
+    **{f"machine {name}": plus_one(lambda m: m, name) for name in MACHINE},
+    **{f"counts {name}": plus_one(lambda m: m.counts, name) for name in COUNTS},
+    **{f"topic {name}": plus_one(topic_of, name) for name in TOPIC},
+    **{f"topic counts {name}": plus_one(lambda m: topic_of(m).counts, name) for name in COUNTS},
+    **{f"queue {name}": plus_one(lambda m: topic_of(m).queue, name) for name in QUEUE},
+    **{f"group {name}": plus_one(group_of, name) for name in GROUP},
+}
+
+
+def named(machine: Machine) -> None:
+    request = RequestId(b"r", 1, UnixMs(9))
+    machine.requests.accept(request, Answer(0, Seq(1), np.zeros(1, np.int64)), UnixMs(0))
+
+
+def ended(machine: Machine) -> None:
+    machine.producers.end(ProducerId(1))
+
+
+def used(machine: Machine) -> None:
+    machine.producers.accept(
+        ProducerId(1), Answer(1, Seq(1), np.zeros(1, np.int64)), machine.applied_time_ms
+    )
+
+
+def released(machine: Machine) -> None:
+    topic_of(machine).release = Release("all", UnixMs(1), Seq(1), None, waits=False)
+
+
+def released_further(machine: Machine) -> None:
+    topic_of(machine).release = Release("all", UnixMs(1), Seq(1), Position(1, Seq(1)), waits=False)
+
+
+OTHERS: dict[str, Callable[[Machine], None]] = {
+    "voters": lambda m: setattr(m, "voters", (*m.voters, ReplicaId(9))),
+    "a mark of what fired": lambda m: setattr(m, "fire_marks", deque([*m.fire_marks, (1, 1)])),
+    "a policy": lambda m: setattr(
+        m, "policies", m.policies.changed(Scope("", TopicId(1)), Policy(ttl_ms=7))
+    ),
+    "a cancel": lambda m: m.cancels.add(np.array([1]), np.array([1], np.uint64)),
+    "a late end": lambda m: m.late[ALREADY_CANCELLED].ended(UnixMs(1), np.array([1], np.uint64)),
+    "a sweep": lambda m: setattr(m.pauses, "swept", Position(1, Seq(2))),
+    "a sweep that is further": lambda m: setattr(m.pauses, "swept", Position(1, Seq(3))),
+    "a request's id": named,
+    "a producer": ended,
+    "a producer's request": used,
+    "a release": released,
+    "a release that is further": released_further,
+    "a topic": lambda m: m.restore_topic(Topic(TopicId(2), "b", topic_of(m).queue)),
+    "a topic's name": lambda m: setattr(topic_of(m), "name", "c"),
+    "a group's name": lambda m: setattr(group_of(m), "name", "h"),
+    "a group's settings": lambda m: setattr(group_of(m), "settings", GroupSettings(lease_ms=7)),
+    "a mark of a failover": lambda m: group_of(m).marks.append(3),
+}
+CHANGES = PLAIN | OTHERS
+
+
+def test_states_that_differ_in_one_thing_have_different_digests() -> None:
+    found = {"nothing": busy().digest_anew()}
+    assert busy().digest_anew() == found["nothing"]
+    for name, change in CHANGES.items():
+        machine = busy()
+        change(machine)
+        found[name] = machine.digest_anew()
+    places: dict[str, list[str]] = {}
+    for name, digest in found.items():
+        places.setdefault(digest, []).append(name)
+    assert [names for names in places.values() if len(names) > 1] == []
+
+
+@pytest.mark.parametrize("by_ms", [1, 1 << 20])
+def test_row_that_is_due_at_another_time_is_another_state(by_ms: int) -> None:
+    digests = []
+    for due_ms in (DUE_MS, DUE_MS + by_ms):
+        machine, log = machine_on(SimDisk(), leads=False), Log()
+        for entry in (log.begin_epoch(), log.topic("a"), log.schedule(part_of([(1, due_ms, b"")]))):
+            machine.apply(entry)
+        digests.append(machine.digest_anew())
+    assert digests[0] != digests[1]
