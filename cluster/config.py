@@ -156,6 +156,15 @@ class Limits(_Part):
     """Of each topic: each of its messages is asked after in every group."""
     producers_max: int = _int(100_000, 1, 1_000_000)
     """Where a tenth of these or less is left, those that sent nothing for an hour are forgotten."""
+    connections_max: int = _int(8_192, 16, 1_000_000)
+    """Of clients and peers on the gRPC port; fewer if the process may not have so many files."""
+    streams_max: int = _int(1_024, 8, 1_000_000)
+    """RPCs at a time on one connection; a client waits with more."""
+    memory_bytes_max: int = _int(0, 0, 1 << 50)
+    """Resident memory above which new work is refused and the connections that hold most end.
+    0: three quarters of what the machine, or the process's cgroup, has."""
+    outbox_bytes_max: int = _int(256 * MIB, 16 * MIB, 1 << 40)
+    """What waits for consumers to read it, of all of them; 8 MiB each at most."""
     inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
     """What the leader holds that no majority has yet, queued or sent; more is refused with
     RESOURCE_EXHAUSTED."""

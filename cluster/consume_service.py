@@ -20,6 +20,7 @@ from cluster import status, wire
 from cluster.groups import DELAY_MS_MAX, GroupDesk
 from cluster.host import Host
 from cluster.lease_ids import LeaseIds
+from cluster.outboxes import Outboxes
 from cluster.rpc import Context, Requests, Service, answered, streamed, within
 from timer.errors import InvalidRequest, NotLeader, Overloaded, TimerError
 from timer.gathering import Done
@@ -31,7 +32,6 @@ from timer.units import Epoch, LeaseId, Now, QueueOffset
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
-OUTBOX_BYTES_MAX: Final = 8 << 20
 CREDIT_MAX: Final = 1_000_000
 CONSUMER_BYTES_MAX: Final = 255
 """Of a consumer's name: errors tell it to others, in their trailers."""
@@ -77,9 +77,11 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self,
         host: Host,
         desk: GroupDesk,
+        outboxes: Outboxes,
         *,
         salt: int,
     ) -> None:
+        self.outboxes = outboxes
         self._host = host
         self._desk = desk
         self._salt = salt
@@ -109,7 +111,8 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self, requests: AsyncIterator[pb.ConsumeRequest], context: Context
     ) -> AsyncGenerator[pb.ConsumeResponse, None]:
         """Serve one consumer until its stream ends, or this node's leadership."""
-        stream = await self._open(requests := Requests(requests, context))
+        peer = getattr(context, "peer", str)()
+        stream = await self._open(requests := Requests(requests, context, self.taken), peer)
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(requests))
         try:
@@ -122,7 +125,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         if stream.ended is not None:
             raise stream.ended
 
-    async def _open(self, requests: AsyncIterator[pb.ConsumeRequest]) -> "_Stream":
+    async def _open(self, requests: AsyncIterator[pb.ConsumeRequest], peer: str) -> "_Stream":
         first = await anext(requests, None)
         if first is None or first.WhichOneof("kind") != "open":
             raise InvalidRequest("kind", first and first.WhichOneof("kind"), "must begin with open")
@@ -138,7 +141,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
                 opening.topic, opening.group, opening.start, opening.lease_ms
             )
         ids = self._ids_of(leader)
-        stream = _Stream(self._host, leader, group, self._desk, self._salt, ids)
+        stream = _Stream(
+            self._host, leader, group, self._desk, self._salt, ids, self.outboxes, peer
+        )
         stream.join(opening.consumer or "?", opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
         return stream
@@ -306,7 +311,7 @@ def answer_to(request: Settlement, result: object) -> pb.AckResponse:
 class _Stream:
     """One open consumer."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all of a consumer's world
         self,
         host: Host,
         leader: Leader,
@@ -314,6 +319,8 @@ class _Stream:
         desk: GroupDesk,
         salt: int,
         ids: LeaseIds,
+        outboxes: Outboxes,
+        peer: str,
     ) -> None:
         self._host = host
         self._desk = desk
@@ -323,7 +330,9 @@ class _Stream:
         self._ids = ids
         self._outbox: asyncio.Queue[tuple[pb.ConsumeResponse | None, int, int]] = asyncio.Queue()
         """Responses, each with its bytes and the acks that it answers. None: the end."""
-        self._outbox_bytes = 0
+        self._outbox_bytes = self._writing = 0
+        """What is in it or was read from it last, which gRPC may hold; and that last."""
+        self._outboxes, self._peer = outboxes, peer
         self._consumer: Consumer | None = None
         self._acking = 0
         """Ack requests that are not answered yet."""
@@ -345,6 +354,7 @@ class _Stream:
         )
         self._put(pb.ConsumeResponse(opened=opened), 0)
         consumer = Consumer(name, lease_ms, self._deliver, end=self.end)
+        consumer.one_by_one = self._outboxes.crowded
         self._leader.groups.join(self._group, consumer)
         self._consumer = consumer
         self._host.kick()
@@ -420,20 +430,31 @@ class _Stream:
         size = len(deliveries.payloads) + len(deliveries.keys) + len(deliveries.headers)
         size += 64 * len(delivery.lease.offsets)
         self._outbox_bytes += size
-        self._consumer.paused = self._outbox_bytes > OUTBOX_BYTES_MAX
+        self._outboxes.add(self._peer, size)
+        self._consumer.one_by_one = self._outboxes.crowded
+        was_paused = self._consumer.paused
+        self._consumer.paused = self._outbox_bytes > self._outboxes.most()
         self._put(pb.ConsumeResponse(deliveries=deliveries), size)
+        if was_paused and not self._consumer.paused:
+            self.credit(0)
 
     def _put(self, response: pb.ConsumeResponse | None, size: int, acks: int = 0) -> None:
         self._outbox.put_nowait((response, size, acks))
 
+    def _let_go(self, size: int) -> None:
+        self._outbox_bytes -= size
+        self._outboxes.add(self._peer, -size)
+
     async def next(self) -> pb.ConsumeResponse | None:
         """Return what to write next. None: the stream is over."""
+        self._let_go(self._writing)
         response, size, acks = await self._outbox.get()
-        self._outbox_bytes -= size
+        self._writing = size
         self._unread_acks -= acks
         self._read.set()
         consumer = self._consumer
-        if consumer is not None and consumer.paused and self._outbox_bytes < OUTBOX_BYTES_MAX // 2:
+        left = self._outbox_bytes - size
+        if consumer is not None and consumer.paused and left <= self._outboxes.most() // 2:
             consumer.paused = False
             self._leader.groups.credit(self._group, consumer, 0)
             self._host.kick()
@@ -453,6 +474,7 @@ class _Stream:
 
     def close(self) -> None:
         """Leave the group; what was held goes back at once."""
+        self._let_go(self._outbox_bytes)
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             self._leader.groups.leave(self._group, consumer)

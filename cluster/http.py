@@ -15,11 +15,12 @@ The node is seen through a `NodeView`; what makes it healthy and ready is decide
 import asyncio
 import errno
 import html
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -29,6 +30,10 @@ from timer.errors import ConfigError, InvalidRequest, NotFound, TimerError
 
 ANSWER_TIMEOUT_S: Final = 5.0
 """The others are asked for the whole cluster's status; a probe doesn't wait longer for them."""
+IDLE_S: Final = 30.0
+"""A connection must have sent a request's headers by then, and after each answer again."""
+CONNECTIONS_MAX: Final = 256
+"""With one more the oldest is closed, so that a probe comes through."""
 DRAIN_TIMEOUT_S: Final = 1.0
 """A stopping server waits so long for answers under way; a scrape can be repeated."""
 
@@ -111,6 +116,7 @@ class HttpServer:
         self._view = view
         self._registry = registry
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
 
     async def start(self) -> int:
         """Listen; return the port.
@@ -130,19 +136,32 @@ class HttpServer:
                 web.get("/v1/policies", self._policies),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_TIMEOUT_S)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address.host, self._address.port)
+        self._runner = runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=DRAIN_TIMEOUT_S, keepalive_timeout=IDLE_S
+        )
+        await runner.setup()
+        server = runner.server
+        assert server is not None
+
+        def accept() -> asyncio.Protocol:
+            _make_room(server.connections)
+            return server()
+
+        host, port = self._address
         try:
-            await site.start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                accept, host, port, backlog=1024
+            )
         except OSError as error:
             await self.stop()
             why = "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise ConfigError("http", self._text, f"can't listen: {why}") from error
-        return int(self._runner.addresses[0][1])
+        return int(self._listener.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Take no more requests, let those under way end, close; may be called at any time."""
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -183,6 +202,14 @@ class HttpServer:
     async def _policies(self, request: web.Request) -> web.Response:
         scope = {name: request.query.get(name, "") for name in ("namespace", "topic")}
         return await _json(lambda: self._view.policies(**scope))
+
+
+def _make_room(connections: Sequence[RequestHandler]) -> None:
+    """Close the oldest connection if there are too many: most likely it is idle."""
+    there = [each.transport for each in connections if each.transport is not None]
+    there = [each for each in there if not each.is_closing()]
+    if len(there) >= CONNECTIONS_MAX:
+        there[0].abort()
 
 
 def _verdict(why_not: str) -> web.Response:

@@ -25,7 +25,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster import descriptors
-from cluster.config import NodeConfig
+from cluster.config import NodeConfig, parse_address
+from cluster.connections import Connections
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
 from cluster.controller import ControllerConfig, Report, Role
@@ -33,6 +34,8 @@ from cluster.exits import Diverged
 from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
+from cluster.memory import MemoryGuard
+from cluster.open_files import connections_max
 from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
 from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
@@ -92,6 +95,10 @@ SERVER_OPTIONS: Final = (
     *_MESSAGES,
     *PINGED,
     ("grpc.so_reuseport", 0),
+    # A connection that says nothing, or has nothing to do, goes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.settings_timeout", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
 )
 PEER_OPTIONS: Final = (
     *_MESSAGES,
@@ -166,6 +173,7 @@ class Node:
         await self.control.start()
         self._spawn(self._publish_checkpoints())
         self._spawn(self._space.run())
+        self._spawn(self.memory.run())
         self._spawn(self._scrubber.run())
         logger.info("started: grpc %s, http %s", self.config.grpc, self.config.http)
 
@@ -283,22 +291,34 @@ class Node:
         )
 
     async def _serve(self) -> None:
-        config = self.config
+        config, limits = self.config, self.config.limits
         services = services_of(self.host, self.view, config)
         self._consumers = services.consumers
+        port = parse_address("grpc", config.grpc).port
+        connections = Connections(port, services.consumers.outboxes.unread)
+        self.memory = memory = MemoryGuard(limits.memory_bytes_max, connections)
+        self.telemetry.memory_limit_bytes.set(memory.bytes_max)
+        self.telemetry.memory_high.set_function(lambda: memory.high)
+        self.telemetry.outbox_bytes.set_function(lambda: self._consumers.outboxes.total)
+        memory.on_end = self.telemetry.connections_ended.inc
         for service in services:
             service.on_error = self._count_error
+            service.admit, service.taken = self.memory.admit, connections.take
         services.timers.on_cancel = self.telemetry.cancel_seconds.observe
         self.host.on_committed = self.telemetry.observe_commit
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        most = (
+            ("grpc.max_concurrent_streams", limits.streams_max),
+            ("grpc.max_allowed_incoming_connections", connections_max(limits.connections_max)),
+        )
+        self._server = grpc.aio.server(options=(*SERVER_OPTIONS, *most))
         self._server.add_generic_rpc_handlers(
             (
-                *self.control.handlers(),
-                *self.replica.handlers(),
+                *map(connections.of_nodes, self.control.handlers()),
+                *map(connections.of_nodes, self.replica.handlers()),
                 self._snapshots.handler(),
             )
         )
-        request_bytes_max = config.limits.request_bytes_max + COLUMNS_BYTES_MAX
+        request_bytes_max = limits.request_bytes_max + COLUMNS_BYTES_MAX
         services.add_to(Registrar(self._server, request_bytes_max))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

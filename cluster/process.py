@@ -5,17 +5,21 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import pyarrow.compute  # noqa: F401 - else a flush imports it, for which there may be no file
 import uvloop
 
+from cluster import signals
 from cluster.allocator import give_back_large_blocks
 from cluster.config import NodeConfig
 from cluster.exits import Diverged, exit_code
 from cluster.garbage import Sweeper
 from cluster.logs import setup_logs
 from cluster.node import PEER_OPTIONS, Node
+from cluster.open_files import raise_limit
 from cluster.repair import repair
 from cluster.replacement import is_replaceable, wait_for_replacement
 from cluster.space import wait_for_room
@@ -52,13 +56,30 @@ class Ending:
         self.begun.set()
 
 
-def run(config: NodeConfig, *, raft_lost: bool = False) -> int:
-    """Run a node until SIGTERM or SIGINT. `raft_lost`: see Node."""
+def run(
+    config: NodeConfig,
+    *,
+    raft_lost: bool = False,
+    reload: Callable[[], NodeConfig] | None = None,
+) -> int:
+    """Run a node until SIGTERM or SIGINT.
+
+    Args:
+        config: the settings.
+        raft_lost: see Node.
+        reload: reads the settings again, at SIGHUP. None: there is nothing to read.
+
+    Raises:
+        ConfigError: the process may have too few files open.
+    """
     setup_logs(level=config.log_level, node=config.name)
+    for number in signals.HANDLED:  # each would end the process
+        signal.signal(number, signal.SIG_IGN)
+    raise_limit()
     give_back_large_blocks()
     ending = Ending()
     try:
-        uvloop.run(_run(config, ending, raft_lost=raft_lost))
+        uvloop.run(_run(config, ending, reload or (lambda: config), raft_lost=raft_lost))
     except DiskFailed as error:
         if not is_full(error) or ending.asked:
             raise
@@ -115,7 +136,9 @@ def _begin_anew(
     return error
 
 
-async def _run(config: NodeConfig, ending: Ending, *, raft_lost: bool) -> None:
+async def _run(
+    config: NodeConfig, ending: Ending, reload: Callable[[], NodeConfig], *, raft_lost: bool
+) -> None:
     disk = RealDisk()
 
     def fatal(error: BaseException) -> None:
@@ -129,6 +152,7 @@ async def _run(config: NodeConfig, ending: Ending, *, raft_lost: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.ask)
+    signals.handle(loop, signals.Reloading(config, reload))
 
     def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         del loop

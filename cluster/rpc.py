@@ -46,6 +46,8 @@ class Service:
     """Called with each RPC that fails: its method, and the error."""
     admit: Callable[[str], None] = staticmethod(lambda method: None)
     """Called with the method of each RPC; raises a TimerError if it is not to be served now."""
+    taken: Callable[[Any, Context], None] = staticmethod(lambda request, context: None)
+    """Called with each request."""
 
     async def refuse(self, method: str, error: TimerError, context: Context) -> NoReturn:
         """End an RPC with an error; what the error has passed is dropped.
@@ -78,6 +80,7 @@ def answered(
     @functools.wraps(handler)
     async def answer(service: _Service, request: _Request, context: Context) -> _Response:
         try:
+            service.taken(request, context)
             service.admit(name)
             return await handler(service, read(request), context)
         except TimerError as error:
@@ -138,8 +141,15 @@ class Requests(Generic[_Request]):
     that could not be read.
     """
 
-    def __init__(self, requests: AsyncIterator[_Request], context: Context) -> None:
+    def __init__(
+        self,
+        requests: AsyncIterator[_Request],
+        context: Context,
+        taken: Callable[[Any, Context], None] = Service.taken,
+    ) -> None:
+        """`taken` is called with each."""
         self._requests, self._read = requests, getattr(context, "read", None)
+        self._context, self._taken = context, taken
 
     def __aiter__(self) -> "Requests[_Request]":
         return self
@@ -150,6 +160,7 @@ class Requests(Generic[_Request]):
         request: _Request = await self._read()
         if request is grpc.aio.EOF:
             raise StopAsyncIteration
+        self._taken(request, self._context)
         return read(request)
 
 

@@ -9,6 +9,7 @@ from cluster.config import NodeConfig
 from cluster.consume_service import ConsumeService
 from cluster.groups import GroupDesk
 from cluster.host import Host
+from cluster.outboxes import Outboxes
 from cluster.policies import PolicyDesk
 from cluster.timer_service import TimerService
 from cluster.wire import RequestLimits
@@ -49,6 +50,6 @@ def services_of(
         threads=threads,
     )
     desk = GroupDesk(host, timers, config.groups, limits.group_name_bytes_max)
-    consumers = ConsumeService(host, desk, salt=salt)
+    consumers = ConsumeService(host, desk, Outboxes(limits.outbox_bytes_max), salt=salt)
     admin = AdminService(view, timers, PolicyDesk(host, timers), desk, host.require_leader)
     return Services(timers, consumers, admin)

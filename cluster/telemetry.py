@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -311,6 +311,12 @@ class Telemetry:
             "append_rows", "Timers per entry of the log (group commit)", _ROWS
         )
         self.fsync_seconds = self._histogram("fsync_seconds", "fdatasync of the log", _LATENCY_S)
+        self.connections_ended = self._counter(
+            "connections_ended", "Connections ended for the memory that they held"
+        )
+        self.outbox_bytes = self._gauge("outbox_bytes", "Bytes that consumers have not read")
+        self.memory_limit_bytes = self._gauge("memory_limit_bytes", "limits.memory_bytes_max")
+        self.memory_high = self._gauge("memory_high", "1: new work is refused for want of memory")
         self.promotion_seconds = self._histogram(
             "promotion_seconds", "From appointment to serving", _LATENCY_S
         )
@@ -343,6 +349,9 @@ class Telemetry:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"timer_{name}", text, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"timer_{name}", text, registry=self.registry)
 
     def _histogram(
         self, name: str, text: str, bounds: Sequence[float], *, scale: float = 1

@@ -105,7 +105,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
 
         async def read() -> None:
             try:
-                async for request in Requests(requests, context):
+                async for request in Requests(requests, context, self.taken):
                     try:
                         answers.put_nowait(await self._take(request, whose))
                     except TimerError as error:

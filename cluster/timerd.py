@@ -119,7 +119,7 @@ def init(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> int:
     """Run a node until SIGTERM or SIGINT, or show its settings."""
-    from cluster.config import add_flags, flags_of, load_config, print_config
+    from cluster.config import NodeConfig, add_flags, flags_of, load_config, print_config
 
     parser = argparse.ArgumentParser(
         prog="timerd",
@@ -137,13 +137,17 @@ def run(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     path = arguments.config or os.environ.get("TIMERD_CONFIG")
-    config = load_config(Path(path) if path else None, os.environ, flags_of(arguments))
+
+    def load() -> NodeConfig:
+        return load_config(Path(path) if path else None, os.environ, flags_of(arguments))
+
+    config = load()
     if arguments.print_config:
         sys.stdout.write(print_config(config))
         return 0
     from cluster import process  # half a second, which nothing above has to wait for
 
-    return process.run(config, raft_lost=arguments.raft_lost)
+    return process.run(config, raft_lost=arguments.raft_lost, reload=load)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ class Consumer:
     once: bool = False
     """It takes one lease, and nothing after that."""
     paused: bool = False
+    one_by_one: bool = False
+    """Each lease pauses it; its sink says when there is room for another."""
     """Its stream is full: it gets nothing until that has drained."""
     silent: bool = False
     """A lease of it ended by itself, and no request has come from it since."""

@@ -517,6 +517,7 @@ class Serving:
             )
             work += leases.work if lease is None else LEASE_WORK * leases.work
             if lease is not None:
+                lease.consumer.paused |= lease.consumer.one_by_one
                 counts = group.attempts(lease.offsets), group.failures(lease.offsets)
                 out.append(Delivery(self.epoch, topic, group, lease, *counts, now.clock_ms))
                 self._ends.set(turns[0], lease.deadline_ms)

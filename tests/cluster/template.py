@@ -14,6 +14,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -26,6 +27,8 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 CLONE_NEWNET: Final = 0x4000_0000
 LIBC: Final = ctypes.CDLL(None)
 BYTES_MAX: Final = 1 << 16
+USUAL_FILES: Final = 1_024
+"""Open files that a shell allows; nodes raise that themselves."""
 PID: Final = array.array("i").itemsize
 
 
@@ -83,6 +86,8 @@ def main() -> None:
     from cluster import process, timerd
 
     del process  # it only has to be there
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (USUAL_FILES, files))
     gc.collect()
     gc.freeze()
     asked = socket.socket(fileno=os.dup(0))

@@ -11,6 +11,7 @@ import pytest
 from cluster import consume_service
 from cluster.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
 from cluster.lease_ids import LeaseIds
+from cluster.outboxes import Outboxes
 from timer.errors import GroupDeleted, NotLeader
 from timer.units import Epoch
 from timerclient.proto import timer_pb2 as pb
@@ -46,7 +47,7 @@ def test_answers_that_nobody_reads_hold_up_the_requests(
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0, IDS)
+        stream = _Stream(host, nothing, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
         stream._consumer = nothing
         reading = asyncio.ensure_future(stream.read(requests()))
         for _ in range(100):
@@ -78,7 +79,7 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0, IDS)
+        stream = _Stream(host, nothing, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
         reading = asyncio.ensure_future(stream.read(requests()))
         for _ in range(100):
             await asyncio.sleep(0)
@@ -106,7 +107,7 @@ def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.Mon
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, nothing, nothing, nothing, 0, IDS)
+        stream = _Stream(host, nothing, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
         stream._settle(pb.AckRequest(request_no=1))
         stream.end(NotLeader("n2:7401"))
         assert await stream.next() is None

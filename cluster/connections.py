@@ -1,0 +1,112 @@
+"""Connections of the gRPC port: which hold most memory, and an end for these.
+
+gRPC for Python tells nothing of a message that has not come whole, and ends no connection. The
+kernel does both: it knows how much each has received, and shuts a socket down.
+
+    weight = received - what came out of it as requests + what waits for its consumers to read
+"""
+
+import asyncio
+import contextlib
+import inspect
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+
+import grpc
+
+REQUEST_BYTES: Final = 512
+"""What a request takes on the wire beside itself, at most: its headers and frames."""
+_RECEIVED: Final = struct.Struct("=128xQ")
+"""`tcpi_bytes_received` of linux/tcp.h."""
+
+
+class Connections:
+    """See the module. Other nodes' connections are left alone."""
+
+    def __init__(self, port: int, unread: Mapping[str, int]) -> None:
+        """`unread`: bytes that consumers have not read, by remote end as gRPC writes it."""
+        self._port, self._unread = port, unread
+        self._peers: set[str] = set()
+        """Remote ends that other nodes speak from."""
+        self._taken: Counter[str] = Counter()
+        """Bytes of requests that came, by remote end."""
+
+    def take(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        """Note a request."""
+        size = getattr(request, "ByteSize", lambda: 0)
+        self._taken[context.peer()] += size() + REQUEST_BYTES
+
+    def of_nodes(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
+        """Return a handler of what nodes say to each other, whose callers are left alone."""
+        return _Noting(handler, self._peers)
+
+    async def end_heaviest(self, excess: int) -> list[tuple[str, int]]:
+        """End the heaviest connections, of `excess` bytes together; return their weights."""
+        weights = await asyncio.to_thread(self._weights, dict(self._unread))
+        for gone in self._taken.keys() - weights.keys():
+            del self._taken[gone]
+        self._peers &= weights.keys()
+        ended: list[tuple[str, int]] = []
+        for peer, weight in sorted(weights.items(), key=lambda each: -each[1]):
+            if excess <= 0 or weight < excess // 100:
+                break
+            ended.append((peer, weight))
+            excess -= weight
+        await asyncio.to_thread(self._end, {peer for peer, _ in ended})
+        return ended
+
+    def _weights(self, unread: Mapping[str, int]) -> dict[str, int]:
+        found = {}
+        for peer, each in self._open():
+            received = _RECEIVED.unpack(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136))
+            weight = received[0] - self._taken[peer] + unread.get(peer, 0)
+            found[peer] = 0 if peer in self._peers else max(0, weight)
+        return found
+
+    def _end(self, peers: AbstractSet[str]) -> None:
+        for peer, each in self._open():
+            if peer in peers:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def _open(self) -> Iterator[tuple[str, socket.socket]]:
+        """Yield the connections to the port, and their remote ends; valid until the next."""
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    continue
+                with socket.socket(fileno=os.dup(int(name))) as each:
+                    inet = each.family in (socket.AF_INET, socket.AF_INET6)
+                    if inet and each.getsockname()[1] == self._port:
+                        yield _written(each.getpeername()), each
+
+
+def _written(address: tuple[Any, ...]) -> str:
+    """Return an address as gRPC writes it."""
+    host, port = str(address[0]).removeprefix("::ffff:"), address[1]
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+class _Noting(grpc.GenericRpcHandler):
+    """Notes who calls the streams of another handler."""
+
+    def __init__(self, inner: grpc.GenericRpcHandler, peers: set[str]) -> None:
+        self._inner, self._peers = inner, peers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a method; see grpc.GenericRpcHandler."""
+        handler: Any = self._inner.service(handler_call_details)
+        serve = handler.stream_stream if handler is not None else None
+        if not inspect.iscoroutinefunction(serve):
+            return handler
+
+        async def noted(requests: Any, context: Any) -> None:
+            self._peers.add(context.peer())
+            await serve(requests, context)
+
+        return grpc.stream_stream_rpc_method_handler(noted)

@@ -1,0 +1,95 @@
+"""What bounds a node towards its clients: memory, files, outboxes, lines of its log."""
+
+import logging
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster import memory, open_files
+from cluster.logs import FLOOD_S, LINES_MAX, _Flood
+from cluster.memory import MemoryGuard
+from cluster.outboxes import OUTBOX_BYTES_MAX, Outboxes
+from timer.errors import ConfigError, Overloaded
+
+MIB = 1 << 20
+
+
+async def test_new_work_is_refused_while_memory_is_above_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resident, asked = 0, list[int]()
+    monkeypatch.setattr(memory, "resident_bytes", lambda: resident)
+
+    async def end_heaviest(excess: int) -> list[tuple[str, int]]:
+        asked.append(excess)
+        return [("ipv4:127.0.0.1:1", excess)]
+
+    connections: Any = SimpleNamespace(end_heaviest=end_heaviest)
+    guard = MemoryGuard(100, connections)
+    refused = []
+    for resident in (100, 101, 95, 90, 89, 100):
+        await guard.look()
+        guard.admit("Ack")
+        try:
+            guard.admit("Schedule")
+        except Overloaded:
+            refused.append(resident)
+    assert refused == [101, 95, 90]
+    assert asked == [1]
+
+
+def test_default_is_part_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroup = tmp_path / "cgroup"
+    cgroup.write_text("0::/outer/inner\n")
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    (tmp_path / "outer" / "inner" / "memory.max").write_text("max\n")
+    (tmp_path / "outer" / "memory.max").write_text(f"{400 * MIB}\n")
+    monkeypatch.setattr(memory, "_CGROUP", cgroup)
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    nothing: Any = None
+    assert MemoryGuard(0, nothing).bytes_max == 300 * MIB
+
+
+def test_too_few_files_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1_024, 4_095))
+    with pytest.raises(ConfigError, match="RLIMIT_NOFILE = 4095: at least 4096 open files"):
+        open_files.raise_limit()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1_024, 4_096))
+    assert open_files.raise_limit() == 4_096
+    assert raised[-1] == (4_096, 4_096)
+
+
+def test_streams_that_do_not_read_share_one_limit() -> None:
+    outboxes, held = Outboxes(256 * MIB), [0] * 1_000
+    for _ in range(20):
+        for stream in range(len(held)):
+            if held[stream] <= outboxes.most():
+                held[stream] += MIB // 8
+                outboxes.add("peer", MIB // 8)
+    assert outboxes.total < 256 * MIB + len(held) * MIB // 8
+    assert max(held) < OUTBOX_BYTES_MAX
+    outboxes.add("peer", -outboxes.total)
+    assert (outboxes.most(), dict(outboxes.unread)) == (OUTBOX_BYTES_MAX, {})
+
+
+def test_place_of_the_code_logs_so_many_lines() -> None:
+    now_s = 0.0
+    flood = _Flood(lambda: now_s)
+
+    def record(line: int, level: int = logging.INFO) -> logging.LogRecord:
+        return logging.LogRecord("a", level, "a.py", line, "text", None, None)
+
+    assert sum(flood.filter(record(1)) for _ in range(3 * LINES_MAX)) == LINES_MAX
+    assert flood.filter(record(2))
+    assert flood.filter(record(1, logging.CRITICAL))
+    now_s += FLOOD_S
+    first, second = record(1), record(1)
+    assert flood.filter(first)
+    assert flood.filter(second)
+    assert vars(first)["left_out"] == 2 * LINES_MAX
+    assert "left_out" not in vars(second)
