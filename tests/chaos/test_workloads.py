@@ -290,9 +290,9 @@ def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: Run) -> None:
 
 
 def test_changer_names_the_scope_that_it_lets_say_something(run: Run) -> None:
-    asked: list[dict[str, str]] = []
+    asked: list[dict[str, object]] = []
 
-    def alter(said: object, *, unset: object, **where: str) -> None:
+    def alter(said: object, *, unset: object, **where: object) -> None:
         asked.append(where)
 
     client: Any = SimpleNamespace(alter_policies=alter)
@@ -301,8 +301,8 @@ def test_changer_names_the_scope_that_it_lets_say_something(run: Run) -> None:
         for scope in ("topic", "namespace", "cluster"):
             assert changer.rule({"tick_ms": 20}, among=("tick_ms",), scope=scope)
         changer.close()
-    assert asked[:3] == [{"topic": "ns/t"}, {"namespace": "ns"}, {}]
-    assert asked[3:] == [{"topic": "plain"}, {"namespace": "default"}, {}]
+    assert asked[:3] == [{"topic": "ns/t"}, {"namespace": "ns"}, {"cluster": True}]
+    assert asked[3:] == [{"topic": "plain"}, {"namespace": "default"}, {"cluster": True}]
     names = [line["topic"] for at in "np" for line in told(run.histories / f"{at}.jsonl")]
     assert names == ["ns/t", "ns/", "/", "plain", "default/", "/"]
     assert [*check(run.histories / "n.jsonl")] == []
