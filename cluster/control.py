@@ -10,6 +10,7 @@ not understand, and what is stale, changes nothing. It is deterministic, and eac
 idempotent, because Raft may tell us that the outcome of one is unknown.
 
 All of it is a hint for liveness. Who can commit is decided by the promises of the timer log.
+An epoch far above the last one is refused: only a broken node proposes it, and none could follow.
 
 A command is a msgpack map of at most COMMAND_SIZE_MAX bytes with the keys `v` (1), `op`,
 `nonce` and those of its class; an unknown version or `op` is ignored, so that old nodes live
@@ -23,7 +24,7 @@ from typing import Any, ClassVar, Final, TypeAlias, assert_never
 
 import msgpack
 
-from timer.units import Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
+from timer.units import EPOCH_MAX, Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
 
 COMMAND_SIZE_MAX: Final = 4_000
 NAME_SIZE_MAX: Final = 255
@@ -33,6 +34,8 @@ CHANGED_MAX: Final = 512
 _PAGE_OVERHEAD: Final = 400  # bytes of a page without its offsets, digest included
 _VERSION: Final = 1
 _INT_MAX: Final = (1 << 63) - 1
+EPOCH_STEP_MAX: Final = 1 << 33
+"""Twice what a replica takes at once from another: a promise that one gave is always passed."""
 
 
 class Offsets(Mapping[str, "QueueOffset | None"]):
@@ -264,7 +267,9 @@ def load(data: bytes) -> ControlState:
 
 
 def _apply(state: ControlState, command: Command) -> ControlState | None:
-    """Return the state after `command`. None: it is stale."""
+    """Return the state after `command`. None: it is stale, or of an epoch far above."""
+    if epoch_of(command) > epoch_limit(state.epoch):
+        return None
     match command:
         case Init(cluster_id=cluster_id, voters=voters):
             if state.cluster_id is not None:
@@ -285,6 +290,22 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
             return replace(state, voters=MappingProxyType(dict(voters)), proposed=None)
         case CheckpointPage(checkpoint=page):
             return _apply_page(state, page)
+
+
+def epoch_of(command: Command) -> int:
+    """Return the epoch that a command names; 0: none."""
+    match command:
+        case Init():
+            return 0
+        case CheckpointPage(checkpoint=page):
+            return page.epoch
+        case Appoint() | Members():
+            return command.epoch
+
+
+def epoch_limit(epoch: Epoch) -> int:
+    """Return the highest epoch that may follow. After none any may: Raft was founded anew."""
+    return min(epoch + EPOCH_STEP_MAX, EPOCH_MAX) if epoch else EPOCH_MAX
 
 
 def _apply_page(state: ControlState, page: SharedCheckpoint) -> ControlState | None:

@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from replication.quorum import VOTERS_MAX
 from timer.units import Epoch, LogIndex, ReplicaId
 
 LAG_MAX: Final = 1_000
 """Entries that a learner may lack when it becomes a voter: it has them before anybody notices."""
-VOTERS_MAX: Final = 7
 
 
 class Change(enum.StrEnum):

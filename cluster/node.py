@@ -68,6 +68,7 @@ from timer.applied import (
 from timer.clock import ClusterClock, Sample
 from timer.disk import FreshDisk, RealDisk, is_full
 from timer.entry import Entry
+from timer.entry_check import check_entry
 from timer.errors import ConfigError, PromiseLost, TimerError
 from timer.leader import Delivery
 from timer.payloads import GroupOp, Nack, Op
@@ -340,6 +341,10 @@ class Node:
         await self._set_health()
 
     # ---- what the replica tells (Listener)
+
+    def check(self, entry: Entry) -> None:
+        """See Listener."""
+        check_entry(entry)
 
     def on_commit(self, commit_index: LogIndex) -> None:
         """Apply."""

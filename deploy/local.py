@@ -32,7 +32,7 @@ from typing import BinaryIO, Final, Protocol
 
 import grpc
 
-from cluster.membership import VOTERS_MAX
+from replication.quorum import VOTERS_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
 

@@ -25,13 +25,14 @@ from replication.messages import (
     Release,
     Start,
 )
+from replication.plausible import ID_MAX
 from replication.promise import Promise
 from replication.proto import replication_pb2 as pb
+from replication.quorum import VOTERS_MAX
 from timer.disk import Bytes
 from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 _SIZE: Final = struct.Struct("<I")
-_ID_MAX: Final = (1 << 63) - 1
 
 
 def encode(message: Message, wall_ms: UnixMs, frames: Sequence[Bytes]) -> bytes:
@@ -203,7 +204,7 @@ def _leadership(promise: Promise) -> pb.Leadership:
 
 def _promise(said: pb.Leadership) -> Promise:
     for value in (said.epoch, said.leader, said.nonce):
-        if value > _ID_MAX:
+        if not 1 <= value <= ID_MAX:
             raise ValueError(f"leadership {said.epoch}, {said.leader}, {said.nonce}")
     return Promise(Epoch(said.epoch), ReplicaId(said.leader), Nonce(said.nonce))
 
@@ -213,6 +214,9 @@ def _starts(starts: Iterable[Start]) -> list[pb.Start]:
 
 
 def _read_starts(starts: Iterable[pb.Start]) -> tuple[Start, ...]:
+    for start in starts:
+        if not 1 <= len(start.voters) <= VOTERS_MAX:
+            raise ValueError(f"{len(start.voters)} voters: must be 1 .. {VOTERS_MAX}")
     return tuple(
         Start(LogIndex(s.index), Epoch(s.epoch), frozenset(ReplicaId(v) for v in s.voters))
         for s in starts

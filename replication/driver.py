@@ -21,12 +21,24 @@ from typing import Final, NamedTuple, Protocol
 from replication.core import Core
 from replication.knowledge import Latency
 from replication.messages import Append, Entries, FetchAnswer, Message, Start
-from replication.steps import Effects, Event, Loaded, Persist, Proposed, Read, Received, Role, Tick
+from replication.plausible import epoch_in, epoch_limit, implausible
+from replication.steps import (
+    Appointed,
+    Effects,
+    Event,
+    Loaded,
+    Persist,
+    Proposed,
+    Read,
+    Received,
+    Role,
+    Tick,
+)
 from replication.writer import Drop, Order, Truncate, Write
 from timer.disk import Bytes
 from timer.entry import HEADER_SIZE, Damage, Entry, Kind, encode, frame_at
-from timer.errors import NotLeader, Overloaded
-from timer.payloads import EpochStart, encode_epoch
+from timer.errors import InvalidRequest, NotLeader, Overloaded
+from timer.payloads import EpochStart, decode_epoch, encode_epoch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 OVERLOADED_RETRY_MS = 50
@@ -77,6 +89,9 @@ class Io(Protocol):
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
         """Queue the message, stamped with the wall clock; it may get lost."""
 
+    def refuse(self, sender: ReplicaId, why: str) -> None:
+        """End the stream that a message of `sender` came on: no correct peer sends such a one."""
+
     def wake_at(self, at_ms: MonoMs | None) -> None:
         """Call `Driver.tick` then; replaces what was asked before."""
 
@@ -86,6 +101,13 @@ class Io(Protocol):
 
 class Listener(Protocol):
     """What the application hears. It may propose from inside of these."""
+
+    def check(self, entry: Entry) -> None:
+        """Return if the entry can be applied: asked before it is appended.
+
+        Raises:
+            ValueError: it can't be. No replica appends it.
+        """
 
     def on_commit(self, commit_index: LogIndex) -> None:
         """Everything up to here is committed: apply it. A leader's own disk may not have it yet."""
@@ -157,6 +179,8 @@ class Driver:
         self._on_disk, self._committed = Latency(), Latency()
         self._version = core.version
         """Of the log as the writer knows it: the core may be ahead, waiting for a promise."""
+        self._appointed = Epoch(0)
+        """The highest epoch that the control plane has appointed a leader for."""
 
     # ---------------------------------------------------------------- events
 
@@ -166,7 +190,8 @@ class Driver:
         """Take a message and the frames beside it.
 
         Raises:
-            BadMessage: the frames are damaged, or are not those the message names.
+            BadMessage: the frames are damaged, are not those the message names, or hold what
+                can't be applied.
         """
         if self._blocked is not None and len(self._inbox) >= INBOX_MAX:
             return
@@ -175,6 +200,8 @@ class Driver:
         if isinstance(message, Append | FetchAnswer):
             try:
                 chunk = parse(message, data)
+                for framed in chunk:
+                    self._listener.check(framed.entry)
             except ValueError as error:
                 raise BadMessage(str(error)) from None
             sizes = [len(framed.frame) for framed in chunk]
@@ -218,8 +245,15 @@ class Driver:
         self._pumping = True
         while self._inbox and self._blocked is None:
             arrival = self._inbox.popleft()
+            event = arrival.event
             now_ms = self._io.mono_ms()
-            effects = self.core.step(now_ms, arrival.event)
+            if isinstance(event, Received):
+                if why := self._implausible(event, arrival.chunk, now_ms):
+                    self._io.refuse(event.sender, why)
+                    continue
+            elif isinstance(event, Appointed):
+                self._appointed = max(self._appointed, event.epoch)
+            effects = self.core.step(now_ms, event)
             self._measure(now_ms)
             if effects.persist is not None:
                 self._blocked = (effects, arrival)
@@ -237,6 +271,36 @@ class Driver:
             self._committed.note(now_ms, core.commit_index, end)
         else:
             self._committed = Latency()
+
+    def _implausible(self, event: Received, chunk: Sequence[Framed], now_ms: MonoMs) -> str | None:
+        core = self.core
+        limit = epoch_limit(max(core.highest_met, self._appointed))
+        why = implausible(core, event.sender, event.message, now_ms, limit)
+        return why or (self._goes_back(event.message, chunk) if chunk else None)
+
+    def _goes_back(self, message: Message, chunk: Sequence[Framed]) -> str | None:
+        """Return that time goes back at the first entry that is new here, as far as known."""
+        assert isinstance(message, Append | FetchAnswer), message
+        shape, last = self.core.shape, message.last_index
+        known = LogIndex(max(message.prev_index, min(self.core.commit_index, last)))
+        if not shape.base_index <= known <= shape.last_index:
+            return None
+        if epoch_in(message, known) != shape.epoch_at(known):
+            return None  # it is refused, or answered with a conflict
+        first = shape.parts_at(known, message.starts, last) or LogIndex(shape.last_index + 1)
+        at = first - message.prev_index - 1
+        before_ms = self._time_at(LogIndex(first - 1))
+        if at >= len(chunk) or before_ms is None:
+            return None
+        time_ms = chunk[at].entry.time_ms
+        return None if time_ms >= before_ms else f"entry {first} of {time_ms}, after {before_ms}"
+
+    def _time_at(self, index: LogIndex) -> UnixMs | None:
+        """Return the time of an entry. None: it is not known any more."""
+        at = index - self._cache_first
+        if 0 <= at < len(self._cache):
+            return self._cache[at].entry.time_ms
+        return self._last_time_ms if index == self.core.shape.last_index else None
 
     # ---------------------------------------------------------------- effects
 
@@ -349,12 +413,17 @@ class Driver:
         Raises:
             NotLeader: this replica does not lead, or is handing over.
             Overloaded: too much waits for a majority already.
+            InvalidRequest: it could not be applied.
         """
         core = self.core
         self.check_leading(sum(map(len, payload)) + HEADER_SIZE)
         assert time_ms >= self._last_time_ms, f"time goes back: {self._last_time_ms}, {time_ms}"
         index = LogIndex(core.shape.last_index + 1)
         framed = _framed(kind, core.epoch, index, time_ms, payload)
+        try:
+            self._listener.check(framed.entry)
+        except ValueError as error:
+            raise InvalidRequest("entry", kind.name, f"would end every replica: {error}") from None
         core.step(self._io.mono_ms(), Proposed((len(framed.frame),)))
         self._append([framed])
         if not self._soon:
@@ -418,9 +487,18 @@ def parse(message: Entries, data: memoryview) -> list[Framed]:
         if start is not None and start.index == index:
             if entry.kind is not Kind.EPOCH or start.epoch <= epoch:
                 raise ValueError(f"epoch {start.epoch} after {epoch} begins with {entry.kind}")
+            said = decode_epoch(entry.payload)
+            if (said.epoch, frozenset(said.voters)) != (start.epoch, start.voters):
+                raise ValueError(
+                    f"epoch {start.epoch} of {sorted(start.voters)} begins with {said}"
+                )
             epoch, start = start.epoch, next(starts, None)
+        elif entry.kind is Kind.EPOCH:
+            raise ValueError(f"EPOCH entry {index}, which the message does not name")
         if (entry.epoch, entry.index) != (epoch, index):
             raise ValueError(f"entry {entry.epoch}:{entry.index} where {epoch}:{index} belongs")
+        if chunk and entry.time_ms < chunk[-1].entry.time_ms:
+            raise ValueError(f"entry {index} of {entry.time_ms}, after {chunk[-1].entry.time_ms}")
         end = position + HEADER_SIZE + len(entry.payload)
         chunk.append(Framed(data[position:end], entry))
         position = end

@@ -26,11 +26,12 @@ majority that is up to date, and several changes at once no majority at all.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from timer.units import ReplicaId
 
 Voters: TypeAlias = frozenset[ReplicaId]
+VOTERS_MAX: Final = 7
 
 
 def majority(voters: Voters) -> int:

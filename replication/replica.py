@@ -391,6 +391,10 @@ class Replica:
         """See Io."""
         self._transport.send(to, encode(message, self._wall_ms(), frames))
 
+    def refuse(self, sender: ReplicaId, why: str) -> None:
+        """See Io."""
+        self._transport.refuse(sender, why)
+
     def wake_at(self, at_ms: MonoMs | None) -> None:
         """See Io."""
         self._wake_ms = at_ms

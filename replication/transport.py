@@ -21,11 +21,14 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from replication.complaints import Complaints
+from replication.plausible import ID_MAX
 from replication.proto import replication_pb2 as pb
 from timer.units import ReplicaId
 
@@ -73,7 +76,8 @@ class Transport:
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
         self._behind: dict[ReplicaId, str] = {}
         """Replica -> the name that it was last met under."""
-        self._inbound: dict[str, object] = {}
+        self._inbound: dict[str, _Inbound] = {}
+        self._complaints = Complaints(logger)
         self._heard_s: dict[str, float] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -138,6 +142,8 @@ class Transport:
         ):
             if said != limit:
                 return f"{field} = {said!r} of {hello.name!r}: here it is {limit!r}"
+        if not 1 <= hello.sender <= ID_MAX:
+            return f"sender = {hello.sender} of {hello.name!r}: must be in 1 .. {ID_MAX}"
         if hello.name not in self._out:
             return f"name = {hello.name!r}: not among the peers of {self._name!r}"
         replica = ReplicaId(hello.sender)
@@ -146,25 +152,46 @@ class Transport:
             return f"replica id {replica:016x} of {hello.name!r} is that of {namesake!r}: a copy?"
         return hello.name, replica
 
+    def refuse(self, sender: ReplicaId, why: str) -> None:
+        """End the stream of that replica: at its next message, or at the one being taken."""
+        for inbound in self._inbound.values():
+            if inbound.sender == sender:
+                inbound.refused = why
+
     async def _link(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        who = self.met(await anext(messages, b""))
+        hello = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = await anext(messages, b"")
+        who = self.met(hello)
         if isinstance(who, str):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
         name, sender = who
-        generation = self._inbound[name] = object()
+        inbound = self._inbound[name] = _Inbound(sender)
         yield self.hello(name)
         loop = asyncio.get_running_loop()
         async for data in messages:
             self._heard_s[name] = loop.time()
-            if self._inbound.get(name) is not generation:
+            if self._inbound.get(name) is not inbound:
                 await context.abort(grpc.StatusCode.ABORTED, "superseded by a newer stream")
             try:
                 self._on_message(sender, data)
             except ValueError as error:
-                logger.warning("bad message from %s: %s", name, error)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                inbound.refused = str(error)
+            if inbound.refused:
+                self._complaints.say(name, f"bad message from {name}: {inbound.refused:.400}")
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, inbound.refused[:400])
+
+
+@dataclass(slots=True)
+class _Inbound:
+    """The stream from one peer."""
+
+    sender: ReplicaId
+    refused: str = ""
+    """Why it has to end."""
 
 
 class _Outbound:

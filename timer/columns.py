@@ -36,7 +36,7 @@ import numpy as np
 import numpy.ma  # np.unique imports it at its first call, which takes 40 ms
 import numpy.typing as npt
 
-from timer.units import ProducerId, UnixMs
+from timer.units import DUE_MS_MAX, ProducerId, UnixMs
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -239,49 +239,89 @@ def parts_of(payload: memoryview) -> tuple[npt.NDArray[np.void], bool]:
     return np.frombuffer(payload, PART, p, _PREFIX.size), bool(flags & HAS_KEYS)
 
 
-def decode_schedule(payload: memoryview) -> Schedule:
-    """Return the columns of a SCHEDULE entry as an array of dtype ROW.
+class _Columns(NamedTuple):
+    """A SCHEDULE entry's payload: columns that point into it, checked against its length."""
 
-    Raises:
-        ValueError: the payload is not a SCHEDULE of version 3, or its sizes disagree.
-    """
+    parts: npt.NDArray[np.void]
+    requests: npt.NDArray[np.void] | None
+    due_ms: I64
+    requested_ms: I64
+    topic: U32
+    sizes: Mapping[str, U32]
+    """Of payload, key and headers; of the last two only if present."""
+    start: int
+    """Where the bytes of the first of them begin."""
+
+
+def _columns(payload: memoryview) -> _Columns:
     if len(payload) < _PREFIX.size:
         raise ValueError(f"SCHEDULE of {len(payload)} bytes")
     p, n, flags, _ = _PREFIX.unpack_from(payload)
     if p == 0 or n == 0:
         raise ValueError(f"SCHEDULE with {p} parts, {n} rows")
-    columns = 1 + bool(flags & HAS_KEYS) + bool(flags & HAS_HEADERS)
-    position = _PREFIX.size + p * PART.itemsize
-    position += p * REQUEST.itemsize if flags & HAS_REQUESTS else 0
-    if position + n * (20 + 4 * columns) > len(payload) or flags & ~7:
+    names = ["payload"]
+    names += ["key"] if flags & HAS_KEYS else []
+    names += ["headers"] if flags & HAS_HEADERS else []
+    table = _PREFIX.size + p * PART.itemsize
+    position = table + (p * REQUEST.itemsize if flags & HAS_REQUESTS else 0)
+    if position + n * (20 + 4 * len(names)) > len(payload) or flags & ~7:
         raise ValueError(
             f"SCHEDULE of {len(payload)} bytes with {p} parts, {n} rows, flags {flags}"
         )
     parts = np.frombuffer(payload, PART, p, _PREFIX.size)
     if int(parts["on_conflict"].max()) > max(OnConflict):
         raise ValueError(f"SCHEDULE with on_conflict {int(parts['on_conflict'].max())}")
-    requests: tuple[RequestId | None, ...] = (None,) * p
-    if flags & HAS_REQUESTS:
-        table = np.frombuffer(payload, REQUEST, p, _PREFIX.size + p * PART.itemsize)
-        requests = tuple(RequestId(*fields) if fields[0] else None for fields in table.tolist())
-    rows = np.zeros(n, ROW)
-    for name, dtype in (("due_ms", "<i8"), ("requested_ms", "<i8"), ("topic", "<u4")):
-        rows[name] = np.frombuffer(payload, dtype, n, position)
-        position += n * np.dtype(dtype).itemsize
-    names = ["payload"]
-    names += ["key"] if flags & HAS_KEYS else []
-    names += ["headers"] if flags & HAS_HEADERS else []
+    requests = np.frombuffer(payload, REQUEST, p, table) if flags & HAS_REQUESTS else None
+    due_ms = np.frombuffer(payload, "<i8", n, position)
+    requested_ms = np.frombuffer(payload, "<i8", n, position + 8 * n)
+    topic = np.frombuffer(payload, "<u4", n, position + 16 * n)
+    position += 20 * n
+    sizes = {
+        name: np.frombuffer(payload, "<u4", n, position + 4 * n * at)
+        for at, name in enumerate(names)
+    }
     start = position + 4 * n * len(names)
-    for name in names:
-        sizes = np.frombuffer(payload, "<u4", n, position)
-        position += 4 * n
+    end = start + sum(int(column.sum(dtype=np.int64)) for column in sizes.values())
+    if end != len(payload) or int(parts["rows"].sum(dtype=np.int64)) != n:
+        raise ValueError(f"SCHEDULE of {len(payload)} bytes: columns end at {end}, {n} rows")
+    return _Columns(parts, requests, due_ms, requested_ms, topic, sizes, start)
+
+
+def check_schedule(payload: memoryview) -> None:
+    """Return if a SCHEDULE entry can be applied; some numpy calls, however many rows it has.
+
+    Raises:
+        ValueError: the payload is malformed, or a value out of range.
+    """
+    columns = _columns(payload)
+    low, high = int(columns.due_ms.min()), int(columns.due_ms.max())
+    if low < 0 or high > DUE_MS_MAX:
+        raise ValueError(f"SCHEDULE due from {low} to {high}: must be in 0 .. {DUE_MS_MAX}")
+    if (topic := int(columns.topic.max())) >= TOMBSTONE:
+        raise ValueError(f"SCHEDULE of topic {topic}: must be below {TOMBSTONE}")
+
+
+def decode_schedule(payload: memoryview) -> Schedule:
+    """Return the columns of a SCHEDULE entry as an array of dtype ROW.
+
+    Raises:
+        ValueError: the payload is not a SCHEDULE of version 3, or its sizes disagree.
+    """
+    columns = _columns(payload)
+    requests: tuple[RequestId | None, ...] = (None,) * len(columns.parts)
+    if columns.requests is not None:
+        fields = columns.requests.tolist()
+        requests = tuple(RequestId(*each) if each[0] else None for each in fields)
+    rows = np.zeros(len(columns.due_ms), ROW)
+    rows["due_ms"], rows["requested_ms"] = columns.due_ms, columns.requested_ms
+    rows["topic"] = columns.topic
+    start = columns.start
+    for name, sizes in columns.sizes.items():
         ends = start + np.cumsum(sizes, dtype=np.int64)
         rows[f"{name}_size"] = sizes
         rows[f"{name}_start"] = ends - sizes
         start = int(ends[-1])
-    if start != len(payload) or int(parts["rows"].sum(dtype=np.int64)) != n:
-        raise ValueError(f"SCHEDULE of {len(payload)} bytes: columns end at {start}, {n} rows")
-    return Schedule(parts, rows, requests)
+    return Schedule(columns.parts, rows, requests)
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:

@@ -103,6 +103,9 @@ FIRE_MARK_MS: Final = 10_000
 RESCHEDULE_BYTES_MAX: Final = 4 << 20
 """Payloads that one RESCHEDULE moves; what is beyond is LEFT."""
 
+RESERVED_AHEAD_MAX: Final = 65_536
+"""How far beyond its queue's end a group may be reserved: leaders stay far below it."""
+
 
 class Machine:
     """State of one replica at `applied_index`. Only `apply` changes it."""
@@ -186,7 +189,9 @@ class Machine:
         results: list[tuple[Answer, bool] | TimerError] = []
         fresh: list[Answer] = []
         keep = np.zeros(len(rows), np.bool_)
-        gone = self.store.gone.of(rows["topic"]) | (rows["topic"] == 0)
+        # What no id was issued for counts as gone.
+        gone = (rows["topic"] == 0) | (rows["topic"] >= self.next_topic_id)
+        gone |= self.store.gone.of(rows["topic"])
         any_gone = bool(gone.any())
         start, first_seq = 0, self.next_seq
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
@@ -351,12 +356,12 @@ class Machine:
 
     def _fire(self, entry: Entry) -> FireApplied:
         fire = payloads.decode_fire(entry.payload)
-        assert fire.read_time_ms >= self.last_read_time_ms, (fire, self.last_read_time_ms)
-        fired = self.store.fire(*fire)
+        read_time_ms = max(fire.read_time_ms, self.last_read_time_ms)
+        fired = self.store.fire(*fire._replace(read_time_ms=read_time_ms))
         if fired.limited:
             self.last_read_time_ms = UnixMs(int(fired.rows["due_ms"][-1]))
         else:
-            self.last_read_time_ms = fire.read_time_ms
+            self.last_read_time_ms = read_time_ms
         if not self.fire_marks or entry.time_ms - self.fire_marks[-1][0] >= FIRE_MARK_MS:
             self.fire_marks.append((entry.time_ms, self.last_read_time_ms))
         rows = fired.rows
@@ -542,8 +547,9 @@ class Machine:
         return GroupApplied(tuple(map(self._group_op, ops)))
 
     def _group_op(self, op: payloads.AnyOp) -> GroupResult:
-        if op.topic not in self.topics:
-            return self._of_no_topic(op)
+        topic = self.topics.get(op.topic)
+        if topic is None or (isinstance(op, GroupOp) and _lies_beyond(op, topic.queue.end)):
+            return self._of_nothing(op)
         if isinstance(op, CreateGroup):
             return self._create_group(op)
         group = self.changing(op.topic).group_by_id.get(op.group)
@@ -558,8 +564,8 @@ class Machine:
             return AcksApplied(op, group.nack(op.offsets, op.not_before_ms))
         return self._plain_op(op, group)
 
-    def _of_no_topic(self, op: payloads.AnyOp) -> NobodyApplied:
-        """Its topic is gone."""
+    def _of_nothing(self, op: payloads.AnyOp) -> NobodyApplied:
+        """Its topic is gone, or has no such messages."""
         if isinstance(op, Move):  # what a seq is, the log alone tells
             self.next_seq = Seq(self.next_seq + len(op.offsets))
         return NobodyApplied(op)
@@ -624,7 +630,7 @@ class Machine:
     def _move(self, op: Move, group: Group | None) -> MoveApplied:
         """Let unacked messages leave a group for another topic, where they fire at once."""
         rows = decode_schedule(memoryview(op.rows)).rows
-        assert int(rows["due_ms"].max()) <= self.last_read_time_ms, (op, self.last_read_time_ms)
+        rows["due_ms"] = np.minimum(rows["due_ms"], self.last_read_time_ms)  # they have fired
         new = np.zeros(len(rows), np.bool_) if group is None else group.move(op.offsets)
         to, made = self._topic_of(op.to), None
         if op.to_group and op.to_group not in to.groups:
@@ -742,3 +748,17 @@ class Machine:
     def digest_anew(self) -> str:
         """Return the same, with no part taken for granted: for checkers."""
         return digest_of(self, topic_sum(set(self.topics), anew=True), anew=True)
+
+
+def _lies_beyond(op: GroupOp, queue_end: QueueOffset) -> bool:
+    """Return whether it names messages that have not fired: no leader appends such an op."""
+    if not len(op.offsets) or op.op is Op.SEEK:
+        return False
+    last = int(op.offsets.max())
+    match op.op:
+        case Op.RESERVE:
+            return last > queue_end + RESERVED_AHEAD_MAX
+        case Op.EXPIRE_BELOW | Op.HAND_OVER:
+            return last > queue_end
+        case _:
+            return last >= queue_end

@@ -42,14 +42,14 @@ Targets name n timers, by id (by = 0) or by topic and key (by = 1):
 import enum
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
 
 from timer.columns import I64, U32, U64, Binary, decode_schedule
-from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.units import DUE_MS_MAX, Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
 
 _EPOCH: Final = struct.Struct("<QQII")
 _TARGETS: Final = struct.Struct("<II")
@@ -66,6 +66,7 @@ is forgotten by the marks of what fired. 10: HAND_OVER; an epoch begins with not
 ids of producers are drawn by the leader, and a repeated sequence is told by its body. 11: the
 digest sums groups and producers. 12: a FIRE is limited in topics, too. 13: PRODUCER that
 ends."""
+NAME_SIZE_MAX: Final = 1_024
 FIRE_ROWS_MAX: Final = 16_384
 FIRE_ROWS: Final = 8_192
 """Of the leader's FIREs, as the next two: to apply one takes 5 to 10 ms."""
@@ -239,7 +240,7 @@ def decode_fire(payload: memoryview) -> Fire:
     if len(payload) != _FIRE.size:
         raise ValueError(f"FIRE of {len(payload)} bytes")
     read_time_ms, rows_max, bytes_max, topics_max = _FIRE.unpack(payload)
-    if read_time_ms < 0 or not 1 <= rows_max <= FIRE_ROWS_MAX:
+    if not 0 <= read_time_ms <= DUE_MS_MAX or not 1 <= rows_max <= FIRE_ROWS_MAX:
         raise ValueError(f"FIRE of up to {rows_max} rows at {read_time_ms}")
     if topics_max < 1:
         raise ValueError(f"FIRE of up to {topics_max} topics")
@@ -296,6 +297,20 @@ class GroupSettings:
     """One of TYPES, for as long as the group lives."""
     max_in_flight: int = 0
     """Messages that all consumers together hold at most. 0: as many as they take."""
+
+    def check(self) -> "GroupSettings":
+        """Return itself.
+
+        Raises:
+            ValueError: a value is out of range. The limits of nodes are narrower.
+        """
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int) and not 0 <= value <= DUE_MS_MAX:
+                raise ValueError(f"{each.name} = {value}: must be in 0 .. {DUE_MS_MAX}")
+        if not self.lease_ms or self.type not in TYPES:
+            raise ValueError(f"a group of type {self.type!r} with leases of {self.lease_ms} ms")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +437,8 @@ def decode_group(payload: memoryview) -> Iterator[AnyOp]:
         position += _OP.size
         op = Op(code)
         end = position + (_COLUMNS[op] * n if op in _COLUMNS else n + -n % 8)
-        if end > len(payload) or n != _COUNTS.get(op, n):
+        stray = op is Op.EXPIRE_BELOW and group
+        if end > len(payload) or n != _COUNTS.get(op, n) or stray:
             raise ValueError(f"GROUP of {len(payload)} bytes: {op.name} of {n} up to byte {end}")
         if op in _COLUMNS:
             offsets = np.frombuffer(payload, "<u8", n, position)
@@ -440,16 +456,16 @@ def decode_group(payload: memoryview) -> Iterator[AnyOp]:
 def _create_group(topic: TopicId, group: GroupId, body: memoryview) -> CreateGroup:
     del group
     read = _unpack(body, {"name": str, "start": str, "settings": dict})
-    settings = GroupSettings(**_typed(read["settings"], _SETTINGS))
-    if settings.type not in TYPES:
-        raise ValueError(f"a group of type {settings.type!r}")
-    return CreateGroup(topic, read["name"], Start(read["start"]), settings)
+    settings = GroupSettings(**_typed(read["settings"], _SETTINGS)).check()
+    return CreateGroup(topic, _name(read["name"]), Start(read["start"]), settings)
 
 
 def _alter_group(topic: TopicId, group: GroupId, body: memoryview) -> AlterGroup:
     changes = msgpack.unpackb(body)
     names = changes.keys() & _ALTERABLE if isinstance(changes, dict) else ()
-    return AlterGroup(topic, group, _typed(changes, {name: _SETTINGS[name] for name in names}))
+    typed = _typed(changes, {name: _SETTINGS[name] for name in names})
+    replace(MOVED_GROUP, **typed).check()
+    return AlterGroup(topic, group, typed)
 
 
 def _move(topic: TopicId, group: GroupId, body: memoryview) -> Move:
@@ -458,7 +474,8 @@ def _move(topic: TopicId, group: GroupId, body: memoryview) -> Move:
     count = len(decode_schedule(memoryview(read["rows"])).rows)
     if count != len(offsets):
         raise ValueError(f"MOVE of {len(offsets)} offsets and {count} rows")
-    return Move(Op.MOVE, topic, group, offsets, read["to"], read["to_group"], read["rows"])
+    to_group = read["to_group"] and _name(read["to_group"])
+    return Move(Op.MOVE, topic, group, offsets, _name(read["to"]), to_group, read["rows"])
 
 
 _MAPS: Final[Mapping[Op, Callable[[TopicId, GroupId, memoryview], AnyOp]]] = {
@@ -466,6 +483,13 @@ _MAPS: Final[Mapping[Op, Callable[[TopicId, GroupId, memoryview], AnyOp]]] = {
     Op.ALTER: _alter_group,
     Op.MOVE: _move,
 }
+
+
+def _name(name: str) -> str:
+    """Return what a topic or group may be called. The limits of nodes are narrower."""
+    if not 1 <= len(name) <= NAME_SIZE_MAX:
+        raise ValueError(f"a name of {len(name)} characters: must be 1 .. {NAME_SIZE_MAX}")
+    return name
 
 
 def encode_topic(name: str) -> bytes:
@@ -494,8 +518,7 @@ def decode_topic(payload: memoryview) -> str | DeleteTopic:
     said = msgpack.unpackb(payload)
     if isinstance(said, dict) and "delete" in said:
         return DeleteTopic(TopicId(_typed(said, {"delete": int})["delete"]))
-    name: str = _typed(said, {"name": str})["name"]
-    return name
+    return _name(_typed(said, {"name": str})["name"])
 
 
 def encode_producer(token: bytes, producer_id: ProducerId) -> bytes:

@@ -27,6 +27,8 @@ QueueOffset = NewType("QueueOffset", int)
 LeaseId = NewType("LeaseId", int)
 """One delivery of a batch of messages to one consumer; unique within an epoch."""
 
+EPOCH_MAX: Final = 1 << 62
+"""No epoch is above it, so that there is always a next one."""
 DUE_MS_MAX: Final = (1 << 48) - 1
 """Latest due time (year 10889): the timer id keeps six bytes for it."""
 

@@ -33,6 +33,9 @@ class App(Protocol):
     def voters(self) -> frozenset[ReplicaId] | None:
         """The voter set in force at applied_index. None: there is no manifest."""
 
+    def check_entry(self, entry: Entry) -> None:
+        """Raise ValueError if the entry can't be applied."""
+
     def on_commit(self, entries: Sequence[Entry]) -> None:
         """Apply committed entries, in the log's order."""
 
@@ -75,6 +78,9 @@ class Ledger:
             self.applied_index = LogIndex(state["index"])
             self._saved = state["index"]
             self.voters = frozenset(state["voters"])
+
+    def check_entry(self, entry: Entry) -> None:
+        """Take any: it looks into none."""
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
         """Answer clients; save a manifest and drop the log below it now and then."""

@@ -377,6 +377,10 @@ class SimNode:
     def _sync_us(self) -> int:
         return int(self.world.options.sync_us * self.slow_disk * (0.5 + self._rng.expovariate(2.0)))
 
+    def refuse(self, sender: ReplicaId, why: str) -> None:
+        """See Io. Every peer here is correct."""
+        raise Broken("frames", f"{sender} -> {self}: {why}")
+
     def persist(self, order: Persist) -> None:
         """See Io."""
         self.later(self._sync_us(), self._persist, order)
@@ -446,6 +450,10 @@ class SimNode:
         self.later(0, self.driver.tick)
 
     # ---------------------------------------------------------------- Listener
+
+    def check(self, entry: Entry) -> None:
+        """See Listener."""
+        self.app.check_entry(entry)
 
     def on_commit(self, commit_index: LogIndex) -> None:
         """See Listener."""

@@ -29,7 +29,7 @@ CHECKERS: Final = {
     "promise": "a replica answers no older or other leadership than it did before, ever",
     "lease": "at no instant do two replicas hold a lease",
     "liveness": "a healed cluster makes progress, and comes to rest, within a bound",
-    "frames": "a message holds the entries that it says",
+    "frames": "a message holds the entries that it says, and none is one that peers refuse",
     "storage": "what was durable can be read after a restart; damage is refused, by its place",
     "space": "what is kept in reserve lasts: no disk is filled to its end by what clients ask",
     # The state plane.

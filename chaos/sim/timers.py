@@ -39,6 +39,7 @@ from timer.conflicts import Verdict
 from timer.disk import Disk
 from timer.engine import Engine, Flush
 from timer.entry import Entry
+from timer.entry_check import check_entry
 from timer.errors import InvalidRequest, NotLeader, TimerError, TopicDeleted
 from timer.groups import Group
 from timer.leader import Delivery, Leader, LeaderConfig, Now
@@ -105,6 +106,10 @@ class TimerApp(KeeperCalls):
         return self.engine.machine.applied_index
 
     # ---- what the node tells
+
+    def check_entry(self, entry: Entry) -> None:
+        """See App."""
+        check_entry(entry)
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
         """See App."""

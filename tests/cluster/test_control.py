@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cluster.control import (
     CHANGED_MAX,
     COMMAND_SIZE_MAX,
+    EPOCH_STEP_MAX,
     Applied,
     Appoint,
     CheckpointPage,
@@ -25,7 +26,7 @@ from cluster.control import (
     load,
     pages,
 )
-from timer.units import Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
+from timer.units import EPOCH_MAX, Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
 
 INIT = Init(cluster_id="test", voters={"a": ReplicaId(1), "b": ReplicaId(2)})
 NONCE = 77
@@ -69,6 +70,17 @@ def test_cluster_is_founded_once() -> None:
     assert state.voters == INIT.voters
     assert state.name_of(ReplicaId(2)) == "b"
     assert state.name_of(None) is None
+
+
+def test_epoch_far_above_the_last_one_changes_nothing() -> None:
+    state = after(INIT, appoint(5, 2, expected=0))
+    far = 5 + EPOCH_STEP_MAX + 1
+    assert not accepts(state, appoint(far, 1, expected=5))
+    assert not accepts(state, Members(epoch=Epoch(far), voters={}))
+    assert not accepts(state, CheckpointPage(checkpoint=checkpoint(far, 1)))
+    assert accepts(state, appoint(far - 1, 1, expected=5))
+    assert accepts(ControlState(), appoint(EPOCH_MAX, 1, expected=0)), "the log may be far"
+    assert not accepts(ControlState(), appoint(EPOCH_MAX + 1, 1, expected=0))
 
 
 def test_appointment_is_compare_and_set_on_the_epoch() -> None:

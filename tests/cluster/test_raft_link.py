@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cluster import raft_link
 from cluster.raft_codec import MESSAGE_SIZE_MAX, REGULAR, BadMessage, RaftMessage, decode, encode
-from cluster.raft_link import CHANNEL_OPTIONS, METHOD, Kind, RaftLink
+from cluster.raft_link import CHANNEL_OPTIONS, METHOD, VERSION, Kind, RaftLink
 from deploy.local import free_ports
 
 DEADLINE_S = 60.0
@@ -263,8 +263,8 @@ def test_node_of_another_cluster_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "hello",
-    [b"", b"junk", [1, "x", "b", "test"], [1, "b", "b", "test"], [1, "a", "c", "test"],
-     [2, "a", "b", "test"]],
+    [b"", b"junk", [VERSION, "x", "b", "test"], [VERSION, "b", "b", "test"],
+     [VERSION, "a", "c", "test"], [VERSION + 1, "a", "b", "test"]],
     ids=str,
 )  # fmt: skip
 def test_stranger_is_refused(hello: bytes | list[object]) -> None:
@@ -299,7 +299,7 @@ def test_junk_on_a_stream_breaks_it_off() -> None:
             for junk in (b"\xc1", msgpack.packb([[0, b"no message"]]), msgpack.packb([7])):
                 async with channel_to(b.address) as channel:
                     call: Call = channel.stream_stream(METHOD)()
-                    await call.write(msgpack.packb([1, "a", "b", "test"]))
+                    await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
                     await call.read()
                     await call.write(junk)
                     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -312,7 +312,7 @@ def test_unknown_kind_of_frame_is_skipped() -> None:
     async def scenario() -> None:
         async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
             call: Call = channel.stream_stream(METHOD)()
-            await call.write(msgpack.packb([1, "a", "b", "test"]))
+            await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
             await call.read()
             await call.write(msgpack.packb([[99, b""], [Kind.ASK, msgpack.packb(1)]]))
             await until(lambda: b.frames == [("a", Kind.ASK, 1)])
@@ -325,7 +325,7 @@ def test_newer_stream_of_a_peer_ends_the_older() -> None:
         async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
             calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(2)]
             for call in calls:
-                await call.write(msgpack.packb([1, "a", "b", "test"]))
+                await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
                 await call.read()
             assert await calls[0].code() is grpc.StatusCode.ABORTED
             await calls[1].write(msgpack.packb([[Kind.ASK, msgpack.packb(1)]]))

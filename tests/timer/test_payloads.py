@@ -30,7 +30,7 @@ from timer.payloads import (
     Reschedule,
     Start,
 )
-from timer.units import Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.units import DUE_MS_MAX, Epoch, GroupId, ProducerId, ReplicaId, TopicId, UnixMs
 
 quick = settings(derandomize=True, deadline=None)
 u64 = st.integers(0, 2**64 - 1)
@@ -146,7 +146,7 @@ def test_keys_give_back_what_was_encoded(names: list[tuple[int, bytes]]) -> None
 
 @quick
 @given(
-    st.integers(0, 2**63 - 1),
+    st.integers(0, DUE_MS_MAX),
     st.integers(1, payloads.FIRE_ROWS_MAX),
     u32,
     st.integers(1, 2**32 - 1),
@@ -162,9 +162,9 @@ def test_fire_gives_back_what_was_encoded(
 creates = st.builds(
     CreateGroup,
     u32.map(TopicId),
-    st.text(max_size=9),
+    st.text(min_size=1, max_size=9),
     st.sampled_from(Start),
-    st.builds(GroupSettings, lease_ms=st.integers(0, 2**32), max_attempts=st.integers(0, 9)),
+    st.builds(GroupSettings, lease_ms=st.integers(1, 2**32), max_attempts=st.integers(0, 9)),
 )
 moves = st.builds(
     GroupOp,

@@ -1,0 +1,79 @@
+"""A peer of a running cluster that says what no correct peer says, under another node's name."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+
+from cluster import raft_link
+from replication import codec
+from replication.messages import Message
+from replication.promise import Promise, PromiseFile
+from replication.proto import replication_pb2 as pb
+from replication.transport import METHOD, VERSION
+from tests.cluster.running import RPC_S, Running, code_of, now_ms
+from timer.directory import Identity, read_identity
+from timer.disk import RealDisk
+from timer.units import UnixMs
+
+Queue = SimpleQueue[bytes | None]
+
+
+class Attacker:
+    """Speaks to the nodes of a cluster as one of them, and takes over its streams meanwhile."""
+
+    def __init__(self, cluster: Running, name: str) -> None:
+        self._cluster = cluster
+        self.name = name
+        self.identity = self._identity(name)
+
+    def _identity(self, name: str) -> Identity:
+        return read_identity(RealDisk(), self._cluster.directory / self._cluster.node(name).data)
+
+    def promise_of(self, name: str) -> Promise:
+        """Return whom a node follows: its leadership if it leads."""
+        path = self._cluster.directory / self._cluster.node(name).data / "promise"
+        return PromiseFile.load(RealDisk(), path).promise
+
+    def say(self, to: str, message: Message | bytes, frames: Sequence[bytes] = ()) -> str:
+        """Send a message of the log's; return why the stream ended."""
+        hello = pb.Hello(
+            version=VERSION,
+            cluster_id=self.identity.cluster_id,
+            sender=self.identity.replica_id,
+            name=self.name,
+            receiver_name=to,
+        )
+        if not isinstance(message, bytes):
+            message = codec.encode(message, UnixMs(now_ms()), frames)
+        return self._stream(to, METHOD, [hello.SerializeToString(), message])
+
+    def say_raft(self, to: str, data: bytes) -> str:
+        """Send a list of frames on the control plane's link; return why the stream ended."""
+        hello = raft_link._hello(self.name, to, self.identity.cluster_id)
+        return self._stream(to, raft_link.METHOD, [hello, data])
+
+    def _stream(self, to: str, method: str, messages: Sequence[bytes]) -> str:
+        with self._call(to, method) as (call, queue):
+            queue.put(messages[0])
+            next(call)  # its hello
+            for message in messages[1:]:
+                queue.put(message)
+            with pytest.raises(grpc.RpcError) as ended:
+                next(call)
+        assert code_of(ended.value) is grpc.StatusCode.INVALID_ARGUMENT, ended.value
+        return str(ended.value.details())
+
+    @contextlib.contextmanager
+    def _call(self, to: str, method: str) -> Iterator[tuple[Any, Queue]]:
+        queue: Queue = SimpleQueue()
+        link: Any = self._cluster.channel(to).stream_stream(method)
+        call = link(iter(queue.get, None), timeout=RPC_S)
+        try:
+            yield call, queue
+        finally:
+            queue.put(None)
+            call.cancel()

@@ -1,0 +1,223 @@
+"""Messages of a broken or hostile peer: each ends its stream, and nothing else happens."""
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import msgpack
+import pytest
+
+from replication.messages import (
+    Append,
+    AppendAnswer,
+    Conflict,
+    Fence,
+    FenceAnswer,
+    Fetch,
+    FetchAnswer,
+    Refused,
+    Start,
+)
+from replication.promise import Promise
+from tests.cluster.running import Running, take, until
+from tests.hostile.peer_attack import Attacker
+from timer import payloads
+from timer.entry import Kind, encode
+from timer.payloads import EpochStart
+from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
+
+pytestmark = pytest.mark.slow
+
+FAR: Final = 1 << 60
+LAST_EPOCH: Final = (1 << 63) - 1
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Running(tmp_path_factory.mktemp("peers")).cleaned() as running:
+        yield running
+
+
+def canary(cluster: Running, pids: dict[str, int]) -> None:
+    """No node has ended, one leads, and a timer goes through."""
+    assert {name: node.pid for name, node in cluster.nodes.items()} == pids
+    cluster.wait_for_leader()
+    with cluster.client() as client, client.consumer("canary", "watch") as consumer:
+        client.schedule("canary", b"alive", delay=0)
+        assert [message.payload for message in take(consumer, 1)] == [b"alive"]
+
+
+@pytest.fixture
+def attacked(cluster: Running) -> Iterator[Running]:
+    """The cluster, which is as before afterwards."""
+    cluster.wait_for_leader()
+    pids = {name: node.pid for name, node in cluster.nodes.items()}
+    yield cluster
+    canary(cluster, pids)
+
+
+def index(number: int) -> LogIndex:
+    return LogIndex(number)
+
+
+def answer(under: Promise, **said: Any) -> AppendAnswer:
+    usual = AppendAnswer(
+        under=under, nonce=Nonce(5), prev_index=index(1), matched_index=index(1),
+        durable_index=index(1), conflict=None, fenced_by=Epoch(0), echo_ms=MonoMs(1), held_ms=0,
+    )  # fmt: skip
+    return replace(usual, **said)
+
+
+def append(under: Promise, **said: Any) -> Append:
+    usual = Append(
+        under=under, sent_ms=MonoMs(1), to_nonce=Nonce(0), prev_epoch=Epoch(0),
+        prev_index=index(0), last_index=index(0), starts=(), commit_index=index(0),
+        kept_from=index(0),
+    )  # fmt: skip
+    return replace(usual, **said)
+
+
+def fence_answer(under: Promise, **said: Any) -> FenceAnswer:
+    sets = (Start(index(1), Epoch(1), frozenset([ReplicaId(1)])),)
+    usual = FenceAnswer(
+        under=under, last_epoch=Epoch(1), last_index=index(1), unsure=False, sets=sets,
+        echo_ms=MonoMs(1), held_ms=0,
+    )  # fmt: skip
+    return replace(usual, **said)
+
+
+def fetch_answer(under: Promise, **said: Any) -> FetchAnswer:
+    usual = FetchAnswer(
+        under=under, prev_epoch=Epoch(1), prev_index=index(1), last_index=index(1), starts=(),
+        conflict=None,
+    )  # fmt: skip
+    return replace(usual, **said)
+
+
+TO_LEADER: Final[dict[str, tuple[Callable[[Promise], Any], str]]] = {
+    "durable beyond the log": (
+        lambda p: answer(p, durable_index=1 << 40, matched_index=1 << 40),
+        "must ascend up to the log's last index",
+    ),
+    "durable beyond what it matched": (lambda p: answer(p, durable_index=2), "must ascend"),
+    "answer to what was never sent": (lambda p: answer(p, prev_index=FAR), "must ascend"),
+    "echo of the future": (lambda p: answer(p, echo_ms=FAR), "echo_ms"),
+    "held for less than no time": (lambda p: answer(p, held_ms=-5), "held_ms = -5"),
+    "conflict above the question": (
+        lambda p: answer(p, conflict=Conflict(Epoch(1), index(5), index(9))),
+        "conflict",
+    ),
+    "fenced by the last epoch": (lambda p: answer(p, fenced_by=LAST_EPOCH), "fenced_by"),
+    "refused by the last epoch": (
+        lambda p: Refused(under=p, promise=replace(p, epoch=Epoch(LAST_EPOCH))),
+        f"promise.epoch = {LAST_EPOCH}",
+    ),
+    "refused by a lower epoch": (
+        lambda p: Refused(under=replace(p, epoch=Epoch(p.epoch + 1)), promise=p),
+        "promise.epoch",
+    ),
+    "voters of no set": (lambda p: fence_answer(p, sets=()), "sets = []"),
+    "log of an epoch above": (
+        lambda p: fence_answer(p, last_epoch=p.epoch + 1, last_index=FAR),
+        "last_epoch",
+    ),
+    "entries of an epoch above": (
+        lambda p: fetch_answer(p, prev_epoch=p.epoch + 1),
+        "entries of epoch",
+    ),
+    "append under its own leadership": (append, "must be the replica that asks"),
+    "leadership of nobody": (lambda p: append(replace(p, leader=ReplicaId(0))), "leadership"),
+}
+
+
+@pytest.mark.parametrize("attack", TO_LEADER)
+def test_leader_ends_the_stream_of_an_impossible_answer(attacked: Running, attack: str) -> None:
+    make, why = TO_LEADER[attack]
+    leader = attacked.wait_for_leader()
+    attacker = Attacker(attacked, attacked.followers()[0])
+    assert why in attacker.say(leader, make(attacker.promise_of(leader)))
+    assert attacked.wait_for_leader() == leader
+
+
+def own(attacker: Attacker, epoch: int) -> Promise:
+    """Return a leadership that the attacker claims."""
+    return Promise(Epoch(epoch), attacker.identity.replica_id, Nonce(77))
+
+
+def entry(p: Promise, kind: Kind, payload: bytes, at: int = 1, time_ms: int = 1) -> bytes:
+    return encode(kind, p.epoch, index(at), UnixMs(time_ms), [payload])
+
+
+def first_entries(p: Promise, *more: tuple[Kind, bytes]) -> tuple[Append, list[bytes]]:
+    """Return an append of a whole log: an EPOCH entry and `more`."""
+    start = Start(index(1), p.epoch, frozenset([p.leader]))
+    said = payloads.encode_epoch(EpochStart(p.epoch, p.leader, (p.leader,)))
+    frames = [entry(p, Kind.EPOCH, said)]
+    frames += [entry(p, *each, at) for at, each in enumerate(more, 2)]
+    return append(p, last_index=index(len(frames)), starts=(start,)), frames
+
+
+def test_follower_ends_the_stream_of_an_impossible_request(attacked: Running) -> None:
+    follower, other = attacked.followers()
+    leader = attacked.wait_for_leader()
+    attacker = Attacker(attacked, other)
+    there = attacker.promise_of(leader)
+    above, last = own(attacker, there.epoch + 1), own(attacker, LAST_EPOCH)
+    fence = Fence(under=last, last_epoch=Epoch(1), sent_ms=MonoMs(1))
+    for message, why in (
+        (fence, f"under.epoch = {LAST_EPOCH}"),
+        (append(last), f"under.epoch = {LAST_EPOCH}"),
+        (Fetch(under=last, prev_epoch=Epoch(1), prev_index=index(1)), "under.epoch"),
+        (replace(fence, under=above, last_epoch=above.epoch), "last_epoch"),
+        (append(there), "must be the replica that asks"),
+        (append(above, prev_epoch=Epoch(above.epoch + 1)), "entries of epoch"),
+        (b"", "message of 0 bytes"),
+        (b"\xff\xff\xff\xff", "envelope of"),
+        (struct.pack("<I", 2) + b"\xff\xff", "no envelope"),
+        (struct.pack("<I", 0), "leadership 0, 0, 0"),
+    ):
+        assert why in attacker.say(follower, message), message
+    assert "committed here is one of epoch" in attacker.say(follower, *first_entries(above))
+    assert attacker.promise_of(follower) == there
+
+
+POISON: Final = {
+    "unreadable timers": (Kind.SCHEDULE, b"poison"),
+    "group of no known op": (Kind.GROUP, b"\xff" * 16),
+    "policy out of range": (
+        Kind.POLICY,
+        msgpack.packb({"version": 1, "namespace": "", "topic": 0, "policy": {"tick_ms": 0}}),
+    ),
+    "fires at no time": (Kind.FIRE, struct.pack("<qII", -1, 1, 1)),
+    "apply version of nobody": (Kind.EPOCH, b""),
+}
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_entry_that_nobody_can_apply_is_not_appended(attacked: Running, poison: str) -> None:
+    follower, other = attacked.followers()
+    attacker = Attacker(attacked, other)
+    there = attacker.promise_of(follower)
+    above = own(attacker, there.epoch + 1)
+    kind, payload = POISON[poison]
+    if kind is Kind.EPOCH:
+        start = EpochStart(above.epoch, above.leader, (above.leader,), apply_version=99)
+        payload = payloads.encode_epoch(start)
+        message, _ = first_entries(above)
+        assert "apply version 99" in attacker.say(follower, message, [entry(above, kind, payload)])
+    else:
+        assert f"{kind.name} entry 2" in attacker.say(
+            follower, *first_entries(above, (kind, payload))
+        )
+    assert attacker.promise_of(follower) == there, "nothing of it was believed"
+
+
+def test_attacks_in_a_row_leave_one_line_in_the_log(attacked: Running) -> None:
+    follower, other = attacked.followers()
+    attacker = Attacker(attacked, other)
+    for _ in range(50):
+        attacker.say(follower, b"noise")
+    until(lambda: "bad message from" in attacked.log(follower))
+    lines = [line for line in attacked.log(follower).splitlines() if "bad message from" in line]
+    assert len(lines) <= 2, "one for each peer that was attacked as"
