@@ -170,6 +170,8 @@ class Snapshots:
         part = Part(asked.part.path, asked.part.size, asked.part.crc32)
         offset = asked.offset
         while offset < part.size:
+            if not self._outgoing.holds(part):  # what is refused costs the others nothing
+                await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
             found = await self._alone(self._outgoing.read, part, offset, CHUNK_SIZE)
             if not found:
@@ -198,7 +200,11 @@ class Pace:
         start_s = max(self._free_s, now_s)
         self._free_s = start_s + size / self._bytes_per_s
         if start_s > now_s:
-            await self._sleep(start_s - now_s)
+            try:
+                await self._sleep(start_s - now_s)
+            except asyncio.CancelledError:
+                self._free_s -= size / self._bytes_per_s  # nothing passes for it
+                raise
 
 
 def encode_offer(snapshot: Snapshot, under: Promise) -> pb.SnapshotOffer:

@@ -103,10 +103,15 @@ class Outgoing:
 
     def read(self, part: Part, offset: int, size: int) -> bytes | None:
         """Return bytes [offset, offset + size) of a part. None: it is not pinned any more."""
-        if self.pinned is None or part not in self.pinned.parts:
+        if not self.holds(part):
             return None
         self._used = True
         return self._disk.read(self._directory / part.path, offset, size)
+
+    def holds(self, part: Part) -> bool:
+        """Return whether a part is pinned. Any thread may ask."""
+        pinned = self.pinned
+        return pinned is not None and part in pinned.parts
 
     def check(self, path: str) -> None:
         """Read a part that did not arrive as it should have.

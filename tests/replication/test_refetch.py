@@ -13,7 +13,7 @@ from replication import refetch as receiving
 from replication.promise import Promise
 from replication.proto import snapshot_pb2 as pb
 from replication.refetch import Refetch, Unfit, decode_offer
-from replication.snapshots import Pace, Snapshots, encode_offer
+from replication.snapshots import FETCH, Pace, Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
 from timer import incoming, outgoing
@@ -132,6 +132,21 @@ async def test_who_does_not_lead_offers_nothing_until_it_does(tmp_path: Path) ->
         assert not work.done()
         source.leads = True
         assert await work is not None
+
+
+async def test_fetches_of_what_is_not_there_take_nothing_from_those_of_what_is(
+    tmp_path: Path,
+) -> None:
+    async with Source(tmp_path / "a").served() as source, source.dial() as channel:
+        source.snapshots._pace = Pace(64 << 20)  # a MiB each would take these 600 ten seconds
+        fetch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH)
+        asked = pb.SnapshotFetch(part=pb.SnapshotPart(path="state.msgpack", size=1 << 40))
+        for _ in range(600):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await fetch(asked.SerializeToString()).read()
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        now_s = asyncio.get_running_loop().time()
+        assert source.snapshots._pace._free_s <= now_s, "nothing was charged"
 
 
 async def test_other_cluster_is_refused(tmp_path: Path) -> None:
