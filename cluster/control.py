@@ -252,18 +252,22 @@ def load(data: bytes) -> ControlState:
     Raises:
         ValueError: another program wrote it.
     """
-    version, cluster_id, voters, epoch, leader, checkpoint, *later = msgpack.unpackb(data)
-    if version != _VERSION:
-        raise ValueError(f"control state version {version}; this program knows {_VERSION}")
-    return ControlState(
-        cluster_id=cluster_id,
-        voters=MappingProxyType(voters),
-        epoch=epoch,
-        proposed=MappingProxyType(later[0]) if later and later[0] is not None else None,
-        leader=leader,
-        unfit=tuple(later[1]) if len(later) > 1 else (),
-        checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
-    )
+    try:
+        version, cluster_id, voters, epoch, leader, checkpoint, *later = msgpack.unpackb(data)
+        if version != _VERSION:
+            raise ValueError(f"control state version {version}; this program knows {_VERSION}")
+        proposed = later[0] if later else None
+        return ControlState(
+            cluster_id=None if cluster_id is None else _name(cluster_id),
+            voters=MappingProxyType(_voters(voters)),
+            epoch=Epoch(min(_int(epoch), EPOCH_MAX)),
+            proposed=None if proposed is None else MappingProxyType(_voters(proposed)),
+            leader=None if leader is None else ReplicaId(_int(leader)),
+            unfit=tuple(ReplicaId(_int(each)) for each in later[1]) if len(later) > 1 else (),
+            checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
+        )
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"no control state: {error}") from error
 
 
 def _apply(state: ControlState, command: Command) -> ControlState | None:

@@ -52,6 +52,8 @@ from cluster.controller import (
 from cluster.membership import Change
 from cluster.raft import Exit, Raft, RaftView, exit_process, next_nonce
 from cluster.raft_link import Kind, RaftLink
+from replication.complaints import Complaints
+from replication.plausible import ID_MAX
 from timer.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId
 
 logger = logging.getLogger(__name__)
@@ -162,6 +164,7 @@ class ControlPlane:
         """The last proposal, if it did not succeed."""
         self._asked: dict[int, tuple[str, asyncio.Future[TransferAnswer]]] = {}
         """What was asked of which controller, by the ask's id."""
+        self._complaints = Complaints(logger)
         self._publishing = asyncio.Lock()
         self._published = LogIndex(0)
         """The checkpoint that this node published last, whole; 0: none, or perhaps not whole."""
@@ -501,7 +504,7 @@ class ControlPlane:
     def _on_frame(self, peer: str, kind: Kind, body: object) -> None:
         match kind, body:
             case Kind.REPORT, tuple():
-                report = _parse_report(body)
+                report = _parse_report(body, control.epoch_limit(self._state.epoch))
                 if report is not None and report.name == peer:
                     self._step(Reported(report))
             case Kind.ASK, (int(ask_id), (int() | None) as target):
@@ -513,7 +516,7 @@ class ControlPlane:
                 if ask_id in self._asked and outcome in set(Outcome):
                     self._answered(ask_id, TransferAnswer(Outcome(outcome), why, changed))
             case _:
-                logger.warning("unknown frame %s from %s: %.80r", kind, peer, body)
+                self._complaints.say(peer, f"unknown frame {kind.name} from {peer}: {body!r:.80}")
 
     def _answered(self, ask_id: int, answer: TransferAnswer) -> None:
         _, answered = self._asked[ask_id]
@@ -566,6 +569,10 @@ class _Register:
         """Return the state's bytes."""
         return control.dump(self._state)
 
+    def check(self, state: bytes) -> None:
+        """See Machine."""
+        control.load(state)
+
     def load(self, state: bytes) -> None:
         """Go on from a snapshot."""
         loaded = control.load(state)
@@ -598,7 +605,11 @@ def _plain(checkpoint: SharedCheckpoint | None) -> dict[str, object] | None:
     return plain | {"queue_offsets": dict(checkpoint.queue_offsets.items())}
 
 
-def _parse_report(packed: tuple[object, ...]) -> Report | None:
+def _parse_report(packed: tuple[object, ...], epoch_limit: int) -> Report | None:
+    """Return the report. None: no correct node sends it, or of an epoch far above."""
+    numbers = [each for each in packed if type(each) is int]
+    if not all(0 <= number <= ID_MAX for number in numbers):
+        return None
     match packed:
         case (
             int(replica_id),
@@ -616,7 +627,10 @@ def _parse_report(packed: tuple[object, ...]) -> Report | None:
             int(disk_ms),
             int(commit_ms),
             bool(accepts),
-        ) if role in set(Role):
+        ) if (
+            role in set(Role)
+            and max(epoch, last_epoch, highest_promise, refused_epoch) < epoch_limit
+        ):
             return Report(
                 replica_id=ReplicaId(replica_id),
                 name=name,

@@ -46,9 +46,17 @@ from pysyncobj.poller import POLL_EVENT_TYPE
 from pysyncobj.transport import Transport
 
 from cluster import raft_files
-from cluster.raft_codec import NO_OP, REGULAR, RaftMessage, encode
+from cluster.raft_codec import (
+    NO_OP,
+    REGULAR,
+    BadMessage,
+    RaftMessage,
+    check_term,
+    encode,
+)
 from cluster.raft_files import RaftFiles, Snapshot
 from cluster.raft_journal import Record, fsync_directory
+from replication.complaints import Complaints
 from timer.errors import ConfigError, CorruptFile, UnknownVersion
 
 logger = logging.getLogger(__name__)
@@ -116,6 +124,13 @@ class Machine(Protocol):
 
     def dump(self) -> bytes:
         """Return the state."""
+
+    def check(self, state: bytes) -> None:
+        """Return if `load` can take the state.
+
+        Raises:
+            ValueError: it can't.
+        """
 
     def load(self, state: bytes) -> None:
         """Replace the state."""
@@ -223,7 +238,12 @@ class Raft:
             self._core.close()
 
     def deliver(self, peer: str, message: RaftMessage) -> None:
-        """A checked message arrived from `peer`."""
+        """A checked message arrived from `peer`.
+
+        Raises:
+            BadMessage: its term is out of range.
+        """
+        check_term(message, self.view.term)
         if self._core is not None:
             self._core.post((peer, message))
 
@@ -309,6 +329,7 @@ class _Core(SyncObj):  # type: ignore[misc]
         self._barrier = _BARRIER + secrets.token_bytes(16)
         """Committed without this node's help, it proves that a leader brought it up to date."""
         self._barrier_at = 0.0
+        self._complaints = Complaints(logger)
         self.links_wanted = len(peers)
         """So many peers have to be linked before this node votes again without a leader."""
         self._leaderless_at = monotonic()
@@ -493,9 +514,11 @@ class _Core(SyncObj):  # type: ignore[misc]
         try:
             arriving.flush()
             os.fsync(arriving.fileno())
-            raft_files.read_snapshot(Path(arriving.name))
-        except (CorruptFile, UnknownVersion) as error:
-            logger.error("a snapshot from a leader is not taken: %s", error)  # noqa: TRY400
+            arrived = raft_files.read_snapshot(Path(arriving.name))
+            self._machine.check(arrived.state)
+            check_term({"type": "snapshot", "term": arrived.last[2]}, self.raftCurrentTerm)
+        except (CorruptFile, UnknownVersion, ValueError, BadMessage) as error:
+            self._complaints.say("", f"a snapshot from a leader is not taken: {error}")
             return False
         except BaseException as error:  # noqa: BLE001
             self._fail(Exit.SNAPSHOT_FAILED, repr(error))

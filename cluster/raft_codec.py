@@ -17,6 +17,10 @@ from cluster.raft_journal import COMMAND_SIZE_MAX
 REGULAR: Final = b"\0"
 NO_OP: Final = b"\1"
 MESSAGE_SIZE_MAX: Final = 1 << 20
+TERM_STEP_MAX: Final = 1 << 32
+"""Terms rise by one with each election: a cluster's whole life takes fewer."""
+TERM_MAX: Final = 1 << 62
+"""No term is above it, so that there is always a next one."""
 
 RaftMessage: TypeAlias = dict[str, Any]
 
@@ -80,6 +84,17 @@ def decode(data: bytes) -> RaftMessage:
     return message
 
 
+def check_term(message: RaftMessage, term: int) -> None:
+    """Return if a node of `term` may take the message. One of term 0 knows none yet.
+
+    Raises:
+        BadMessage: its term is so far above that elections can't have led there.
+    """
+    limit = min(term + TERM_STEP_MAX, TERM_MAX) if term else TERM_MAX
+    if message.get("term", 0) > limit:
+        raise BadMessage(f"{message['type']}.term = {message['term']}: must be at most {limit}")
+
+
 def unpack(data: bytes) -> object:
     """Return what `data` holds: only msgpack's plain types, sequences as tuples.
 
@@ -117,14 +132,23 @@ def _check_append(message: RaftMessage) -> None:
         raise BadMessage("append_entries carries either records or a part of a snapshot")
     if "prevLogIdx" in message and not {"prevLogTerm", "entries"} <= message.keys():
         raise BadMessage("append_entries without its records")
+    # None: what comes before is not in the sender's journal; nothing is done with the records.
+    last_index, last_term = message.get("prevLogIdx"), message.get("prevLogTerm")
+    if (last_index is None) != (last_term is None):
+        raise BadMessage(f"append_entries after {last_index}, term {last_term}")
     for entry in message.get("entries", ()):
         match entry:
             case (bytes(command), int(index), int(term)) if index > 0 and term >= 0:
                 _check_command(command, kinds=(REGULAR, NO_OP))
             case _:
                 raise BadMessage(f"record {entry!r:.80}")
+        if index != (index if last_index is None else last_index + 1):
+            raise BadMessage(f"record at index {index} after {last_index}")
+        if not (last_term or 0) <= term <= message["term"]:
+            raise BadMessage(f"record of term {term}: must be in {last_term} .. {message['term']}")
+        last_index, last_term = index, term
     match message.get("serialized"):
-        case None | (bytes(), bool(), bool()):
+        case None | (bytes(), bool(), False) | (b"", False, True):  # the last part is empty
             pass
         case part:
             raise BadMessage(f"part of a snapshot {part!r:.80}")

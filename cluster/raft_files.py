@@ -172,12 +172,25 @@ def read_snapshot(path: Path) -> Snapshot:
     """
     body = unseal(path)
     _check_version(path, body)
-    _, state, last, previous = msgpack.unpackb(body, use_list=False)
-    return Snapshot(state=state, last=last, previous=previous)
+    match msgpack.unpackb(body, use_list=False):
+        case (
+            _,
+            bytes(state),
+            (bytes(), int(), int()) as last,
+            (bytes(), int(), int()) as previous,
+        ):
+            if 0 < previous[1] == last[1] - 1 and 0 <= previous[2] <= last[2]:
+                return Snapshot(state=state, last=last, previous=previous)
+        case _:
+            pass
+    raise CorruptFile(path, 0, "not a state between two records")
 
 
 def _check_version(path: Path, body: bytes) -> None:
-    version = msgpack.unpackb(body, use_list=False)[0]
+    try:
+        version = msgpack.unpackb(body, use_list=False)[0]
+    except (ValueError, TypeError, LookupError) as error:
+        raise CorruptFile(path, 0, f"no list that begins with a version: {error}") from error
     if version != SNAPSHOT_VERSION:
         raise UnknownVersion(path, version, SNAPSHOT_VERSION)
 

@@ -32,6 +32,7 @@ import grpc
 import msgpack
 
 from cluster.raft_codec import MESSAGE_SIZE_MAX, BadMessage, RaftMessage, decode, unpack
+from replication.complaints import Complaints
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ class RaftLink(grpc.GenericRpcHandler):
         self._on_raft, self._on_up, self._on_frame = on_raft, on_up, on_frame
         self._identify = identify
         self._silence_s = silence_s
+        self._complaints = Complaints(logger)
         self._peers = {peer: _Peer(peer) for peer in peers}
         self._inbound: dict[str, asyncio.Task[Any]] = {}
         self._dialling: list[asyncio.Task[None]] = []
@@ -289,7 +291,7 @@ class RaftLink(grpc.GenericRpcHandler):
         try:
             peer = await self._greet(context)
         except BadMessage as error:
-            logger.warning("refused a link from %s: %s", context.peer(), error)
+            self._complaints.say("", f"refused a link from {context.peer()}: {error}")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         task = asyncio.current_task()
         assert task is not None
@@ -301,7 +303,7 @@ class RaftLink(grpc.GenericRpcHandler):
             await context.write(_hello(self._name, peer.name, self._cluster_id))
             await self._receive(peer, context)
         except BadMessage as error:
-            logger.error("broke off the link from %s: %s", peer.name, error)  # noqa: TRY400
+            self._complaints.say(peer.name, f"broke off the link from {peer.name}: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except asyncio.CancelledError:
             if self._inbound.get(peer.name) is task and self._running:

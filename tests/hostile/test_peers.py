@@ -1,6 +1,7 @@
 """Messages of a broken or hostile peer: each ends its stream, and nothing else happens."""
 
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -221,3 +222,81 @@ def test_attacks_in_a_row_leave_one_line_in_the_log(attacked: Running) -> None:
     until(lambda: "bad message from" in attacked.log(follower))
     lines = [line for line in attacked.log(follower).splitlines() if "bad message from" in line]
     assert len(lines) <= 2, "one for each peer that was attacked as"
+
+
+def raft(**message: Any) -> bytes:
+    """Return a message of Raft's as it is on a link."""
+    data: bytes = msgpack.packb([(0, msgpack.packb(message))])
+    return data
+
+
+RAFT: Final = {
+    "term of the end of time": raft(type="request_vote", term=LAST_EPOCH, last_log_index=1,
+                                    last_log_term=1),
+    "append of such a term": raft(type="append_entries", term=LAST_EPOCH, commit_index=1,
+                                  prevLogIdx=1, prevLogTerm=1, entries=()),
+    "records with a gap": raft(type="append_entries", term=1 << 31, commit_index=1, prevLogIdx=1,
+                               prevLogTerm=0, entries=((b"\0x", 5, 1),)),
+    "records of terms that fall": raft(type="append_entries", term=1 << 31, commit_index=1,
+                                       prevLogIdx=1, prevLogTerm=0,
+                                       entries=((b"\0x", 2, 5), (b"\0y", 3, 4))),
+    "record of a term above": raft(type="append_entries", term=3, commit_index=1, prevLogIdx=1,
+                                   prevLogTerm=0, entries=((b"\0x", 2, 4),)),
+    "snapshot in a part that is first and last": raft(
+        type="append_entries", term=3, commit_index=1, serialized=(b"\0" * 4, True, True)),
+    "no such message": raft(type="explode"),
+    "nothing": b"",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", RAFT)
+def test_malformed_message_of_raft_ends_its_link(attacked: Running, attack: str) -> None:
+    attacker = Attacker(attacked, attacked.followers()[0])
+    assert attacker.say_raft(attacked.wait_for_leader(), RAFT[attack])
+
+
+def sealed(body: Any) -> bytes:
+    """Return a snapshot of Raft's, as its file is."""
+    data: bytes = msgpack.packb(body)
+    return struct.pack("<I", zlib.crc32(data)) + data
+
+
+def parts_of(snapshot: bytes) -> list[tuple[bytes, bool, bool]]:
+    """Return a snapshot in parts: with whether each is the first, and the last."""
+    return [(snapshot, True, False), (b"", False, True)]
+
+
+def test_snapshot_of_raft_that_holds_no_state_is_not_installed(attacked: Running) -> None:
+    attacker = Attacker(attacked, attacked.followers()[0])
+    target = attacked.followers()[1]
+    records = (b"\0x", 5, 1), (b"\0y", 6, 1)
+    term = int(attacked.metric(target, "timer_raft_term")) + 1
+    for body in (
+        [1, b"no state", records[1], records[0]],
+        [1, msgpack.packb([1, "c", {}, "no epoch", None, None]), records[1], records[0]],
+        [1, b"", (b"\0y", 6, LAST_EPOCH), records[0]],
+        [1, b"", "no record", records[0]],
+        "nothing",
+    ):
+        append = {"type": "append_entries", "term": term, "commit_index": 1}
+        parts = [raft(**append, serialized=part) for part in parts_of(sealed(body))]
+        # Taken as messages, and thrown away: what ends the link here is the noise behind them.
+        assert attacker.say_raft(target, *parts, b"noise")
+
+
+def test_reports_of_epochs_that_nobody_led_appoint_nobody(attacked: Running) -> None:
+    leader = attacked.wait_for_leader()
+    epoch = attacked._epoch()
+    controllers = [name for name in attacked.nodes if attacked.json(name, "/v1/status")]
+    attacker = Attacker(attacked, attacked.followers()[0])
+    for number in (LAST_EPOCH, (1 << 64) - 1, -1, epoch + (1 << 40)):
+        report = (
+            *(attacker.identity.replica_id, attacker.name, "follower", number, False, False),
+            *(number, 1, 1, number, False, number, 0, 0, True),
+        )
+        for to in controllers:
+            if to != attacker.name:
+                frames = msgpack.packb([(1, msgpack.packb(report))])
+                assert attacker.say_raft(to, frames, b"noise")
+    canary(attacked, {name: node.pid for name, node in attacked.nodes.items()})
+    assert (attacked.wait_for_leader(), attacked._epoch()) == (leader, epoch)
