@@ -91,6 +91,8 @@ class Store:
         self._prepared: Prepared | None = None
         self._found: tuple[Fire, RowArray] | None = None
         """What the next FIRE takes, if it is this one."""
+        self.dead_max, self.chunk = DEAD_MAX, FIRE_CHUNK
+        """Each replica's own affair; fewer where tests want many."""
         self.passed = 0
         """Rows of runs, and tombstones, that the last FIRE met here and did not take."""
 
@@ -470,7 +472,7 @@ class Store:
         Raises:
             CorruptFile: a run must be read, and doesn't verify.
         """
-        rows = self._look(fire, DEAD_MAX)
+        rows = self._look(fire, self.dead_max)
         self._found = None if rows is None else (fire, rows)
         return rows is not None
 
@@ -521,7 +523,7 @@ class Store:
         while True:
             if dead_max is not None and ahead is None and self._runs.must_read(seen, until_ms):
                 return None
-            wanted = min(rows_max + 1 - count, FIRE_CHUNK)
+            wanted = min(rows_max + 1 - count, self.chunk)
             rows, horizon, met = self._due(seen, until_ms, wanted, ahead)
             passed += met - len(rows)
             self.passed = passed

@@ -38,6 +38,8 @@ DELETIONS: Final = 0.3
 
 REDRIVES: Final = 0.3
 """In how many dead letters are redriven."""
+CROWDS: Final = 0.1
+"""In how many timers of many topics are due at one instant."""
 
 
 def aside(rng: random.Random, name: str) -> random.Random:
@@ -102,12 +104,16 @@ class Options:
     """Somebody sends dead letters back (chaos/sim/letterbook.py). With `types` groups are altered,
     too, and where one consumer is served some acks are of all up to a message."""
 
+    crowds: bool = False
+    """Timers of many topics are due at the same instants, and many of them are cancelled; entries
+    and steps have small limits (chaos/sim/workbook.py)."""
+
     @classmethod
     def draw(cls, rng: random.Random) -> "Options":
         """Return one kind of world."""
         shares = {"policies": POLICIES, "requests": REQUESTS, "types": TYPES}
         shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
-        shares["redrives"] = REDRIVES
+        shares |= {"redrives": REDRIVES, "crowds": CROWDS}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
         healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
         faults = rng.sample(healing, rng.randint(2, len(healing)))

@@ -89,7 +89,18 @@ class Found:
 
 
 PLAIN: Final[dict[str, Any]] = dict.fromkeys(
-    ("tight", "policies", "requests", "types", "quotas", "expiry", "deletions", "redrives"), False
+    (
+        "tight",
+        "policies",
+        "requests",
+        "types",
+        "quotas",
+        "expiry",
+        "deletions",
+        "redrives",
+        "crowds",
+    ),
+    False,
 )
 """Where a bug that aims at nothing of it is hunted: most worlds are like that."""
 

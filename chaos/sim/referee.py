@@ -58,6 +58,7 @@ CHECKERS: Final = {
     "redrive": "P2: a dead letter is redriven once, as it was, to the topic that it came from",
     "unmarked": "P5: what is delivered again says so",
     "handout": "P5: nobody hands out under an epoch when a later one is served already",
+    "work": "P9: what one entry touches is bounded, and a thread passes what is dead before a FIRE",
     "digest": "P6: replicas that applied the same log hold the same state",
     "conservation": "P7: scheduled = pending + fired + cancelled + dropped, after every entry",
 }

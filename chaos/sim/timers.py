@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from chaos.sim import workbook
 from chaos.sim.book import Row, life_of
 from chaos.sim.callers import Call
 from chaos.sim.keeping import KeeperCalls
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 CONFIG: Final = LeaderConfig(
     checkpoint_interval_ms=1_000, policy=replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
 )
+CROWD_CONFIG: Final = replace(CONFIG, fire_topics_max=workbook.TOPICS_MAX)
 SWEEP_ROWS: Final = 3
 SWEEP_TOPICS: Final = 1
 TOPICS_AT_ONCE: Final = 1
@@ -83,7 +85,11 @@ class TimerApp(KeeperCalls):
         self.node = node
         self._town = town
         secret = f"{node.replica} {node.nonce}".encode()  # each process has another
-        self.engine = Engine(node.disk, STATE_PATH, CONFIG, self._observe, secret)
+        config = CROWD_CONFIG if node.world.options.crowds else CONFIG
+        self.engine = Engine(node.disk, STATE_PATH, config, self._observe, secret)
+        if node.world.options.crowds:
+            store = self.engine.machine.store
+            store.dead_max, store.chunk = workbook.DEAD_MAX, workbook.CHUNK
         pauses = self.engine.machine.pauses
         pauses.portion, pauses.together, pauses.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
         self.voters: frozenset[ReplicaId] | None = (
@@ -217,6 +223,9 @@ class TimerApp(KeeperCalls):
         self._town.book.pauses.check(entry, applied, self.engine.machine)
         self._town.book.requests.check(entry, applied)
         self._town.book.quotas.check(entry, applied, self.engine.machine)
+        if self.node.world.options.crowds:
+            asks = self.node.replica % 2 == 1
+            workbook.check(entry, applied, self.engine.machine.store, asks=asks)
         if isinstance(applied, Checkpoint):
             self._town.book.digest(self.node, applied, self.engine.machine.digest_anew())
 

@@ -45,6 +45,12 @@ if TYPE_CHECKING:
 TOPICS: Final = ("a", "b")
 NAMESPACED: Final = ("a", "n/b")
 """Instead, where policies change."""
+CROWD: Final = ("a", "b", "c", "d", "e")
+"""Instead, where crowds come."""
+CROWD_MS: Final = 6_000
+"""They are due at multiples of this."""
+CROWDED: Final = 0.7
+"""So many of the requests join one."""
 POLICIES: Final[dict[str, tuple[Any, ...]]] = {
     "delayed_delivery": (True, True, False),
     "tick_ms": (1, 7, 100, 1_000),
@@ -203,6 +209,10 @@ class SimProducer:
             delays = [wall_ms + delay for delay in delays]
         elif self._town.operator is not None and rng.random() < 0.3:
             way, delays = "delay_level", [rng.choice((0, 1, 2, 4, 40)) for _ in delays]
+        if self._town.crowds and rng.random() < CROWDED:
+            wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
+            way, delays = "due_ms", [(wall_ms // CROWD_MS + 2) * CROWD_MS] * 5
+            keys = []
         request = Request(self._next, topic, way, delays, keys, mode, padding)
         self._next += 1
         self._town.book.asked(request.payloads(self.producer_id or 0))
@@ -251,6 +261,8 @@ class SimProducer:
         names = [self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]]
         if self._rng.random() < 0.3:
             names.append(names[0])
+        if self._town.crowds:
+            names = self._mine[-20:]
 
         def answered(result: object) -> None:
             if isinstance(result, TimerError):
@@ -519,11 +531,12 @@ class Town:
         self._rng = rng
         self.operator: SimOperator | None = None
         self.pauser: SimPauser | None = None
-        self.topics = TOPICS
+        self.crowds = world.options.crowds
+        self.topics = CROWD if self.crowds else TOPICS
         if world.options.policies:
             self.operator = SimOperator(self, aside(rng, "operator"), POLICIES)
             self.pauser = SimPauser(self, aside(rng, "pauser"))
-            self.topics = NAMESPACED
+            self.topics = self.topics if self.crowds else NAMESPACED
         self.ager: SimOperator | None = None
         if world.options.expiry:
             self.ager = SimOperator(self, aside(rng, "ager"), AGES)

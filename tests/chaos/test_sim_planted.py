@@ -18,6 +18,7 @@ from chaos.sim.request_mutations import REQUEST_MUTATIONS
 from chaos.sim.snapshot_mutations import SNAPSHOT_MUTATIONS
 from chaos.sim.timer_mutations import TIMER_MUTATIONS
 from chaos.sim.timers import TimerWorld
+from chaos.sim.work_mutations import WORK_MUTATIONS
 from chaos.sim.world import World
 
 FIRST_SEED = 1000
@@ -57,6 +58,7 @@ ALL = [
     *MUTATIONS,
     *TIMER_MUTATIONS,
     *SNAPSHOT_MUTATIONS,
+    *WORK_MUTATIONS,
     *POLICY_MUTATIONS,
     *PAUSE_MUTATIONS,
     *GROUP_MUTATIONS,
