@@ -50,9 +50,9 @@ async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageErr
     """Return when an operator has asked for it, and the directory is a new learner's."""
     asked = asyncio.Event()
     way_out = f"{error}; `timerctl members replace {config.name}` makes a new replica of it"
-    logger.warning("takes no part: %s", way_out)
     standby = Standby(config, REPLACEABLE, lambda: way_out, on_replace=asked.set)
     await standby.start()
+    logger.warning("takes no part: %s", way_out)
     try:
         await asked.wait()
     finally:

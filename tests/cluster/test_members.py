@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster.replacement import REPLACEABLE
 from cluster.timerd import init
 from deploy.local import Node, free_ports
 from tests.cluster.load import loaded
-from tests.cluster.running import Running, until
+from tests.cluster.running import RPC_S, Running, until
 from timerclient import TimerError
 from timerclient.cli import main as timerctl
+from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +59,12 @@ def change(cluster: Running, action: str, name: str) -> None:
     until(done, WAIT_S)
 
 
+def role(cluster: Running, leader: str, name: str) -> str:
+    """Return a node's role as the leader sees it."""
+    nodes = cluster.admin(leader).GetStatus(pb.GetStatusRequest(), timeout=RPC_S).nodes
+    return next(node.role for node in nodes if node.name == name)
+
+
 def votes(cluster: Running, *names: str) -> None:
     """Return when whoever is asked says that just these vote: one node may not know it yet."""
     until(lambda: voters(cluster).keys() == {*names})
@@ -82,6 +90,8 @@ def test_node_with_a_damaged_promise_or_identity_is_replaced_by_one_command(
             cluster._spawn(cluster.node(name))
             command = f"timerctl members replace {name}"
             until(lambda name=name, command=command: command in cluster.log(name))  # type: ignore[misc]
+            leader = cluster.wait_for_leader()
+            until(lambda name=name, leader=leader: role(cluster, leader, name) == REPLACEABLE)  # type: ignore[misc]
             load.wait_for_acks(50)
             words = [*command.split()[1:], "--yes", "--timeout", "60s"]
             code = timerctl([*words, "--endpoints", ",".join(cluster.endpoints)])
