@@ -44,6 +44,9 @@ UNSPILLED_FACTOR: Final = 4
 """Of what asks for a flush: so much may fire while one goes on."""
 SHARE_MIN: Final = 0.75
 """Of what asks for a flush: replicas apply the same, and should not all write at the same time."""
+LOW_FLUSH_MS: Final = 20_000
+"""While the disk has little room: the first flush lets go of files, the next removes what it and
+the merges behind it have replaced. So what is of no use is gone within a minute."""
 TOPICS_AT_ONCE: Final = 128
 """What a flush needs of each, and tells it at its end, is a hundredth of a millisecond."""
 READ_AHEAD_MS: Final = 50
@@ -414,7 +417,10 @@ class Host:
         if self._draining:
             return  # the drain ends with one
         share = self._flush_share
-        due = now.mono_ms - self._flushed_at_ms >= share * self._flush_interval_ms
+        interval_ms = self._flush_interval_ms
+        if self.engine.room.low:  # what was acked or cancelled gives its room back by flushes alone
+            interval_ms = min(interval_ms, LOW_FLUSH_MS)
+        due = now.mono_ms - self._flushed_at_ms >= share * interval_ms
         if (
             due
             or self.engine.cutting

@@ -35,6 +35,8 @@ _ENDED_MAX: Final = np.iinfo(np.uint16).max
 _MOVED_SALT: Final = np.uint64(0x307ED)
 MOVED_KEPT: Final = 16_384
 """Messages that left for another topic, the last ones, of which an ack is told so."""
+CAPACITY_MIN: Final = 32
+"""Of the columns by offset, where there are any: there are very many groups with few messages."""
 LOOK_ROWS: Final = 65_536
 """Offsets looked at in one go for unacked ones."""
 
@@ -176,9 +178,7 @@ class Group:
         self._expired_to(offset)
         self.cursor = offset
         if offset - self.base >= len(self.acked):
-            self.base = int(offset)
-            self.acked, self.later = _empty_bool(), _empty_i64()
-            self.ended, self.recalled = _empty_u16(), _empty_u16()
+            self._forget_columns()
         self._advance()
 
     def expire(self, offsets: U64) -> npt.NDArray[np.bool_]:
@@ -259,6 +259,8 @@ class Group:
         """Count one more failure of each of these, all different; return where they lie."""
         self.hashed = None
         index = offsets.astype(np.int64) - self.base
+        if not len(self.ended):
+            self.ended = np.zeros(len(self.acked), np.uint16)
         self.ended[index] += self.ended[index] < _ENDED_MAX  # it stays there: never back to "first"
         self.ended_sum = (self.ended_sum + _sum(mix(offsets ^ _ENDED_SALT))) & _MASK
         return index
@@ -379,10 +381,13 @@ class Group:
         if size > len(self.acked):
             # Drop what the cursor has passed before asking for more.
             skip = self.cursor - self.base
-            capacity = max(1024, 2 * (size - skip))
-            acked, ended = np.zeros(capacity, np.bool_), np.zeros(capacity, np.uint16)
+            capacity = max(CAPACITY_MIN, 2 * (size - skip))
+            acked = np.zeros(capacity, np.bool_)
             acked[: len(self.acked) - skip] = self.acked[skip:]
-            ended[: len(self.ended) - skip] = self.ended[skip:]
+            if len(self.ended):
+                ended = np.zeros(capacity, np.uint16)
+                ended[: len(self.ended) - skip] = self.ended[skip:]
+                self.ended = ended if ended.any() else _empty_u16()
             if len(self.later):
                 later = np.zeros(capacity, np.int64)
                 later[: len(self.later) - skip] = self.later[skip:]
@@ -391,12 +396,20 @@ class Group:
                 recalled = np.zeros(capacity, np.uint16)
                 recalled[: len(self.recalled) - skip] = self.recalled[skip:]
                 self.recalled = recalled if recalled.any() else _empty_u16()
-            self.acked, self.ended, self.base = acked, ended, self.cursor
+            self.acked, self.base = acked, self.cursor
+
+    def _forget_columns(self) -> None:
+        """Hold nothing by offset: all that was held lies below the cursor."""
+        self.base = int(self.cursor)
+        self.acked, self.later = _empty_bool(), _empty_i64()
+        self.ended, self.recalled = _empty_u16(), _empty_u16()
 
     def _advance(self) -> None:
         rest = self.acked[self.cursor - self.base :]
         run = len(rest) if rest.all() else int(np.argmin(rest))
         self.cursor = QueueOffset(self.cursor + run)
+        if run == len(rest):
+            self._forget_columns()
         self.reserved = max(self.reserved, self.cursor)
         if self.marks and min(self.marks) <= self.cursor:
             self.marks = [mark for mark in self.marks if mark > self.cursor]

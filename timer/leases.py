@@ -23,7 +23,6 @@ applied.
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -115,7 +114,7 @@ class Leases:
 
     group: Group
     epoch: Epoch
-    consumers: deque[Consumer] = field(default_factory=deque)
+    consumers: list[Consumer] = field(default_factory=list)
     """In the order in which they are served next."""
     lease_ids: Iterator[int] = field(default_factory=itertools.count)
     """Of all groups of the epoch."""
@@ -125,7 +124,7 @@ class Leases:
     _deadlines: list[tuple[MonoMs, LeaseId]] = field(default_factory=list)
     _fresh: int = 0
     """First offset never handed out in this epoch."""
-    _back: deque[U64] = field(default_factory=deque)
+    _back: list[U64] = field(default_factory=list)
     """Offsets to be handed out again, each array ascending."""
     _marks: Marks = field(init=False)
     _born: int = field(init=False)
@@ -137,7 +136,7 @@ class Leases:
     _waiting: list[tuple[UnixMs, int, I64, U64]] = field(default_factory=list)
     """A heap of arrays: (first time, first offset, times ascending, their offsets)."""
     _merge_at: int = WAITING_MIN
-    _dead: deque[U64] = field(default_factory=deque)
+    _dead: list[U64] = field(default_factory=list)
     """Offsets marked DYING, each array ascending."""
     _expired: list[U64] = field(default_factory=list)
     """Offsets that were to be handed out and have expired, marked ACKING."""
@@ -220,16 +219,16 @@ class Leases:
             return None
         there = queue.at_hand(offsets)
         if there < len(offsets):
-            self._back.appendleft(offsets[there:])
+            self._back.insert(0, offsets[there:])
             offsets = offsets[:there]
         offsets = self._alive(offsets, queue)
         if not len(offsets):
             return None
         fitting = queue.fitting(offsets, DELIVERY_BYTES)
         if fitting < len(offsets):
-            self._back.appendleft(offsets[fitting:])
+            self._back.insert(0, offsets[fitting:])
             offsets = offsets[:fitting]
-        self.consumers.rotate(-1)
+        self.consumers.append(self.consumers.pop(0))
         return self._lease(consumer, offsets, now_ms)
 
     def _alive(self, offsets: U64, queue: Queue) -> U64:
@@ -291,7 +290,7 @@ class Leases:
         for _ in range(len(self.consumers)):
             if self._allowed(self.consumers[0]) > 0:
                 return self.consumers[0]
-            self.consumers.rotate(-1)
+            self.consumers.append(self.consumers.pop(0))
         return None
 
     def _allowed(self, consumer: Consumer) -> int:
@@ -323,9 +322,9 @@ class Leases:
 
     def _take(self, clock_ms: UnixMs, queue_end: QueueOffset, limit: int) -> U64:
         while self._back:
-            offsets = self._free(clock_ms, self._back.popleft())
+            offsets = self._free(clock_ms, self._back.pop(0))
             if len(offsets) > limit:
-                self._back.appendleft(offsets[limit:])
+                self._back.insert(0, offsets[limit:])
             if len(offsets):
                 return offsets[:limit]
         end = min(int(queue_end), int(self.group.reserved))
@@ -416,7 +415,7 @@ class Leases:
         What has expired is none of them: `take_expired` tells.
         """
         while self._dead:
-            offsets = self._dead.popleft()
+            offsets = self._dead.pop(0)
             still = ~self.group.is_acked(offsets) & (self._marks.of(offsets) == DYING)
             offsets = offsets[still]
             if not len(offsets):
@@ -425,7 +424,7 @@ class Leases:
             if count:
                 count = queue.fitting(offsets[:count], DELIVERY_BYTES)
             if count < len(offsets):
-                self._dead.appendleft(offsets[count:])
+                self._dead.insert(0, offsets[count:])
             taken = self._young(offsets[:count], queue, DYING)
             self.unfinished |= len(taken) < count and bool(self._dead)
             return taken

@@ -573,7 +573,7 @@ def _group(fields: State) -> Group:
         return group
     known = {name: zlib.decompress(data) for name, data in packed.items()}
     size = max(len(data) // COLUMNS[name]().itemsize for name, data in known.items())
-    known = {"acked": b"", "ended": b""} | known  # the others may be empty
+    known = {"acked": b""} | known  # the others may be empty
     for name, data in known.items():
         setattr(group, name, _padded(data, COLUMNS[name], size))
     group.later_sum = group.later_hashes(slice(None))

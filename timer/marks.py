@@ -4,7 +4,9 @@ import numpy as np
 
 from timer.columns import U64
 
-_SIZE = 1024
+_SIZE_MIN = 32
+_NOTHING = np.zeros(0, np.uint64)
+"""Of all that have nothing marked: there are very many groups with little on their way."""
 
 
 class Marks:
@@ -12,7 +14,7 @@ class Marks:
 
     def __init__(self, base: int) -> None:
         self._base = base
-        self._values = np.zeros(_SIZE, np.uint64)
+        self._values = _NOTHING
 
     def __len__(self) -> int:
         """Return how many offsets it has room for."""
@@ -24,7 +26,9 @@ class Marks:
         inside = (index >= 0) & (index < len(self._values))
         if inside.all():
             return self._values[index]
-        return np.where(inside, self._values[np.where(inside, index, 0)], np.uint64(0))
+        marks = np.zeros(len(offsets), np.uint64)
+        marks[inside] = self._values[index[inside]]
+        return marks
 
     def set(self, offsets: U64, marks: U64 | np.uint64) -> None:
         """Mark offsets; those below the base are nobody's affair any more."""
@@ -36,7 +40,7 @@ class Marks:
             return
         size = int(index.max()) + 1
         if size > len(self._values):
-            grown = np.zeros(2 * size, np.uint64)
+            grown = np.zeros(max(_SIZE_MIN, 2 * size), np.uint64)
             grown[: len(self._values)] = self._values
             self._values = grown
         self._values[index] = marks
@@ -52,7 +56,11 @@ class Marks:
         """Drop what lies before `offset` once it is the greater half; return those marks."""
         skip = offset - self._base
         if skip <= len(self._values) // 2:
-            return self._values[:0]
+            return _NOTHING
+        if skip >= len(self._values):
+            forgotten, self._values = self._values, _NOTHING
+            self._base = offset
+            return forgotten
         forgotten = self._values[:skip]
         self._values = np.concatenate([self._values[skip:], np.zeros(len(forgotten), np.uint64)])
         self._base += skip

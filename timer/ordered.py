@@ -109,7 +109,7 @@ class Ordered(Leases):
         """See Leases; in a failover group the next consumer has its turn, and keeps it."""
         super()._fall_silent(consumer)
         if self.group.settings.type != KEY_SHARED and [*self.consumers][:1] == [consumer]:
-            self.consumers.rotate(-1)
+            self.consumers.append(self.consumers.pop(0))
 
     def _turn(self, consumer: Consumer) -> None:
         if self.group.settings.type == KEY_SHARED:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from cluster.host import TOPICS_AT_ONCE, Host
+from cluster.host import LOW_FLUSH_MS, TOPICS_AT_ONCE, Host
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from timer import manifest
 from timer.clock import ClusterClock
 from timer.disk import RealDisk
 from timer.engine import Flush
 from timer.entry import Entry, Kind
+from timer.room import Room
 from timer.run_writer import Pace, unpaced
 from timer.units import Epoch, LogIndex, MonoMs, UnixMs
 
@@ -25,6 +26,7 @@ class Follower:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.dropped_before = LogIndex(0)
+        self.plenty = True
         self.cached_from = 1
         self.reads: list[tuple[int, int]] = []
         self.on_disk = asyncio.Event()
@@ -60,7 +62,7 @@ class Follower:
         await self.on_disk.wait()
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
-        assert keep, "there is room"
+        assert keep == self.plenty
         self.dropped_before = index
 
 
@@ -229,3 +231,40 @@ async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
     assert len(steps) == 3, "the next one is at all of the limit"
     assert errors == []
     assert engine_on(RealDisk(), tmp_path).machine.applied_index == entries
+
+
+async def test_disk_with_little_room_is_flushed_often_to_give_back_what_is_of_no_use(
+    tmp_path: Path,
+) -> None:
+    log, errors, clock = Log(), list[BaseException](), [0]
+    log.begin_epoch()
+    log.topic("a")
+    log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    follower = Follower(log)
+    follower.plenty = False
+    host = host_on(
+        tmp_path, follower, errors, mono_ms=lambda: MonoMs(clock[0]), draw_share=lambda: 1.0
+    )
+
+    async def flushed(index: int) -> None:
+        async with asyncio.timeout(120):
+            while host.engine.manifest_index < index or host.engine.flushing:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    host.on_commit(LogIndex(3))
+    await folded(host)
+    host.use_room(Room(1 << 20, 1 << 30, low=True))
+    await flushed(3)
+    log.cancel([(START_MS + 10**9, 1)])
+    host.on_commit(LogIndex(4))
+    await folded(host)
+    clock[0] += LOW_FLUSH_MS - 1
+    host.kick()
+    await asyncio.sleep(0)
+    assert not host.engine.cutting
+    assert not host.engine.flushing
+    clock[0] += 1
+    host.kick()
+    await flushed(4)
+    await host.stop()
+    assert errors == []

@@ -1,10 +1,13 @@
 """What is idle costs no entry, no checkpoint and no cut anything: crowds of topics and groups."""
 
+import gc
+import tracemalloc
 from unittest import mock
 
 import pytest
 
 from chaos.simdisk import SimDisk
+from tests.timer.leading import Play
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
 from timer import digest, manifest
 from timer import engine as engine_module
@@ -123,3 +126,28 @@ def test_cut_takes_the_producers_that_were_used_since_they_were_taken() -> None:
     again = engine_on(engine._disk)
     assert sorted(again.machine.producers.ids()) == [*range(1, 102)]
     assert again.machine.producers.last_sequence(ProducerId(7)) == 1
+
+
+@pytest.mark.parametrize("type_", ["shared", "key_shared"])
+def test_group_with_a_consumer_and_a_message_that_was_acked_takes_few_kilobytes(type_: str) -> None:
+    play, count = Play(), 20
+    groups = [play.make_group(f"g{number}", type=type_) for number in range(count)]
+    play.make_group("first", type=type_)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for group in groups:
+        play.join(group)
+    play.settle()
+    play.schedule("s", 0)
+    play.settle()
+    for number, delivery in enumerate(play.deliveries):
+        play.ack(f"ack {number}", delivery)
+    play.settle()
+    assert len(play.deliveries) == count
+    play.deliveries.clear()
+    play.answers.clear()
+    play.log.entries.clear()
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (after - before) / count < 5_000
