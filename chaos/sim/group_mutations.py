@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any, Final
+from unittest import mock
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from timer.leases import Leases
 from timer.machine import Machine
 from timer.ordered import ANYBODY, Ordered
 from timer.payloads import GroupOp, Op
+from timer.queues import Queue
+from timer.units import UnixMs
 
 _first_of = ordered._first_of  # noqa: SLF001
 
@@ -22,6 +25,20 @@ def _no_walls(keys: U64, values: I64, of: U64, default: int) -> I64:
     """What is put off, or not back yet, holds nothing back."""
     upto = None if default == ANYBODY else 0
     return _first_of(keys[:upto], values[:upto], of, default)
+
+
+_look = Ordered._look  # noqa: SLF001
+
+
+def _look_past_delays(self: Ordered, clock_ms: UnixMs, queue: Queue, size: int) -> Any:
+    """What a nack puts off holds nothing back; what is not back yet still does."""
+    at_once = mock.patch.object(Group, "not_before", lambda _, each: np.zeros(len(each), np.int64))
+    with at_once:
+        found = _look(self, clock_ms, queue, size)
+    times = self.group.not_before(found.offsets)
+    early = times > clock_ms
+    self._returns_at = UnixMs(int(times[early].min())) if early.any() else None
+    return found._replace(offsets=found.offsets[~early], owner=found.owner[~early])
 
 
 def _no_owners(keys: U64, values: I64, of: U64, default: int) -> I64:
@@ -78,6 +95,14 @@ GROUP_MUTATIONS: Final = (
         20,
         "a nack, or a lease that ends, in an ordered group",
         patch(ordered, "_first_of", _no_walls),
+    ),
+    _mutation(
+        "delay_holds_nothing_back",
+        "an ordered group goes on behind a message until its delay is over",
+        {"order"},
+        20,
+        "a nack with a delay in an ordered group",
+        patch(Ordered, "_look", _look_past_delays),
     ),
     _mutation(
         "nothing_is_recalled",

@@ -21,7 +21,7 @@ from timer.leader import Leader, Now
 from timer.leases import ACCEPT, Leases
 from timer.machine import Machine
 from timer.manifest import Ahead, TopicsAhead
-from timer.memtable import Left, Peek
+from timer.memtable import Left, Memtable, Peek
 from timer.order import START, Position, annihilate
 from timer.payloads import Fire, GroupOp, Op
 from timer.producers import Answer, Producers
@@ -184,6 +184,32 @@ _group_state = manifest._group_state  # noqa: SLF001
 
 def _group_without_acks(group: Group) -> Any:
     return {**_group_state(group), "acked": np.zeros(0, np.bool_)}
+
+
+def _group_without_attempts(group: Group) -> Any:
+    return {**_group_state(group), "ended": b"", "recalled": b""}
+
+
+_kill = Memtable.kill
+_freeze = Store.freeze
+
+
+@contextlib.contextmanager
+def _frozen_lives() -> Iterator[None]:
+    """A row in the frozen memtable stays alive when it is cancelled."""
+    frozen: set[int] = set()
+
+    def freeze(self: Store) -> Any:
+        found = _freeze(self)
+        frozen.add(id(found.memtable))
+        return found
+
+    def kill(self: Memtable, places: Any) -> None:
+        if id(self) not in frozen:
+            _kill(self, places)
+
+    with mock.patch.object(Store, "freeze", freeze), mock.patch.object(Memtable, "kill", kill):
+        yield
 
 
 _recover = Store.recover
@@ -484,6 +510,24 @@ TIMER_MUTATIONS: Final = (
         60,
         "a restart from a manifest with a hole in the acks",
         patch(manifest, "_group_state", _group_without_acks),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "manifest_without_attempts",
+        "a restart forgets how often messages were nacked, or their leases ended",
+        {"unmarked"},
+        60,
+        "a restart from a manifest with a message that came back, which then leads",
+        patch(manifest, "_group_state", _group_without_attempts),
+        **_RESTARTS,
+    ),
+    _mutation(
+        "frozen_row_lives",
+        "a timer in a memtable that is being written fires, though it was cancelled",
+        {"cancel", "key", "digest", "conservation", "list", "twice"},
+        80,
+        "a cancel during a flush",
+        _frozen_lives,
         **_RESTARTS,
     ),
     _mutation(

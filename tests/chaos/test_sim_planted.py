@@ -49,6 +49,7 @@ SOON = {
     "resume_drops_what_came_after": 1008,
     "log_never_stays": 1014,
     "cancel_before_commit": 1020,
+    "frozen_row_lives": 1024,
     "ack_from_before_the_seek": 1059,
 }
 """Where the hunt for those that take long begins, to save time while the worlds stay as they are:
