@@ -5,7 +5,7 @@ leader, epoch, memory --> attack --> the same leader and epoch, a timer fires, a
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,6 +83,18 @@ def unharmed(town: Victim, client: TimerClient, request: pytest.FixtureRequest) 
     assert town.counts_add_up().scheduled > scheduled
     for name in town.nodes:
         town.is_back(name, max(before[name], town.usual[name]))
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print figures past pytest's capture."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n    {text}")
+
+    return say
 
 
 def _warm(running: Victim, name: str) -> None:

@@ -1,0 +1,57 @@
+"""A hostile client at full speed, as a program: `python -m tests.hostile.flood ADDRESS SECONDS`.
+
+Refused requests of 16 MB, small ones without a pause, and batches that are allowed, all at once.
+"""
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from typing import Any, Final
+
+import grpc
+
+from timerclient.proto import timer_pb2 as pb
+
+MIB: Final = 1 << 20
+ROWS: Final = 1_000
+
+
+async def main(address: str, seconds: float) -> None:
+    options = [("grpc.max_send_message_length", 64 * MIB)]
+    end_s, asked = time.monotonic() + seconds, Counter[str]()
+    large = bytes([3 << 3 | 2, 0]) * (8 * MIB)
+    timers = pb.TimerColumns(
+        topic="flood", payload_sizes=[100] * ROWS, payloads=bytes(100 * ROWS), delay_ms=[3_600_000]
+    )
+    batch = pb.ScheduleRequest(timers=[timers]).SerializeToString()
+    small = pb.CreateTopicRequest(topic="?").SerializeToString()
+    kinds = {
+        "large": ("TimerService/Schedule", large, 4),
+        "small": ("AdminService/CreateTopic", small, 100),
+        "batch": ("TimerService/Schedule", batch, 8),
+    }
+
+    async def flood(channel: grpc.aio.Channel, kind: str, method: str, data: bytes) -> None:
+        call: Any = channel.unary_unary(f"/timer.v1.{method}")
+        while time.monotonic() < end_s:
+            try:
+                await call(data, timeout=10)
+            except grpc.aio.AioRpcError as error:
+                asked[f"{kind} {error.code().name}"] += 1
+            else:
+                asked[f"{kind} OK"] += 1
+
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        await asyncio.gather(
+            *(
+                flood(channel, kind, method, data)
+                for kind, (method, data, tasks) in kinds.items()
+                for _ in range(tasks)
+            )
+        )
+    print(dict(asked))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
