@@ -57,6 +57,8 @@ class NodeState(TopicView):
         self._mono_ms = mono_ms
         self._scrubber = scrubber
         self._started_at_ms = mono_ms()
+        self._remade: set[str] = set()
+        """Nodes that were made learners in place of lost voters, until they vote."""
         self._lags: list[lag.GroupLag] = []
         self._quotas: tuple[Lag, ...] = ()
         self._measuring: asyncio.Task[None] | None = None
@@ -160,13 +162,14 @@ class NodeState(TopicView):
         while fresh and answer.outcome in refused and self._mono_ms() < deadline_ms:
             await asyncio.sleep(CHANGE_POLL_S)  # until the learner has reported to the controller
             answer = await self._control.request_change(change, name)
-        if answer.outcome is Outcome.REFUSED:
+        if answer.outcome is Outcome.REFUSED and not fresh:
             raise InvalidRequest("name", name, answer.why)
-        if answer.outcome in (Outcome.NOT_NOW, Outcome.FAILED):
+        if answer.outcome in (*refused, Outcome.FAILED):
             raise NotReady(f"{change} {name}: {answer.why}")
         deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
         while self._mono_ms() < deadline_ms:
             if self._control.state.voters.get(name) != before:
+                self._remade.discard(name)
                 return
             await asyncio.sleep(CHANGE_POLL_S)
         raise CommitTimeout(f"{change} {name}: proposed, not committed yet")
@@ -179,12 +182,14 @@ class NodeState(TopicView):
             NotReady: it has not yet.
         """
         stub = self._stubs[name]
-        if (await status_of(name, self._config.peers[name], stub)).role != REPLACEABLE:
+        if (await status_of(name, self._config.peers[name], stub)).role == REPLACEABLE:
+            if self._host.leader is None:
+                raise NotLeader(self.leader_address())  # a majority has to be there first
+            request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.REPLACE, name=name)
+            await stub.ChangeMembers(request, timeout=PART_S)
+            self._remade.add(name)
+        if name not in self._remade:
             return False
-        if self._host.leader is None:
-            raise NotLeader(self.leader_address())  # a majority has to be there first
-        request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.REPLACE, name=name)
-        await stub.ChangeMembers(request, timeout=PART_S)
         deadline_ms, node = self._mono_ms() + CHANGE_TIMEOUT_MS, pb.NodeStatus()
         while self._mono_ms() < deadline_ms:
             node = await status_of(name, self._config.peers[name], stub)

