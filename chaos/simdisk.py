@@ -27,6 +27,11 @@ from timer.disk import (
 )
 from timer.errors import Unreadable, WrongDirectory
 
+
+class Death(Exception):
+    """The process is killed inside a system call; nothing of it runs on."""
+
+
 PAGE_SIZE: Final = 512
 """Written whole or not at all when the machine dies; appended bytes may also end within one."""
 
@@ -124,6 +129,7 @@ class SimDisk:
         self._pending: list[dict[Path, _File | str | None]] = []
         """Directory operations since they were last synced; "" stands for no such name."""
         self._failing: tuple[int, random.Random] | None = None
+        self._dying: tuple[Path, random.Random] | None = None
         self._locks: dict[Path, int] = {}
         self._life = 0
         self._boots = 1
@@ -151,7 +157,7 @@ class SimDisk:
 
     def die(self) -> None:
         """Kill the process: what it wrote is still seen; handles and locks are gone."""
-        self._failing = None
+        self._failing = self._dying = None
         self._locks.clear()
         self._life += 1
 
@@ -162,9 +168,21 @@ class SimDisk:
         """
         self._failing = (after, rng)
 
+    def die_in_write(self, rng: random.Random, under: Path) -> None:
+        """Let the process die inside the next write to the end of a file in that directory."""
+        self._dying = (under, rng)
+
+    def lose(self, gone: Sequence[Path]) -> None:
+        """Take these files, and all that is in these directories, away for good."""
+        for names in (self._seen, self._durable):
+            for path in [*names]:
+                if any(path.is_relative_to(each) for each in gone):
+                    del names[path]
+        self._pending.clear()
+
     def mend(self) -> None:
-        """Let no sync fail that has not failed yet."""
-        self._failing = None
+        """Let no sync fail that has not failed yet, and no process die in a write."""
+        self._failing = self._dying = None
 
     def flip(self, path: Path, position: int, *, mask: int = 1) -> None:
         """Damage one byte, as it is seen and on the platter."""
@@ -367,6 +385,14 @@ class SimDisk:
             else:
                 names[path] = what
 
+    def _append(self, path: Path, file: _File, data: Bytes) -> None:
+        if self._dying is not None and path.parent == self._dying[0] and len(data) > 1:
+            part = memoryview(data)[: self._dying[1].randrange(1, len(data))]
+            self._dying = None
+            self._write(file, len(file.seen), part)
+            raise Death
+        self._write(file, len(file.seen), data)
+
     def _write(self, file: _File, position: int, data: Bytes) -> None:
         if self.capacity_bytes is not None:
             growth = max(0, position + len(data) - len(file.seen))
@@ -431,7 +457,7 @@ class _SimAppendFile(_SimHandle):
         self._use()
         with self._refusal.around("write"):
             for buffer in buffers:
-                self._disk._write(self._file, len(self._file.seen), buffer)  # noqa: SLF001
+                self._disk._append(self._path, self._file, buffer)  # noqa: SLF001
 
     def truncate(self, size: int) -> None:
         self._use()

@@ -84,25 +84,34 @@ class Ledger:
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
         """Answer clients; save a manifest and drop the log below it now and then."""
+        hasty = self._node.world.options.hasty
         for entry in entries:
             if entry.kind is Kind.EPOCH:
+                if hasty:
+                    self._save()
                 self.voters = frozenset(decode_epoch(entry.payload).voters)
             pending = self._pending.pop(entry.index, None)
             if pending is not None and pending == (entry.epoch, bytes(entry.payload)):
                 self._node.world.referee.on_ack(self._node, entry.index, pending[1])
-        self.applied_index = entries[-1].index
-        self._epoch = entries[-1].epoch
+            self.applied_index, self._epoch = entry.index, entry.epoch
+        if hasty:
+            self._node.drop_before(LogIndex(self._saved + 1), keep=False)
         if self.applied_index >= self._saved + self._node.world.options.manifest_every:
             self.flush()
 
     def flush(self) -> None:
         """Write the manifest, if the log beside it goes as far; drop the log below it."""
-        if self._node.log.durable_index >= self.applied_index > self._saved:
+        if self._save():
+            self._node.drop_before(LogIndex(self._saved + 1))
+
+    def _save(self) -> bool:
+        due = self._node.log.durable_index >= self.applied_index > self._saved
+        if due:
             self._saved = self.applied_index
             state: manifest.State = {"index": self._saved, "epoch": self._epoch}
             state |= {"voters": sorted(self.voters or ()), "runs": [], "topics": []}
             manifest.write(self._node.disk, STATE_PATH, state)
-            self._node.drop_before(LogIndex(self._saved + 1))
+        return due
 
     def on_lead(self, epoch: Epoch) -> None:
         """Nothing to load."""

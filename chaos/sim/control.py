@@ -3,6 +3,7 @@
 It looks at every node's report now and then and appoints another leader when the present one
 seems gone; it changes the voters now and then. What a seed's mischief may add:
 
+    transfer    an operator moves the leadership to any voter, however far behind
     slow        it looks seldom              dead       it appoints whom it has not heard of
     leaderless  it does nothing for seconds  twice      it repeats an old appointment
     double      two controllers appoint two  spurious   it replaces a healthy leader
@@ -123,6 +124,8 @@ class Control:
                     self.epoch, self.leader = Epoch(rng.randint(0, self.epoch)), None
                 case "spurious":
                     self._appoint(reports)
+                case "transfer":
+                    self.transfer(rng.choice(sorted(self.voters)))
                 case "twice" if self._history:
                     epoch, leader = rng.choice(self._history[-5:])
                     for node in self._world.nodes:
@@ -164,6 +167,13 @@ class Control:
         if "double" in self.mischief and rng.random() < 0.5:
             self._announce(rng.choice(self._world.ids))
 
+    def transfer(self, replica: ReplicaId) -> None:
+        """Appoint `replica`, whatever its log holds."""
+        highest = max((report.highest_promise for report in self._reports().values()), default=0)
+        self.epoch, self.leader = Epoch(max(self.epoch, highest) + 1), replica
+        self._appointed_ms = self._world.timeline.now_us // 1_000
+        self._announce(replica)
+
     def _change_members(self, reports: dict[ReplicaId, Report]) -> None:
         """Appoint the leader once more, with a voter added, removed or replaced."""
         rng, leader = self._rng, self.leader
@@ -191,6 +201,7 @@ class Control:
         highest = max(report.highest_promise for report in reports.values())
         self.epoch = Epoch(max(self.epoch, highest) + 1)
         self._appointed_ms = self._world.timeline.now_us // 1_000
+        self._world.faults.on_change(leader, self.voters, frozenset(after))
         self._announce(leader, frozenset(after))
 
     def _announce(self, leader: ReplicaId, voters: frozenset[ReplicaId] | None = None) -> None:

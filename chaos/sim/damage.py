@@ -4,6 +4,7 @@
               process or just before a restart
     shorten   a file that was synced has lost its end
     wipe      the disk was replaced by an empty one
+    forget    promise, log and state are gone; the identity is there
 
 A damaged replica may go on as long as it does not need what is damaged. When it does, it says
 which file (and, inside of one, which byte), fetches state and log anew from a leader, and has to be
@@ -18,6 +19,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from chaos.sim.paths import LOG_PATH, PROMISE_PATH, STATE_PATH
 from chaos.sim.referee import Broken
 from replication.knowledge import in_force
 from replication.quorum import Voters, granted
@@ -61,6 +63,13 @@ def wipe(node: "SimNode") -> None:
     """Empty the disk of a dead node."""
     node.disk.wipe()
     node.damage.append(ROOT)
+
+
+def forget(node: "SimNode") -> None:
+    """Take from the disk of a dead node all that it remembers, except who it is."""
+    gone = (PROMISE_PATH, LOG_PATH, STATE_PATH)
+    node.disk.lose(gone)
+    node.damage += gone
 
 
 def check_refusal(node: "SimNode", error: StorageError) -> None:

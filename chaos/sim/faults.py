@@ -8,6 +8,12 @@
     sync_fails           a failed fsync: the process stops          full_disk   somebody fills it
     lying_disk           what was synced is lost in a power cut     flip, shorten, wipe: damage.py
     newborn, ambush      wait for a leader's birth, for an appointment, and strike then
+    mid_sync             waits for a sync, of a promise or of the log, and strikes inside of it
+    torn_write           the process dies inside a write         burst       many within one lease
+    slow_link            messages take long, and are not lost    forget      damage.py
+    usurp                a leader is not heard, a disk is slow, and another node is appointed
+    rival                waits for a change of the voters: new and old ones are parted
+    stale_return         a leader is cut off while others lead; as it is back it is appointed
 
 Every fault but damage ends by itself, or when the world is healed. Not every one that is drawn
 strikes: a dead node can't be killed, nor may the last majority of whole disks be broken. So each
@@ -150,6 +156,20 @@ class Faults:
             case _:
                 self._strike("ambush", self._slow_disk, soon_us)
 
+    def on_sync(self, node: "SimNode", took_us: int, *, promise: bool) -> None:
+        """Strike inside of a sync that takes so long."""
+        likely = EDGE_PROBABILITY if promise else EDGE_PROBABILITY / 20
+        if "mid_sync" not in self._armed or self._rng.random() >= likely:
+            return
+        stop = self._rng.choice((self._lose_power, self._kill_one))
+        self._strike("mid_sync", lambda: stop(node), self._rng.randrange(took_us + 1))
+        self._for_a_while(node.start)
+
+    def on_killed_in_write(self, node: "SimNode") -> None:
+        """Count the death of a process inside a write; start another in a while."""
+        self.struck.append("torn_write")
+        self._for_a_while(node.start)
+
     def on_disk_failed(self, node: "SimNode", *, full: bool) -> None:
         """Count what was done to the disk of `node` before, now that it shows."""
         awaited = "full_disk" if full else "sync_fails", node.replica
@@ -166,6 +186,10 @@ class Faults:
 
     def _ambush(self) -> bool:
         self._armed.add("ambush")
+        return False  # it counts when it strikes
+
+    def _mid_sync(self) -> bool:
+        self._armed.add("mid_sync")
         return False  # it counts when it strikes
 
     def disarm(self) -> None:
@@ -189,10 +213,32 @@ class Faults:
 
     def _kill(self) -> bool:
         node = self._node()
-        ran = _runs(node)
-        node.stop()
+        ran = self._kill_one(node)
         self._for_a_while(node.start)
         return ran
+
+    def _kill_one(self, node: "SimNode") -> bool:
+        ran = _runs(node)
+        node.stop()
+        return ran
+
+    def _torn_write(self) -> bool:
+        """Let a process die inside its next write to the log; it counts when it does."""
+        node = self._node()
+        if node.alive:
+            node.disk.die_in_write(self._rng, LOG_PATH)
+        return False
+
+    def _burst(self) -> bool:
+        """Inject some of the other faults within one lease."""
+        others = sorted(self._kinds.keys() - {"burst"})
+        for kind in self._rng.choices(others, k=self._rng.randint(2, 4)) if others else ():
+            self._world.timeline.after(self._rng.randint(0, 600_000), self._try_in_time, kind)
+        return bool(others)
+
+    def _try_in_time(self, kind: str) -> None:
+        if not self._world.heals:
+            self._try(kind, self._kinds[kind])
 
     def _pause(self) -> bool:
         node = self._node()
@@ -301,6 +347,40 @@ class Faults:
         self._for_a_while(self._world.add_learner().start)  # what people put in its place
         return not was_empty
 
+    def _forget(self) -> bool:
+        """Take promise, log and state from a voter that was added later.
+
+        It hurts when another lags, and the leader goes, too. A founder's loss is `wipe`.
+        """
+        world = self._world
+        voters = [node for node in world.nodes if node.replica in world.voters_now()]
+        added = [node for node in voters if node.replica not in node.founding]
+        if not added or len(voters) % 2 == 0:
+            return False  # of an even number one that lags and one that forgot are no majority
+        node = self._rng.choice(added)
+        others = [each for each in voters if each is not node and not each.leading and each.alive]
+        if not others or not damage.may_damage(world, node):
+            return False
+        lagging = self._rng.choice(others)
+        links = [(each, lagging) for each in world.nodes if each is not lagging]
+        behind_ms = self._rng.randint(50, 1_000)
+        world.timeline.after((behind_ms + 1) * 1_000, self._cut(links))
+        world.timeline.after(behind_ms * 1_000, self._forget_and_stop_leader, node)
+        return False  # it counts when all is forgotten
+
+    def _forget_and_stop_leader(self, node: "SimNode") -> None:
+        if node.damage or self._world.heals or not damage.may_damage(self._world, node):
+            return
+        leaders = [each for each in self._world.nodes if each.leading and each is not node]
+        node.stop_hard()
+        damage.forget(node)
+        self.struck.append("forget")
+        self._world.timeline.after(self._rng.randint(1, 300) * 1_000, node.start)
+        self._for_a_while(self._world.add_learner().start)
+        for leader in leaders:
+            leader.stop_hard()
+            self._world.timeline.after(self._rng.randint(2_000, LONG_MS) * 1_000, leader.start)
+
     def _sync_fails(self) -> bool:
         """Fail one of the next fsyncs; it counts when that comes."""
         node = self._node()
@@ -318,6 +398,100 @@ class Faults:
 
         self._for_a_while(undo)
         return True
+
+    def _slow_link(self) -> bool:
+        """Let messages from or to a node, or both, take long, and none be lost."""
+        network, node = self._world.network, self._node()
+        others = [each for each in self._world.nodes if each is not node]
+        if self._rng.random() < 0.5:
+            others = [self._rng.choice(others)]
+        links = [(node.replica, each.replica) for each in others]
+        back = [(to, sender) for sender, to in links]
+        links = self._rng.choice((links, back, links + back))
+        more_us = self._rng.choice((100_000, 300_000, 1_000_000))
+        for link in links:
+            network.slow(link, more_us)
+
+        def undo() -> None:
+            for link in links:
+                network.slow(link, 0)
+
+        self._for_a_while(undo)
+        return True
+
+    def _stale_return(self) -> bool:
+        """Cut the leader off, with all that it still takes; as it is back it is appointed at once.
+
+        The others have another leader, or two, by then.
+        """
+        leaders = [node for node in self._world.nodes if node.leading]
+        control = self._world.control
+        if not leaders or control is None:
+            return False
+        node = leaders[0]
+        others = [each for each in self._world.nodes if each is not node]
+        mend = self._cut([(node, each) for each in others] + [(each, node) for each in others])
+        away_ms = self._rng.randint(1_000, LONG_MS)
+        if self._rng.random() < 0.7:
+            second = self._rng.choice(others)
+            again_ms = self._rng.randint(900, 3_000)
+            self._world.timeline.after(again_ms * 1_000, self._transfer, second)
+            away_ms = max(away_ms, again_ms + self._rng.randint(600, 1_500))
+
+        def back() -> None:
+            mend()
+            self._transfer(node)
+
+        self._world.timeline.after(away_ms * 1_000, back)
+        return True
+
+    def _usurp(self) -> bool:
+        """Appoint another leader about when the lease of one that is not heard any more ends.
+
+        One follower still answers it, as late as its disk has synced what came last.
+        """
+        leaders = [node for node in self._world.nodes if node.leading]
+        followers = [node for node in self._world.nodes if node.alive and not node.leading]
+        if len(leaders) != 1 or len(followers) < 2:
+            return False
+        leader, (slow, other) = leaders[0], self._rng.sample(followers, 2)
+        slow.slow_disk = 100
+        rest = [each for each in self._world.nodes if each not in (leader, slow)]
+        links = [(leader, slow), *((leader, each) for each in rest)]
+        links += [(each, leader) for each in rest]
+
+        def part() -> None:
+            slow.slow_disk = 1
+            self._cut_for_a_while(links)
+
+        self._world.timeline.after(self._rng.randint(20, 150) * 1_000, part)
+        self._world.timeline.after(self._rng.randint(300, 1_200) * 1_000, self._transfer, other)
+        return True
+
+    def _rival(self) -> bool:
+        self._armed.add("rival")
+        return False  # it counts when it strikes
+
+    def on_change(
+        self, leader: ReplicaId, before: frozenset[ReplicaId], after: frozenset[ReplicaId]
+    ) -> None:
+        """Part the leader and the new voters from the old ones, of whom one is appointed."""
+        old = sorted(before - {leader})
+        if "rival" not in self._armed or not old:
+            return
+        nodes = {node.replica: node for node in self._world.nodes}
+        here = [nodes[each] for each in sorted({leader} | (after - before))]
+        there = [nodes[each] for each in old]
+        links = [(one, other) for one in here for other in there]
+        links += [(other, one) for one, other in links]
+        soon_us = self._rng.choice((0, 10_000, 30_000, 100_000))
+        self._strike("rival", lambda: self._cut_for_a_while(links), soon_us)
+        then_us = soon_us + self._rng.randint(500, 1_500) * 1_000
+        self._world.timeline.after(then_us, self._transfer, self._rng.choice(there))
+
+    def _transfer(self, node: "SimNode") -> None:
+        if self._world.control is not None and not self._world.heals:
+            self._world.control.transfer(node.replica)
 
     def _lossy(self) -> bool:
         network, options = self._world.network, self._world.options

@@ -23,7 +23,8 @@ from replication.writer import write_batch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 
-def _core(mutant: type[Core]) -> Plant:
+def plant_core(mutant: type[Core]) -> Plant:
+    """Return what has every node of a world run this core."""
     return lambda: mock.patch.object(World, "make_core", mutant)
 
 
@@ -261,7 +262,7 @@ MUTATIONS: Final = (
         frozenset({"promise"}),
         30,
         "a leader that is deposed and does not know it",
-        _core(_IgnoreEpoch),
+        plant_core(_IgnoreEpoch),
         aim={"faults": ("handover", "isolate", "one_way", "pause"), "member_changes": 0.0},
     ),
     Mutation(
@@ -278,7 +279,7 @@ MUTATIONS: Final = (
         frozenset({"promise", "storage"}),
         40,
         "a follower that missed the fence, then a restart",
-        _core(_AppendWithoutPromise),
+        plant_core(_AppendWithoutPromise),
     ),
     Mutation(
         "lease_from_receipt",
@@ -286,7 +287,7 @@ MUTATIONS: Final = (
         frozenset({"lease"}),
         60,
         "answers that take as long as a lease",
-        _core(_LeaseFromReceipt),
+        plant_core(_LeaseFromReceipt),
         {"faults": ("isolate", "pause", "one_way"), "mischief": ("spurious", "double")},
     ),
     Mutation(
@@ -295,7 +296,7 @@ MUTATIONS: Final = (
         frozenset({"lease"}),
         60,
         "an appointment while the leader lives",
-        _core(_NoGuard),
+        plant_core(_NoGuard),
         {"faults": ("isolate", "split", "one_way"), "mischief": ("spurious",), **_MANY},
     ),
     Mutation(
@@ -313,7 +314,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost"}),
         40,
         "a leader that is lost with what the others do not have",
-        _core(_HalfIsEnough),
+        plant_core(_HalfIsEnough),
         {"faults": ("isolate", "power", "split"), **_MANY},
     ),
     Mutation(
@@ -322,7 +323,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost"}),
         120,
         "a candidate that lags behind",
-        _core(_LeadWithoutFetching),
+        plant_core(_LeadWithoutFetching),
     ),
     Mutation(
         "count_unsure",
@@ -330,7 +331,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost"}),
         60,
         "a disk that loses what it had synced",
-        _core(_CountUnsure),
+        plant_core(_CountUnsure),
         {"faults": ("lying_disk",), "mischief": ("spurious",)},
     ),
     Mutation(
@@ -348,7 +349,7 @@ MUTATIONS: Final = (
         frozenset({"agreement"}),
         60,
         "entries that were never committed",
-        _core(_ApplyBeyondMatched),
+        plant_core(_ApplyBeyondMatched),
         _CHANGES,
     ),
     Mutation(
@@ -357,7 +358,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost", "liveness"}),
         120,
         "entries that were never committed",
-        _core(_AckUnmatched),
+        plant_core(_AckUnmatched),
         _CHANGES,
     ),
     Mutation(
@@ -366,7 +367,7 @@ MUTATIONS: Final = (
         frozenset({"epoch"}),
         30,
         "a leader that restarts and is appointed again",
-        _core(_LeadAgainAfterRestart),
+        plant_core(_LeadAgainAfterRestart),
     ),
     Mutation(
         "trust_old_process",
@@ -374,7 +375,7 @@ MUTATIONS: Final = (
         frozenset({"agreement", "lost", "liveness"}),
         60,
         "a disk that loses what it had synced",
-        _core(_TrustOldProcess),
+        plant_core(_TrustOldProcess),
         {"faults": ("lying_disk",), "mischief": ()},
     ),
     Mutation(
@@ -383,7 +384,7 @@ MUTATIONS: Final = (
         frozenset({"liveness"}),
         40,
         "a lost message",
-        _core(_NeverGoBack),
+        plant_core(_NeverGoBack),
     ),
     Mutation(
         "commit_by_the_leaders_word",
@@ -391,7 +392,7 @@ MUTATIONS: Final = (
         frozenset({"commit"}),
         20,
         "messages that overtake each other, or a new leader that knows less",
-        _core(_CommitByTheLeadersWord),
+        plant_core(_CommitByTheLeadersWord),
         {"reorder": False, "duplicate": 0.0, "faults": ("handover", "kill", "isolate")},
     ),
     Mutation(
@@ -400,7 +401,7 @@ MUTATIONS: Final = (
         frozenset({"frames"}),
         20,
         "a candidate that lacks an epoch's start",
-        _core(_FetchWithoutStarts),
+        plant_core(_FetchWithoutStarts),
         {**_CHANGES, "fault_gap_ms": 800},
     ),
 )

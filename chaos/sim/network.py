@@ -27,6 +27,7 @@ class Network:
         self._arrival_us: dict[_Link, int] = {}
         self.loss = options.loss
         self.duplicate = options.duplicate
+        self._slow_us: dict[_Link, int] = {}
         self.messages = 0
 
     def add(self, node: "SimNode") -> None:
@@ -44,9 +45,14 @@ class Network:
             del self._cuts[link]
             self._nodes[link[0]].reconnected(link[1])
 
+    def slow(self, link: _Link, more_us: int) -> None:
+        """Let every message on this link take so much longer; 0: no longer."""
+        self._slow_us[link] = more_us
+
     def mend_all(self) -> None:
-        """Undo every cut and every loss."""
+        """Undo every cut, every loss and every slowness."""
         self._cuts.clear()
+        self._slow_us.clear()
         self.loss = self.duplicate = 0.0
 
     def carry(self, link: _Link, call: Callable[..., None], *args: object) -> None:
@@ -73,6 +79,8 @@ class Network:
         copies = 2 if self.duplicate and rng.random() < self.duplicate else 1
         for _ in range(copies):
             delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))
+            if link in self._slow_us:
+                delay_us += int(self._slow_us[link] * (0.5 + rng.random()))
             if not options.reorder:
                 arrival_us = max(self._timeline.now_us + delay_us, self._arrival_us.get(link, 0))
                 self._arrival_us[link] = arrival_us

@@ -17,7 +17,7 @@ from chaos.sim.paths import (
 )
 from chaos.sim.referee import Broken
 from chaos.sim.refetch import Refetch
-from chaos.simdisk import SimDisk
+from chaos.simdisk import Death, SimDisk
 from replication.config import ReplicationConfig
 from replication.core import Core
 from replication.driver import Driver
@@ -81,6 +81,8 @@ class SimNode:
         self.snapshots = 0
         """Installed so far."""
         self.slow_disk = 1
+        self.in_doubt = True
+        """Its machine went down, or its disk was damaged, since it was sure."""
         self.clock_was_wrong = False
         """At any time so far."""
         self._wall_offset_ms = 0
@@ -129,6 +131,9 @@ class SimNode:
         self.nonce = world.next_nonce()
         try:
             self._open()
+        except Death:
+            self._killed_in_write()
+            return
         except DiskFailed as error:
             self.fail(error)
             return
@@ -181,6 +186,10 @@ class SimNode:
         if self.log.tail_was_cut:
             self._promise.set_unsure(unsure=True)
             self.log.cut_noted()
+        self.in_doubt |= installed is not None or bool(self.damage)
+        if self._promise.unsure and not self.in_doubt:
+            raise Broken("doubt", f"node {self.replica} is unsure; its machine never went down")
+        self.in_doubt = self._promise.unsure
         shape, time_ms = recover(self.log, self.app.voters or self.founding)
         self.core = world.make_core(
             me=self.replica,
@@ -232,8 +241,13 @@ class SimNode:
             self._end("is killed")
             self.disk.die()
 
+    def _killed_in_write(self) -> None:
+        self.stop()
+        self.world.faults.on_killed_in_write(self)
+
     def stop_hard(self) -> None:
         """Cut the machine's power: what was not synced is lost, or torn."""
+        self.in_doubt = True
         if self.alive or self.refetch is not None:
             self._end("loses power")
             self.disk.crash(self._rng)
@@ -298,6 +312,9 @@ class SimNode:
             return
         try:
             call(*args)
+        except Death:
+            self._killed_in_write()
+            return
         except DiskFailed as error:
             self.fail(error)
             return
@@ -383,7 +400,9 @@ class SimNode:
 
     def persist(self, order: Persist) -> None:
         """See Io."""
-        self.later(self._sync_us(), self._persist, order)
+        took_us = self._sync_us()
+        self.world.faults.on_sync(self, took_us, promise=True)
+        self.later(took_us, self._persist, order)
 
     def _persist(self, order: Persist) -> None:
         self._promise.give(order.promise)
@@ -400,7 +419,9 @@ class SimNode:
     def _begin_batch(self) -> None:
         orders, self._orders = self._orders, []
         version = write_batch(self.log, orders)
-        self.later(self._sync_us(), self._end_batch, version)
+        took_us = self._sync_us()
+        self.world.faults.on_sync(self, took_us, promise=False)
+        self.later(took_us, self._end_batch, version)
 
     def _end_batch(self, version: int) -> None:
         self.log.sync()
@@ -422,7 +443,7 @@ class SimNode:
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
         """See Io."""
-        self.world.referee.on_send(self, message)
+        self.world.referee.on_send(self, to, message)
         self.world.network.send(self.replica, to, message, self.wall_ms(), b"".join(frames))
 
     def wake_at(self, at_ms: MonoMs | None) -> None:

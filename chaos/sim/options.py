@@ -6,6 +6,7 @@ message and others hardly deliver one; a mix of everything would hide what needs
     FAULTS         what may befall a world
     DAMAGE_FAULTS  those of them that take away for good what was synced: in every other world, as
                    one with them may end waiting for repair (chaos/sim/damage.py)
+    MOMENTS        those of them that fall into a moment, such as a write, or into one lease
 """
 
 import random
@@ -13,13 +14,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-DAMAGE_FAULTS: Final = ("flip", "shorten", "wipe")
+DAMAGE_FAULTS: Final = ("flip", "shorten", "wipe", "forget")
+MOMENTS: Final = ("torn_write", "mid_sync", "burst", "slow_link", "stale_return", "usurp", "rival")
 FAULTS: Final = (
     "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "flap", "clock", "drift",
     "sync_fails", "full_disk", "slow_disk", "lossy", "lying_disk", "handover", "newborn", "ambush",
-    *DAMAGE_FAULTS,
+    *MOMENTS, *DAMAGE_FAULTS,
 )  # fmt: skip
-MISCHIEF: Final = ("slow", "leaderless", "double", "forget", "dead", "twice", "spurious", "late")
+MISCHIEF: Final = (
+    "transfer",
+    "slow",
+    "leaderless",
+    "double",
+    "forget",
+    "dead",
+    "twice",
+    "spurious",
+    "late",
+)
 FAULTS_MIN: Final = 3
 REQUESTS: Final = 0.3
 """In how many simple clients name their requests."""
@@ -33,6 +45,8 @@ EXPIRY: Final = 0.3
 """In how many messages expire, and are retained."""
 TYPES: Final = 0.3
 """In how many groups are of all types, sought and deleted."""
+HASTY: Final = 0.3
+"""In how many logs are dropped at once, right before an epoch if there is one."""
 DELETIONS: Final = 0.3
 """In how many topics are deleted."""
 
@@ -100,6 +114,9 @@ class Options:
     """Somebody changes how long messages live and are kept."""
     deletions: bool = False
     """Somebody deletes topics, while timers are pending and consumers consume."""
+    hasty: bool = False
+    """Manifests are written right before EPOCH entries, and the log below them goes at once
+    (chaos/sim/app.py)."""
     redrives: bool = False
     """Somebody sends dead letters back (chaos/sim/letterbook.py). With `types` groups are altered,
     too, and where one consumer is served some acks are of all up to a message."""
@@ -113,11 +130,13 @@ class Options:
         """Return one kind of world."""
         shares = {"policies": POLICIES, "requests": REQUESTS, "types": TYPES}
         shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
-        shares |= {"redrives": REDRIVES, "crowds": CROWDS}
+        shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
-        healing = [fault for fault in FAULTS if fault not in DAMAGE_FAULTS]
+        healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
+        moments = aside(rng, "moments")
+        faults += moments.sample(MOMENTS, moments.choice((0, 0, 2, len(MOMENTS))))
         return cls(
             nodes=rng.choice((3, 3, 3, 5)),
             learners=rng.choice((0, 1, 1)),

@@ -91,6 +91,7 @@ class Found:
 PLAIN: Final[dict[str, Any]] = dict.fromkeys(
     (
         "tight",
+        "hasty",
         "policies",
         "requests",
         "types",

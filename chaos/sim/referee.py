@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from replication.invariants import check_invariants
-from replication.messages import AppendAnswer, FenceAnswer, FetchAnswer, Message
+from replication.messages import (
+    AppendAnswer,
+    Fence,
+    FenceAnswer,
+    Fetch,
+    FetchAnswer,
+    Message,
+)
 from replication.promise import NO_PROMISE, Promise
 from replication.steps import Role
 from timer.entry import Entry
@@ -31,6 +38,8 @@ CHECKERS: Final = {
     "liveness": "a healed cluster makes progress, and comes to rest, within a bound",
     "frames": "a message holds the entries that it says, and none is one that peers refuse",
     "storage": "what was durable can be read after a restart; damage is refused, by its place",
+    "doubt": "a replica is unsure only after its machine went down or its disk was damaged",
+    "pace": "who waits for a peer asks it at the heartbeat's pace, not at the speed of the link",
     "space": "what is kept in reserve lasts: no disk is filled to its end by what clients ask",
     # The state plane.
     "phantom": "what is delivered is what somebody scheduled, byte for byte",
@@ -64,6 +73,10 @@ CHECKERS: Final = {
 }
 
 
+ASKED_MAX: Final = 50
+"""Ten heartbeats a second, and links that come back."""
+
+
 class Broken(AssertionError):
     """A promise was broken: `checker` names which."""
 
@@ -86,6 +99,8 @@ class Referee:
         """Of entry i + 1, by whoever committed it first."""
         self.acked: dict[LogIndex, bytes] = {}
         self._spoken: dict[ReplicaId, Promise] = {}
+        self._asked: dict[tuple[object, ...], tuple[int, int]] = {}
+        """How often each question was asked in the last second in which it was."""
         self._leaders: dict[Epoch, tuple[ReplicaId, Nonce]] = {}
 
     @property
@@ -127,8 +142,10 @@ class Referee:
             raise Broken("epoch", f"{node} and {self._leaders[epoch]} lead epoch {epoch}")
         self.served = max(self.served, epoch)
 
-    def on_send(self, node: "SimNode", message: Message) -> None:
-        """Check that an answer breaks no earlier one."""
+    def on_send(self, node: "SimNode", to: ReplicaId, message: Message) -> None:
+        """Check that an answer breaks no earlier one, and that questions keep their pace."""
+        if isinstance(message, Fence | Fetch):
+            self._on_question(node, to, message)
         if not isinstance(message, FenceAnswer | AppendAnswer | FetchAnswer):
             return
         spoken = self._spoken.get(node.replica, NO_PROMISE)
@@ -137,6 +154,14 @@ class Referee:
             if under.epoch <= spoken.epoch:
                 raise Broken("promise", f"{node} answered {under} after {spoken}")
             self._spoken[node.replica] = under
+
+    def _on_question(self, node: "SimNode", to: ReplicaId, message: Fence | Fetch) -> None:
+        asked = message.prev_index if isinstance(message, Fetch) else None
+        question, second = (node.replica, to, message.under, asked), node.mono_ms() // 1_000
+        since, count = self._asked.get(question, (second, 0))
+        self._asked[question] = (second, count + 1 if since == second else 1)
+        if count >= ASKED_MAX:
+            raise Broken("pace", f"{node} asks {to} {ASKED_MAX} times in a second: {message}")
 
     def after_step(self, node: "SimNode") -> None:
         """Check what a step of `node` may have broken."""

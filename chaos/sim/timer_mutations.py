@@ -215,9 +215,9 @@ def _frozen_lives() -> Iterator[None]:
 _recover = Store.recover
 
 
-def _recover_from_start(*args: Any) -> Store:
+def _recover_from_start(*args: Any, **named: Any) -> Store:
     disk, directory, runs, _, *counts = args
-    return _recover(disk, directory, runs, START, *counts)
+    return _recover(disk, directory, runs, START, *counts, **named)
 
 
 _peek = Window.peek

@@ -160,7 +160,9 @@ class TimerApp(KeeperCalls):
 
     def _drop_log(self) -> None:
         before = LogIndex(self.engine.manifest_index + 1)
-        self.node.drop_before(before, keep=not self.engine.room.low)
+        self.node.drop_before(
+            before, keep=not (self.engine.room.low or self.node.world.options.hasty)
+        )
 
     def _merge(self, merge: Merge) -> None:
         store = self.engine.machine.store
