@@ -51,7 +51,7 @@ from timer.errors import (
 from timer.expiry import Expiry, Propose
 from timer.gathering import Acks, Asked, Batch, Done, Told, Verdicts
 from timer.groups import Group
-from timer.leases import ACCEPT, LEASE_LOST, Consumer, Lease, Leases
+from timer.leases import ACCEPT, DEAD_LETTERED, LEASE_LOST, Consumer, Lease, Leases
 from timer.limits import (
     GroupName,
     Limits,
@@ -384,12 +384,13 @@ class Serving:
             done(np.array([verdict], np.uint8))
             return
         pieces = gathering.pieces(offsets)
-        told: list[Verdicts | TimerError] = [np.array([verdict], np.uint8)]
+        told: list[Verdicts | TimerError] = []
 
         def one(result: Verdicts | TimerError) -> None:
             told.append(result)
-            if len(told) == 1 + len(pieces):
-                done(gathering.whole(told))
+            if len(told) == len(pieces):
+                dead = [np.array([verdict], np.uint8)] if verdict == DEAD_LETTERED else []
+                done(gathering.whole([*told, *dead]))
 
         for piece in pieces:
             self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, one)

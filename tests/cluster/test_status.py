@@ -35,6 +35,7 @@ INSTANCES: list[errors.TimerError] = [
     errors.Overloaded("the log", retry_after_ms=250),
     errors.DiskFull([("n1", 5, 10)], retry_after_ms=1000),
     errors.QuotaReached("bills", "ready_max", "must be at most 2", there=2, asked=1),
+    errors.LimitReached("limits.topics_max", 2, "the cluster", 2),
     errors.CommitTimeout("no majority within 5000 ms"),
     errors.LeadershipLost("deposed by epoch 4"),
     errors.SequenceGap(expected=7, got=9),

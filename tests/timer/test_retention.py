@@ -47,7 +47,7 @@ class World:
         self.log.create_group(1, name, start)
         self.catch_up()
         group = self.topic.groups[name]
-        self.log.op(Op.RESERVE, 1, group.group_id, [1 << 20])
+        self.log.op(Op.RESERVE, 1, group.group_id, [1 << 10])
         self.catch_up()
         return int(group.group_id)
 
