@@ -24,7 +24,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cluster import descriptors
 from cluster.config import NodeConfig, parse_address
 from cluster.connections import Connections
 from cluster.control import ControlState, SharedCheckpoint
@@ -35,7 +34,7 @@ from cluster.host import Host
 from cluster.http import HttpServer
 from cluster.loopwatch import LoopWatch
 from cluster.memory import MemoryGuard
-from cluster.open_files import connections_max
+from cluster.open_files import connections_max, has_spare
 from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
 from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
@@ -441,7 +440,7 @@ class Node:
             refused_epoch=report.refused_epoch,
             disk_ms=report.disk_ms,
             commit_ms=report.commit_ms,
-            accepts=descriptors.has_spare(),
+            accepts=has_spare(),
         )
 
     def _make_clock(self, floor_ms: UnixMs) -> ClusterClock:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster import descriptors
+from cluster import open_files
 from cluster.control import Appoint
 from cluster.controller import ControllerConfig, RaftLeadership, Report, Role, TransferAsked
 from cluster.fitness import UNFIT_MS
@@ -120,19 +120,19 @@ def test_leader_that_can_take_no_connections_is_relieved_by_a_node_that_can() ->
 
 
 def test_process_at_its_limit_of_open_files_has_no_spare_one() -> None:
-    assert descriptors.has_spare()
+    assert open_files.has_spare()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, hard))
-        assert not descriptors.has_spare()
+        assert not open_files.has_spare()
         held = os.open("/dev/null", os.O_RDONLY)  # what it took to find out was given back
         os.close(held)
-        assert not descriptors.has_spare()
+        assert not open_files.has_spare()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert descriptors.has_spare()
+    assert open_files.has_spare()
 
 
 def test_leader_whose_disk_is_as_slow_as_the_others_stays() -> None:
