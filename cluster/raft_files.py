@@ -157,6 +157,19 @@ def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
     return {path: check for path, check in found.items() if path.exists()}
 
 
+def remove(data_directory: Path, *, alone: bool) -> None:
+    """Remove the files of a stopped node, durably. The next start makes them anew.
+
+    It makes them without a vote; with one if no other node is left (`alone`).
+    """
+    for name in ("raft", "raft.new", "raft.damaged"):
+        if (data_directory / name).exists():
+            shutil.rmtree(data_directory / name)
+    if alone:
+        (data_directory / "raft-member").unlink(missing_ok=True)
+    fsync_directory(data_directory)
+
+
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     """`path` durably holds `snapshot`."""
     body = [SNAPSHOT_VERSION, snapshot.state, snapshot.last, snapshot.previous]

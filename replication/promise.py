@@ -113,6 +113,17 @@ class PromiseFile:
         assert promise.epoch > self._promise.epoch, f"{promise} after {self._promise}"
         self._store(promise, unsure=self._unsure)
 
+    def take_back(self, promise: Promise) -> None:
+        """Forget a promise that nobody can follow for a lower one, durably, and be unsure.
+
+        Only an operator orders that, of a stopped replica (cluster/recover.py).
+
+        Raises:
+            DiskFailed: it may be durable or not.
+        """
+        assert promise.epoch < self._promise.epoch, f"{promise} after {self._promise}"
+        self._store(promise, unsure=True)
+
     def set_unsure(self, *, unsure: bool) -> None:
         """Remember, durably, whether acknowledged entries may be gone.
 

@@ -9,6 +9,7 @@
     state/          manifests, runs, queues
     incoming/       a snapshot on its way here (timer/snapshot.py)
     outgoing/       one that others fetch
+    recovered.log   what `timerctl recover` did (cluster/recover.py)
 
 The directory *is* the replica: its replica id is made with it and never changes, so a learner's
 disk that is lost comes back as another replica. Only the founding voters' ids are derived, from the
@@ -25,7 +26,7 @@ its log. A founder without a promise takes no part in a cluster that has entries
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ _NOT_OURS: Final = frozenset({"lost+found", IDENTITY_NAME + ".tmp", PROMISE_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose directory it is. Never changes."""
+    """Whose directory it is. Never changes; but see `found_anew`."""
 
     cluster_id: str
     name: str
@@ -123,6 +124,15 @@ def format_directory(  # noqa: PLR0913 - all that a directory is made of
     disk.write_atomic(path / PROMISE_NAME, promise)
     disk.write_atomic(path / IDENTITY_NAME, _encode(identity))
     return identity
+
+
+def found_anew(disk: Disk, path: Path, identity: Identity) -> None:
+    """Make its replica the only founding voter, durably: a majority of the others is lost.
+
+    Only an operator orders that, of a stopped node (cluster/recover.py).
+    """
+    founders = {identity.name: identity.replica_id}
+    disk.write_atomic(path / IDENTITY_NAME, _encode(replace(identity, founding_voters=founders)))
 
 
 def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> DataDirectory:

@@ -28,6 +28,7 @@ from timer.applied import (
 from timer.columns import keyed_max
 from timer.disk import Disk
 from timer.entry import HEADER_SIZE, Entry, Kind
+from timer.entry_check import blamed
 from timer.errors import NotLeader, TimerError
 from timer.frozen import Frozen
 from timer.leader import Append, Leader, LeaderConfig, Now
@@ -251,6 +252,13 @@ class Engine:
         """
         if self.machine.applied_index < self._looked_to:
             return None
+        try:
+            return self._begin_lookup(entries)
+        except Exception as error:
+            error.add_note(blamed(entries))
+            raise
+
+    def _begin_lookup(self, entries: Sequence[Entry]) -> Prepared | None:
         work = count = 0
         for entry in entries:
             if work >= FOLD_BYTES:
@@ -309,25 +317,29 @@ class Engine:
         to look again.
         """
         work = count = 0
-        for entry in entries:
-            if work >= FOLD_BYTES or self._must_look_again(entry):
-                break
-            applied = self.machine.apply(entry)
-            count += 1
-            work += _work(entry, applied)
-            self.applied_bytes += len(entry.payload) + HEADER_SIZE
-            if isinstance(applied, Checkpoint):
-                self._record(applied)
-            if self._observe is not None:
-                self._observe(entry, applied)
-            if self.leader is not None:
-                self.leader.applied(entry, applied)
-            for _ in range(KEEP_UPS):
-                if not self.machine.keep_up():
+        try:
+            for entry in entries:
+                if work >= FOLD_BYTES or self._must_look_again(entry):
                     break
-            if entry.index == self._looked_to:
-                self.machine.store.end_lookup(None)
-                break
+                applied = self.machine.apply(entry)
+                work += _work(entry, applied)
+                self.applied_bytes += len(entry.payload) + HEADER_SIZE
+                if isinstance(applied, Checkpoint):
+                    self._record(applied)
+                if self._observe is not None:
+                    self._observe(entry, applied)
+                if self.leader is not None:
+                    self.leader.applied(entry, applied)
+                for _ in range(KEEP_UPS):
+                    if not self.machine.keep_up():
+                        break
+                count += 1
+                if entry.index == self._looked_to:
+                    self.machine.store.end_lookup(None)
+                    break
+        except Exception as error:
+            error.add_note(blamed(entries[count : count + 1]))
+            raise
         return count
 
     def keep_up(self) -> bool:

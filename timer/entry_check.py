@@ -5,7 +5,7 @@ what it is to append, and refuses what is malformed or out of range. Whatever pa
 applies (timer/machine.py): names of what is not there, or is no more, change nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from timer.columns import check_schedule
@@ -39,6 +39,20 @@ def check_entry(entry: Entry) -> None:
         _CHECKS[entry.kind](entry.payload)
     except (ValueError, InvalidRequest) as error:
         raise ValueError(f"{entry.kind.name} entry {entry.index}: {error}") from None
+
+
+def blamed(entries: Sequence[Entry]) -> str:
+    """Return the words that name which of the entries can't be applied: `timerctl recover` asks."""
+    for each in entries:
+        try:
+            check_entry(each)
+        except ValueError:
+            break
+    else:
+        each = entries[-1]
+        if len(entries) > 1:
+            return f"it is one of entries {entries[0].index} to {each.index}"
+    return f"it is entry {each.index}, {each.kind.name} of epoch {each.epoch}"
 
 
 def _check_group(payload: memoryview) -> None:

@@ -188,6 +188,26 @@ def scan(disk: Disk, path: Path, header: Header) -> Scan:
     return Scan(positions, (epoch_last, index_last), starts, end, None)
 
 
+def replace_frame(disk: Disk, directory: Path, index: LogIndex, frame: Bytes) -> None:
+    """Put `frame` in the place of the one of its index and epoch, durably; nothing else writes.
+
+    Raises:
+        CorruptFile: the segment is damaged before it.
+        DiskFailed: the one or the other is there.
+    """
+    path = [each for each in paths(disk, directory) if (first_of(each.name) or 0) <= index][-1]
+    for found in walk(disk, path, HEADER_SIZE, SCAN_SIZE, enough=index):
+        if isinstance(found, Damage):
+            raise CorruptFile(path, found.position, found.why)
+        position, epoch, at, before = found
+        if at == index:
+            assert peek(frame) == (epoch, index), (peek(frame), epoch, index)
+            data = disk.read(path)
+            disk.write_atomic(path, data[:position] + frame + data[position + len(before) :])
+            return
+    raise CorruptFile(path, 0, f"entry {index} is missing")
+
+
 def walk(
     disk: Disk, path: Path, position: int, read_size: int, *, enough: LogIndex | None = None
 ) -> Iterator[Frame | Damage]:

@@ -1,0 +1,185 @@
+"""Against real processes: last means on the directories of stopped nodes."""
+
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.timerd import init
+from deploy.local import Node
+from replication.promise import Promise, PromiseFile
+from tests.cluster.running import Running, in_time, take, until
+from timer import entry
+from timer.disk import RealDisk
+from timer.entry import Entry, Kind
+from timer.log import Log
+from timer.units import Epoch, LogIndex, Nonce, ReplicaId
+from timerclient import TimerClient
+from timerclient.cli import main as timerctl
+
+pytestmark = pytest.mark.slow
+
+COUNT = 50
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with Running(tmp_path_factory.mktemp("recover")).cleaned() as cluster:
+        yield cluster
+
+
+def recover(cluster: Running, name: str, *words: str) -> int:
+    data = str(cluster.directory / cluster.node(name).data)
+    return timerctl(["recover", *words, "--data", data])
+
+
+def record(cluster: Running, name: str) -> list[str]:
+    path = cluster.directory / cluster.node(name).data / "recovered.log"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def peers(cluster: Running, *names: str) -> None:
+    """Let these be all the nodes there are."""
+    nodes = [cluster.node(name) for name in names]
+    cluster_id = tomllib.loads(cluster._config_path(nodes[0]).read_text())["cluster_id"]
+    cluster._write(nodes)
+    for node in nodes:
+        cluster._config_path(node).write_text(cluster._config(cluster_id, node, nodes))
+
+
+def schedule(client: TimerClient, due_ms: int) -> None:
+    client.schedule_batch("t", [b"%d" % at for at in range(COUNT)], due_ms=due_ms)
+
+
+def test_one_directory_of_three_becomes_a_cluster_that_delivers_and_grows(
+    cluster: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with cluster.client() as client:
+        client.create_group("t", "g")
+        in_time(lambda due_ms: schedule(client, due_ms + 8_000))
+    cluster.digests_agree()  # every node has them
+    left = cluster.followers()[0]
+    lost = [name for name in cluster.nodes if name != left]
+    words = ["majority", "--voters", left]
+    assert recover(cluster, left, *words, "--yes") == 1
+    assert "is in use by process" in capsys.readouterr().err
+    cluster.kill_together(*cluster.nodes)
+    nodes = {name: cluster.node(name) for name in lost}
+    for node in nodes.values():
+        shutil.rmtree(cluster.directory / node.data)
+
+    assert recover(cluster, left, "majority", "--voters", "n1,n2,n3", "--yes") == 1
+    assert f"must be {left}" in capsys.readouterr().err
+    assert recover(cluster, left, *words) == 1
+    told = capsys.readouterr()
+    assert "entries that only the others had behind it are lost" in told.out
+    assert "needs --yes without a terminal" in told.err
+    assert record(cluster, left) == []
+    assert recover(cluster, left, *words, "--yes") == 0
+    assert len(record(cluster, left)) == 1
+
+    peers(cluster, left)
+    assert cluster.up() == left
+    with cluster.client() as client, client.consumer("t", "g") as consumer:
+        assert {m.payload for m in take(consumer, COUNT)} == {b"%d" % at for at in range(COUNT)}
+
+    joins(cluster, left, nodes[lost[0]])
+    cluster.digests_agree()
+
+
+def joins(cluster: Running, left: str, node: Node) -> None:
+    """A learner joins the only voter, and votes."""
+    cluster_id = tomllib.loads(cluster._config_path(node).read_text())["cluster_id"]
+    data = str(cluster.directory / node.data)
+    words = ["--data", data, "--name", node.name, "--cluster-id", cluster_id]
+    assert init([*words, "--voters", left, "--learner"]) == 0
+    cluster._write([cluster.node(left), node])
+    cluster.stop(left)
+    peers(cluster, left, node.name)
+    cluster.up()
+    asked = ["members", "add", node.name, "--yes", "--endpoints", ",".join(cluster.endpoints)]
+    until(lambda: timerctl(asked) == 0)
+    with cluster.client() as client:
+        until(lambda: {m.name for m in client.members().members if m.voter} == {left, node.name})
+
+
+def test_node_whose_promise_is_out_of_reach_takes_part_again(
+    cluster: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hurt, other = cluster.followers()
+    cluster.stop(hurt)
+    path = cluster.directory / cluster.node(hurt).data / "promise"
+    far = Promise(Epoch(1 << 62), ReplicaId(1), Nonce(1))
+    PromiseFile.load(RealDisk(), path).give(far)
+    assert recover(cluster, hurt, "epoch", "--yes") == 0
+    assert "is forgotten" in capsys.readouterr().out
+    found = PromiseFile.load(RealDisk(), path)
+    assert (found.unsure, found.promise.epoch < 1_000) == (True, True)
+    assert "raft" not in [each.name for each in path.parent.iterdir()]
+    assert len(record(cluster, hurt)) == 1
+
+    cluster.restart(hurt)
+    with cluster.client() as client:
+        sure = _sure(client, hurt)
+        until(sure)
+        cluster.kill(other)  # the majority needs it now
+        client.schedule("t", b"x", delay=3600)
+    promised = PromiseFile.load(RealDisk(), path).promise.epoch
+    assert recover(cluster, other, "epoch", "--yes") == 0
+    assert "is in reach, and is kept" in capsys.readouterr().out
+    assert promised < 1_000
+
+
+def _sure(client: TimerClient, name: str) -> Callable[[], bool]:
+    def sure() -> bool:
+        return any(n.name == name and n.reachable and not n.unsure for n in client.status().nodes)
+
+    return sure
+
+
+class Poisoned(Running):
+    """Its node meets an entry that it can't apply, and says so."""
+
+    def complaints(self) -> list[str]:
+        return []
+
+
+def poison(data: Path) -> tuple[int, int]:
+    """Append an entry that no node can apply, as a faulty one might have; return index and crc."""
+    log = Log.open(RealDisk(), data / "log")
+    last = log.read(log.last_index, 1)[0]
+    found = entry.frame_at(last, 0)
+    assert isinstance(found, Entry)
+    index = LogIndex(found.index + 1)
+    frame = entry.encode(Kind.SCHEDULE, found.epoch, index, found.time_ms, [b"no columns"])
+    log.append([frame])
+    log.close()
+    return index, int.from_bytes(frame[:4], "little")
+
+
+def test_entry_that_ends_every_node_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Poisoned(tmp_path, nodes=1).cleaned() as cluster:
+        with cluster.client() as client:
+            client.create_group("t", "g")
+            in_time(lambda due_ms: schedule(client, due_ms + 8_000))
+        cluster.kill("n1")
+        index, crc32 = poison(cluster.directory / "n1")
+        cluster._spawn(cluster.node("n1"))
+        until(lambda: not cluster.is_running("n1"))
+        assert f"it is entry {index}, SCHEDULE of epoch" in cluster.log("n1")
+
+        words = ["entry", "--index", str(index), "--yes", "--crc32"]
+        assert recover(cluster, "n1", *words, f"{crc32 ^ 1:08x}") == 1
+        assert f"must be {crc32:08x}, that of entry {index}" in capsys.readouterr().err
+        assert recover(cluster, "n1", *words, f"{crc32:08x}") == 0
+        assert recover(cluster, "n1", *words, f"{crc32:08x}") == 0  # as it may have been cut short
+        assert "without an effect already" in capsys.readouterr().out
+        assert len(record(cluster, "n1")) == 1
+
+        cluster.up()
+        with cluster.client() as client, client.consumer("t", "g") as consumer:
+            assert len(take(consumer, COUNT)) == COUNT
