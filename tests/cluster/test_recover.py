@@ -140,46 +140,61 @@ def _sure(client: TimerClient, name: str) -> Callable[[], bool]:
 
 
 class Poisoned(Running):
-    """Its node meets an entry that it can't apply, and says so."""
+    """Its nodes meet an entry that they can't apply, and say so."""
 
     def complaints(self) -> list[str]:
         return []
 
 
-def poison(data: Path) -> tuple[int, int]:
-    """Append an entry that no node can apply, as a faulty one might have; return index and crc."""
-    log = Log.open(RealDisk(), data / "log")
-    last = log.read(log.last_index, 1)[0]
-    found = entry.frame_at(last, 0)
-    assert isinstance(found, Entry)
-    index = LogIndex(found.index + 1)
-    frame = entry.encode(Kind.SCHEDULE, found.epoch, index, found.time_ms, [b"no columns"])
-    log.append([frame])
-    log.close()
+def poison(*nodes: Path) -> tuple[int, int]:
+    """Append an entry that no node can apply, as a faulty one might have; return index and crc.
+
+    What one log lacks of the longest it gets, as it would from a leader.
+    """
+    logs = [Log.open(RealDisk(), data / "log") for data in nodes]
+    longest = max(logs, key=lambda log: log.end)
+    last = entry.frame_at(longest.read(longest.last_index, 1)[0], 0)
+    assert isinstance(last, Entry)
+    index = LogIndex(last.index + 1)
+    frame = entry.encode(Kind.SCHEDULE, last.epoch, index, last.time_ms, [b"no columns"])
+    for log in logs:
+        while log.last_index < last.index:
+            log.append(longest.read(LogIndex(log.last_index + 1), 1 << 20, last.index))
+        log.append([frame])
+    for log in logs:
+        log.close()
     return index, int.from_bytes(frame[:4], "little")
 
 
 def test_entry_that_ends_every_node_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Poisoned(tmp_path, nodes=1).cleaned() as cluster:
+    with Poisoned(tmp_path).cleaned() as cluster:
         with cluster.client() as client:
             client.create_group("t", "g")
             in_time(lambda due_ms: schedule(client, due_ms + 8_000))
-        cluster.kill("n1")
-        index, crc32 = poison(cluster.directory / "n1")
-        cluster._spawn(cluster.node("n1"))
-        until(lambda: not cluster.is_running("n1"))
-        assert f"it is entry {index}, SCHEDULE of epoch" in cluster.log("n1")
+        cluster.stop()
+        index, crc32 = poison(*(cluster.directory / name for name in cluster.nodes))
+        for node in cluster.nodes.values():
+            cluster._spawn(node)
+
+        def ended() -> list[str]:
+            return [name for name in cluster.nodes if not cluster.is_running(name)]
+
+        until(lambda: len(ended()) >= 2)
+        assert f"it is entry {index}, SCHEDULE of epoch" in cluster.log(ended()[0])
+        cluster.kill_together(*cluster.nodes)
 
         words = ["entry", "--index", str(index), "--yes", "--crc32"]
         assert recover(cluster, "n1", *words, f"{crc32 ^ 1:08x}") == 1
         assert f"must be {crc32:08x}, that of entry {index}" in capsys.readouterr().err
-        assert recover(cluster, "n1", *words, f"{crc32:08x}") == 0
-        assert recover(cluster, "n1", *words, f"{crc32:08x}") == 0  # as it may have been cut short
+        for name in cluster.nodes:
+            assert recover(cluster, name, *words, f"{crc32:08x}") == 0
+            assert len(record(cluster, name)) == 1
+        assert recover(cluster, "n1", *words, f"{crc32:08x}") == 0  # as if it was cut short
         assert "without an effect already" in capsys.readouterr().out
-        assert len(record(cluster, "n1")) == 1
 
         cluster.up()
         with cluster.client() as client, client.consumer("t", "g") as consumer:
             assert len(take(consumer, COUNT)) == COUNT
+        cluster.digests_agree()
