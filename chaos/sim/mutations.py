@@ -364,7 +364,7 @@ MUTATIONS: Final = (
     Mutation(
         "lead_again_after_restart",
         "a restarted process goes on leading its old epoch",
-        frozenset({"epoch"}),
+        frozenset({"epoch", "frames"}),
         30,
         "a leader that restarts and is appointed again",
         plant_core(_LeadAgainAfterRestart),

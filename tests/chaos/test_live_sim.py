@@ -100,7 +100,9 @@ def test_simulated_log_raises_nothing_and_lies_are_raised(
     for module in (standing, topics):
         monkeypatch.setattr(module, "RELEASE_MS", OVERDUE_MS)
     heard = Heard(monkeypatch)
-    world = TimerWorld(seed, options=calm(seed).aim(expiry=True, deletions=True, policies=True))
+    world = TimerWorld(
+        seed, options=calm(seed).aim(expiry=True, deletions=True, policies=True, proposals_per_s=8)
+    )
     world.run(20)
     assert judged(heard) == []
     seqs = [seq for each in heard.given.values() for seq in each]

@@ -19,7 +19,7 @@ TTL_MS = 1_000
 
 @pytest.mark.parametrize("seed", range(2))
 def test_messages_expire_and_are_retained_while_policies_change(seed: int) -> None:
-    world = TimerWorld(seed, options=calm(seed).aim(expiry=True))
+    world = TimerWorld(seed, options=calm(seed).aim(expiry=True, proposals_per_s=8))
     world.run(30)
     book = world.town.book.expiry
     assert min(book.expired, book.retained, len(book.acked)) > 10

@@ -23,7 +23,7 @@ NOW = 1_000_003
 
 
 def of_policies(seed: int) -> Options:
-    return calm(seed).aim(policies=True)
+    return calm(seed).aim(policies=True, proposals_per_s=8)
 
 
 @pytest.mark.parametrize("seed", range(3))

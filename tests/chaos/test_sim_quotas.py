@@ -20,7 +20,7 @@ from timer.units import TopicId, UnixMs
 
 
 def of_quotas(seed: int) -> Options:
-    return calm(seed).aim(quotas=True)
+    return calm(seed).aim(quotas=True, proposals_per_s=12)
 
 
 @pytest.mark.parametrize("seed", range(3))
