@@ -7,16 +7,19 @@ timers is one line, not a thousand. Times are Unix milliseconds on the client's 
 times, `fired_at_ms` and `handed_out_ms`, which are the cluster's.
 
     op        lists                                             single values
-    schedule  marks, ids | null, due_ms | null                  start_ms end_ms outcome topic
+    schedule  marks, ids | null, due_ms | null, payload_crcs    start_ms end_ms outcome topic
                                                                 delay_ms
               with keys: keys, results | null, existing | null  producer sequence on_conflict
     cancel    ids, or keys; results | null                      start_ms end_ms outcome topic
     reschedule  the same, due_ms, new_ids | null
               of both by filter, no lists but due_ms:           due_from_ms due_to_ms key_prefix
                                                                 changed | null
-    open                                                        start_ms topic group
+    open                                                        start_ms topic group, of the group
+                                                                lease_ms group_lease_ms
+                                                                max_attempts max_in_flight
     deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
                                                                 lease_id handed_out_ms group_id
+                                                                stream
     ack       offsets, results | null                           start_ms end_ms outcome topic
                                                                 group epoch lease_id
     nack      the same                                          and delay_ms
@@ -87,6 +90,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from chaos.replay.nodelog import Segment, lives, segments
+from timer.directory import read_identity
+from timer.disk import RealDisk
+from timer.errors import StorageError
 
 OWNER: Final = "HARNESS"
 """A file in the folder of a run of the suite, which its harness keeps locked."""
@@ -110,7 +116,8 @@ SCHEMA: Final = (
     " existing ARRAY<STRING>, new_ids ARRAY<STRING>, due_from_ms BIGINT, due_to_ms BIGINT,"
     " key_prefix STRING, changed BIGINT, handed_out_ms BIGINT, delay_ms BIGINT, lease_ms BIGINT,"
     " said STRING, topic_id BIGINT, pending BIGINT, group_id BIGINT, to_offset BIGINT,"
-    " request BIGINT"
+    " request BIGINT, group_lease_ms BIGINT, max_attempts BIGINT, max_in_flight BIGINT,"
+    " payload_crcs ARRAY<BIGINT>, stream BIGINT"
 )
 """Of all lines together, in Spark's words."""
 CLOCK_ERROR: Final = "clock_error_ms"
@@ -249,6 +256,16 @@ class Run:
             raise FileNotFoundError(f"{self.root}: neither cluster.json nor <node>/log")
         return found
 
+    def replicas(self) -> set[str]:
+        """Return the replica ids of all nodes, 16 hexadecimal digits; empty: not all are known."""
+        found = set[str]()
+        for data in self.data().values():
+            try:
+                found.add(f"{read_identity(RealDisk(), data).replica_id:016x}")
+            except (FileNotFoundError, StorageError):
+                return set()
+        return found
+
     def _listed_data(self) -> dict[str, Path]:
         try:
             nodes = json.loads(self.listed.read_text())["nodes"]
@@ -367,9 +384,13 @@ class History(_Lines):
         """Record one operation that changes something; `fields` as in the module's table."""
         self._ended(op, span_ms, outcome, **fields)
 
-    def open(self, topic: str, group: str, *, start_ms: int) -> None:
-        """Record that this client consumes `topic` in `group` from here on."""
-        self._line("open", topic=topic, group=group, start_ms=start_ms)
+    def open(self, topic: str, group: str, *, start_ms: int, **settings: int) -> None:
+        """Record that this client consumes `topic` in `group` from here on.
+
+        `settings`: lease_ms of this consumer; group_lease_ms, max_attempts and max_in_flight of the
+        group, as the cluster told them.
+        """
+        self._line("open", topic=topic, group=group, start_ms=start_ms, **settings)
 
     def deliver(self, topic: str, group: str, *, received_ms: int, **columns: Any) -> None:
         """Record messages that arrived together; `columns` as in the module's table."""

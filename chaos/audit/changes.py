@@ -2,7 +2,8 @@
 
 Who names an id, or is told one, bears witness to one timer: `tried` and `moves`, by seq. Who names
 a key or a filter learns how many it was, not which: the log says which, and `flags` says per timer
-whether somebody asked for what befell it. Answers that count more than the log has are untrue.
+whether a client asked for what befell it. Answers that count more, or less, than the log has are
+untrue, and so is NOT_FOUND of a key while a timer with it was pending.
 """
 
 from typing import Final, NamedTuple
@@ -27,9 +28,15 @@ class Changes(NamedTuple):
     """Per seq of a timer that has a key, or was cancelled, or was rescheduled to: see `flags`."""
 
 
-def changes(lines: DataFrame, asks: DataFrame, log: DataFrame) -> Changes:
-    """Return what `lines` say; `asks` as from `clients.asked`, `log`: the fates."""
-    return Changes(tried(lines, asks), moves(lines), flags(lines, asks, log))
+def changes(
+    lines: DataFrame, asks: DataFrame, log: DataFrame, clock_error_ms: int | None = None
+) -> Changes:
+    """Return what `lines` say; `asks` as from `clients.asked`, `log`: the fates.
+
+    `clock_error_ms`: the clients' clocks and the cluster's differ by at most this; None: unknown.
+    """
+    named = tried(lines, asks)
+    return Changes(named, moves(lines), flags(lines, asks, log, named, clock_error_ms))
 
 
 def named(lines: DataFrame, asks: DataFrame) -> DataFrame:
@@ -58,16 +65,16 @@ def _each(lines: DataFrame, op: str, name: str, *lists: str) -> DataFrame:
     columns = [or_nulls(each, "bigint" if each == "due_ms" else "string") for each in lists]
     rows = lines.where((F.col("op") == op) & F.col(name).isNotNull()).withColumn("n", F.size(name))
     return rows.select(
-        "topic", "outcome", "end_ms", F.inline(F.arrays_zip(F.col(name), *columns))
-    ).toDF("topic", "outcome", "end_ms", name, *lists)
+        "topic", "outcome", "start_ms", "end_ms", F.inline(F.arrays_zip(F.col(name), *columns))
+    ).toDF("topic", "outcome", "start_ms", "end_ms", name, *lists)
 
 
 def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
     """Return one row per timer that somebody named: seq, how often each answer.
 
     cancel_* of cancels, move_* of reschedules: ok, already (cancelled), fired, unknown, and
-    missing_ms, when it was first answered that there is no such timer. `replace_ok`: how many
-    timers were said to have taken over its key.
+    missing_ms and fired_ms, when it was first answered that there is no such timer, or that it had
+    fired. `replace_ok`: how many timers were said to have taken over its key.
     """
     named = [
         _each(lines, op, "ids", "results").select(
@@ -93,11 +100,11 @@ def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
         for what in ("cancel", "move")
         for name, condition in answers.items()
     ]
+    told = {"missing_ms": missing, "fired_ms": answers["fired"]}
     times = [
-        F.min(F.when((F.col("what") == what) & missing, F.col("end_ms"))).alias(
-            f"{what}_missing_ms"
-        )
+        F.min(F.when((F.col("what") == what) & condition, F.col("end_ms"))).alias(f"{what}_{name}")
         for what in ("cancel", "move")
+        for name, condition in told.items()
     ]
     replaced = F.count_if(F.col("what") == "replace").alias("replace_ok")
     both = rows.unionByName(taken, allowMissingColumns=True)
@@ -146,37 +153,68 @@ def filters(lines: DataFrame) -> DataFrame:
     )
 
 
-def overcounted(lines: DataFrame, log: DataFrame) -> DataFrame:
-    """Return where answers by filter counted more than the log has: op, topic, told, logged."""
-    told = filters(lines).groupBy("op", "topic").agg(F.sum("told").alias("told"))
+def miscounted(lines: DataFrame, log: DataFrame, asks: DataFrame) -> DataFrame:
+    """Return where answers by filter are not what the log has: op, topic, told, logged, least.
+
+    `logged`: the timers of the topic that were cancelled, or moved, in whichever way: no more may
+    be answered. `least`: those that no request named by id or key, so that only filters can have
+    changed them: no fewer may be answered, if every answer is known.
+    """
+    told = (
+        filters(lines)
+        .groupBy("op", "topic")
+        .agg(F.sum("told").alias("told"), F.sum("unknown").alias("unknown"))
+    )
     done = F.when(F.col("end") == "cancelled", "cancel").when(
         F.col("end") == "rescheduled", "reschedule"
     )
-    logged = log.groupBy(done.alias("op"), "topic").agg(F.count("*").alias("logged"))
+    named = tried(lines, asks).select("seq", F.lit(1).alias("by_id"))
+    keys = asks.where("key IS NOT NULL").select("mark", F.lit(1).alias("keyed"))
+    ended = log.withColumn("op", done).where("op IS NOT NULL")
+    ended = ended.join(F.broadcast(told.select("op", "topic")), ["op", "topic"], "left_semi")
+    ended = ended.join(named, "seq", "left").join(keys, "mark", "left")
+    logged = ended.groupBy("op", "topic").agg(
+        F.count("*").alias("logged"),
+        F.count_if(F.col("by_id").isNull() & F.col("keyed").isNull()).alias("least"),
+    )
     return (
         told.join(logged, ["op", "topic"], "left")
-        .fillna(0, ["told", "logged"])
-        .where("told > logged")
+        .fillna(0, ["told", "logged", "least"])
+        .where("told > logged OR (unknown = 0 AND told < least)")
+        .drop("unknown")
     )
 
 
-def flags(lines: DataFrame, asks: DataFrame, log: DataFrame) -> DataFrame:
+def flags(
+    lines: DataFrame, asks: DataFrame, log: DataFrame, named: DataFrame,
+    clock_error_ms: int | None,
+) -> DataFrame:  # fmt: skip
     """Return what is known of timers by their key and by filters: seq, key, and
 
     overlaps        it was pending while another one of its topic had its key
-    asked_cancel    somebody may have cancelled it by key or filter
+    asked_cancel    a client may have cancelled it by key or filter
     overtold        cancels of its key were answered more often than the log has them
+    undertold       it was cancelled, cancels of its key alone can have done it, and fewer were
+                    answered than the log has
+    denied          a client was told that its key has no timer, while it was pending
     moved_outcome   of a timer that a reschedule made: ok or unknown, if it was by key or filter
     moved_due_ms    the earliest due time that a reschedule by filter gave it
+
+    `named` as from `tried`; `clock_error_ms` as in `changes`.
     """
     keys = asks.where("key IS NOT NULL").select("mark", "key")
     rows = (
         log.join(keys, "mark", "left")
         .where("key IS NOT NULL OR end = 'cancelled' OR old_due_ms IS NOT NULL")
-        .select("seq", "topic", "key", "end", "due_ms", "old_due_ms", "schedule_index", "end_index")
-    )
-    keyed = _by_key(lines, rows.where("key IS NOT NULL"))
+        .select("seq", "topic", "key", "end", "due_ms", "old_due_ms", "schedule_index", "end_index",
+                "scheduled_at_ms", "ended_at_ms")
+    )  # fmt: skip
     filtered = _by_filter(lines, rows)
+    others = named.select("seq", F.lit(1).alias("by_id"))
+    others = rows.where("key IS NOT NULL").join(others, "seq", "left")
+    others = others.join(filtered.select("seq", "filter_cancels"), "seq", "left")
+    keyed = _by_key(lines, others)
+    denied = _denied(lines, rows.where("key IS NOT NULL"), clock_error_ms)
     cancelled = F.coalesce(F.col("key_cancels") > 0, no()) | F.coalesce("filter_cancels", no())
     outcome = F.when(F.col("filter_ok"), "ok").when(
         F.col("filter_unknown") | (F.col("key_moves") > 0), "unknown"
@@ -185,8 +223,9 @@ def flags(lines: DataFrame, asks: DataFrame, log: DataFrame) -> DataFrame:
         rows.select("seq", "key")
         .join(keyed, "seq", "left")
         .join(filtered, "seq", "left")
+        .join(denied, "seq", "left")
         .select(
-            *("seq", "key", "overlaps", "overtold"),
+            *("seq", "key", "overlaps", "overtold", "undertold", "denied"),
             cancelled.alias("asked_cancel"),
             outcome.alias("moved_outcome"),
             F.col("filter_due_ms").alias("moved_due_ms"),
@@ -195,7 +234,10 @@ def flags(lines: DataFrame, asks: DataFrame, log: DataFrame) -> DataFrame:
 
 
 def _by_key(lines: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return per seq: overlaps, overtold, key_cancels and key_moves (that may have hit it)."""
+    """Return per seq: overlaps, overtold, undertold, key_cancels and key_moves (may have hit it).
+
+    `rows` with `by_id`, `filter_cancels`: other requests that may have cancelled it.
+    """
     done, unknown = F.col("results") == "CANCELLED", F.col("outcome") == "unknown"
     cancels = (
         _each(lines, "cancel", "keys", "results")
@@ -214,15 +256,34 @@ def _by_key(lines: DataFrame, rows: DataFrame) -> DataFrame:
     )
     until = F.when(was_pending, F.coalesce("end_index", F.lit(_ENDLESS)))
     overlaps = was_pending & (F.max(until).over(before) > F.col("schedule_index"))
-    logged = F.count_if(F.col("end") == "cancelled").over(name)
+    ended = F.col("end") == "cancelled"
+    alone = ended & F.col("by_id").isNull() & ~F.coalesce("filter_cancels", no())
+    few = alone & (F.col("key_cancels") < F.col("alone"))
     return (
         rows.withColumn("overlaps", F.coalesce(overlaps, no()))
-        .withColumn("logged", logged)
+        .withColumn("logged", F.count_if(ended).over(name))
+        .withColumn("alone", F.count_if(alone).over(name))
         .join(cancels, ["topic", "key"], "left")
         .join(unsure, ["topic", "key"], "left")
         .select("seq", "overlaps", (F.col("told") > F.col("logged")).alias("overtold"),
-                "key_cancels", "key_moves")
+                few.alias("undertold"), "key_cancels", "key_moves")
     )  # fmt: skip
+
+
+def _denied(lines: DataFrame, rows: DataFrame, clock_error_ms: int | None) -> DataFrame:
+    """Return the seqs of timers that were pending while a client was told their key has none."""
+    if clock_error_ms is None:
+        return rows.select("seq", F.lit(None).cast("boolean").alias("denied")).limit(0)
+    asked = [_each(lines, op, "keys", "results") for op in ("cancel", "reschedule")]
+    told = asked[0].unionByName(asked[1]).where("results IN ('NOT_FOUND', 'TIMER_NOT_FOUND')")
+    told = told.select("topic", F.col("keys").alias("key"), "start_ms", "end_ms")
+    ended_ms = F.coalesce("ended_at_ms", F.lit(_ENDLESS))
+    throughout = (F.col("scheduled_at_ms") + clock_error_ms < F.col("start_ms")) & (
+        ended_ms - clock_error_ms > F.col("end_ms")
+    )
+    no_timer = F.col("end").isin("rejected", "kept")
+    there = rows.where(~no_timer).join(told, ["topic", "key"]).where(throughout)
+    return there.select("seq", (~no()).alias("denied")).distinct()
 
 
 def _by_filter(lines: DataFrame, rows: DataFrame) -> DataFrame:

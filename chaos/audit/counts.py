@@ -96,3 +96,15 @@ def diverged_states(states: DataFrame) -> DataFrame:
         ),
     )
     return by_index.where("n > 1").drop("n")
+
+
+def frozen_digests(states: DataFrame, counts: DataFrame) -> DataFrame:
+    """Return digests that were told of states with different counts: index (the first), digest.
+
+    A digest that does not change with its state compares nothing. `counts` as from `counted`.
+    """
+    said = states.where("digest IS NOT NULL").select("index", "digest").distinct()
+    counted = F.struct(*(name for name in COUNTS if name != "pending"))
+    by_digest = said.join(counts, "index").groupBy("digest")
+    found = by_digest.agg(F.min("index").alias("index"), F.count_distinct(counted).alias("n"))
+    return found.where("n > 1").select("index", "digest")

@@ -7,9 +7,11 @@ Between the steps lie Parquet files in the run's `audit/work` folder, so nothing
 and no step needs memory for a whole run; only counts and figures are collected.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,25 +25,30 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos import flat, history
 from chaos.audit import (
+    beside,
     changes,
     clients,
     counts,
+    coverage,
     figures,
     files,
     handing_out,
+    late,
     nacks,
     nodes,
     rules,
+    settings,
     sieve,
     verdict,
 )
 from chaos.audit.about import about
-from chaos.audit.faults import phases, windows
+from chaos.audit.faults import Fault, phases, windows
 from chaos.audit.report import Report, write
 from chaos.history import Run
 from chaos.replay import tables
 from chaos.replay.nodelog import Piece
 from chaos.replay.story import ENDS
+from chaos.timerstate import NodeState
 from timer.units import LogIndex
 
 SMALL_SIZE: Final = 512 << 20
@@ -55,6 +62,22 @@ STRETCHES_MAX: Final = 600
 """In the timeline."""
 
 
+GLOBBED: Final = frozenset("[]{}*?:\\,")
+"""Letters of a path that mean something to Spark's readers."""
+
+
+@contextlib.contextmanager
+def plain_path(run: Run) -> Iterator[Run]:
+    """Yield the run under a path that Spark's readers take as it is: a link to it, if need be."""
+    if GLOBBED.isdisjoint(str(run.root)):
+        yield run
+        return
+    with tempfile.TemporaryDirectory(prefix="timer-audit-") as folder:
+        link = Path(folder) / "run"
+        link.symlink_to(run.root.resolve(), target_is_directory=True)
+        yield Run(link)
+
+
 def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     """Audit a run; write the verdict table, the summary and the report into its `audit` folder.
 
@@ -66,6 +89,11 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
         ValueError: entries are in no node's log, so it can't be replayed; a history, states.jsonl
             or run.json is damaged.
     """
+    with plain_path(run) as reachable:
+        return _audit(spark, reachable, sift=sift)
+
+
+def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
     errors_ms = run.error_ms(history.CLOCK_ERROR), run.error_ms(history.CLIENTS_ERROR)
     said, timeline = about(run), history.read_faults(run.faults)
     lines = read_histories(spark, run)
@@ -77,14 +105,16 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     epochs = _epochs(common)
     end = max(epoch["last"] for epoch in epochs)
     lost = {str(line.get("node")) for line in timeline if line["event"] == "lost"}
+    spoken = read_states(spark, run)
     states = files.states_within(run, lost=lost, end=end)
     end_ms = until_ms(lines, timeline, epochs)
     disputes = _kept(nodes.conflicts(entries, common, end), run, "disputes")
     held = [
         row.asDict() for row in nodes.ends(entries, disputes, end).orderBy("node", "life").collect()
     ]
-    with ThreadPoolExecutor(1) as beside:  # the replay has one core
-        telling = beside.submit(_replayed, spark, run, held)
+    has_crcs = bool(lines.where("payload_crcs IS NOT NULL").head(1))
+    with ThreadPoolExecutor(1) as pool:  # the replay has one core
+        telling = pool.submit(_replayed, spark, run, held, checksums=has_crcs)
         parts = _parts(common) if sift else 0
         asks, given = _asked_and_given(lines, run, parts)
         replayed = telling.result()
@@ -108,10 +138,14 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     told = Witnesses(asks, story["fates"], given, disputed)
     found = _judged(run, lines, told, story, clocks=clocks, parts=parts)
     summary = _counts(found, disputes, held)
-    summary |= _conserved(run, story, summary, end)
-    summary |= _changed(lines, story["fates"], summary)
+    summary |= _of_logs(entries, held, _known(spoken, states), lost, summary)
+    summary |= _conserved(run, story, summary, spoken.where(F.col("index") <= end))
+    summary |= _changed(lines, story["fates"], asks, summary)
     summary |= rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
-    summary |= nacks.nacked(lines, story, summary, until_ms=end_ms, offenders_max=OFFENDERS_MAX)
+    summary |= nacks.nacked(
+        lines, story, summary,
+        until_ms=end_ms, clock_error_ms=clocks.error_ms, offenders_max=OFFENDERS_MAX,
+    )  # fmt: skip
     summary |= handing_out.judged(
         lines, epochs, story, summary,
         clocks=clocks, offenders_max=OFFENDERS_MAX,
@@ -123,10 +157,20 @@ def audit(spark: SparkSession, run: Run, *, sift: bool = False) -> Report:
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, timeline)
     summary["leader_kills"] = history.leader_kills(timeline)
-    summary |= {"replayed": replayed, **_figures(run, all_lines, found, timeline, end_ms)}
+    faults, figured = _figures(run, all_lines, found, timeline, end_ms)
+    summary |= {"replayed": replayed, **figured}
+    summary |= _of_settings(run, lines, epochs, story, summary, clocks)
+    promises = {
+        "late": late.late(found, late.excuses(phases(faults), epochs), story["pauses"]),
+        "ack_unfounded": _unfounded(run, given),
+    }
+    summary |= beside.judged(summary, "promise", promises, offenders_max=OFFENDERS_MAX)
     summary |= _redelivered(run, lines, given, found, story["returns"])
     summary["run"] = said
     summary["acks_unasked"] = handing_out.unasked_acks(lines, story)
+    summary["not_looked_at"] = coverage.not_looked_at(lines, story, summary, clocks, lost)
+    if summary["not_looked_at"] and not summary["violations"]:
+        summary["verdict"] = "INCOMPLETE"
     return write(run, Report(summary))
 
 
@@ -143,7 +187,14 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
         ValueError: a file is no history by its name; or a line is none, and not the last one, which
             a crash may have torn.
     """
-    files = run.history_files()
+    files, named = run.history_files(), dict[Path, Path]()
+    for number, path in enumerate(files):
+        if not GLOBBED.isdisjoint(path.name):
+            link = run.audit / "work" / "histories" / f"{number}{path.suffix}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(path.resolve())
+            files[number], named[link] = link, path
     reader = spark.read.schema(history.SCHEMA).option("lineSep", "\n")
     texts, columns = ([str(p) for p in files if p.suffix == s] for s in history.HISTORIES)
     parts: list[DataFrame] = []
@@ -157,7 +208,7 @@ def read_histories(spark: SparkSession, run: Run) -> DataFrame:
     for bad in lines.where("op IS NULL").groupBy("file").count().collect():
         path = Path(unquote(urlsplit(bad["file"]).path))
         if bad["count"] > _torn(path):
-            raise ValueError(f"{path}: {bad['count']} lines are not a history's")
+            raise ValueError(f"{named.get(path, path)}: {bad['count']} lines are not a history's")
     lines = lines.where("op IS NOT NULL").drop("file")
     told = clients.with_unanswered(lines)
     return lines if told is lines else _kept(told, run, "told")
@@ -241,8 +292,10 @@ def _pieces(held: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
     return pieces
 
 
-def _replayed(spark: SparkSession, run: Run, held: list[dict[str, Any]]) -> dict[str, Any]:
-    """Replay, in a worker, the majority's log; return its figures.
+def _replayed(
+    spark: SparkSession, run: Run, held: list[dict[str, Any]], *, checksums: bool
+) -> dict[str, Any]:
+    """Replay, in a worker, the majority's log; return its figures. `checksums`: of payloads, too.
 
     Raises:
         ValueError: no lives that agree with the majority reach from the first entry to the last.
@@ -256,7 +309,7 @@ def _replayed(spark: SparkSession, run: Run, held: list[dict[str, Any]]) -> dict
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            row = tables.replay(pieces, work / "replay", work / "spill")
+            row = tables.replay(pieces, work / "replay", work / "spill", checksums=checksums)
             yield pa.RecordBatch.from_pylist([row])
 
     row = spark.range(1, numPartitions=1).mapInArrow(each, tables.FIGURES).first()
@@ -336,7 +389,7 @@ def _judged(
     by_name = log.withColumn("topic", clients.name_of("topic"))
     by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
     keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
-    changed = changes.changes(lines, keyed, by_name)
+    changed = changes.changes(lines, keyed, by_name, clocks.error_ms)
     over = story["groups"].where("over")
     found = verdict.verdicts(
         told.asks,
@@ -465,16 +518,68 @@ def _first(rows: DataFrame, *order: str) -> list[dict[str, Any]]:
     return [row.asDict() for row in rows.orderBy(*order).limit(OFFENDERS_MAX).collect()]
 
 
+def _known(spoken: DataFrame, states: Iterable[NodeState]) -> dict[str, int]:
+    """Return node -> the last entry that it told of, or that its manifest has."""
+    rows = spoken.groupBy("node").agg(F.max("index").alias("index")).collect()
+    known = {str(row["node"]): int(row["index"]) for row in rows}
+    for each in states:
+        known[each.node] = max(each.index, known.get(each.node, 0))
+    return known
+
+
+def _of_logs(
+    entries: DataFrame, held: list[dict[str, Any]], known: dict[str, int], lost: Container[str],
+    summary: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Return what is wrong with the nodes' logs as such: falling epochs or times; lost ends."""
+    part = beside.judged(
+        summary, "log", {"falling_entries": nodes.falling(entries)}, offenders_max=OFFENDERS_MAX
+    )
+    if short := nodes.short(held, known, lost):
+        part["violations"]["short_log"] = len(short)
+        part["log_offenders"] += [{"verdict": "short_log"} | each for each in short]
+    return part | {"verdict": "VIOLATED" if part["violations"] else "OK"}
+
+
+def _of_settings(
+    run: Run, lines: DataFrame, epochs: list[Row], story: dict[str, DataFrame],
+    summary: dict[str, Any], clocks: verdict.Clocks,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what is wrong with the settings of groups and policies, and with the epochs."""
+    groups = story["settings"]
+    found = {
+        "policy_untrue": settings.untrue_policies(lines, story["policies"]),
+        "group_untrue": settings.untrue_groups(lines, groups),
+        "moved_early": story["moved_early"],
+        "payload_untrue": settings.untrue_payloads(lines, story["payloads"]),
+    }
+    if (error_ms := clocks.error_ms) is not None:
+        found["lease_cut"] = settings.cut_leases(lines, story["returns"], groups, error_ms)
+        if groups.where("max_in_flight > 0").head(1):
+            found["over_in_flight"] = settings.over_in_flight(lines, groups, epochs, error_ms)
+    part = beside.judged(summary, "setting", found, offenders_max=OFFENDERS_MAX)
+    leaders = story["leaders"].orderBy("epoch_index").collect()
+    if untrue := settings.untrue_epochs(leaders, run.replicas()):
+        part["violations"]["epoch_untrue"] = len(untrue)
+        part["setting_offenders"] += [{"verdict": "epoch_untrue"} | each for each in untrue]
+    return part | {"verdict": "VIOLATED" if part["violations"] else "OK"}
+
+
+def _unfounded(run: Run, given: DataFrame) -> DataFrame:
+    """Return confirmed acks of messages that no client was given, and that the log never acked."""
+    unkept = given.sparkSession.read.parquet(str(run.audit / "work/unkept"))
+    slots = given.select(*clients.SLOT).distinct()
+    return unkept.join(slots, [*clients.SLOT], "left_anti")
+
+
 def _conserved(
-    run: Run, story: dict[str, DataFrame], summary: dict[str, Any], end: int
+    run: Run, story: dict[str, DataFrame], summary: dict[str, Any], states: DataFrame
 ) -> dict[str, Any]:
     """Return P7 at the checkpoints, and what nodes said of their states; P6 by their digests.
 
-    Where one does not hold, that is a violation. What nodes said of entries beyond the majority's
-    last one, `end`, is not judged.
+    Where one does not hold, that is a violation. `states`: of entries up to the majority's last.
     """
-    checkpoints, states = story["checkpoints"], read_states(story["fates"].sparkSession, run)
-    states = states.where(F.col("index") <= end).cache()
+    checkpoints, states = story["checkpoints"], states.cache()
     at = checkpoints.select("index").union(states.where("digest IS NULL").select("index"))
     table = _kept(counts.counted(story["fates"], story["carried"], at), run, "counted")
     points = counts.conservation(table, checkpoints)
@@ -488,6 +593,7 @@ def _conserved(
         ("unbalanced_checkpoints", "unbalanced", ("index",), points.where(~F.col("balanced"))),
         ("miscounted", "miscounted", ("index", "node"), counts.miscounted(table, states)),
         ("diverged_states", "diverged_states", ("index",), counts.diverged_states(states)),
+        ("frozen_digests", "frozen_digests", ("index",), counts.frozen_digests(states, table)),
     ):
         if count := rows.count():
             violations[violation] = count
@@ -519,14 +625,21 @@ def read_states(spark: SparkSession, run: Run) -> DataFrame:
     return rows.where("node IS NOT NULL AND index IS NOT NULL")
 
 
-def _changed(lines: DataFrame, fates: DataFrame, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what clients did by key and to timers that exist; answers that count too many."""
+def _changed(
+    lines: DataFrame, fates: DataFrame, asks: DataFrame, summary: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what clients did by key and to timers that exist; answers that count wrong."""
     order = ("op", "by", "on_conflict", "result")
     operations = changes.operations(lines).orderBy(*order).collect()
     filtered = any(row["by"] == "filter" for row in operations)
-    told = changes.overcounted(lines, fates).collect() if filtered else []
+    told = changes.miscounted(lines, fates, asks).collect() if filtered else []
     over = [row.asDict() for row in told]
-    violations = dict(summary["violations"]) | ({"overcounted": len(over)} if over else {})
+    violations = dict(summary["violations"])
+    for name, wrong in (
+        ("overcounted", [row for row in over if row["told"] > row["logged"]]),
+        ("undercounted", [row for row in over if row["told"] < row["least"]]),
+    ):
+        violations |= {name: len(wrong)} if wrong else {}
     return {
         "verdict": "VIOLATED" if violations else "OK",
         "violations": violations,
@@ -537,8 +650,8 @@ def _changed(lines: DataFrame, fates: DataFrame, summary: dict[str, Any]) -> dic
 
 def _figures(
     run: Run, lines: DataFrame, found: DataFrame, timeline: list[dict[str, Any]], end_ms: int
-) -> dict[str, Any]:
-    """Return lateness by phase, gaps by fault, and the timeline."""
+) -> tuple[list[Fault], dict[str, Any]]:
+    """Return the faults; and lateness by phase, gaps by fault, and the timeline."""
     spark = lines.sparkSession
     moments = _kept(figures.successes(lines, found), run, "successes")
     faults = windows(timeline, end_ms)
@@ -550,10 +663,11 @@ def _figures(
     begin_ms = begin[0] if begin and begin[0] is not None else end_ms
     bucket_ms = 1000 * max(1, -(-(end_ms - begin_ms) // (1000 * STRETCHES_MAX)))
     histogram = _kept(figures.lateness(found, phases(faults), bucket_ms), run, "lateness")
-    late = figures.percentiles(figures.breakdowns(histogram), "what", "phase", "bucket").collect()
-    series = _series(figures.throughput(lines, bucket_ms).collect(), late)
-    return {
-        "lateness_ms": _lateness(late),
+    broken = figures.breakdowns(histogram)
+    percentiles = figures.percentiles(broken, "what", "phase", "bucket").collect()
+    series = _series(figures.throughput(lines, bucket_ms).collect(), percentiles)
+    return faults, {
+        "lateness_ms": _lateness(percentiles),
         "faults": [told | figures.late_in(each, late_in) for each, told in hit],
         "timeline": {"bucket_ms": bucket_ms, "from_ms": begin_ms, "to_ms": end_ms, **series},
     }

@@ -12,6 +12,9 @@ has committed entries alone, so below its end fewer than a majority may be left 
 these the latest epoch's counts. What is replayed is put together of lives that agree.
 """
 
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
@@ -30,13 +33,14 @@ def agreed(entries: DataFrame, majority: int, floor: int = 0) -> DataFrame:
 
 
 def epochs(common: DataFrame) -> DataFrame:
-    """Return what is held of each epoch: epoch, entries, last (its index), began_ms, fired_ms.
+    """Return what is held of each epoch: epoch, entries, last (its index), and three times.
 
-    The times are those of its first entry but EPOCH, which has that of the entry before it, and of
-    its first FIRE; null where there is none.
+    since_ms: of its first entry, EPOCH, which has the time of the entry before it; began_ms: of the
+    first entry after that; fired_ms: of its first FIRE. Null where there is none.
     """
     fired_ms = F.min(F.when(F.col("kind") == "FIRE", F.col("time_ms"))).alias("fired_ms")
     return common.groupBy("epoch").agg(
+        F.min("time_ms").alias("since_ms"),
         F.count("*").alias("entries"),
         F.max("index").alias("last"),
         F.min(F.when(F.col("kind") != "EPOCH", F.col("time_ms"))).alias("began_ms"),
@@ -66,24 +70,53 @@ def thin(common: DataFrame, majority: int) -> DataFrame:
 def conflicts(entries: DataFrame, common: DataFrame, end: int) -> DataFrame:
     """Return a node's frames that are not the majority's: node, life, index, epoch, `stale`.
 
-    A stale one is what a deposed leader had appended and could not commit, on a node that was
-    not back since: of an older epoch than the majority's frame. Anything else is a divergence.
-    Frames above the majority's last, `end`, are not committed, and not judged.
+    A stale one is what a deposed leader had appended and could not commit, on a node that was not
+    back since: of an older epoch than the majority's frame, and at the end of its life. A leader
+    that brings a log up to date cuts such frames off before it appends: a frame of the majority
+    behind one proves that it is none. Anything else is a divergence. Frames above the majority's
+    last, `end`, are not committed, and not judged.
     """
     theirs = common.select(
         "index", F.col("epoch").alias("their_epoch"), F.col("crc32").alias("crc")
     )
-    both = (
-        entries.where(F.col("index") <= end)
-        .join(theirs, "index", "left")
-        .where(
-            F.col("crc").isNull()
-            | (F.col("crc") != F.col("crc32"))
-            | (F.col("epoch") != F.col("their_epoch"))
-        )
+    both = entries.where(F.col("index") <= end).join(theirs, "index", "left")
+    same = F.coalesce(
+        (F.col("crc") == F.col("crc32")) & (F.col("epoch") == F.col("their_epoch")), no()
     )
-    stale = F.coalesce(F.col("epoch") < F.col("their_epoch"), no())
-    return both.select("node", "life", "index", "epoch", stale.alias("stale"))
+    matched = both.where(same).groupBy("node", "life").agg(F.max("index").alias("matched"))
+    differ = both.where(~same).join(F.broadcast(matched), ["node", "life"], "left")
+    is_last = F.col("index") > F.coalesce("matched", F.lit(0))
+    stale = F.coalesce(F.col("epoch") < F.col("their_epoch"), no()) & is_last
+    return differ.select("node", "life", "index", "epoch", stale.alias("stale"))
+
+
+def falling(entries: DataFrame) -> DataFrame:
+    """Return the frames whose epoch or time is below that of the frame before: node, life, index.
+
+    In one log neither ever falls.
+    """
+    order = Window.partitionBy("node", "life").orderBy("index")
+    falls = [F.col(name) < F.lag(name).over(order) for name in ("epoch", "time_ms")]
+    frames = entries.withColumn("falls", F.coalesce(falls[0] | falls[1], no()))
+    return frames.where("falls").select("node", "life", "index", "epoch", "time_ms")
+
+
+def short(
+    held: Sequence[Mapping[str, Any]], known: Mapping[str, int], lost: Container[str]
+) -> list[dict[str, Any]]:
+    """Return the nodes whose logs end before an entry that they had: node, last, known.
+
+    `held` as from `ends`; `known`: node -> the last entry that its manifest or its own words tell
+    of. Nothing is asked of the `lost`, whose disks are gone.
+    """
+    lasts = dict.fromkeys(known, 0)
+    for life in held:
+        lasts[life["node"]] = max(lasts.get(life["node"], 0), int(life["last"]))
+    return [
+        {"node": node, "last": lasts[node], "known": index}
+        for node, index in sorted(known.items())
+        if index > lasts[node] and node not in lost
+    ]
 
 
 def ends(entries: DataFrame, disputes: DataFrame, end: int) -> DataFrame:

@@ -27,7 +27,7 @@ p { margin: 4px 0 10px; color: var(--dim); max-width: 80ch; }
 pre { margin: 4px 0 10px; font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; }
 p.breach { color: var(--bad); }
 .line { font: 13px/1.6 ui-monospace, monospace; color: var(--ink); max-width: none; }
-.OK { color: var(--good); } .VIOLATED { color: var(--bad); }
+.OK { color: var(--good); } .VIOLATED, .INCOMPLETE { color: var(--bad); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 9px 4px 0; text-align: right; white-space: nowrap;
@@ -181,6 +181,9 @@ def _verdicts(s: dict[str, Any]) -> str:
 
 
 def _offenders(s: dict[str, Any]) -> Iterator[str]:
+    if s["not_looked_at"]:
+        lines = "".join(f"<li>{_text(what)}</li>" for what in s["not_looked_at"])
+        yield f"<h2>Not looked at</h2><ul>{lines}</ul>"
     if not s["violations"]:
         return
     yield "<h2>Violations</h2>"
@@ -197,13 +200,18 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         rows = [[row["node"], row["index"], row["epoch"]] for row in s["diverged_entries"]]
         yield _table(("node", "index", "epoch"), rows)
     if s["overcounted"]:
-        yield "<p>Answers by filter that counted more timers than the log has:</p>"
-        rows = [
-            [row[name] for name in ("op", "topic", "told", "logged")] for row in s["overcounted"]
-        ]
-        yield _table(("operation", "topic", "answered", "in the log"), rows, texts=2)
+        yield "<p>Answers by filter that counted more timers, or fewer, than the log has:</p>"
+        told = ("op", "topic", "told", "logged", "least")
+        rows = [[row[name] for name in told] for row in s["overcounted"]]
+        headings = ("operation", "topic", "answered", "in the log", "by filters alone")
+        yield _table(headings, rows, texts=2)
     beside = [*s["rule_offenders"], *s["nack_offenders"], *s["handing_out_offenders"]]
-    beside += s["file_offenders"]
+    beside += [
+        *s["file_offenders"],
+        *s["log_offenders"],
+        *s["setting_offenders"],
+        *s["promise_offenders"],
+    ]
     for verdict in dict.fromkeys(row["verdict"] for row in beside):
         some = [{k: v for k, v in row.items() if k != "verdict"} for row in beside
                 if row["verdict"] == verdict]  # fmt: skip

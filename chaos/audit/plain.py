@@ -28,6 +28,8 @@ from timer.columns import I64
 
 STRETCH_BITS: Final = 12
 """What is known of acks is known by stretches of so many queue offsets."""
+TICK_MS_MAX: Final = 1_000
+"""Due times are rounded up to a node's tick, of which no log tells (timing.tick_ms)."""
 _NULL: Final = -(1 << 63)
 _MAX: Final = (1 << 63) - 1
 
@@ -181,11 +183,13 @@ def _asked_and_fired(
     fate = _once(log.ints("mark"), _fired(log, facts, topics))
     at, found = _owners(asked.ints("mark")[ask], log.ints("mark")[fate])
     ask, fate = ask[found], fate[at[found]]
-    due_ms = log.ints("due_ms")[fate]
+    due_ms, taken_ms = log.ints("due_ms")[fate], log.ints("scheduled_at_ms")[fate]
+    wanted_ms = asked.ints("asked_due_ms")[ask]
     same = (
         (asked.ints("answered_seq")[ask] == log.ints("seq")[fate])
         & (asked.ints("answered_due_ms")[ask] == due_ms)
         & (asked.ints("asked_due_ms")[ask] <= due_ms)
+        & ((wanted_ms == _NULL) | (due_ms - TICK_MS_MAX <= np.maximum(wanted_ms, taken_ms)))
         & (asked.codes("topic", topics)[ask] == log.codes("topic", topics)[fate])
     )
     if (error_ms := facts.clock_error_ms) is not None:

@@ -22,8 +22,15 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.summary["violations"]
+        """Whether every promise was kept, and all of them were looked at."""
+        return self.verdict == "OK"
+
+    @property
+    def verdict(self) -> str:
+        """VIOLATED; INCOMPLETE: the folder lacks what some promise is judged by; OK."""
+        if self.summary["violations"]:
+            return "VIOLATED"
+        return "INCOMPLETE" if self.summary["not_looked_at"] else "OK"
 
     @property
     def why_bad(self) -> str:
@@ -42,7 +49,7 @@ class Report:
             figures[name] = counts.get(verdict, 0)
         others = {k: v for k, v in s["violations"].items() if k not in _IN_LINE}
         text = " ".join(f"{name}={value}" for name, value in (figures | others).items())
-        return f"verdict: {'OK' if self.ok else 'VIOLATED'} {text}"
+        return f"verdict: {self.verdict} {text}"
 
 
 def describe(report: Report) -> Iterator[str]:
@@ -90,6 +97,7 @@ def describe(report: Report) -> Iterator[str]:
         yield f"{how}: {row['result']} {row['n']:,}"
     yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
     yield from _offenders(s)
+    yield from (f"not looked at: {what}" for what in s["not_looked_at"])
     yield report.line()
 
 
@@ -112,15 +120,15 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         yield f"  diverged entry: node={row['node']} index={row['index']} epoch={row['epoch']}"
     for row in s["conservation"]["unbalanced"][:SHOWN_MAX]:
         yield "  unbalanced checkpoint: " + " ".join(f"{k}={v}" for k, v in row.items())
-    for name in ("miscounted", "diverged_states"):
+    for name in ("miscounted", "diverged_states", "frozen_digests"):
         for row in s["conservation"][name][:SHOWN_MAX]:
             yield f"  {name}: " + " ".join(f"{k}={v}" for k, v in row.items())
     for row in s["overcounted"]:
         yield (
             f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
-            f" {row['logged']:,} in the log"
+            f" {row['logged']:,} in the log, {row['least']:,} by filters alone"
         )
-    for beside in ("rule", "nack", "handing_out", "file"):
+    for beside in ("rule", "nack", "handing_out", "file", "log", "setting", "promise"):
         for row in s[f"{beside}_offenders"][:SHOWN_MAX]:
             yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
     named = len(s["offenders"])

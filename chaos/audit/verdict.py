@@ -8,7 +8,8 @@
                 in time by some group, which nobody of it was given),
                 carried (a dead letter, or one that was redriven: given as the timer should be)
     violation   breaks
-    diverged    P6  nodes disagree, or what was answered or given is not what the log says
+    diverged    P6  nodes disagree, or what was asked (of which topic), answered or given is not
+                    what the log says
     duplicate_fire  P2  one timer asked for, two in the log or two queue offsets
     phantom     P2  in the log or given, but nobody asked; or given, but the log never fired it
     key_doubled  P2  pending, or given, or said to be scheduled, while another had its key
@@ -16,7 +17,7 @@
     replaced_delivered, rescheduled_delivered  P4  likewise, after its replacement or reschedule
     early       P3  fired before its due time, or due before the time that was asked for; or it came
                 before its time on the clock of a client
-    misdated    P3  due later than the delay that was asked for
+    misdated    P3  due later than the time, or the delay, that was asked for
     acked_again P5  given after its ack, in the log's order
     expired_delivered  P5  given after it had expired in that group, in the log's order
     expired_early  P1  ended before its due time and its time to live were over
@@ -56,8 +57,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.changes import Changes
-from chaos.audit.clients import SLOT, with_runs
+from chaos.audit.clients import SLOT, name_of, with_runs
 from chaos.audit.nodes import no
+from chaos.audit.plain import TICK_MS_MAX
 
 FINE: Final = (
     "ok",
@@ -99,8 +101,6 @@ VIOLATIONS: Final = (
 
 GRACE_MS: Final = 5_000
 """A timer due this long before the run's end has to have fired."""
-TICK_MS_MAX: Final = 1_000
-"""Due times are rounded up to a node's tick, of which no log tells (timing.tick_ms)."""
 _CHANGED: Final = ("cancelled", "replaced", "rescheduled")
 """Ends that a later cancel or reschedule is told of as ALREADY_CANCELLED."""
 _ENDED: Final = (*_CHANGED, "dropped", "rejected", "kept")
@@ -342,6 +342,11 @@ def _violations(clocks: Clocks) -> dict[str, Column]:
             ("mark", "mark"),
         )
     ]
+    log_topic = F.when(c("log_topic").isNotNull(), F.xxhash64("log_topic"))
+    otherwise_given.append(
+        (c("given_topic_hash_min") != log_topic) | (c("given_topic_hash_max") != log_topic)
+    )
+    elsewhere = c("asked_topic") != name_of("log_topic")
     otherwise_given.append(
         (c("end") == "fired")
         & (
@@ -360,8 +365,10 @@ def _violations(clocks: Clocks) -> dict[str, Column]:
         lambda a, b: a + b,
         (F.coalesce(n, F.lit(0)) for n in ("reached", "expired_groups", "carried_groups")),
     )
-    conditions = _of_changes() | {
-        "diverged": _any(c("disagree"), otherwise_answered, ~several & _any(*otherwise_given)),
+    conditions = _of_changes(error_ms) | {
+        "diverged": _any(
+            c("disagree"), otherwise_answered, elsewhere, ~several & _any(*otherwise_given)
+        ),
         "duplicate_fire": _any(c("copies") > 1, several),
         "phantom": _any(
             ~was_asked,
@@ -375,7 +382,12 @@ def _violations(clocks: Clocks) -> dict[str, Column]:
             c("due_ms") + error_ms < c("least_due_ms"),
             c("received_ms") + error_ms < c("due_ms"),
         ),
-        "misdated": c("due_ms") - error_ms - TICK_MS_MAX - by_ms > c("most_due_ms"),
+        "misdated": _any(
+            c("due_ms") - error_ms - TICK_MS_MAX - by_ms > c("most_due_ms"),
+            c("old_due_ms").isNull()
+            & c("asked_due_ms").isNotNull()
+            & (c("due_ms") - TICK_MS_MAX - by_ms > F.greatest("asked_due_ms", "scheduled_at_ms")),
+        ),
         "acked_again": c("again") > 0,
         "expired_delivered": c("late"),
         "expired_early": fired & (c("due_ms") > c("over_ms")),
@@ -391,7 +403,7 @@ def _violations(clocks: Clocks) -> dict[str, Column]:
     return {name: F.coalesce(conditions[name], no()) for name in VIOLATIONS}
 
 
-def _of_changes() -> dict[str, Column]:
+def _of_changes(error_ms: Column) -> dict[str, Column]:
     """Return the conditions that are about keys, cancels and reschedules."""
     c = F.col
     fired, was_given, in_log = c("end") == "fired", c("deliveries") > 0, c("end").isNotNull()
@@ -411,7 +423,9 @@ def _of_changes() -> dict[str, Column]:
         "rescheduled_delivered": _any(
             (c("move_ok") > 0) & fired, (c("end") == "rescheduled") & was_given
         ),
-        "cancel_untrue": _untrue("cancel", "cancelled"),
+        "cancel_untrue": _any(
+            _untrue("cancel", "cancelled", error_ms), c("undertold"), c("denied")
+        ),
         "conflict_untrue": _any(
             (c("replace_ok") > 0) & (c("end") != "replaced"),
             c("replace_ok") > 1,
@@ -422,15 +436,18 @@ def _of_changes() -> dict[str, Column]:
             c("other_seq").isNotNull() & ~c("on_conflict").eqNullSafe(_mode()),
         ),
         "reschedule_untrue": _any(
-            _untrue("move", "rescheduled"), c("told_old_seq") != c("other_seq"), c("times") > 1
+            _untrue("move", "rescheduled", error_ms),
+            c("told_old_seq") != c("other_seq"),
+            c("times") > 1,
         ),
     }
 
 
-def _untrue(what: str, end: str) -> Column:
+def _untrue(what: str, end: str, error_ms: Column) -> Column:
     """Return whether an answer to a change of a timer that was named contradicts the log.
 
-    `what`: the answers' prefix in `changes.tried`; `end`: what the change makes of a timer.
+    `what`: the answers' prefix in `changes.tried`; `end`: what the change makes of a timer;
+    `error_ms`: how far the client's clock and the cluster's differ at most, or null.
     """
     c = F.col
     ended = c("end").isin(*_CHANGED)
@@ -439,6 +456,7 @@ def _untrue(what: str, end: str) -> Column:
     known = ~F.coalesce(c("gone"), no())
     return _any(
         known & (c(f"{what}_fired") > 0) & (c("end") != "fired"),
+        known & (c(f"{what}_fired_ms") + error_ms < c("ended_at_ms")),
         (c(f"{what}_already") > 0) & ~ended,
         (c(f"{what}_dropped") > 0) & (c("end") != "dropped"),
         c(f"{what}_missing_ms").isNotNull() & (c("end") == "held"),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from timer.columns import I64, U64
 from timer.entry import Entry
-from timer.payloads import SHARED
+from timer.payloads import SHARED, GroupSettings
 
 ACK: Final = np.dtype(
     [
@@ -39,6 +39,7 @@ RETURN: Final = np.dtype(
         ("why", "<U8"),
         ("not_before_ms", "<i8"),
         ("index", "<i8"),
+        ("time_ms", "<i8"),
     ]
 )
 ENDED, NACKED, RECALLED = "ended", "nacked", "recalled"
@@ -73,12 +74,16 @@ class Group:
     """It was, by itself: not with its topic."""
     again: bool = False
     """One of this name and topic was sought or deleted before."""
+    settings: list[GroupSettings] = field(default_factory=list)
+    """What it was made with, and what each ALTER made of that."""
     _marks: list[int] = field(default_factory=list)
     """One per later epoch that found messages handed out: those below count once more."""
     base: int = 0
     """The offset that element 0 of the arrays belongs to."""
     _acked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     _ended: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
+    _failed: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
+    """Of these, how often it was given back or its lease ended: a recall is no failure."""
 
     def sought(self, group_id: int, start: int, kept: int, queue_end: int) -> "Group":
         """Be over; return the life that begins elsewhere in the queue, under another id.
@@ -89,7 +94,7 @@ class Group:
         mark = min(max(self.reserved, self.delivered_to), queue_end)
         anew = Group(
             group_id, self.topic, self.name, start, start, start, mark,
-            base=start, kept=kept, type=self.type, again=True,
+            base=start, kept=kept, type=self.type, again=True, settings=[*self.settings],
         )  # fmt: skip
         anew._marks = [mark] if mark > start else []
         return anew
@@ -135,7 +140,7 @@ class Group:
         returns = np.zeros(len(at), RETURN)
         returns["queue_offset"] = at + self.base
         returns["attempts"] = self._attempts(at)
-        returns["why"], returns["index"] = why, item.index
+        returns["why"], returns["index"], returns["time_ms"] = why, item.index, item.time_ms
         if not_before_ms is not None:
             places = np.argsort(offsets, kind="stable")  # of a repeated one the first counts
             first = places[np.searchsorted(offsets[places], (at + self.base).astype(np.uint64))]
@@ -143,7 +148,16 @@ class Group:
         self._ended[at] += 1
         if why != RECALLED:
             self.ended_count += len(at)
+            self._failed[at] += 1
         return returns
+
+    def failures(self, offsets: U64) -> npt.NDArray[np.int64]:
+        """Return how often messages that are not acked yet failed, (n, int64), in their order."""
+        at = self._open(offsets)
+        failed = np.zeros(len(offsets), np.int64)
+        known = np.isin(offsets.astype(np.int64), at + self.base)
+        failed[known] = self._failed[offsets[known].astype(np.int64) - self.base]
+        return failed
 
     def _attempts(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of the delivery that these were given out with last, at most."""
@@ -177,8 +191,11 @@ class Group:
             skip = self.cursor - self.base
             size = 2 * (int(known[-1]) + 1 - self.cursor) + 1024
             acked, ended = np.zeros(size, np.bool_), np.zeros(size, np.uint16)
+            failed = np.zeros(size, np.uint16)
+            failed[: max(0, len(self._failed) - skip)] = self._failed[skip:]
             acked[: max(0, len(self._acked) - skip)] = self._acked[skip:]
             ended[: max(0, len(self._ended) - skip)] = self._ended[skip:]
-            self._acked, self._ended, self.base = acked, ended, self.cursor
+            self._acked, self._ended, self._failed = acked, ended, failed
+            self.base = self.cursor
         at = known.astype(np.int64) - self.base
         return at[~self._acked[at]]

@@ -34,6 +34,9 @@ has a chance of one in a thousand, and would be told as a divergence.
 """
 
 import hashlib
+import json
+import zlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -56,6 +59,7 @@ from timer.payloads import (
     AlterGroup,
     CreateGroup,
     DeleteTopic,
+    EpochStart,
     GroupOp,
     Ids,
     Move,
@@ -111,6 +115,9 @@ class Book(Protocol):
     def expired(self, group: Group, expired: Any) -> None:
         """Take what expired in a group, of dtype group.EXPIRED."""
 
+    def payloads(self, marks: I64, crcs: I64) -> None:
+        """Take the marks and the CRC-32 of payloads that were asked for."""
+
     def checkpoint(self, **figures: int) -> None:
         """Take the figures at one CHECKPOINT entry."""
 
@@ -118,7 +125,10 @@ class Book(Protocol):
 class Story:
     """The log's meaning up to the last entry given."""
 
-    def __init__(self, book: Book, spill: Path, *, pending_max: int = ROWS_MAX) -> None:
+    def __init__(
+        self, book: Book, spill: Path, *, pending_max: int = ROWS_MAX, checksums: bool = False
+    ) -> None:
+        """`checksums`: tell the CRC-32 of each payload that was asked for, too."""
         self.last_index = 0
         self.last_read_time_ms = 0
         self.topics: dict[int, str] = {}
@@ -132,16 +142,23 @@ class Story:
         self.fired = 0
         self.epoch_starts: list[tuple[int, int]] = []
         """(index, epoch) of every EPOCH entry."""
+        self.leaders: list[EpochStart] = []
+        """What each of them says."""
         self.kept: dict[int, Kept] = {}
         """Topic -> what its queue keeps."""
-        self.policies: list[tuple[Scope, int]] = []
-        """(scope, index) of every POLICY entry."""
+        self.policies: list[tuple[Scope, int, str]] = []
+        """(scope, index, JSON of all its fields from then on) of every POLICY entry."""
         self.postponed: dict[int, int] = {}
         """Topic -> by how many milliseconds its policies ever made timers due later than asked."""
         self.ttls: dict[int, list[tuple[int, int]]] = {}
         """Topic -> (from when, time to live in ms), in order; 0: none."""
+        self.pauses: dict[int, list[tuple[int, int]]] = {}
+        """Topic -> [from, until) of each pause, in order; the last may be going on, until NEVER."""
+        self.moved_early: list[tuple[Group, int, int, int]] = []
+        """(group, queue offset, failures, index) of dead letters that were none yet."""
         self.quotas = Quotas(self._ready)
         self._book = book
+        self._checksums = checksums
         self._pending = Pending(spill, rows_max=pending_max)
         self._said = Said()
         self._intake = Intake()
@@ -172,6 +189,7 @@ class Story:
                 self._settings(item)
             case Kind.EPOCH:
                 self.epoch_starts.append((item.index, item.epoch))
+                self.leaders.append(payloads.decode_epoch(item.payload))
                 self.quotas.begin_epoch()
                 for group in self.groups.values():
                     group.begin_epoch(self.kept[group.topic].end)
@@ -212,7 +230,7 @@ class Story:
     def _policy(self, item: Entry) -> None:
         _check_policy(item)
         scope = self._said.take(item)
-        self.policies.append((scope, item.index))
+        self.policies.append((scope, item.index, json.dumps(asdict(self._said.records[scope]))))
         meant = {scope.topic} & self.topics.keys() if scope.topic else self.topics
         for topic in meant:
             self._retain(topic, item.time_ms)
@@ -264,6 +282,8 @@ class Story:
             new[name] = rows[name]
         new["size"] = row_bytes(rows)
         new["mark"] = marks_of(item.payload, rows)
+        if self._checksums:
+            self._book.payloads(new["mark"], crcs_of(item.payload, rows))
         keyed = np.flatnonzero(rows["key_size"])
         if len(keyed):
             column = gather(rows[keyed], {0: item.payload}, "key")
@@ -279,6 +299,15 @@ class Story:
             ttls[-1] = at_ms, ttl_ms
         elif not ttls or ttls[-1][1] != ttl_ms:
             ttls.append((at_ms, ttl_ms))
+        spans = self.pauses.setdefault(topic, [])
+        paused, was_paused = (
+            bool(self.said_of(topic, "paused")),
+            spans[-1:] and spans[-1][1] == NEVER,
+        )
+        if paused and not was_paused:
+            spans.append((at_ms, NEVER))
+        elif was_paused and not paused:
+            spans[-1] = spans[-1][0], at_ms
         said = (self.said_of(topic, name) or 0 for name in ("tick_ms", "delay_ms_min"))
         self.postponed[topic] = max(self.postponed.get(topic, 0), sum(said))
 
@@ -509,7 +538,9 @@ class Story:
             group = self.groups[op.group]
             if isinstance(op, Move):
                 self._move(item, op, group)
-            elif group.over or isinstance(op, AlterGroup):
+            elif isinstance(op, AlterGroup):
+                group.settings.append(op.of(group.settings[-1]))
+            elif group.over:
                 continue  # nobody is meant; or what a group allows, which the leader decides
             elif isinstance(op, Nack):
                 back = group.take_back(NACKED, op.offsets, item, op.not_before_ms)
@@ -584,6 +615,8 @@ class Story:
         new = self._numbered(item, len(op.offsets))
         if group.over:
             return
+        if op.to_group:
+            self._note_move(item, op, group)
         taken = self._ack(item, op, group)
         moved = int(np.count_nonzero(taken))
         self.timers += moved
@@ -600,6 +633,17 @@ class Story:
                 queue_offset=np.arange(start, start + moved),
             )  # fmt: skip
             self.quotas.touched.add(to)
+
+    def _note_move(self, item: Entry, op: Move, group: Group) -> None:
+        """Note dead letters that failed less often than their group allows.
+
+        By the settings of now or, as an ALTER may come in between, by those before.
+        """
+        allowed = [each.max_attempts or NEVER for each in group.settings[-2:]]
+        for offset, failures in zip(op.offsets.tolist(), group.failures(op.offsets).tolist(),
+                                    strict=True):  # fmt: skip
+            if failures < min(allowed):
+                self.moved_early.append((group, offset, failures, item.index))
 
     def _topic_of(self, name: str) -> TopicId:
         """Return the number of a topic, which is made if it isn't there."""
@@ -626,7 +670,7 @@ class Story:
         number = len(self.groups) + 1
         self.groups[number] = Group(
             number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,
-            type=create.settings.type, again=bool(known),
+            type=create.settings.type, again=bool(known), settings=[create.settings],
         )  # fmt: skip
 
 
@@ -653,6 +697,14 @@ def hashed(topic: U32, keys: Binary) -> I64:
         for number, (start, end) in names
     )
     return (np.frombuffer(digests, "<u8") >> np.uint64(1)).astype(np.int64) | 1
+
+
+def crcs_of(payload: memoryview, rows: RowArray) -> I64:
+    """Return the CRC-32 of each payload of a SCHEDULE entry, (n, int64)."""
+    starts = rows["payload_start"].tolist()
+    ends = (rows["payload_start"] + rows["payload_size"]).tolist()
+    spans = zip(starts, ends, strict=True)
+    return np.fromiter((zlib.crc32(payload[a:b]) for a, b in spans), np.int64, len(rows))
 
 
 def marks_of(payload: memoryview, rows: RowArray) -> I64:

@@ -11,6 +11,7 @@ acks         one row per run of messages of a group that one entry acked after a
 returns      one row per message that came back unacked: topic group queue_offset attempts (of the
              delivery that came back, at most) why (`ended`: its lease; `nacked`; `recalled`: one
              that it came behind came back) not_before_ms (of a nack, else 0) return_index
+             returned_at_ms
 expired      one row per message that was not acked in time by a group: topic group queue_offset
              attempts (the highest that was given out before)
              expire_index expire_epoch expired_at_ms ttl_ms (by the policies of that entry; 0: none)
@@ -26,7 +27,18 @@ postponed    one row per topic with a policy, at some time, that makes timers du
              asked for: topic, by_ms (at most)
 ttls         one row per time to live that a topic had, one after the other: topic from_ms ttl_ms
              (0: none); not of topics that never had one
+pauses       one row per time that a topic was paused: topic from_ms until_ms (of a pause that goes
+             on, beyond all times)
 policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
+             fields (a JSON object of all that the scope says from then on)
+settings     one row per CREATE and ALTER of a group: topic group lease_ms max_attempts
+             max_in_flight, last (or another ALTER came later)
+moved_early  one row per dead letter that had failed less often than its group allows: topic group
+             queue_offset failures move_index
+payloads     one row per row that was asked for, if the replay was told to: mark logged (the CRC-32
+             of its payload)
+leaders      one row per EPOCH entry: epoch_index epoch (of its frame) said_epoch leader voters
+             (replica ids, 16 hexadecimal digits)
 
 `topic` is what story.life says: a topic that has the name of a deleted one is another one. So is a
 group that was sought, or has the name of a deleted one: `group` is what story.life_of says.
@@ -97,6 +109,7 @@ RETURNS: Final = pa.schema(
         ("why", pa.string()),
         ("not_before_ms", pa.int64()),
         ("return_index", pa.int64()),
+        ("returned_at_ms", pa.int64()),
     ]
 )
 EXPIRED: Final = pa.schema(
@@ -147,7 +160,34 @@ QUOTAS: Final = pa.schema(
 )
 POSTPONED: Final = pa.schema([("topic", pa.string()), ("by_ms", pa.int64())])
 TTLS: Final = pa.schema([("topic", pa.string()), ("from_ms", pa.int64()), ("ttl_ms", pa.int64())])
-POLICIES: Final = pa.schema([("topic", pa.string()), ("policy_index", pa.int64())])
+PAUSES: Final = pa.schema([(n, pa.int64() if n != "topic" else pa.string()) for n in
+                           ("topic", "from_ms", "until_ms")])  # fmt: skip
+POLICIES: Final = pa.schema(
+    [("topic", pa.string()), ("policy_index", pa.int64()), ("fields", pa.string())]
+)
+SETTINGS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        *((name, pa.int64()) for name in ("lease_ms", "max_attempts", "max_in_flight")),
+        ("last", pa.bool_()),
+    ]
+)
+MOVED_EARLY: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        *((name, pa.int64()) for name in ("queue_offset", "failures", "move_index")),
+    ]
+)
+PAYLOADS: Final = pa.schema([("mark", pa.int64()), ("logged", pa.int64())])
+LEADERS: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("epoch_index", "epoch", "said_epoch")),
+        ("leader", pa.string()),
+        ("voters", pa.list_(pa.string())),
+    ]
+)
 STORY: Final = {
     "fates": FATES,
     "carried": CARRIED,
@@ -160,7 +200,12 @@ STORY: Final = {
     "quotas": QUOTAS,
     "postponed": POSTPONED,
     "ttls": TTLS,
+    "pauses": PAUSES,
     "policies": POLICIES,
+    "settings": SETTINGS,
+    "moved_early": MOVED_EARLY,
+    "leaders": LEADERS,
+    "payloads": PAYLOADS,
 }
 FIGURES: Final = ", ".join(
     f"{name} BIGINT" for name in ("last_index", "last_read_time_ms", "scheduled", *ENDS)
@@ -225,6 +270,17 @@ class ParquetBook:
         full = [np.broadcast_to(np.asarray(columns[n]), len(rows)) for n in names]
         if self._tables["carried"].add(len(rows), group.group_id, rows, offsets, *full):
             self._write_carried()
+
+    def payloads(self, marks: I64, crcs: I64) -> None:
+        """Take the checksums of payloads."""
+        if self._tables["payloads"].add(len(marks), np.ascontiguousarray(marks), crcs):
+            self._write_payloads()
+
+    def _write_payloads(self) -> None:
+        waiting = [*self._tables["payloads"].drain()]
+        if waiting:
+            columns = zip(*waiting, strict=True)
+            self._tables["payloads"].write([pa.array(np.concatenate(each)) for each in columns])
 
     def acks(self, group: Group, acks: Any) -> None:
         """Take acks that counted."""
@@ -338,6 +394,7 @@ class ParquetBook:
         if self.story is not None:
             self._write_fates()
             self._write_carried()
+            self._write_payloads()
             self._write_slots("acks")
             self._write_slots("returns")
             self._write_slots("expired")
@@ -403,19 +460,49 @@ def _tables(story: Story) -> dict[str, list[tuple[Any, ...]]]:
             for each in ttls
             if any(ttl_ms for _, ttl_ms in ttls)
         ],
+        "pauses": [
+            (story.life(topic), *span) for topic, spans in story.pauses.items() for span in spans
+        ],
         "policies": [
-            (story.life(scope.topic) if scope.topic else f"{scope.namespace}/", index)
-            for scope, index in story.policies
+            (story.life(scope.topic) if scope.topic else f"{scope.namespace}/", index, fields)
+            for scope, index, fields in story.policies
+        ],
+        "settings": [
+            (
+                story.life(group.topic),
+                story.life_of(group),
+                each.lease_ms,
+                each.max_attempts,
+                each.max_in_flight,
+                each is group.settings[-1],
+            )
+            for group in story.groups.values()
+            for each in group.settings
+        ],
+        "moved_early": [
+            (story.life(group.topic), story.life_of(group), *rest)
+            for group, *rest in story.moved_early
+        ],
+        "leaders": [
+            (
+                index,
+                epoch,
+                said.epoch,
+                f"{said.leader:016x}",
+                [f"{voter:016x}" for voter in said.voters],
+            )
+            for (index, epoch), said in zip(story.epoch_starts, story.leaders, strict=True)
         ],
     }
 
 
 def write(
-    log: Iterable[Entry], into: Path, spill: Path, *, pending_max: int = ROWS_MAX
-) -> dict[str, int]:
+    log: Iterable[Entry], into: Path, spill: Path, *, pending_max: int = ROWS_MAX,
+    checksums: bool = False,
+) -> dict[str, int]:  # fmt: skip
     """Replay a log into tables in the folder `into`; return a row of `FIGURES`."""
     with ParquetBook(into) as book:
-        story = Story(book, spill, pending_max=pending_max)
+        story = Story(book, spill, pending_max=pending_max, checksums=checksums)
         book.story = story
         for item in log:
             story.apply(item)
@@ -428,11 +515,14 @@ def write(
     }
 
 
-def replay(pieces: Sequence[Piece], into: Path, spill: Path) -> dict[str, int]:
+def replay(
+    pieces: Sequence[Piece], into: Path, spill: Path, *, checksums: bool = False
+) -> dict[str, int]:
     """Replay what pieces of logs hold, each going on where the one before ends; see `write`.
 
     Raises:
         CorruptFile: a log is damaged.
     """
     assert pieces[0].first == 1, pieces[0]
-    return write(itertools.chain.from_iterable(map(between, pieces)), into, spill)
+    log = itertools.chain.from_iterable(map(between, pieces))
+    return write(log, into, spill, checksums=checksums)

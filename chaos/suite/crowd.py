@@ -5,6 +5,7 @@ import select
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -162,9 +163,10 @@ class _Book:
             more["detail"] = repr(known)
         else:
             ids = known
+        crcs = [zlib.crc32(payload_of(mark, _SIZE)) for mark in marks]
         self._history.schedule(
             marks, ids=ids, due_ms=self.due_ms, topic=FLOOD, span_ms=span_ms, outcome=outcome,
-            **more,
+            payload_crcs=crcs, **more,
         )  # fmt: skip
         del self._asked[marks]
         self._answers.append(known if isinstance(known, TimerError) else None)

@@ -17,9 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from chaos.history import MARK_NONE, Outcome
+from chaos.history import MARK_NONE, Outcome, payload_of
+from timerclient import Batch
 
 GROUP: Final = "workers"
+_OF_LETTERS: Final = ("dead-letter-", "prior-")
 
 
 @dataclass(slots=True)
@@ -54,6 +56,11 @@ class Reach:
         return max(self.above) + 1 - self.below - len(self.above)
 
 
+def headers_of(mark: int) -> dict[str, str]:
+    """Return the headers of a timer that has a key, by its mark."""
+    return {"mark": str(mark), "empty": ""}
+
+
 class Books:
     """The books of one workload; its threads share them."""
 
@@ -62,6 +69,8 @@ class Books:
         self._open: dict[str, set[int]] = {group: set() for group in groups}
         self._reach: dict[str, Reach] = {group: Reach() for group in groups}
         self._failures: list[BaseException] = []
+        self._keys: dict[int, str | None] = {}
+        """Mark -> key, of what was asked for with keys and headers."""
         self._first_mark = MARK_NONE
         """What has a lesser one went with a topic of the same name."""
         self.asked = 0
@@ -84,6 +93,30 @@ class Books:
         with self._lock:
             for marks_open in self._open.values():
                 marks_open.update(marks)
+
+    def keyed(self, marks: Sequence[int], keys: Sequence[str | None]) -> None:
+        """Note timers that are asked for with `headers_of` each, and with these keys."""
+        with self._lock:
+            self._keys.update(zip(marks, keys, strict=True))
+
+    def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
+        """Compare payloads, keys and headers with those that were asked for, byte for byte.
+
+        A dead letter has more headers, which say what it was.
+
+        Raises:
+            AssertionError: they differ.
+        """
+        for payload, mark in zip(batch.payloads, marks, strict=True):
+            assert payload == payload_of(mark, len(payload)), (mark, payload)
+        if not self._keys:
+            return
+        for message, mark in zip(batch, marks, strict=True):
+            if mark not in self._keys:
+                continue
+            own = {k: v for k, v in message.headers.items() if not k.startswith(_OF_LETTERS)}
+            asked = self._keys[mark] or "", headers_of(mark)
+            assert (message.key or "", own) == asked, (mark, message.key, message.headers, asked)
 
     def answered(self, marks: Sequence[int], outcome: Outcome) -> None:
         """Note the answer; of what was not answered OK, nothing is expected."""

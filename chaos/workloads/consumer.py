@@ -106,11 +106,28 @@ class Consumer:
 
     def _run(self) -> None:
         with self._books.noting_failure():
-            self._history.open(self._topic, self._group, start_ms=now_ms())
             while not self._closing.is_set():
+                self._write_open()
                 with contextlib.suppress(TimerError):  # no leader for long, or it was refused
                     self._consume_from(self._open())
                 self._closing.wait(REOPEN_S)
+
+    def _write_open(self, **settings: int) -> None:
+        lease_ms = round(self._lease.total_seconds() * 1000)
+        self._history.open(
+            self._topic, self._group, start_ms=now_ms(), lease_ms=lease_ms, **settings
+        )
+
+    def _write_settings(self) -> None:
+        """Write down the settings that the cluster tells of the group, if it does."""
+        with contextlib.suppress(TimerError):
+            groups = self._client.describe_topic(self._topic).groups
+            for each in (each.settings for each in groups if each.name == self._group):
+                self._write_open(
+                    group_lease_ms=each.lease_ms,
+                    max_attempts=each.max_attempts,
+                    max_in_flight=each.max_in_flight,
+                )
 
     def _open(self) -> Subscription:
         if self._options:
@@ -134,8 +151,12 @@ class Consumer:
                     subscription.close(AT_ONCE_S)
 
     def _consume(self, subscription: Subscription) -> None:
+        is_first = True
         for batch in subscription.batches():
             marks = self._received(batch)
+            if is_first:
+                self._write_settings()
+                is_first = False
             back = self._complain(batch)
             mine = {o: m for o, m in zip(batch.queue_offsets, marks, strict=True) if o not in back}
             if not self._habit(lambda batch=batch, mine=mine: self._ack(batch, mine)):  # type: ignore[misc]
@@ -150,6 +171,7 @@ class Consumer:
             epoch=batch.epoch,
             lease_id=batch.lease_id,
             group_id=batch.group_id,
+            stream=batch.stream_no,
             handed_out_ms=batch.handed_out_ms,
             offsets=[*batch.queue_offsets],
             ids=batch.ids,
@@ -158,6 +180,7 @@ class Consumer:
             fired_at_ms=[*batch.fired_at_ms],
             due_ms=[*batch.due_ms],
         )
+        self._books.check_content(batch, marks)
         self._books.given(self._group, batch.queue_offsets, marks)
         return marks
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -9,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from chaos.history import History, Outcome, Run, payload_of
-from chaos.workloads.books import Books
+from chaos.workloads.books import Books, headers_of
 from timerclient import TimerClient
 from timerclient.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
 from timerclient.rows import OnConflict
@@ -82,19 +83,21 @@ class Producer:
         """
         payloads = [payload_of(mark, PAYLOAD_SIZE) for mark in marks]
         self.will_be_due(max(due_ms))
+        self._books.keyed(marks, keys)
         named: dict[str, Any] = {"keys": [*keys], "on_conflict": on_conflict}
         start_ms = now_ms()
         named["request"] = self._asks(marks, due_ms, start_ms, **named)
         try:
             timers = self.client.schedule_batch(
-                self._topic, payloads, due_ms=due_ms, keys=keys, on_conflict=on_conflict
-            )
+                self._topic, payloads, due_ms=due_ms, keys=keys, on_conflict=on_conflict,
+                headers=[*map(headers_of, marks)],
+            )  # fmt: skip
         except TimerError as error:
             self._answered(marks, due_ms, start_ms, error, **named)
             return []
         results = [result.name for result in timers.results]
         ids = [None if r == "REJECTED" else i for i, r in zip(timers.ids, results, strict=True)]
-        told = {"results": results, "existing": timers.existing}
+        told: dict[str, Any] = {"results": results, "existing": timers.existing}
         self._answered(marks, due_ms, start_ms, ids, **named, **told)
         new = ("SCHEDULED", "REPLACED")
         return [i for i, result in zip(timers.ids, results, strict=True) if result in new]
@@ -164,14 +167,14 @@ class Producer:
                 self._topic, payloads, due_ms=due_ms, timeout=timeout_s
             )
         except TimerError as error:
-            self._answered(marks, due_ms, start_ms, error, request=request)
+            self._answered(marks, due_ms, start_ms, error, size, request=request)
             return None
 
         def answered(future: "Future[Timers]") -> None:
             with self._books.noting_failure():
                 error = future.exception()
                 known = error if error is not None else future.result().ids
-                self._answered(marks, due_ms, start_ms, known, request=request)
+                self._answered(marks, due_ms, start_ms, known, size, request=request)
 
         future.add_done_callback(answered)
         return future
@@ -212,6 +215,7 @@ class Producer:
         due_ms: Sequence[int] | None,
         start_ms: int,
         known: "Sequence[str | None] | BaseException",
+        size: int = PAYLOAD_SIZE,
         **more: Any,
     ) -> None:
         ids, outcome = None, Outcome.OK
@@ -225,7 +229,7 @@ class Producer:
         span_ms = (start_ms, now_ms())
         self._history.schedule(
             marks, ids=ids, due_ms=due_ms, topic=self._topic, span_ms=span_ms, outcome=outcome,
-            **more,
+            payload_crcs=[zlib.crc32(payload_of(mark, size)) for mark in marks], **more,
         )  # fmt: skip
         self._books.answered(marks, outcome)
 

@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
 from chaos import history
-from chaos.audit import changes, verdict
-from chaos.audit.verdict import TICK_MS_MAX
+from chaos.audit import changes, clients, verdict
+from chaos.audit.plain import TICK_MS_MAX
 from tests.chaos.world import SALT, id_of
 from timer import timer_id
 
@@ -101,6 +101,7 @@ class Planted:
                 line["results"] = [result]
 
     def cancel(self, mark: int, result: str | None, outcome: str = "ok", at_ms: int = 4) -> None:
+        at_ms = DUE_MS + mark if result == "ALREADY_FIRED" else at_ms
         self.lines.append(
             {"op": "cancel", "client": "c", "outcome": outcome, "start_ms": 3, "end_ms": at_ms}
             | {"ids": [id_of(DUE_MS + mark, mark)], "results": result and [result]}
@@ -183,7 +184,9 @@ class Planted:
     def move(self, mark: int, told: str | None, by: str = "id", **other: Any) -> None:
         """Let a client have asked for that."""
         due_ms, ok = DUE_MS + mark + 500, told is not None
-        line = {"op": "reschedule", "client": "c", "start_ms": 3, "end_ms": 4, "due_ms": [due_ms]}
+        end_ms = DUE_MS + mark if told == "ALREADY_FIRED" else 4
+        line = {"op": "reschedule", "client": "c", "start_ms": 3, "end_ms": end_ms}
+        line["due_ms"] = [due_ms]
         line["outcome"] = "ok" if ok else "unknown"
         new = [id_of(due_ms, 1000 + mark)] if told == "RESCHEDULED" else [None]
         answer = {"results": [told], "new_ids": new} if ok else {}
@@ -536,11 +539,12 @@ def test_honest_keys_and_changes_are_not_blamed(
     p = case.planted
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
     log = spark.createDataFrame(p.fates, FATE)
-    assert changes.overcounted(lines, log).collect() == []
+    asks = clients.asked(lines)
+    assert changes.miscounted(lines, log, asks).collect() == []
     p.lines[-1] |= {"outcome": "ok", "changed": 9}
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
-    [row] = changes.overcounted(lines, log).collect()
-    assert row.asDict() == {"op": "cancel", "topic": "t", "told": 9, "logged": 4}
+    [row] = changes.miscounted(lines, log, clients.asked(lines)).collect()
+    assert row.asDict() == {"op": "cancel", "topic": "t", "told": 9, "logged": 4, "least": 0}
 
 
 def honest() -> Case:
@@ -583,6 +587,8 @@ def honest() -> Case:
     # Due after the end of the run.
     p.pending(10, UNTIL_MS)
     p.answer(10, UNTIL_MS)
+    [asked] = [line for line in p.lines if line.get("marks") == [10]]
+    asked["due_ms"] = [UNTIL_MS]
     expected[10] = "pending"
     # A late copy from a deposed leader, which a client could not know to be stale.
     p.change(11, end_epoch=1)

@@ -102,7 +102,7 @@ def test_summary_counts_messages_and_names_them(spark: SparkSession) -> None:
         p.nacks.append(("t", "g", offset, 1, why, 0, 8))
     lines, story = p.tables(spark)
     before: dict[str, Any] = {"violations": {"lost": 1}}
-    part = nacked(lines, story, before, until_ms=UNTIL_MS, offenders_max=5)
+    part = nacked(lines, story, before, until_ms=UNTIL_MS, clock_error_ms=None, offenders_max=5)
     assert part["verdict"] == "VIOLATED"
     assert part["violations"] == {
         "lost": 1, "nacked_early": 1, "nacked_lost": 1, "nack_lost": 1

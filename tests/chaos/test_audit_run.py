@@ -44,9 +44,11 @@ def world(tmp_path: Path) -> Run:
     deposed.schedule(topic, [(700, 9)], at_ms=125)
     log.epoch(2, at_ms=200)
     log.schedule(topic, [(90, 4)], at_ms=210)  # due already
+    log.reserve(topic, group, 10)
     log.fire(310)
     log.ack(topic, group, [0, 1, 2], at_ms=320)
     log.entry(Kind.CHECKPOINT, b"", at_ms=330)
+    assert len(log.frames) == 15
     for node, story in (("n1", log), ("n2", deposed), ("n3", log)):
         write_log(run.root / node / "log", story.frames, frames_per_segment=4)
     ids = {m: id_of(due, s) for m, due, s in ((1, 100, 1), (2, 300, 2), (3, 300, 3), (4, 90, 4))}
@@ -71,12 +73,11 @@ def world(tmp_path: Path) -> Run:
         faults.record("kill", at_ms=130, node="n1", role="leader", epoch=1)
     with history.States(run) as states:
         for node, index, *said in (
-            ("n1", 7, 3, 2, 0, 1), ("n2", 7, 3, 2, 0, 1), ("n1", 14, 4, 0, 3, 1),
-            ("n2", 99, 5, 1, 3, 1),  # of what the audit does not know to be committed
+            ("n1", 7, 3, 2, 0, 1), ("n2", 7, 3, 2, 0, 1), ("n1", 15, 4, 0, 3, 1),
         ):  # fmt: skip
             counts = dict(zip(("scheduled", "pending", "fired", "cancelled"), said, strict=True))
             states.counted(node, index, at_ms=1, **counts, dropped=0)
-        for node, index in (("n1", 14), ("n2", 14), ("n3", 14), ("n3", 14), ("n3", 99)):
+        for node, index in (("n1", 15), ("n3", 15), ("n3", 15)):
             states.digested(node, index, at_ms=2, digest=f"{index:016x}")
     return run
 
@@ -88,17 +89,22 @@ def test_honest_run_is_ok_though_nodes_began_anew(spark: SparkSession, world: Ru
     for node in ("n1", "n2", "n3"):
         shutil.rmtree(world.root / node / "log")
     for node, life, first, last in (
-        ("n1", 0, 1, 8), ("n1", 1, 11, 14), ("n2", 0, 1, 3), ("n2", 1, 11, 13), ("n3", 0, 5, 14),
+        ("n1", 0, 1, 8), ("n1", 1, 11, 15), ("n2", 0, 1, 3), ("n2", 1, 11, 14), ("n3", 0, 5, 15),
     ):  # fmt: skip
         write_log(world.root / node / f"log/{life:03d}", frames[:last], first=first)
     world.about.write_text('{"failures": ["n2 ended by itself"], "seed": 7}')
     in_parquet(world.histories / "consumer.jsonl")
     report = job.audit(spark, world)
     assert report.line() == (
-        "verdict: OK kills=1 failovers=1 scheduled=4 fired=3 delivered=3 cancelled=1"
+        "verdict: INCOMPLETE kills=1 failovers=1 scheduled=4 fired=3 delivered=3 cancelled=1"
         " redelivered=1 lost=0 duplicated=0 early=0"
     )
-    assert report.ok
+    assert not report.ok
+    assert report.summary["not_looked_at"] == [
+        "files of n1, n2, n3: no manifest is in the folder",
+        "payloads beyond their marks: no history has payload_crcs",
+        "times on clients' clocks: run.json has no clock_error_ms",
+    ]
     summary = json.loads((world.audit / "summary.json").read_text())
     assert summary == report.summary
     told = {"seed": 7, "failures": ["n2 ended by itself"]}
@@ -112,17 +118,18 @@ def test_honest_run_is_ok_though_nodes_began_anew(spark: SparkSession, world: Ru
         "checkpoints": 1,
         "unbalanced": [],
         "last": [
-            {"index": 14, "time_ms": 330, "scheduled": 4, "pending": 0, "fired": 3, "cancelled": 1}
+            {"index": 15, "time_ms": 330, "scheduled": 4, "pending": 0, "fired": 3, "cancelled": 1}
             | {"dropped": 0, "balanced": True}
         ],
-        "said": {"counts": 3, "digests": 4, "nodes": 3},
+        "said": {"counts": 3, "digests": 3, "nodes": 3},
         "miscounted": [],
         "diverged_states": [],
+        "frozen_digests": [],
     }
     assert summary["holes"] == [
         {"node": "n1", "from": 9, "to": 10},
         {"node": "n2", "from": 4, "to": 10},
-        {"node": "n2", "from": 14, "to": 14},
+        {"node": "n2", "from": 15, "to": 15},
         {"node": "n3", "from": 1, "to": 4},
     ]
     assert summary["thin"] == [{"from": 4, "to": 4}, {"from": 9, "to": 10}]
@@ -173,7 +180,7 @@ def test_each_witness_that_contradicts_the_others_is_named(spark: SparkSession, 
             states.counted(
                 node, 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0
             )
-        states.digested("n3", 14, at_ms=3, digest="other")
+        states.digested("n3", 15, at_ms=3, digest="other")
     world.states.write_text(world.states.read_text() + '{"node": "n1", "ind')  # torn
     world.about.write_text('{"clock_error_ms": 49}')
     with history.History(world, "producer") as h:
@@ -199,12 +206,12 @@ def test_each_witness_that_contradicts_the_others_is_named(spark: SparkSession, 
     assert marks == {1, 2, 3}
     assert report.summary["stale_entries"] == 1
     ends = {node["node"]: (node["upto"], node["stale"]) for node in report.summary["nodes"]}
-    assert ends == {"n1": (14, 0), "n2": (9, 1), "n3": (2, 0)}
+    assert ends == {"n1": (15, 0), "n2": (9, 1), "n3": (2, 0)}
     assert report.line().startswith("verdict: VIOLATED kills=1 ")
     found = report.summary["conservation"]
     assert [(row["node"], row["index"], row["said_fired"], row["fired"])
             for row in found["miscounted"]] == [(f"n{n}", 8, 2, 0) for n in (1, 2, 3)]  # fmt: skip
-    assert [row["index"] for row in found["diverged_states"]] == [14]
+    assert [row["index"] for row in found["diverged_states"]] == [15]
     assert "n3 other" in found["diverged_states"][0]["digests"]
     assert any(line.startswith("  miscounted: node=n1 index=8 said_scheduled=3") for line in lines)
     assert " miscounted=3 diverged_states=1" in lines[-1]
@@ -330,7 +337,7 @@ def test_options_reach_the_files_and_filters_of_one_table_do_not_meet(
     path.write_bytes(path.read_bytes()[:-1])
     reader = spark.read.format("timerlog")
     sound = reader.option("node", "n2,n3").load(str(world.root))
-    assert sound.count() == 10 + 14, "what is damaged is not even opened"
+    assert sound.count() == 10 + 15, "what is damaged is not even opened"
     of_each = [sound.where(f"node = '{node}'") for node in ("n2", "n3")]
     assert of_each[0].union(of_each[1]).select("node").distinct().count() == 2
     with pytest.raises(PySparkException, match="CorruptFile"):

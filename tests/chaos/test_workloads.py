@@ -390,7 +390,7 @@ def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
     assert [line["attempts"][0] for line in given][:3] == [1, 2, 3]
     assert {*flat(given, "marks")} == {1, 2}
     assert flat(lines(run, "c", "ack"), "results") == ["ACKED", "ACKED"]
-    assert len(lines(run, "c", "open")) == 1
+    assert len(lines(run, "c", "open")) >= 2, "one for each stream"
     assert [*check(run.histories / "c.jsonl")] == []
     books.check()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from chaos import workloads
-from chaos.history import Run
+from chaos.history import CLOCK_ERROR, Run
 from chaos.history_check import check
 from chaos.suite.states import Listener
 from chaos.workloads import kinds
@@ -210,6 +210,7 @@ def undone(did: Deeds) -> list[str]:
 def played(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The folder of a run of all workloads; its nodes are stopped."""
     run = Run(tmp_path_factory.mktemp("workloads"))
+    run.about.write_text(json.dumps({CLOCK_ERROR: 1_000}))
     with Running(run.root).cleaned() as cluster:
         addresses = {name: node.grpc for name, node in cluster.nodes.items()}
         listener = Listener(run, addresses)

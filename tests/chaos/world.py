@@ -12,7 +12,7 @@ from timer import log as timer_log
 from timer.columns import Binary, OnConflict, Part, encode_schedule
 from timer.disk import RealDisk
 from timer.entry import Kind
-from timer.payloads import CreateGroup, Fire, GroupOp, GroupSettings, Move, Nack, Op, Start
+from timer.payloads import AnyOp, CreateGroup, Fire, GroupOp, GroupSettings, Move, Nack, Op, Start
 from timer.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 
 SALT = 42
@@ -169,7 +169,7 @@ class Log:
         column = np.array(offsets, np.uint64)
         self.op(Move(Op.MOVE, topic, group, column, to, to_group, rows), at_ms)
 
-    def op(self, op: GroupOp, at_ms: int | None = None) -> None:
+    def op(self, op: AnyOp, at_ms: int | None = None) -> None:
         self.entry(Kind.GROUP, *payloads.encode_group([op]), at_ms=at_ms)
 
 
