@@ -136,7 +136,7 @@ EXPIRY_MUTATIONS: Final = (
         patch(Expiry, "busy", _busy_with_ends_alone),
         deletions=True,
         proposals_per_s=16,
-        sync_us=8_000,
+        sync_us=60_000,
         faults=("slow_disk",),
         fault_gap_ms=800,
     ),

@@ -50,7 +50,6 @@ SOON = {
     "topic_by_topic": 1011,
     "guard_under_lease": 1017,
     "count_unsure": 1009,
-    "handed_out_by_what_may_be_lost": 1005,
     "any_leader_of_the_epoch": 1012,
     "ack_unmatched": 1022,
     "lead_without_fetching": 1031,
