@@ -19,7 +19,7 @@ from tests.timer import machines
 from timer.entry import Kind
 from timer.payloads import GroupOp, Op
 from timer.policies import CLUSTER, Policy, Scope, encode_policy
-from timer.units import TopicId
+from timer.units import GroupId, TopicId
 
 SPAN_MS = 20_000
 """No random log takes so long."""
@@ -94,7 +94,7 @@ def test_expiry_is_told_by_the_time_to_live_before_its_entry() -> None:
     log.op(GroupOp(Op.EXPIRE, topic, group, some), at_ms=1000)  # nothing may expire yet
     policy(log, CLUSTER, 1000, ttl_ms=300)
     log.op(GroupOp(Op.EXPIRE, topic, group, some), at_ms=2000)
-    log.op(GroupOp(Op.EXPIRE_BELOW, topic, group, some), at_ms=2100)
+    log.op(GroupOp(Op.EXPIRE_BELOW, topic, GroupId(0), some), at_ms=2100)
     assert facts(story, log)[1:] == [
         ("LIVES", 1, 300), ("EXPIRED", 1, 1700), ("EXPIRED", 1, 1800),
     ]  # fmt: skip

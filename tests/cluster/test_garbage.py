@@ -62,7 +62,7 @@ def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much_or_man
 ) -> None:
     collector = FakeCollector()
     collector.make(held)
-    sweeper = Sweeper(collector)
+    sweeper = Sweeper(collector, lambda: 0)
     sweeper.start()
     assert collector.threshold == (700, 10, NEVER)
     more = LEFT_MAX + 1
@@ -77,7 +77,7 @@ def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much_or_man
 
 def test_what_comes_and_goes_is_never_set_aside() -> None:
     collector = FakeCollector()
-    sweeper = Sweeper(collector)
+    sweeper = Sweeper(collector, lambda: 0)
     sweeper.start()
     for _ in range(5):
         collector.make(LEFT_MAX)
@@ -89,7 +89,7 @@ def test_what_comes_and_goes_is_never_set_aside() -> None:
 def test_what_was_set_aside_and_went_does_not_count() -> None:
     collector = FakeCollector()
     collector.make(10 * LEFT_MAX)
-    sweeper = Sweeper(collector)
+    sweeper = Sweeper(collector, lambda: 0)
     sweeper.start()
     more = LEFT_MAX + 1
     for _ in range(2 * SINCE_MIN // more):
@@ -102,7 +102,7 @@ def test_what_was_set_aside_and_went_does_not_count() -> None:
 def test_once_in_a_long_time_all_is_looked_at() -> None:
     collector = FakeCollector()
     collector.make(10 * LEFT_MAX)
-    sweeper = Sweeper(collector)
+    sweeper = Sweeper(collector, lambda: 0)
     sweeper.start()
     for _ in range(int(2 * ALL_EVERY_S / SWEEP_S)):
         sweeper.sweep()
@@ -114,7 +114,7 @@ async def test_nothing_is_swept_while_much_is_there_that_soon_goes(
 ) -> None:
     monkeypatch.setattr(garbage, "SWEEP_S", 0)
     collector, answers = FakeCollector(), [True, True, False]
-    sweeper = Sweeper(collector)
+    sweeper = Sweeper(collector, lambda: 0)
     collector.make(7)
     with pytest.raises(IndexError):
         await sweeper.run(lambda: answers.pop(0))
@@ -132,7 +132,7 @@ def test_node_is_busy_while_its_state_is_captured_and_while_it_is_written() -> N
 
 def test_little_that_is_new_is_left_alone() -> None:
     collector = FakeCollector()
-    sweeper = Sweeper(collector)
+    sweeper = Sweeper(collector, lambda: 0)
     sweeper.start()
     collector.make(7)
     collector.rounds = YOUNG_ROUNDS - 1
@@ -154,7 +154,7 @@ def collector() -> Iterator[Any]:
 
 
 def test_cycle_that_was_made_since_is_collected_by_the_next_sweep(collector: Any) -> None:
-    sweeper = Sweeper(collector)
+    sweeper = Sweeper(collector, lambda: 0)
     sweeper.start()
     held = [Cycle() for _ in range(1_000)]
     for _ in range(YOUNG_ROUNDS):
