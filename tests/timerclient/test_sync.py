@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime, timedelta
@@ -28,6 +29,7 @@ from timerclient import (
     TimerClient,
     background,
     errors,
+    nodes,
 )
 from timerclient.background import Budget
 from timerclient.proto import timer_pb2 as pb
@@ -426,6 +428,7 @@ def test_process_forked_off_one_with_an_open_client_is_told_so(
     threaded: Threaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = os.getpid()
+    monkeypatch.setattr(nodes, "_reaching", weakref.WeakSet())  # other tests' clients apart
     with connect(threaded) as client:
         client.schedule("orders", b"p", delay=60)
         with monkeypatch.context() as child:

@@ -105,14 +105,13 @@ def test_clock_begins_at_the_present_or_where_it_is_told_to() -> None:
 def play(cluster: FakeCluster) -> list[Any]:
     """Return all that is seen of some timers, acks, a failover."""
     seen: list[Any] = []
-    with cluster.client() as client, client.consumer("t", "g", lease=5) as consumer:
+    with cluster.client() as client, client.consumer("t", "g", lease=600) as consumer:
         seen += client.schedule_batch("t", [b"%d" % n for n in range(50)], delay=[*range(50)]).ids
         for n in range(30):
             cluster.advance(2)
             for message in consumer.receive(100, timeout=0):
                 seen.append((message.payload, message.attempt, message.handed_out_ms))
-                if n % 3:
-                    _ = message.ack()
+                _ = message.ack() if n % 3 else message.nack(delay=1)
         cluster.settle()
         seen.append(client.checkpoint().nodes[0].digest)
     return seen
