@@ -56,7 +56,7 @@ SOON = {
     "resume_drops_what_came_after": 1016,
     "log_never_stays": 1014,
     "cancel_before_commit": 1020,
-    "frozen_row_lives": 1026,
+    "frozen_row_lives": 1054,
     "ack_from_before_the_seek": 1060,
     "failover_forgets_nacks": 1002,
     "new_topic_fires": 1002,
