@@ -38,10 +38,10 @@ class Victim(Running):
         line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
 
-    def is_back(self, name: str, before: int) -> None:
-        """Wait until a node's memory is what it was."""
+    def is_back(self, name: str, before: int, kept: int = 0) -> None:
+        """Wait until a node's memory is what it was, and `kept` bytes more at most."""
         began_s = time.monotonic()
-        while (now := self.rss(name)) > MEMORY_BACK * before + HEAPS:
+        while (now := self.rss(name)) > MEMORY_BACK * before + HEAPS + kept:
             waited_s = time.monotonic() - began_s
             assert waited_s < 20, f"{name}: {before / MIB:.0f} -> {now / MIB:.0f} MiB"
             time.sleep(POLL_S_MAX)
@@ -82,7 +82,8 @@ def unharmed(town: Victim, client: TimerClient, request: pytest.FixtureRequest) 
     assert (town.wait_for_leader(), town.epoch()) == (leader, epoch), "there was a failover"
     assert town.counts_add_up().scheduled > scheduled
     for name in town.nodes:
-        town.is_back(name, max(before[name], town.usual[name]))
+        kept = getattr(request.module, "KEPT", 0)
+        town.is_back(name, max(before[name], town.usual[name]), kept)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow
 
 SECONDS: Final = 8
 PER_SECOND: Final = 50
+KEPT: Final = 64 * MIB
+"""The memtable's size at a flush: so long the flood's own timers, deleted by now, may lie there."""
 
 
 def test_timers_fire_on_time_during_a_flood(
