@@ -93,7 +93,7 @@ def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
 
 
 def test_settings_of_the_readme_are_taken_from_other_machines() -> None:
-    [text] = re.findall(r"```toml\n(.*?)```", page("README.md"), re.DOTALL)
+    [text] = re.findall(r"```toml\n(.*?)```", page("docs/deploy.md"), re.DOTALL)
     config = build_config(flatten(tomllib.loads(text)))
     assert config.insecure
     for address in (config.grpc, config.http, *config.peers.values()):

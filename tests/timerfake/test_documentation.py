@@ -66,7 +66,7 @@ def played(example: str, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    example, _ = examples("README.md")
+    [example] = examples("README.md")
     with FakeCluster() as fake, fake.client() as client:
         cancelled, payload, listed, within, count, *rest = played(example, fake, monkeypatch)
         assert re.match(r"cancelled: \w{24} 20\d\d-", cancelled)
@@ -80,7 +80,7 @@ def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch
 
 
 def test_example_of_throughput_sends_what_was_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, example = examples("README.md")
+    [example] = examples("docs/python.md")
     with FakeCluster() as fake:
         assert sum(map(int, played(example, fake, monkeypatch))) == 5_000
 
