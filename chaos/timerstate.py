@@ -6,7 +6,8 @@ fire position, they hold what is pending. One partition per run; of these rows
     node, seq, due_ms, weight: 1, a timer; -1, that it is not pending any more, though it lies in
     another run; damage: what is wrong with the file, and all else is null
 
-which are of topics that are there, so that what is pending is what has weight 1 in all. The option
+which are of topics that are there, so that what is pending is what has weight 1 in all. The key
+file of a run is read with it, and its damage is told likewise (statefiles.py). The option
 `node` (n1 or n1,n2) filters. Files are read as Arrow's, by pyarrow, and held against what the
 manifest says of them; of production only the formats are used.
 """
@@ -25,12 +26,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from chaos.history import Run
+from chaos.statefiles import Keys, check_keys
 from chaos.timerlog import Wanted
 from timer import manifest
 from timer.aside import ASIDE, MASK
 from timer.columns import TOMBSTONE
 from timer.disk import RealDisk
-from timer.errors import CorruptFile
+from timer.errors import CorruptFile, StorageError
 from timer.order import START, Position
 from timer.run import TOPIC_ROWS, RunMeta
 
@@ -53,6 +55,10 @@ class NodeState:
     position: Position = START
     topics: frozenset[int] = frozenset()
     """Ids of those that are there."""
+    blocks: tuple[tuple[Any, ...], ...] = ()
+    """Of their queues: statefiles.BLOCKS."""
+    secret: bytes = b""
+    """Of the hashes in key files."""
     damage: str = ""
     """Why it can't be read, and the rest is not known."""
 
@@ -73,6 +79,8 @@ class RunFile(InputPartition):
     """What is due by then, in this order, has fired; of what is held the due is beyond."""
     topics: bytes = b""
     """Ids, u32, of those that are there, of all that it has rows of."""
+    keys: Keys = Keys()  # noqa: RUF009 - it is frozen
+    """Of the key file beside it."""
 
 
 def node_states(run: Run) -> Iterator[NodeState]:
@@ -101,6 +109,12 @@ def node_states(run: Run) -> Iterator[NodeState]:
             tuple(RunMeta.unpack(fields) for fields in said["runs"]),
             Position(*said["fire_position"]),
             frozenset(topic["id"] for topic in said["topics"]),
+            tuple(
+                (node, topic["name"], str(folder / manifest.SPILL_DIRECTORY), *block[:5])
+                for topic in said["topics"]
+                for block in topic["blocks"]
+            ),
+            said["key_secret"],
         )
 
 
@@ -152,7 +166,8 @@ class TimerStateReader(DataSourceReader):
             try:
                 _check(partition)
                 yield from _rows(partition)
-            except (OSError, CorruptFile, pa.ArrowException, KeyError) as error:
+                check_keys(partition.keys, Path(partition.path))
+            except (OSError, StorageError, pa.ArrowException, KeyError) as error:
                 damage = f"{partition.path}: {error}"
         if damage:
             yield _batch([partition.node], [None], [None], [None], [damage])
@@ -169,6 +184,9 @@ def _run_file(state: NodeState, meta: RunMeta) -> RunFile:
         ends=(meta.rows, meta.tombstones, *meta.first, *meta.last),
         position=(state.position.due_ms, state.position.seq),
         topics=np.array(topics, np.uint32).tobytes(),
+        keys=Keys(
+            str(state.folder / meta.keys_name), meta.keys_size, meta.keys_crc32, state.secret
+        ),
     )
 
 

@@ -14,7 +14,8 @@ from chaos.audit.clients import LETTERS, name_of
 from chaos.audit.verdict import Clocks
 
 UNKNOWN_SHARE_MAX: Final = 0.2
-"""Of the schedules, how many may have no known outcome: P1 says nothing of those."""
+"""So many of the schedules may have no known outcome: P1 says nothing of those. And so many of the
+deliveries may be late for a reason: how much of that it explains is not known."""
 SHOWN_MAX: Final = 5
 
 
@@ -52,6 +53,14 @@ def not_looked_at(
     asked, unknown = (int(value or 0) for value in row)
     if unknown > UNKNOWN_SHARE_MAX * asked:
         found.append(f"{unknown:,} of {asked:,} schedules, whose outcome no client knows")
+    unjudged, deliveries = (
+        summary["waits"]["unjudged"],
+        summary["delivered"] + summary["redelivered"],
+    )
+    if unjudged > UNKNOWN_SHARE_MAX * deliveries:
+        found.append(
+            f"whether {unjudged:,} of {deliveries:,} deliveries were late without a reason"
+        )
     if not summary["conservation"]["said"]["counts"]:
         found.append("nodes' own counts: states.jsonl has none")
     if not summary["conservation"]["said"]["digests"]:

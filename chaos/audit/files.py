@@ -5,16 +5,21 @@ flush or a merge has lost is found though it is due in a year, when no consumer 
 
     fates   pending after that entry   ─┬─ count, and sum of hashes, per node: equal, nearly always
     runs    timers less tombstones     ─┘  else joined, timer by timer, to name what differs
+
+A key file has to have the keys of its run (chaos/statefiles.py). A spill file holds messages that
+fired by that entry, at the place that the log gave them, and each that a group acked later.
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
+from chaos import statefiles
+from chaos.audit.clients import name_of
 from chaos.history import Run
 from chaos.timerstate import NodeState, node_states
 
@@ -70,16 +75,82 @@ def states_within(run: Run, *, lost: Container[str], end: int) -> list[NodeState
     return states
 
 
+def in_queues(
+    story: Mapping[str, DataFrame], rows: DataFrame, states: Sequence[NodeState]
+) -> DataFrame:
+    """Return what spill files hold otherwise than the log, or lack: node, verdict, seq, topic, …
+
+    `rows`: statefiles.QUEUED.
+    """
+    fired = "end = 'fired' AND queue_offset IS NOT NULL"
+    names = ("seq", "topic", "queue_offset", "due_ms", "ended_at_ms", "end_index")
+    places = story["fates"].where(fired).select(*names)
+    places = places.unionByName(story["carried"].where(fired).select(*names))
+    spark = places.sparkSession
+    indexes = spark.createDataFrame([(s.node, s.index) for s in states], "node STRING, index LONG")
+    indexes = F.broadcast(indexes)
+    held = rows.join(indexes, "node").withColumnsRenamed(
+        {"topic": "held_topic", "queue_offset": "held_offset", "due_ms": "held_due_ms"}
+    )
+    as_logged = (
+        (F.col("held_topic") == name_of("topic"))
+        & (F.col("held_offset") == F.col("queue_offset"))
+        & (F.col("held_due_ms") == F.col("due_ms"))
+        & (F.col("fired_at_ms") == F.col("ended_at_ms"))
+        & (F.col("end_index") <= F.col("index"))
+    )
+    both = held.join(places, "seq", "left").where(~F.coalesce(as_logged, F.lit(False)))  # noqa: FBT003
+    untrue = both.select(
+        "node", "index", F.lit("untrue_in_queues").alias("verdict"), "seq",
+        F.col("held_topic").alias("topic"), F.col("held_offset").alias("queue_offset"),
+    )  # fmt: skip
+    last = F.col("queue_offset") + F.col("count") - 1
+    acked = story["acks"].join(indexes, F.col("ack_index") > F.col("index")).select(
+        "node", "index", "topic", F.explode(F.sequence("queue_offset", last)).alias("queue_offset")
+    )  # fmt: skip
+    needed = acked.distinct().join(places, ["topic", "queue_offset"]).where("end_index <= index")
+    missing = needed.join(rows.select("node", "seq"), ["node", "seq"], "left_anti")
+    verdict = F.lit("missing_in_queues").alias("verdict")
+    return untrue.union(missing.select("node", "index", verdict, "seq", "topic", "queue_offset"))
+
+
+def _of_queues(
+    story: Mapping[str, DataFrame], states: Sequence[NodeState], offenders_max: int
+) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """Return violations of spill files, and offenders."""
+    spark = story["fates"].sparkSession
+    blocks = spark.createDataFrame([b for s in states for b in s.blocks], statefiles.BLOCKS)
+    rows = blocks.mapInArrow(statefiles.queued, statefiles.QUEUED).cache()
+    damage = rows.where("damage IS NOT NULL").select("node", "damage").distinct().collect()
+    broken = {row["node"] for row in damage}
+    offenders = [{"verdict": "damaged_files"} | row.asDict() for row in damage]
+    sound = [each for each in states if each.node not in broken]
+    bad = in_queues(story, rows.where("damage IS NULL"), sound).cache()
+    found = Counter(
+        {row["verdict"]: row["count"] for row in bad.groupBy("verdict").count().collect()}
+    )
+    if damage:
+        found["damaged_files"] = len(damage)
+    if found:
+        order = ("node", "verdict", "seq")
+        offenders += [row.asDict() for row in bad.orderBy(*order).limit(offenders_max).collect()]
+    rows.unpersist()
+    bad.unpersist()
+    return found, offenders
+
+
 def judged(
-    run: Run, fates: DataFrame, summary: dict[str, Any], *, states: Sequence[NodeState],
-    offenders_max: int,
+    run: Run, story: Mapping[str, DataFrame], summary: dict[str, Any], *,
+    states: Sequence[NodeState], offenders_max: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what nodes' files hold, and what of it is not what the log says, for the summary.
 
-    Violations: `missing_in_files`, `extra_in_files` (or there more than once), `damaged_files`.
+    Violations: `missing_in_files`, `extra_in_files` (or there more than once), `damaged_files`,
+    `untrue_in_queues`, `missing_in_queues`.
     """
     if not states:
         return {"files": [], "files_unread": [], "file_offenders": []}
+    fates = story["fates"]
     reader = fates.sparkSession.read.format("timerstate")
     nodes = ",".join(each.node for each in states)
     rows = reader.option("node", nodes).load(str(run.root))
@@ -107,6 +178,8 @@ def judged(
             named = bad.orderBy(F.desc("verdict"), "seq").limit(offenders_max).collect()
             offenders += [{"node": each.node, "index": each.index} | row.asDict() for row in named]
             bad.unpersist()
+    of_queues, of_rows = _of_queues(story, [s for s in states if not s.damage], offenders_max)
+    violations, offenders = violations + of_queues, offenders + of_rows
     return {
         "verdict": "VIOLATED" if violations else "OK",
         "violations": dict(violations),

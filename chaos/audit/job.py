@@ -30,6 +30,7 @@ from chaos.audit import (
     clients,
     counts,
     coverage,
+    delivered,
     figures,
     files,
     handing_out,
@@ -150,9 +151,7 @@ def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
         lines, epochs, story, summary,
         clocks=clocks, offenders_max=OFFENDERS_MAX,
     )  # fmt: skip
-    summary |= files.judged(
-        run, story["fates"], summary, states=states, offenders_max=OFFENDERS_MAX
-    )
+    summary |= files.judged(run, story, summary, states=states, offenders_max=OFFENDERS_MAX)
     thin = nodes.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, timeline)
@@ -160,11 +159,13 @@ def _audit(spark: SparkSession, run: Run, *, sift: bool) -> Report:
     faults, figured = _figures(run, all_lines, found, timeline, end_ms)
     summary |= {"replayed": replayed, **figured}
     summary |= _of_settings(run, lines, epochs, story, summary, clocks)
+    excused = late.excuses(phases(faults), epochs)
     promises = {
-        "late": late.late(found, late.excuses(phases(faults), epochs), story["pauses"]),
+        "late": late.late(found, excused, story["pauses"]),
         "ack_unfounded": _unfounded(run, given),
     }
-    summary |= beside.judged(summary, "promise", promises, offenders_max=OFFENDERS_MAX)
+    waited, summary["waits"] = delivered.judged(lines, story, excused, clocks.error_ms)
+    summary |= beside.judged(summary, "promise", promises | waited, offenders_max=OFFENDERS_MAX)
     summary |= _redelivered(run, lines, given, found, story["returns"])
     summary["run"] = said
     summary["acks_unasked"] = handing_out.unasked_acks(lines, story)

@@ -8,6 +8,7 @@ was acked for the leader stands nowhere; but not before some client asked for it
 somebody had received earlier than that, by the clients' clocks, came too early.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
@@ -21,7 +22,7 @@ WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
 _KEY: Final = ("topic", "group", "key")
 
 
-def ordered(story: dict[str, DataFrame]) -> DataFrame:
+def ordered(story: Mapping[str, DataFrame]) -> DataFrame:
     """Return the groups that keep an order: topic, group, type."""
     return story["groups"].where(f"type != '{SHARED}'").select("topic", "group", "type")
 

@@ -85,13 +85,7 @@ def describe(report: Report) -> Iterator[str]:
         for phase, row in s["lateness_ms"][what].items():
             values = " ".join(f"{key} {value} ms" for key, value in row.items() if key != "n")
             yield f"{past} after due, {phase}: {values} ({row['n']:,})"
-    if s["redeliveries"]:
-        reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
-        yield f"redeliveries: {reasons}"
-    if s["acks_unasked"] is None:
-        yield "too many acks to look for those that no history asked for"
-    elif s["acks_unasked"]:
-        yield f"{s['acks_unasked']:,} messages are acked that no history asked to ack"
+    yield from _of_deliveries(s)
     for row in s["operations"]:
         how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))
         yield f"{how}: {row['result']} {row['n']:,}"
@@ -99,6 +93,22 @@ def describe(report: Report) -> Iterator[str]:
     yield from _offenders(s)
     yield from (f"not looked at: {what}" for what in s["not_looked_at"])
     yield report.line()
+
+
+def _of_deliveries(s: dict[str, Any]) -> Iterator[str]:
+    if unjudged := s["waits"]["unjudged"]:
+        deliveries = s["delivered"] + s["redelivered"]
+        yield (
+            f"{unjudged:,} of {deliveries:,} deliveries were late in a fault, or to a consumer that"
+            " was busy: not judged"
+        )
+    if s["redeliveries"]:
+        reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
+        yield f"redeliveries: {reasons}"
+    if s["acks_unasked"] is None:
+        yield "too many acks to look for those that no history asked for"
+    elif s["acks_unasked"]:
+        yield f"{s['acks_unasked']:,} messages are acked that no history asked to ack"
 
 
 def _unrecovered(s: dict[str, Any]) -> Iterator[str]:

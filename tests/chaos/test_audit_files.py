@@ -252,12 +252,16 @@ def test_state_of_another_version_is_not_judged(run: Run, tmp_path: Path) -> Non
 
 
 def judged(
-    spark: SparkSession, run: Run, lost: Container[str] = (), end: int = 99
-) -> dict[str, Any]:
-    reader = spark.read.schema(from_arrow_schema(tables.FATES))
-    fates = reader.parquet(str(run.root / "tale" / "fates"))
+    spark: SparkSession, run: Run, lost: Container[str] = (), end: int = 99,
+    offenders_max: int = 3,
+) -> dict[str, Any]:  # fmt: skip
+    story = {
+        name: spark.read.schema(from_arrow_schema(schema)).parquet(str(run.root / "tale" / name))
+        for name, schema in tables.STORY.items()
+    }
     states = files.states_within(run, lost=lost, end=end)
-    return files.judged(run, fates, {"violations": {"early": 1}}, states=states, offenders_max=3)
+    summary = {"violations": {"early": 1}}
+    return files.judged(run, story, summary, states=states, offenders_max=offenders_max)
 
 
 @pytest.mark.spark

@@ -175,12 +175,21 @@ def leases(run: Lies) -> None:
     # Given in another topic than it fired in; an ack of a message that never was.
     timer, mark = run.timer("handed", now_ms)
     run.given("nowhere", timer, mark, now_ms)
+    # A message that comes a minute after it fired, to a consumer that held nothing.
+    timer, mark = run.timer("given late", now_ms)
+    late_ms = now_ms + 60_000
+    group = log.group(run.topics["given late"], "g", lease_ms=10_000)
+    log.reserve(run.topics["given late"], group, 8)
+    run.consumer.open("given late", "g", start_ms=0, lease_ms=10_000)
+    run.given("given late", timer, mark, now_ms, received_ms=late_ms)
+    run.acked("given late", at_ms=late_ms)
+    log.ack(run.topics["given late"], group, [0], at_ms=now_ms + 4_000)
     run.acked("handed", 5_000_000)
 
 
 def test_every_lie_of_logs_that_agree_has_its_name(spark: SparkSession, tmp_path: Path) -> None:
     names = ("late", "paused", "sooner", "bytes", "fired", "keys", "filter", "nacked",
-             "dead", "lease", "flight", "handed", "nowhere")  # fmt: skip
+             "dead", "lease", "flight", "handed", "nowhere", "given late")  # fmt: skip
     run = Lies(tmp_path / "run{1}", names)  # Spark's readers would take this name for a pattern
     log = run.log
     timers(run)
@@ -213,6 +222,7 @@ def test_every_lie_of_logs_that_agree_has_its_name(spark: SparkSession, tmp_path
     summary = job.audit(spark, run.run).summary
 
     assert summary["violations"] == {
+        "delivered_late": 1,
         "late": 1,  # and not the timer of the topic that was paused
         "diverged": 2,  # asked for in another topic, given in another topic
         "misdated": 1,

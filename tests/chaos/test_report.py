@@ -39,7 +39,7 @@ def summary(**other: Any) -> dict[str, Any]:
         "rule_offenders": [], "nack_offenders": [], "handing_out_offenders": [],
         "files": [], "files_unread": [], "file_offenders": [], "not_looked_at": [],
         "log_offenders": [], "setting_offenders": [], "promise_offenders": [],
-        "acks_unasked": None,
+        "acks_unasked": None, "waits": {"long": 2, "unjudged": 1},
         "run": {"failures": [], "left_out": [], "without": [], "not_struck": []},
         "holes": [], "thin": [],
         "operations": [{"op": "cancel", "by": "key", "on_conflict": "", "result": "CANCELLED",

@@ -1,0 +1,200 @@
+"""Found: key files and spill files that are garbage, or hold something else than run and log."""
+
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from chaos.history import Run
+from chaos.statefiles import Keys, check_keys
+from chaos.timerstate import node_states
+from tests.chaos.test_audit_files import DISK, FAR_MS, judged, tell
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
+from tests.timer.test_manifest import flush
+from timer import key_file, manifest
+from timer.errors import CorruptFile
+from timer.payloads import Op
+from timer.run import RunMeta
+
+FIRED, PENDING, ACKED = 150, 200, 10
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One node, flushed with keyed timers pending and messages unacked; some are acked later."""
+    run, log = Run(tmp_path_factory.mktemp("queues")), Log()
+    engine = engine_on(DISK, run.root / "n1" / "state")
+    log.begin_epoch()
+    log.topic("t")
+    log.create_group(1, "g")
+    dues = [START_MS + at for at in range(FIRED)] + [FAR_MS + at for at in range(PENDING)]
+    keys = [b"key %d" % at for at in range(len(dues))]
+    log.schedule(part_of([(1, due, b"%8d" % due) for due in dues], keys=keys))
+    log.schedule(part_of([(1, FAR_MS + PENDING, b"no key")]))
+    log.fire(START_MS + FIRED)
+    log.op(Op.RESERVE, 1, 1, [ACKED])
+    catch_up(engine, log)
+    flush(engine)
+    log.op(Op.ACK, 1, 1, range(ACKED))
+    tell(run, log, ["n1"])
+    return run
+
+
+def of_keys(run: Run) -> tuple[Keys, Path]:
+    """Return what the manifest says of the one key file, and the path of its run."""
+    (state,) = node_states(run)
+    (meta,) = state.runs
+    path = state.folder / meta.keys_name
+    return Keys(str(path), meta.keys_size, meta.keys_crc32, state.secret), state.folder / meta.name
+
+
+def told_anew(keys: Keys, path: Path, data: bytes) -> Keys:
+    """Write a key file whose manifest says so."""
+    path.write_bytes(data)
+    return replace(keys, path=str(path), size=len(data), crc32=zlib.crc32(data))
+
+
+def test_key_file_with_the_keys_of_its_run_is_sound(run: Run) -> None:
+    keys, path = of_keys(run)
+    assert keys.size
+    check_keys(keys, path)
+
+
+def test_each_flipped_byte_of_a_key_file_is_told(run: Run, tmp_path: Path) -> None:
+    keys, path = of_keys(run)
+    data = bytearray(Path(keys.path).read_bytes())
+    bad = replace(keys, path=str(tmp_path / "bad.keys"))
+    for at in range(0, len(data), 97):
+        data[at] ^= 1
+        Path(bad.path).write_bytes(data)
+        data[at] ^= 1
+        with pytest.raises(CorruptFile, match="the manifest says"):
+            check_keys(bad, path)
+    Path(bad.path).unlink()
+    with pytest.raises(FileNotFoundError):
+        check_keys(bad, path)
+
+
+@pytest.mark.parametrize("field", [*(key_file.ENTRY.names or ())])
+def test_key_file_with_right_checksums_and_another_entry_is_told(
+    run: Run, tmp_path: Path, field: str
+) -> None:
+    keys, path = of_keys(run)
+    entries = _entries(keys)
+    entries[field][7] += 1
+    told = told_anew(keys, tmp_path / "k", b"".join(key_file.encode(entries)))
+    with pytest.raises(CorruptFile, match=f"{PENDING} keys are not the {PENDING} of its run"):
+        check_keys(told, path)
+
+
+def test_key_file_that_lacks_a_key_is_told_and_one_that_is_not_there(
+    run: Run, tmp_path: Path
+) -> None:
+    keys, path = of_keys(run)
+    told = told_anew(keys, tmp_path / "k", b"".join(key_file.encode(_entries(keys)[1:])))
+    with pytest.raises(CorruptFile, match=f"{PENDING - 1} keys are not the {PENDING}"):
+        check_keys(told, path)
+    with pytest.raises(CorruptFile, match="and there is no key file"):
+        check_keys(Keys(), path)
+
+
+def test_key_file_whose_filter_denies_a_key_is_told(run: Run, tmp_path: Path) -> None:
+    keys, path = of_keys(run)
+    data = bytearray(Path(keys.path).read_bytes())
+    _, blocks, pages = struct.unpack_from("<QII", data, 16)
+    data[32 : 32 + 64] = bytes(64)  # of the filter's first block
+    crc32 = zlib.crc32(data[32 : 32 + 64 * blocks + 8 * pages], zlib.crc32(data[16:32]))
+    struct.pack_into("<I", data, 12, crc32)
+    with pytest.raises(CorruptFile, match=r"look-ups miss \d+ of 200 hashes"):
+        check_keys(told_anew(keys, tmp_path / "k", bytes(data)), path)
+
+
+def _entries(keys: Keys) -> np.ndarray:
+    found = key_file.KeyFile(DISK, Path(keys.path))
+    pages = range(-(-found.entries // key_file.PAGE_ENTRIES))
+    return np.frombuffer(bytearray(b"".join(map(found._page, pages))), key_file.ENTRY)
+
+
+def garbage_keys(state: Path) -> None:
+    (path,) = (state / manifest.RUN_DIRECTORY).glob("*.keys")
+    path.write_bytes(b"garbage" * 100)
+
+
+def garbage_queue(state: Path) -> None:
+    (path,) = (state / manifest.SPILL_DIRECTORY).iterdir()
+    path.write_bytes(path.read_bytes()[:16] + b"garbage" * 1_000)
+
+
+def queue_removed(state: Path) -> None:
+    (path,) = (state / manifest.SPILL_DIRECTORY).iterdir()
+    path.unlink()
+
+
+def queue_moved(state: Path) -> None:
+    """Let the manifest name the block's rows one place further on."""
+    said = manifest.read(DISK, state)
+    assert said is not None
+    ((topic,), (block,)) = said["topics"], said["topics"][0]["blocks"]
+    moved = [*block[:3], block[3] + 1, block[4] + 1, *block[5:]]
+    manifest.write(DISK, state, said | {"topics": [topic | {"blocks": [moved]}]})
+
+
+def queue_forgotten(state: Path) -> None:
+    """Let the manifest name no block at all."""
+    said = manifest.read(DISK, state)
+    assert said is not None
+    (topic,) = said["topics"]
+    manifest.write(DISK, state, said | {"topics": [topic | {"blocks": []}]})
+
+
+def block_short(state: Path) -> None:
+    """Let the manifest say that the block has a row more."""
+    said = manifest.read(DISK, state)
+    assert said is not None
+    ((topic,), (block,)) = said["topics"], said["topics"][0]["blocks"]
+    longer = [*block[:4], block[4] + 1, *block[5:]]
+    manifest.write(DISK, state, said | {"topics": [topic | {"blocks": [longer]}]})
+
+
+def keys_untold(state: Path) -> None:
+    """Let the manifest name no key file."""
+    said = manifest.read(DISK, state)
+    assert said is not None
+    (fields,) = said["runs"]
+    meta = replace(RunMeta.unpack(fields), keys_size=0, keys_crc32=0)
+    manifest.write(DISK, state, said | {"runs": [meta.pack()]})
+
+
+LIES: dict[Callable[[Path], None], str] = {
+    garbage_keys: "damaged_files",
+    keys_untold: "damaged_files",
+    garbage_queue: "damaged_files",
+    queue_removed: "damaged_files",
+    block_short: "damaged_files",
+    queue_moved: "untrue_in_queues",
+    queue_forgotten: "missing_in_queues",
+}
+
+
+@pytest.mark.spark
+def test_each_lie_of_key_and_spill_files_has_its_name(
+    spark: SparkSession, run: Run, tmp_path: Path
+) -> None:
+    false = Run(tmp_path / "run")
+    shutil.copytree(run.root, false.root)
+    assert judged(spark, false)["violations"] == {"early": 1}
+    for lie in LIES:
+        shutil.copytree(run.root / "n1", false.root / lie.__name__)
+        lie(false.root / lie.__name__ / "state")
+    found = judged(spark, false, offenders_max=FIRED + ACKED)
+    assert found["violations"] == {
+        "early": 1, "damaged_files": 5, "untrue_in_queues": FIRED, "missing_in_queues": ACKED,
+    }  # fmt: skip
+    named = {row["node"]: row["verdict"] for row in found["file_offenders"]}
+    assert named == {lie.__name__: name for lie, name in LIES.items()}
