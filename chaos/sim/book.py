@@ -14,6 +14,8 @@ from chaos.sim.callers import RequestBook
 from chaos.sim.dropbook import DropBook
 from chaos.sim.expirybook import ExpiryBook
 from chaos.sim.keybook import Key, KeyBook, TimerName, Told
+from chaos.sim.latebook import LateBook
+from chaos.sim.leasebook import LeaseBook
 from chaos.sim.letterbook import LetterBook
 from chaos.sim.orderbook import OrderBook
 from chaos.sim.pausebook import PauseBook
@@ -118,6 +120,8 @@ class Book:
     keys: KeyBook = field(default_factory=KeyBook)
     policies: PolicyBook = field(default_factory=PolicyBook)
     pauses: PauseBook = field(init=False)
+    late: LateBook = field(default_factory=LateBook)
+    leases: LeaseBook = field(default_factory=LeaseBook)
     order: OrderBook = field(default_factory=OrderBook)
     quotas: QuotaBook = field(init=False)
     expiry: ExpiryBook = field(init=False)

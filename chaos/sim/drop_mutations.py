@@ -1,4 +1,4 @@
-"""Planted bugs in deleting topics (chaos/sim/planted.py says what they are for)."""
+"""Planted bugs in the deletion of topics. Their purpose: chaos/sim/planted.py."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ _find = Runs.find
 
 
 def _of_those_there(self: Machine, rows: RowArray) -> list[tuple[Topic, Share]]:
-    """Who is no more is passed over, where rows come out."""
+    """Leave out rows of deleted topics when rows are grouped by topic."""
     return _by_topic(self, rows[~self.store.gone.of(rows["topic"])])
 
 
 def _all_that_is_due(self: Store, *args: Any) -> Any:
-    """A FIRE's limit counts what is gone, too."""
+    """Count rows of deleted topics towards the limit of a FIRE."""
     gone, self.gone = self.gone, NONE
     try:
         return _due(self, *args)
@@ -38,7 +38,7 @@ def _all_that_is_due(self: Store, *args: Any) -> Any:
 
 
 def _any_in_runs(self: Runs, *args: Any) -> Any:
-    """What lies in a run is found, whatever became of its topic."""
+    """Find rows in runs even if their topic is deleted."""
     gone, self.gone = self.gone, NONE
     try:
         return _find(self, *args)
@@ -47,13 +47,13 @@ def _any_in_runs(self: Runs, *args: Any) -> Any:
 
 
 def _still_pending(self: Store, topic: Any, pending: int, held: int) -> None:
-    """What is dropped is counted as pending."""
+    """Keep the timers of a deleted topic in the count of pending timers."""
     del pending
     _drop_topic(self, topic, 0, held)
 
 
 def _keep_name(self: Machine, op: Any) -> Any:
-    """The name stays with the topic that is gone."""
+    """Keep the name of a deleted topic in use."""
     applied = _delete_topic(self, op)
     if applied.topic is not None:
         self.topic_by_name[applied.topic.name] = applied.topic
@@ -76,7 +76,7 @@ _mutation: Final = Planting(TimerWorld, deletions=True, mischief=())
 DROP_MUTATIONS: Final = (
     _mutation(
         "dropped_is_still_pending",
-        "the store counts what went with its topic",
+        "the store still counts the timers of a deleted topic as pending",
         {"conservation"},
         10,
         "a topic that is deleted while timers are pending",
@@ -84,17 +84,17 @@ DROP_MUTATIONS: Final = (
     ),
     _mutation(
         "limit_counts_the_gone",
-        "a FIRE takes rows of topics that are gone, and passes them over",
+        "a FIRE takes rows of deleted topics, and fires fewer timers than its limit",
         {"conservation", "digest"},
         40,
-        "timers in runs when their topic is deleted, whose time comes",
+        "a topic that is deleted while its timers lie in runs, and their due time",
         _patches((Store, "_due", _all_that_is_due), (Machine, "by_topic", _of_those_there)),
         manifest_every=20,
         proposals_per_s=16,
     ),
     _mutation(
         "dropped_can_be_cancelled",
-        "a cancel finds what went with its topic, and says that it was cancelled",
+        "a cancel finds a timer of a deleted topic, and answers CANCELLED",
         {"dropped", "conservation"},
         40,
         "a cancel or a reschedule of a timer whose topic was deleted",
@@ -107,7 +107,7 @@ DROP_MUTATIONS: Final = (
     ),
     _mutation(
         "name_of_the_gone",
-        "a deleted topic keeps its name: nothing can be scheduled under it",
+        "a deleted topic keeps its name, so no timer can be scheduled under that name",
         {"liveness", "digest"},
         10,
         "a topic that is deleted",

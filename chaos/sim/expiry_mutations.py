@@ -1,4 +1,4 @@
-"""Planted bugs in time to live and retention (chaos/sim/planted.py says what they are for)."""
+"""Planted bugs in time to live and retention. Their purpose: chaos/sim/planted.py."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _prefix = expiry.expired_prefix
 
 @contextlib.contextmanager
 def _from_the_schedule() -> Iterator[None]:
-    """What counts is when a timer was scheduled."""
+    """Count the time to live from the time of the schedule."""
     scheduled_at: dict[int, int] = {}
     count = Machine._count_scheduled  # noqa: SLF001
 
@@ -44,7 +44,7 @@ def _from_the_schedule() -> Iterator[None]:
 
 
 def _prefix_and_one(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, int | None]:
-    """The first message that lives on goes with those before it."""
+    """Expire the first message that is still alive, too."""
     offset, due_ms = _prefix(queue, outlived_ms, limit)
     some = queue.begin < offset < min(queue.end, limit)
     return offset + some, due_ms
@@ -52,7 +52,7 @@ def _prefix_and_one(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, in
 
 @contextlib.contextmanager
 def _later_ones_only() -> Iterator[None]:
-    """A new leader waits for what fires next before it looks for what has expired."""
+    """Let a new leader look for expired messages only when a timer fires."""
     with (
         mock.patch.object(Expiry, "look_at_all", return_value=None),
         mock.patch.object(Expiry, "outlived_ms", return_value=None),
@@ -61,7 +61,7 @@ def _later_ones_only() -> Iterator[None]:
 
 
 def _trim(self: Topic) -> None:
-    """What all groups have acked goes at once, retained or not."""
+    """Delete messages at once when all groups have acked them, whatever the retention."""
     if self.groups:
         self.queue.drop_below(self.unacked_from)
 
@@ -70,12 +70,12 @@ _answer = gathering.answer
 
 
 def _answer_what_was_asked(acks: Any, new: Any) -> None:
-    """An ack that came too late is told as if it had counted."""
+    """Answer ACKED to an ack that came after the expiry."""
     _answer(acks, new | True)
 
 
 def _busy_with_ends_alone(self: Expiry, topic: Topic) -> bool:
-    """What the leader has appended is as good as committed."""
+    """Look only at the expiries in flight, not at policies or deletions in flight."""
     return topic.topic_id in self._in_flight
 
 
@@ -92,7 +92,7 @@ EXPIRY_MUTATIONS: Final = (
     ),
     _mutation(
         "one_too_many_expires",
-        "the first message that lives on goes with the ones before it",
+        "the first message that is still alive expires with the messages before it",
         {"expiry"},
         20,
         "several messages of which some have expired",
@@ -100,17 +100,17 @@ EXPIRY_MUTATIONS: Final = (
     ),
     _mutation(
         "successor_hands_out_what_is_over",
-        "a new leader looks for what has expired when something fires",
+        "a new leader looks for expired messages only when a timer fires",
         {"expiry"},
         20,
-        "a failover, or a change of policy, with messages that nobody has acked",
+        "a failover, or a change of policy, while some messages are not acked",
         _later_ones_only,
         faults=("kill", "handover"),
         fault_gap_ms=1_500,
     ),
     _mutation(
         "acks_let_go_of_what_is_retained",
-        "what all groups have acked goes at once, whatever the retention",
+        "messages that all groups have acked are deleted at once, whatever the retention",
         {"retention"},
         20,
         "a retention",
@@ -118,10 +118,10 @@ EXPIRY_MUTATIONS: Final = (
     ),
     _mutation(
         "late_ack_is_told_to_count",
-        "an ack that meets the expiry on its way is told ACKED",
+        "an ack that is committed after the expiry of its message is answered ACKED",
         {"expiry"},
         60,
-        "an ack on its way through the log as its message expires",
+        "an ack that is in flight when its message expires",
         patch(gathering, "answer", _answer_what_was_asked),
         proposals_per_s=16,
         sync_us=8_000,
@@ -129,10 +129,10 @@ EXPIRY_MUTATIONS: Final = (
     ),
     _mutation(
         "handed_out_by_what_may_be_lost",
-        "what a policy that is not committed yet lets live, or a deletion, is handed out at once",
+        "messages are delivered by a longer time to live before its policy is committed",
         {"expiry"},
         60,
-        "what has expired where such a policy, or a deletion, is on its way",
+        "expired messages while a policy, or a deletion of a topic, is in flight",
         patch(Expiry, "busy", _busy_with_ends_alone),
         deletions=True,
         proposals_per_s=16,

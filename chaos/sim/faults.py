@@ -12,6 +12,7 @@
     torn_write           the process dies inside a write         burst       many within one lease
     slow_link            messages take long, and are not lost    forget      damage.py
     usurp                a leader is not heard, a disk is slow, and another node is appointed
+    late_answer          answers of a dead process arrive after its log has lost its end
     rival                waits for a change of the voters: new and old ones are parted
     stale_return         a leader is cut off while others lead; as it is back it is appointed
 
@@ -467,6 +468,40 @@ class Faults:
         self._world.timeline.after(self._rng.randint(20, 150) * 1_000, part)
         self._world.timeline.after(self._rng.randint(300, 1_200) * 1_000, self._transfer, other)
         return True
+
+    def _late_answer(self) -> bool:
+        """Let a voter lose its log's end while answers of its old process are on their way.
+
+        Another voter lags, and the leader goes about when the answers arrive.
+        """
+        world, rng = self._world, self._rng
+        leaders = [node for node in world.nodes if node.leading]
+        followers = [
+            node for node in world.nodes if node.alive and not node.leading
+            and len(leaders) == 1 and node.replica in leaders[0].core.voters
+        ]  # fmt: skip
+        if len(followers) < 2:
+            return False
+        leader, (node, lagging) = leaders[0], rng.sample(followers, 2)
+        answers = (node.replica, leader.replica)
+        world.network.slow(answers, 200_000)
+        mend = self._cut([(leader, lagging), (lagging, leader)])
+
+        def lose() -> None:
+            world.network.slow(answers, 0)
+            if not world.heals and self._lose_tail(node):
+                self.struck.append("late_answer")
+                world.timeline.after(rng.choice((1_000, 20_000)), node.start)
+
+        def stop() -> None:
+            mend()
+            if not world.heals and self._lose_power(leader):
+                world.timeline.after(rng.randint(2_000, LONG_MS) * 1_000, leader.start)
+
+        lost_us = rng.randint(250, 400) * 1_000
+        world.timeline.after(lost_us, lose)
+        world.timeline.after(lost_us + rng.randint(20, 350) * 1_000, stop)
+        return False  # it counts when the end is lost
 
     def _rival(self) -> bool:
         self._armed.add("rival")

@@ -1,4 +1,4 @@
-"""Planted bugs in groups' order and seeks (chaos/sim/planted.py says what they are for)."""
+"""Planted bugs in the order of groups, and in seeks. Their purpose: chaos/sim/planted.py."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -22,7 +22,7 @@ _first_of = ordered._first_of  # noqa: SLF001
 
 
 def _no_walls(keys: U64, values: I64, of: U64, default: int) -> I64:
-    """What is put off, or not back yet, holds nothing back."""
+    """Deliver messages though an earlier one of their key is delayed or still leased."""
     upto = None if default == ANYBODY else 0
     return _first_of(keys[:upto], values[:upto], of, default)
 
@@ -31,7 +31,7 @@ _look = Ordered._look  # noqa: SLF001
 
 
 def _look_past_delays(self: Ordered, clock_ms: UnixMs, queue: Queue, size: int) -> Any:
-    """What a nack puts off holds nothing back; what is not back yet still does."""
+    """Deliver messages though an earlier one of their key waits for the delay of its nack."""
     at_once = mock.patch.object(Group, "not_before", lambda _, each: np.zeros(len(each), np.int64))
     with at_once:
         found = _look(self, clock_ms, queue, size)
@@ -42,13 +42,13 @@ def _look_past_delays(self: Ordered, clock_ms: UnixMs, queue: Queue, size: int) 
 
 
 def _no_owners(keys: U64, values: I64, of: U64, default: int) -> I64:
-    """Whose key it is, is not asked."""
+    """Give a key to any consumer, though another consumer holds messages of it."""
     upto = 0 if default == ANYBODY else None
     return _first_of(keys[:upto], values[:upto], of, default)
 
 
 def _returned(self: Ordered, offsets: U64) -> None:
-    """What was given behind a message that comes back stays with its consumer."""
+    """Leave later messages with their consumer when an earlier one comes back."""
     del self, offsets
 
 
@@ -56,7 +56,7 @@ _restart = Group.restart
 
 
 def _restart_unmarked(self: Group, *args: Any) -> None:
-    """A seek forgets that something was handed out before."""
+    """Forget at a seek which messages were delivered before."""
     _restart(self, *args)
     self.marks = []
 
@@ -65,7 +65,7 @@ _seek = Machine._seek  # noqa: SLF001
 
 
 def _seek_forward(self: Machine, op: Any, group: Group) -> Any:
-    """A group goes on from where it is, if that is later."""
+    """Ignore a seek to a lower offset."""
     later = np.maximum(op.offsets, np.uint64(group.cursor))
     applied = _seek(self, replace(op, offsets=later), group)
     return replace(applied, op=op)
@@ -75,12 +75,12 @@ _hand_over = Leases.hand_over
 
 
 def _hand_over_untold(self: Leases) -> list[GroupOp]:
-    """A leader that hands over says how far it came, and not what is leased."""
+    """Append the end of the deliveries at a handover, and leave out the leases."""
     return [op for op in _hand_over(self) if op.op is Op.HAND_OVER]
 
 
 def _same_life(self: Leases, epoch: Any, lease_id: Any) -> bool:
-    """An ack counts whenever its message was delivered."""
+    """Accept an ack of a message that was delivered before a seek."""
     del self, epoch, lease_id
     return False
 
@@ -90,7 +90,7 @@ _mutation: Final = Planting(TimerWorld, types=True, mischief=())
 GROUP_MUTATIONS: Final = (
     _mutation(
         "nack_holds_nothing_back",
-        "an ordered group goes on behind a message that is put off",
+        "an ordered group delivers messages behind one that is delayed or still leased",
         {"order"},
         20,
         "a nack, or a lease that ends, in an ordered group",
@@ -98,7 +98,7 @@ GROUP_MUTATIONS: Final = (
     ),
     _mutation(
         "delay_holds_nothing_back",
-        "an ordered group goes on behind a message until its delay is over",
+        "an ordered group delivers messages behind one that waits for the delay of its nack",
         {"order"},
         20,
         "a nack with a delay in an ordered group",
@@ -106,27 +106,27 @@ GROUP_MUTATIONS: Final = (
     ),
     _mutation(
         "nothing_is_recalled",
-        "a message comes back, and what was given behind it stays where it is",
+        "a message comes back, and later messages of its key stay with their consumer",
         {"order"},
         20,
-        "a nack in an ordered group with more in flight behind it",
+        "a nack in an ordered group while later messages are leased",
         patch(Ordered, "_returned", _returned),
     ),
     _mutation(
         "key_of_two_consumers",
-        "a key goes to whoever has credit",
+        "two consumers hold messages of one key at the same time",
         {"order"},
         40,
-        "a key_shared group with two consumers and a key that is in flight",
+        "a key_shared group with two consumers, and several messages of a key",
         patch(ordered, "_first_of", _no_owners),
         proposals_per_s=16,
     ),
     _mutation(
         "ack_from_before_the_seek",
-        "an ack of what was delivered before a seek counts after it",
+        "an ack of a message that was delivered before a seek counts after the seek",
         {"lost"},
         120,
-        "a seek with leases out",
+        "a seek while messages are leased",
         patch(Leases, "_of_another_life", _same_life),
         proposals_per_s=16,
         faults=("slow_disk",),
@@ -134,7 +134,7 @@ GROUP_MUTATIONS: Final = (
     ),
     _mutation(
         "seek_is_unmarked",
-        "what was delivered before a seek comes as if for the first time",
+        "a message that was delivered before a seek comes again as a first attempt",
         {"unmarked"},
         40,
         "a seek back",
@@ -142,10 +142,10 @@ GROUP_MUTATIONS: Final = (
     ),
     _mutation(
         "leased_when_handed_over",
-        "a leader hands over, and its successor counts no delivery of what was leased then",
+        "after a handover the successor does not count deliveries that were leased then",
         {"unmarked"},
         20,
-        "a leadership that is handed over with leases out",
+        "a handover while messages are leased",
         patch(Leases, "hand_over", _hand_over_untold),
     ),
     _mutation(

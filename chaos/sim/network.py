@@ -55,6 +55,14 @@ class Network:
         self._slow_us.clear()
         self.loss = self.duplicate = 0.0
 
+    def is_cut(self, one: ReplicaId, other: ReplicaId) -> bool:
+        """Return whether nothing comes through in one direction, or both."""
+        return (one, other) in self._cuts or (other, one) in self._cuts
+
+    def is_disturbed(self, options: Options) -> bool:
+        """Return whether a link is cut or slow, or loses more than it always does."""
+        return bool(self._cuts) or any(self._slow_us.values()) or self.loss > options.loss
+
     def carry(self, link: _Link, call: Callable[..., None], *args: object) -> None:
         """Call it on the other side of a link in a while, or never: what is no `Message`."""
         rng, options = self._rng, self._options

@@ -6,6 +6,7 @@ message and others hardly deliver one; a mix of everything would hide what needs
     FAULTS         what may befall a world
     DAMAGE_FAULTS  those of them that take away for good what was synced: in every other world, as
                    one with them may end waiting for repair (chaos/sim/damage.py)
+    RARE           those that are made for one moment of the protocol: in every fifth world
     MOMENTS        those of them that fall into a moment, such as a write, or into one lease
 """
 
@@ -16,10 +17,11 @@ from typing import Final
 
 DAMAGE_FAULTS: Final = ("flip", "shorten", "wipe", "forget")
 MOMENTS: Final = ("torn_write", "mid_sync", "burst", "slow_link", "stale_return", "usurp", "rival")
+RARE: Final = ("late_answer",)
 FAULTS: Final = (
     "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "flap", "clock", "drift",
     "sync_fails", "full_disk", "slow_disk", "lossy", "lying_disk", "handover", "newborn", "ambush",
-    *MOMENTS, *DAMAGE_FAULTS,
+    *MOMENTS, *RARE, *DAMAGE_FAULTS,
 )  # fmt: skip
 MISCHIEF: Final = (
     "transfer",
@@ -33,6 +35,7 @@ MISCHIEF: Final = (
     "late",
 )
 FAULTS_MIN: Final = 3
+RARELY: Final = 0.2
 REQUESTS: Final = 0.3
 """In how many simple clients name their requests."""
 NODES: Final = (3, 5)
@@ -52,6 +55,12 @@ DELETIONS: Final = 0.3
 
 REDRIVES: Final = 0.3
 """In how many dead letters are redriven."""
+AGAIN: Final = 0.3
+"""In how many producers ask for answers that they had."""
+FLEETING: Final = 0.2
+"""In how many producers are forgotten soon."""
+CONTROLLER: Final = 0.125
+"""In how many the real controller appoints."""
 CROWDS: Final = 0.1
 """In how many timers of many topics are due at one instant."""
 
@@ -121,6 +130,12 @@ class Options:
     """Somebody sends dead letters back (chaos/sim/letterbook.py). With `types` groups are altered,
     too, and where one consumer is served some acks are of all up to a message."""
 
+    fleeting: bool = False
+    """Producers are forgotten after seconds."""
+    again: bool = False
+    """Producers ask again for answers that they had: late, and of another leader."""
+    controller: bool = False
+    """The real controller appoints (chaos/sim/appointing.py), not the model of one."""
     crowds: bool = False
     """Timers of many topics are due at the same instants, and many of them are cancelled; entries
     and steps have small limits (chaos/sim/workbook.py)."""
@@ -131,12 +146,14 @@ class Options:
         shares = {"policies": POLICIES, "requests": REQUESTS, "types": TYPES}
         shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
         shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
+        shares |= {"controller": CONTROLLER, "again": AGAIN, "fleeting": FLEETING}
         extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
-        healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS)]
+        healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
         moments = aside(rng, "moments")
         faults += moments.sample(MOMENTS, moments.choice((0, 0, 2, len(MOMENTS))))
+        faults += [fault for fault in RARE if aside(rng, fault).random() < RARELY]
         return cls(
             nodes=rng.choice((3, 3, 3, 5)),
             learners=rng.choice((0, 1, 1)),

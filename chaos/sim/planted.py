@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest import mock
 
-from chaos.sim.options import NEVER, Options
+from chaos.sim.options import NEVER, RARE, Options
 from chaos.sim.referee import CHECKERS, Broken
 from chaos.sim.world import World
 
@@ -100,6 +100,9 @@ PLAIN: Final[dict[str, Any]] = dict.fromkeys(
         "deletions",
         "redrives",
         "crowds",
+        "controller",
+        "again",
+        "fleeting",
     ),
     False,
 )
@@ -126,7 +129,9 @@ def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None
     """Return how the simulator finds `mutation`; None: not within its number of seeds."""
     for number in range(mutation.seeds):
         seed = first_seed + number
-        options = Options.draw(random.Random(seed)).aim(**{**PLAIN, **mutation.aim})
+        drawn = Options.draw(random.Random(seed))
+        faults = [fault for fault in drawn.faults if fault not in RARE]
+        options = drawn.aim(**{**PLAIN, "faults": faults, **mutation.aim})
         with mutation.plant():
             try:
                 mutation.world(seed, options=options).run(seconds)

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chaos.sim import workbook
-from chaos.sim.book import Row, life_of
+from chaos.sim import latebook, workbook
+from chaos.sim.book import life_of
 from chaos.sim.callers import Call
 from chaos.sim.keeping import KeeperCalls
-from chaos.sim.keybook import TimerName, Told
+from chaos.sim.keybook import TimerName
 from chaos.sim.node import WALL_START_MS
 from chaos.sim.options import NEVER, Options
 from chaos.sim.paths import STATE_PATH
 from chaos.sim.policybook import LEVELS_MS, Taken
 from chaos.sim.referee import Broken
+from chaos.sim.results import listed, named, rows_of, told
 from chaos.sim.town import LEASE_MS, Request, SimConsumer, Town
 from chaos.sim.world import World
 from timer.admission import When
@@ -32,11 +33,11 @@ from timer.applied import (
     Applied,
     CancelApplied,
     Checkpoint,
+    FireApplied,
     RescheduleApplied,
 )
 from timer.clock import ClusterClock, Sample
 from timer.columns import Binary, Part
-from timer.conflicts import Verdict
 from timer.disk import Disk
 from timer.engine import Engine, Flush
 from timer.entry import Entry
@@ -48,7 +49,6 @@ from timer.leases import Consumer
 from timer.merge import Merge
 from timer.payloads import CreateGroup, Ids, Keys, Start
 from timer.policies import DEFAULTS, Policy, Scope
-from timer.producers import Answer
 from timer.room import Rooms
 from timer.units import Epoch, LeaseId, LogIndex, ProducerId, QueueOffset, ReplicaId, UnixMs
 from timer.window import Ahead
@@ -72,6 +72,8 @@ APART_MAX: Final = 20
 """Held timers that one FIRE looks at: so releases take some."""
 PRODUCER_IDS: Final = 1_000
 """So few that two registrations draw the same one now and then."""
+PRODUCER_IDLE_MS: Final = 2_000
+"""Where producers are forgotten soon."""
 RESERVE: Final = 300_000
 ROOM: Final = 100_000
 """Bytes of a small disk: kept for what must go on, and beside that."""
@@ -86,6 +88,10 @@ class TimerApp(KeeperCalls):
         self._town = town
         secret = f"{node.replica} {node.nonce}".encode()  # each process has another
         config = CROWD_CONFIG if node.world.options.crowds else CONFIG
+        self._producer_ids = PRODUCER_IDS
+        if node.world.options.fleeting:
+            config = replace(config, producer_idle_ms=PRODUCER_IDLE_MS)
+            self._producer_ids = 1 << 48  # a forgotten producer's id never comes again
         self.engine = Engine(node.disk, STATE_PATH, config, self._observe, secret)
         if node.world.options.crowds:
             store = self.engine.machine.store
@@ -224,6 +230,9 @@ class TimerApp(KeeperCalls):
         self._town.book.policies.check(entry, applied)
         self._town.book.pauses.check(entry, applied, self.engine.machine)
         self._town.book.requests.check(entry, applied)
+        self._town.book.late.check(entry, applied)
+        if isinstance(applied, FireApplied) and self._clock is not None:
+            self._town.book.late.fired(self, entry, applied, self.clock_ms())
         self._town.book.quotas.check(entry, applied, self.engine.machine)
         if self.node.world.options.crowds:
             asks = self.node.replica % 2 == 1
@@ -260,6 +269,10 @@ class TimerApp(KeeperCalls):
         clock_ms = max(self._clock.now(mono_ms), self.node.driver.last_time_ms)
         return Now(mono_ms, UnixMs(clock_ms))
 
+    def clock_ms(self) -> int:
+        """Return what the clock of this leader shows."""
+        return self._now().clock_ms
+
     def _kick(self) -> None:
         if not self._kicked:
             self._kicked = True
@@ -283,6 +296,8 @@ class TimerApp(KeeperCalls):
                 book, served = self._town.book, self.node.world.referee.served
                 book.handed_out(self.node, delivery, served)
                 book.expiry.handed_out(delivery, self.applied_index + 1)
+                offsets = delivery.lease.offsets.tolist()
+                book.leases.handed_out(leader, delivery.group, offsets, now.mono_ms)
                 delivery.lease.consumer.sink(delivery)
             leader.step(now)
         if not self._fetching and self.engine.machine.pages.wanted(1):
@@ -334,7 +349,7 @@ class TimerApp(KeeperCalls):
             reply(NotLeader(None))
             return
         try:
-            drawn = ProducerId(self._rng.randrange(1, PRODUCER_IDS))
+            drawn = ProducerId(self._rng.randrange(1, self._producer_ids))
             leader.register(token, drawn, self._now(), reply)
         except TimerError as refused:
             reply(refused)
@@ -426,7 +441,7 @@ class TimerApp(KeeperCalls):
         """Hand a request to the leader."""
         last = leader.machine.producers.last_sequence(part.producer_id)
         repeated = part.request is not None or (last is not None and part.sequence <= last)
-        leader.schedule(part, lambda result: reply(_told(result)), now)
+        leader.schedule(part, lambda result: reply(told(result)), now)
         self._town.book.quotas.took(leader, key, part, repeated=repeated)
 
     def cancel(self, names: list[TimerName], reply: "Callable[[object], None]") -> None:
@@ -438,7 +453,7 @@ class TimerApp(KeeperCalls):
         due = np.array([name.due_ms for name in names], np.int64)
         seq = np.array([name.seq for name in names], np.uint64)
         try:
-            leader.cancel(due, seq, lambda result: reply(_listed(result)))
+            leader.cancel(due, seq, lambda result: reply(listed(result)))
         except TimerError as refused:
             reply(refused)
         self._kick()
@@ -458,7 +473,7 @@ class TimerApp(KeeperCalls):
 
         def answer(result: object) -> None:
             if isinstance(result, RescheduleApplied):
-                reply([*zip(result.results.tolist(), _named(result.timers), strict=True)])
+                reply([*zip(result.results.tolist(), named(result.timers), strict=True)])
             else:
                 reply(result)
 
@@ -487,10 +502,10 @@ class TimerApp(KeeperCalls):
 
         def answer(result: object) -> None:
             if isinstance(result, CancelApplied):
-                done = zip(result.results.tolist(), _named(result.targets), strict=True)
+                done = zip(result.results.tolist(), named(result.targets), strict=True)
                 reply([(old, None) for outcome, old in done if outcome == CANCELLED])
             elif isinstance(result, RescheduleApplied):
-                ids = _named(result.targets), _named(result.timers)
+                ids = named(result.targets), named(result.timers)
                 rows = zip(result.results.tolist(), *ids, strict=True)
                 reply([(old, new) for outcome, old, new in rows if outcome == RESCHEDULED])
             else:
@@ -551,7 +566,7 @@ class TimerApp(KeeperCalls):
         assert leader is not None
 
         def sink(delivery: Delivery) -> None:
-            life, rows = life_of(delivery.group), _rows(delivery)
+            life, rows = life_of(delivery.group), rows_of(delivery)
             self._town.line.stream(consumer.take, stream, delivery, self, life, rows)
 
         def end(why: TimerError) -> None:
@@ -573,6 +588,7 @@ class TimerApp(KeeperCalls):
         """A stream broke."""
         joined = self._joined.pop((consumer, stream), None)
         if joined is not None and self.engine.leader is not None:
+            self._town.book.leases.left(joined[1])
             self.engine.leader.groups.leave(*joined)
             self._kick()
 
@@ -606,7 +622,7 @@ class TimerApp(KeeperCalls):
                 Epoch(epoch),
                 LeaseId(lease_id),
                 column,
-                lambda result: reply(_listed(result)),
+                lambda result: reply(listed(result)),
             )
         except TimerError as refused:
             reply(refused)
@@ -629,7 +645,7 @@ class TimerApp(KeeperCalls):
         self._town.book.order.ack_asked(group.group_id, range(group.cursor, offset + 1))
         with suppress(TimerError):
             leader.groups.ack_up_to(
-                group, *ids, QueueOffset(offset), lambda result: reply(_listed(result))
+                group, *ids, QueueOffset(offset), lambda result: reply(listed(result))
             )
         self._kick()
 
@@ -651,10 +667,11 @@ class TimerApp(KeeperCalls):
 
         def answer(result: object) -> None:
             if not isinstance(result, TimerError):
-                reply((group.topic, group_id, _listed(result)))
+                reply((group.topic, group_id, listed(result)))
 
         column = np.array(offsets, np.uint64)
         ids = Epoch(epoch), LeaseId(lease_id)
+        self._town.book.leases.returned(group, offsets)
         with suppress(TimerError):
             leader.groups.nack(group, *ids, column, delay_ms, self._now(), answer)
         self._kick()
@@ -667,6 +684,7 @@ class TimerApp(KeeperCalls):
         leader = self.engine.leader
         if joined is not None and leader is not None:
             offsets = np.array(held[2], np.uint64)
+            self._town.book.leases.returned(joined[0], held[2])
             with suppress(TimerError):
                 leader.groups.give_back(joined[0], Epoch(held[0]), LeaseId(held[1]), offsets)
             self._kick()
@@ -678,9 +696,12 @@ class TimerApp(KeeperCalls):
         if joined is not None and leader is not None:
             epoch, lease_id, offsets = held
             ids = Epoch(epoch), LeaseId(lease_id)
-            column = np.array(offsets, np.uint64)
+            column, now = np.array(offsets, np.uint64), self._now()
             with suppress(TimerError):
-                leader.groups.extend(joined[0], *ids, column, LEASE_MS, self._now())
+                verdicts = leader.groups.extend(joined[0], *ids, column, LEASE_MS, now)
+                judged = zip(offsets, verdicts.tolist(), strict=True)
+                until_ms = now.mono_ms + LEASE_MS
+                self._town.book.leases.extended(leader, joined, judged, until_ms)
             self._kick()
 
 
@@ -696,46 +717,6 @@ def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId])
             rooms.heard(node.replica, str(node.replica), room, asker.mono_ms())
 
     world.network.carry(back, heard)
-
-
-def _rows(delivery: Delivery) -> list[Row]:
-    """Return the messages of a lease."""
-    out: list[Row] = []
-    for page, at in delivery.topic.queue.slices(delivery.lease.offsets):
-        places = at.astype(np.int64)
-        for row, fired_at_ms in zip(page.rows[places], page.fired_at_ms[places], strict=True):
-            start = int(row["payload_start"])
-            payload = bytes(page.bufs[int(row["buf"])][start : start + int(row["payload_size"])])
-            name = TimerName(int(row["due_ms"]), int(row["seq"]))
-            out.append(Row(name, int(fired_at_ms), payload))
-    return out
-
-
-def _told(result: object) -> object:
-    if isinstance(result, TimerError):
-        return result
-    assert isinstance(result, tuple)
-    answer, _ = result
-    assert isinstance(answer, Answer)
-    out = []
-    for at, due in enumerate(answer.due_ms.tolist()):
-        name, other, verdict = TimerName(due, answer.first_seq + at), None, Verdict.SCHEDULED
-        if answer.verdicts is not None:
-            verdict = Verdict(int(answer.verdicts.verdict[at]))
-            if answer.verdicts.seq[at]:
-                other = TimerName(int(answer.verdicts.due_ms[at]), int(answer.verdicts.seq[at]))
-        if verdict is Verdict.KEPT and other is not None:
-            name = other
-        out.append(Told(answer.first_seq + at, verdict, name, other))
-    return out
-
-
-def _named(timers: Ids) -> list[TimerName]:
-    return [*map(TimerName, timers.due_ms.tolist(), timers.seq.tolist())]
-
-
-def _listed(result: object) -> object:
-    return result if isinstance(result, TimerError) else np.asarray(result).tolist()
 
 
 class TimerWorld(World):
@@ -758,9 +739,14 @@ class TimerWorld(World):
         Raises:
             Broken: a promise was.
         """
+        self._look()
         super().run(seconds)
         if not self.stranded:
             self.town.settle()
+
+    def _look(self) -> None:
+        self.timeline.after(latebook.LOOK_US, self._look)
+        self.town.book.late.look(self)
 
     def _make_tight(self, rng: random.Random) -> None:
         """Give small disks to all voters, or so many that the others are no majority."""

@@ -16,6 +16,7 @@ Clients reach nodes through a lossy line of their own and know nothing but answe
 """
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +32,7 @@ from chaos.sim.referee import Broken
 from timer import deadletters
 from timer.applied import RESCHEDULED
 from timer.columns import OnConflict
-from timer.errors import InvalidRequest, QuotaReached, TimerError
+from timer.errors import InvalidRequest, QuotaReached, TimerError, UnknownProducer
 from timer.leader import Delivery
 from timer.leases import ACCEPT
 from timer.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
@@ -85,6 +86,9 @@ KEYED: Final = 0.4
 TIGHT_PAYLOAD: Final = 3_000
 """Bytes of a payload where disks are small."""
 RESEND_MS: Final = 1_500
+AGAIN: Final = 0.2
+AGAIN_OF: Final = 8
+"""Where producers ask again: how often, and for which of their last answers."""
 LEASE_MS: Final = 2_000
 SETTLE_MS_MAX: Final = 200_000
 """A clock that was led astray comes back at half the rate of time."""
@@ -158,17 +162,25 @@ class SimProducer:
         self._town = town
         self._rng = rng
         self._token = token
+        self._lives = 0
         self.producer_id: int | None = None
         self._next = 1
         self.waiting: list[Request] = []
         self._mine: list[TimerName] = []
         self._registering_us = -(1 << 60)
+        self._answered_last: deque[Request] = deque(maxlen=AGAIN_OF)
+        self._again: random.Random | None = None
+        if town.world.options.again:
+            self._again = aside(rng, "again")
 
     def act(self) -> None:
         """Do one thing: schedule, resend, or cancel."""
         app = self._town.leader()
         if app is None:
             return
+        again = self._again
+        if again is not None and self._answered_last and again.random() < AGAIN:
+            self._send(app, again.choice(self._answered_last))
         now_us = self._town.world.timeline.now_us
         if self.producer_id is None:
             if now_us - self._registering_us > RESEND_MS * 1000:
@@ -224,7 +236,25 @@ class SimProducer:
         reply = self._town.reply(lambda result: self._answered(request, result))
         self._town.line.ask(app, app.schedule, self.producer_id, request, reply)
 
+    def _give_up(self) -> None:
+        """Begin as another producer: this one was idle for too long, and is forgotten."""
+        keys = self._town.book.keys
+        for request in self.waiting:
+            for key in request.keys:  # what it was to replace may be gone
+                keys.open[request.topic, key] = keys.open.get((request.topic, key), 0) + 1
+        self._lives += 1
+        self._token = self._token[:8] + self._lives.to_bytes(8, "little")
+        self.producer_id, self._next = None, 1
+        self.waiting.clear()
+        self._answered_last.clear()
+
     def _answered(self, request: Request, result: object) -> None:
+        if request.names is None and request not in self.waiting:
+            return  # it was given up
+        forgotten = isinstance(result, UnknownProducer) and self._town.world.options.fleeting
+        if forgotten and request.names is None:
+            self._give_up()
+            return
         if isinstance(result, InvalidRequest) and request.names is None:
             asked = request.way, request.values, request.padding
             if (
@@ -245,6 +275,7 @@ class SimProducer:
             self._town.book.answered_again(request.names, result)
             return
         request.names = result
+        self._answered_last.append(request)
         self._town.book.answers += 1
         self.waiting.remove(request)
         book, keys = self._town.book, request.keys or [b""] * len(result)
@@ -662,6 +693,10 @@ class Town:
     @staticmethod
     def _app(node: "SimNode") -> "TimerApp":
         return node.app  # type: ignore[return-value]
+
+    def clock_of(self, leader: "SimNode") -> int:
+        """Return what the clock of a node that serves shows."""
+        return self._app(leader).clock_ms()
 
     def apps(self) -> "list[TimerApp]":
         """Return the applications of the nodes that were ever started and can be kept up."""

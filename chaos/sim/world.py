@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from chaos.sim import damage
 from chaos.sim.app import App, Ledger, MakeApp
+from chaos.sim.appointing import RealControl
 from chaos.sim.control import Control
 from chaos.sim.faults import Faults
 from chaos.sim.network import Network
@@ -50,12 +51,13 @@ class World:
         self.voters = frozenset(self.ids[: self.options.nodes])
         self._make_app = make_app
         self.network = Network(self.timeline, self._fork(), self.options)
-        self.control: Control | None = None
+        self.control: Control | RealControl | None = None
         self.nodes = [self.make_node(self, replica, make_app) for replica in self.ids]
         self.referee = Referee(self.nodes)
         for node in self.nodes:
             self.network.add(node)
-        self.control = Control(self, self._fork())
+        plane = RealControl if self.options.controller else Control
+        self.control = plane(self, self._fork())
         self.proposals = 0
         self.workload: Callable[[], None] = self._propose
         """Called at the seed's rate: what clients do."""

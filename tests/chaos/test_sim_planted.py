@@ -4,10 +4,13 @@ import os
 
 import pytest
 
+from chaos.sim.control_mutations import CONTROL_MUTATIONS
 from chaos.sim.core_mutations import CORE_MUTATIONS
 from chaos.sim.drop_mutations import DROP_MUTATIONS
 from chaos.sim.expiry_mutations import EXPIRY_MUTATIONS
 from chaos.sim.group_mutations import GROUP_MUTATIONS
+from chaos.sim.hidden_mutations import HIDDEN_MUTATIONS
+from chaos.sim.late_mutations import LATE_MUTATIONS
 from chaos.sim.mutations import MUTATIONS
 from chaos.sim.pause_mutations import PAUSE_MUTATIONS
 from chaos.sim.planted import ANY_WORLD, Mutation, calm, hunt
@@ -79,6 +82,9 @@ ALL = [
     *EXPIRY_MUTATIONS,
     *DROP_MUTATIONS,
     *REDRIVE_MUTATIONS,
+    *LATE_MUTATIONS,
+    *HIDDEN_MUTATIONS,
+    *CONTROL_MUTATIONS,
 ]
 
 every_mutation = pytest.mark.parametrize("mutation", ALL, ids=lambda mutation: mutation.name)

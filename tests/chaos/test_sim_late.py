@@ -1,0 +1,53 @@
+"""Timers that fire late while nothing is wrong break a promise; a fault is an excuse."""
+
+from unittest import mock
+
+import pytest
+
+from chaos.sim import latebook
+from chaos.sim.options import NEVER
+from chaos.sim.planted import calm
+from chaos.sim.referee import Broken
+from chaos.sim.timers import TimerWorld
+
+PAUSED_US = 6_000_000
+
+
+def world_of(seed: int) -> TimerWorld:
+    options = calm(seed).aim(nodes=3, proposals_per_s=16, manifest_every=NEVER, sync_us=1_000)
+    return TimerWorld(seed, options=options.aim(delay_us=500, crowds=False))
+
+
+def pause_the_leader(world: TimerWorld) -> None:
+    """Stop it for less than its lease, so that it leads on."""
+    leader = next(node for node in world.nodes if node.leading)
+    leader.pause()
+    world.timeline.after(350_000, leader.resume)
+
+
+def test_timers_of_a_calm_world_are_judged_and_none_is_late() -> None:
+    world = world_of(3)
+    world.run(10)
+    late = world.town.book.late
+    assert late.judged >= 100
+    assert late.worst_ms <= 50
+
+
+def test_pause_of_the_leader_excuses_what_it_makes_late() -> None:
+    world = world_of(3)
+    world.timeline.after(PAUSED_US, pause_the_leader, world)
+    with mock.patch.object(latebook, "LATE_MS", 100):
+        world.run(10)
+
+
+def test_what_a_pause_makes_late_would_be_found_without_that_excuse() -> None:
+    world = world_of(3)
+    world.timeline.after(PAUSED_US, pause_the_leader, world)
+    with (
+        mock.patch.object(latebook, "LATE_MS", 100),
+        mock.patch.object(
+            latebook, "steady_leader", lambda w: next(n for n in w.nodes if n.leading)
+        ),
+        pytest.raises(Broken, match="late: "),
+    ):
+        world.run(10)
