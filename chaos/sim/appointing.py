@@ -53,6 +53,8 @@ RAFT_MS: Final = (400, 900)
 """Raft elects a leader within this."""
 DEPOSED_MS: Final = 1_000
 """A leader of Raft that reaches no majority knows it after this."""
+LATE_MS: Final = 2_000
+"""By mischief a node applies a state so much later, in the mean."""
 PROPOSE_MS: Final = 2_000
 """So long a proposal waits for a majority."""
 ASK_MS: Final = 3_000
@@ -187,10 +189,9 @@ class RealControl:
             return
         for shell in shells:
             if self._reach(shell.node, leader):
-                if shell.applied is not self._states[-1]:
-                    late = "late" in self.mischief and self._rng.random() < 0.9
-                    if not (late and self._rng.random() < 0.9):
-                        self._apply(shell)
+                late = "late" in self.mischief and self._rng.random() >= TICK_MS / LATE_MS
+                if shell.applied is not self._states[-1] and not late:
+                    self._apply(shell)
                 self._say(shell, leader, now_ms)
         for shell in shells:
             if shell.controller.leads:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from chaos.sim import damage
+from chaos.sim.control import Control
 from chaos.sim.planted import calm
 from chaos.sim.world import World
 from timer.units import Epoch, ReplicaId
@@ -32,7 +33,7 @@ class Members:
     def change(self, after: Iterable[ReplicaId]) -> None:
         """Appoint the leader once more, with other voters."""
         control = self.world.control
-        assert control is not None
+        assert isinstance(control, Control)
         control.epoch = Epoch(control.epoch + 1)
         self.sets.append(frozenset(after))
         control._announce(self.leader(), self.sets[-1])

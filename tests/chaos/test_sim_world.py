@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from chaos.sim import __main__ as command
+from chaos.sim.control import Control
 from chaos.sim.faults import Faults
 from chaos.sim.node import SimNode
 from chaos.sim.options import FAULTS, FAULTS_MIN, Options
@@ -115,7 +116,7 @@ def running() -> World:
 def test_only_sure_replica_is_appointed_again_only_if_it_had_begun(began: bool) -> None:
     world = running()
     control = world.control
-    assert control is not None
+    assert isinstance(control, Control)
     sure, *others = (node.driver.report() for node in world.nodes)
     reports = {sure.replica: sure} | {each.replica: replace(each, unsure=True) for each in others}
     control.mischief = ()
