@@ -64,6 +64,10 @@ SOON = {
     "failover_forgets_nacks": 1002,
     "new_topic_fires": 1002,
     "leased_when_handed_over": 1001,
+    "extension_is_not_looked_at": 1015,
+    "epoch_of_its_own": 1016,
+    "adopts_without_lease": 1001,
+    "restarted_leader_stays": 1001,
 }
 """Where the hunt for those that take long begins, to save time while the worlds stay as they are:
 what is tested is that they are found from there on within their number, and that there is within
