@@ -4,15 +4,13 @@ As chaos/sim/mutations.py. Each is hunted in worlds that are aimed at the moment
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 from chaos.sim.mutations import plant_core
 from chaos.sim.node import SimNode
-from chaos.sim.options import NEVER
 from chaos.sim.planted import Mutation, Plant, patch
 from chaos.sim.world import World
 from chaos.simdisk import SimDisk
@@ -20,7 +18,6 @@ from replication import promise
 from replication.core import Core
 from replication.knowledge import Bid
 from replication.messages import (
-    Append,
     AppendAnswer,
     Conflict,
     FenceAnswer,
@@ -120,23 +117,6 @@ def _plant_new_voters() -> Iterator[None]:
         yield
 
 
-class _SureByAnyProcess(Core):
-    def _on_append(
-        self, sender: ReplicaId, append: Append, sizes: Sequence[int], out: Effects
-    ) -> None:
-        super()._on_append(sender, replace(append, to_nonce=self.nonce), sizes, out)
-
-
-class _CountsTheRetired(Core):
-    def _on_append_answer(
-        self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs, out: Effects
-    ) -> None:
-        progress = self._progress.get(sender)
-        if progress is not None:
-            progress.retired.clear()
-        super()._on_append_answer(sender, answer, wall_ms, out)
-
-
 _load = PromiseFile.load
 
 
@@ -168,24 +148,6 @@ STALE: Final[dict[str, Any]] = {
     "manifest_every": 20,
 }
 """A stale leader is appointed as it returns, and the others keep little of their logs."""
-
-LATE_ANSWERS: Final[dict[str, Any]] = {
-    "nodes": 3,
-    "faults": ("late_answer",),
-    "mischief": (),
-    "fault_gap_ms": 1_500,
-    "proposals_per_s": 60,
-    "payload_bytes": 3_000,
-    "delay_us": 10_000,
-    "sync_us": 1_000,
-    "learners": 0,
-    "member_changes": 0.0,
-    "loss": 0.0,
-    "duplicate": 0.0,
-    "reorder": False,
-    "manifest_every": NEVER,
-}
-"""Voters that lose the end of their logs while their answers are in flight."""
 
 CORE_MUTATIONS: Final = (
     Mutation(
@@ -257,24 +219,6 @@ CORE_MUTATIONS: Final = (
             "sync_us": 8_000, "learners": 0, "proposals_per_s": 30, "fault_gap_ms": 1_500,
             "loss": 0.0, "member_changes": 0.0,
         },
-    ),
-    Mutation(
-        "sure_by_any_process",
-        "a voter becomes sure by an append that the leader sent to an earlier process of it",
-        frozenset({"agreement", "lost"}),
-        60,
-        "late answers of a dead process, a lost end of its log, and a leader that dies then",
-        plant_core(_SureByAnyProcess),
-        LATE_ANSWERS,
-    ),
-    Mutation(
-        "counts_the_retired",
-        "the leader counts late answers of a process after it has heard of the next one",
-        frozenset({"agreement", "lost", "liveness"}),
-        60,
-        "an answer that arrives after answers of the next process",
-        plant_core(_CountsTheRetired),
-        {**LATE_ANSWERS, "reorder": True},
     ),
     Mutation(
         "wiped_voter_is_sure",

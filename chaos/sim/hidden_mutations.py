@@ -3,31 +3,18 @@
 Their purpose: chaos/sim/planted.py.
 """
 
-from operator import itemgetter
 from typing import Any, Final
 
 from chaos.sim.planted import Planting, patch
 from chaos.sim.timers import TimerWorld
 from timer import manifest
 from timer.leases import Leases
-from timer.order import START, Position
 from timer.payloads import GroupOp
-from timer.producers import Answer
-from timer.runs import Runs
 from timer.units import MonoMs
-from timer.window import Window
 
 _pack = manifest._pack  # noqa: SLF001
 _topic_state = manifest._topic_state  # noqa: SLF001
 _expire = Leases.expire
-_drop = Window.drop
-_use = Runs.use
-
-
-def _pack_without_verdicts(value: object) -> Any:
-    """Leave the verdicts of the rows out of a kept answer."""
-    packed = _pack(value)
-    return packed[:4] if isinstance(value, Answer) and isinstance(packed, list) else packed
 
 
 def _topic_with_one_mark(*args: Any) -> Any:
@@ -44,19 +31,6 @@ def _expire_as_noted(self: Leases, now_ms: MonoMs) -> GroupOp | None:
     return _expire(self, now_ms)
 
 
-def _drop_slices_alone(self: Window, through: Position) -> None:
-    """Keep the position of the read-ahead when firing passes it."""
-    cursor = self._cursor
-    _drop(self, through)
-    self._cursor = cursor
-
-
-def _use_as_warmed(self: Runs, windows: Any, position: Position) -> None:
-    """Use new runs from their start, not from the fire position."""
-    del position
-    _use(self, windows, START)
-
-
 _mutation: Final = Planting(TimerWorld, mischief=())
 _RESTARTS: Final[dict[str, Any]] = {
     "faults": ("kill", "power"),
@@ -65,17 +39,6 @@ _RESTARTS: Final[dict[str, Any]] = {
 }
 
 HIDDEN_MUTATIONS: Final = (
-    _mutation(
-        "manifest_without_verdicts",
-        "a restart loses the verdicts of the rows in a kept answer",
-        {"twice", "key"},
-        60,
-        "a request with keys that is repeated after a restart from a manifest",
-        patch(manifest, "_pack", _pack_without_verdicts),
-        again=True,
-        proposals_per_s=16,
-        **_RESTARTS,
-    ),
     _mutation(
         "manifest_with_one_mark",
         "a restart loses all retention marks of a queue but the last",
@@ -87,16 +50,6 @@ HIDDEN_MUTATIONS: Final = (
         **_RESTARTS,
     ),
     _mutation(
-        "producers_by_id",
-        "a restart forgets which producer was used last, and lets the wrong ones expire",
-        {"digest", "twice", "lost"},
-        40,
-        "a restart from a manifest, and producers that expire after it",
-        patch(manifest, "itemgetter", lambda _: itemgetter(0)),
-        fleeting=True,
-        **_RESTARTS,
-    ),
-    _mutation(
         "extension_is_not_looked_at",
         "an extended lease ends at its first deadline",
         {"extended"},
@@ -104,24 +57,6 @@ HIDDEN_MUTATIONS: Final = (
         "a consumer that asks for more time, and acks after its first deadline",
         patch(Leases, "expire", _expire_as_noted),
         proposals_per_s=16,
-    ),
-    _mutation(
-        "cursor_that_was_passed",
-        "a read-ahead continues at a position that firing has passed",
-        {"late", "work"},
-        40,
-        "timers that fire from memory while a thread reads ahead",
-        patch(Window, "drop", _drop_slices_alone),
-        **_RESTARTS,
-    ),
-    _mutation(
-        "run_from_before_the_flush",
-        "a new run is used from its start, though some of its timers have fired meanwhile",
-        {"late", "twice", "digest", "conservation"},
-        40,
-        "timers that fire while they are flushed",
-        patch(Runs, "use", _use_as_warmed),
-        **_RESTARTS,
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""
