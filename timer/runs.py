@@ -447,7 +447,7 @@ class Runs:
     # ---- merging
 
     def begin_merge(self, position: Position, size_max: int = NO_LIMIT) -> Merge | None:
-        """Return what to merge now; None: nothing, it has too many bytes, or one is under way.
+        """Return what to merge now; None: nothing, it would write too much, or one is under way.
 
         What lies at or before `position`, the fire position, is left out; so is what is gone.
         """
@@ -455,11 +455,12 @@ class Runs:
             return None
         live = [window.run for window in self._windows if window.run.meta.last > position]
         sketches = [_sketch(run, position, self._gone_rows(run.meta)) for run in live]
-        chosen = tuple(live[number] for number in plan(sketches))
+        places = plan(sketches)
+        chosen = tuple(live[number] for number in places)
         if not chosen:
             return None
         size = sum(run.size_after(position) for run in chosen)
-        if size > size_max:
+        if _size_left(size, [sketches[number] for number in places]) > size_max:
             return None
         self._merge = Merge(chosen, self.new_numbers(size), part_size(size), position, self.gone)
         return self._merge
@@ -487,6 +488,19 @@ def _sketch(run: Run, position: Position, gone: int) -> Sketch:
     rows = run.rows_after(position)
     tombstones, gone = (count * rows // meta.rows for count in (meta.tombstones, gone))
     return Sketch(max(meta.first, position), meta.last, meta.size, rows, tombstones, gone)
+
+
+def _size_left(size: int, runs: Sequence[Sketch]) -> int:
+    """Return how many bytes a merge of `runs`, which have `size` bytes, writes, about.
+
+    A tombstone takes a timer along. Those whose timers lie in other runs stay.
+    """
+    graves = sum(run.tombstones for run in runs)
+    timers = sum(max(0, run.rows - run.tombstones - run.gone) for run in runs)
+    if not graves and not any(run.gone for run in runs):
+        return size
+    share = max(0, timers - graves) / max(1, sum(run.rows - run.tombstones for run in runs))
+    return int(size * share) + graves * ROW.itemsize
 
 
 def _rows_of(meta: RunMeta, gone: Gone) -> int:

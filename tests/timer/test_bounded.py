@@ -197,3 +197,34 @@ def test_restart_between_the_manifest_and_the_move_finds_the_blocks() -> None:
     fetch_all(again.machine)
     assert again.machine.digest() == expected
     assert not {*names} & {*disk.list_dir(SPILLS)}
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "deleted"])
+def test_a_full_disk_gets_back_the_room_of_what_ended(ending: str) -> None:
+    disk, engine, log = begun()
+    due, rows = log.now_ms + 3_600_000, 2_000
+    log.schedule(part_of([(BUSY, due + number, bytes(PAYLOAD)) for number in range(rows)]))
+    catch_up(engine, log)
+    flush(engine)
+    taken = run_bytes(disk)
+    assert taken > rows * PAYLOAD
+    engine.room = Room(free=taken // 4, reserve=taken, low=True)
+    assert engine.begin_merge() is None
+    if ending == "cancelled":
+        log.cancel([(due + number, 1 + number) for number in range(rows)])
+    else:
+        log.delete_topic(BUSY)
+    catch_up(engine, log)
+    flush(engine)
+    store = engine.machine.store
+    while (merge := engine.begin_merge()) is not None:
+        store.install_merge(merge, store.write_merge(merge))
+    log.checkpoint()
+    catch_up(engine, log)
+    flush(engine)
+    assert run_bytes(disk) < taken // 100
+
+
+def run_bytes(disk: SimDisk) -> int:
+    """Return how large the files of runs are."""
+    return sum(disk.size(STATE / "runs" / name) for name in disk.list_dir(STATE / "runs"))
