@@ -203,6 +203,7 @@ class Node:
             cluster_id=config.cluster_id,
             founding=frozenset(identity.founding_voters.values()),
             voters=frozenset(self._engine.machine.voters) or None,
+            state_time_ms=self._engine.machine.applied_time_ms,
             dials=self._dials,
             log=self._log,
             promise=self._promise,
@@ -267,6 +268,9 @@ class Node:
             transfer=self.control.request_transfer,
             mono_ms=mono_ms,
         )
+        self._watch_loop()
+
+    def _watch_loop(self) -> None:
         self.host.steps.observe = self.telemetry.observe_step
         observe = self.telemetry.loop_held_seconds.observe
         self._loop_watch = LoopWatch(asyncio.get_running_loop(), observe, self.host.steps)

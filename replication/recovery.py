@@ -10,11 +10,14 @@ from timer.payloads import decode_epoch
 from timer.units import LogIndex, UnixMs
 
 
-def recover(log: Log, base_voters: Voters) -> tuple[Shape, UnixMs]:
-    """Return the log's shape and the time of its last entry, 0 if it has none.
+def recover(
+    log: Log, base_voters: Voters, state_time_ms: UnixMs = UnixMs(0)
+) -> tuple[Shape, UnixMs]:
+    """Return the log's shape, and the time that its next entry may not precede.
 
     `base_voters` are those in force before the first entry: the founding voters, or the ones
-    that the manifest names if the log was cut short below it.
+    that the manifest names if the log was cut short below it. `state_time_ms`: of the last entry
+    that the state has applied. A log that begins after a snapshot may be empty.
 
     Raises:
         CorruptFile: an epoch does not begin with an EPOCH entry.
@@ -37,8 +40,8 @@ def recover(log: Log, base_voters: Voters) -> tuple[Shape, UnixMs]:
     shape = Shape(base, base_epoch, base_voters, base)
     if log.last_index > base:
         shape.extend(log.last_index, reversed(starts))
-    time_ms = _read(log, log.last_index).time_ms if log.last_index > base else UnixMs(0)
-    return shape, time_ms
+    last_ms = _read(log, log.last_index).time_ms if log.last_index > base else UnixMs(0)
+    return shape, max(last_ms, state_time_ms)
 
 
 def _first_of_epoch(log: Log, last: LogIndex) -> LogIndex | None:

@@ -58,6 +58,7 @@ class Replica:
         cluster_id: str,
         founding: frozenset[ReplicaId],
         voters: frozenset[ReplicaId] | None,
+        state_time_ms: UnixMs = UnixMs(0),
         dials: Mapping[str, Dial],
         log: Log,
         promise: PromiseFile,
@@ -71,13 +72,14 @@ class Replica:
         """`name` is the node's, `dials` the way to the others by theirs.
 
         `voters` are those at `commit_index`, the manifest's; None: there is no manifest.
+        `state_time_ms`: the time of the manifest's last entry.
         """
         self.replica_id = replica_id
         self._log, self._promise = log, promise
         self._mono_ms, self._wall_ms, self._fatal = mono_ms, wall_ms, fatal
         self._config = config
         self._loop = asyncio.get_running_loop()
-        shape, last_time_ms = recover(log, voters or founding)
+        shape, last_time_ms = recover(log, voters or founding, state_time_ms)
         self._core = Core(
             me=replica_id,
             nonce=nonce,
