@@ -8,18 +8,23 @@ its ports open and says so; one command does the rest, from any machine:
                                         v
                                     the log: the new replica votes in the place of the lost one
 
-The leader alone passes the request on, so a majority of voters is there when the files go.
+The leader alone passes the request on, so a majority of voters is there when the files go. It
+brings the cluster's id, and a nonce that it has read from the waiting node's status.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import shutil
 from pathlib import Path
 from typing import Final
 
+import grpc
+
 from cluster.config import NodeConfig
-from cluster.standby import Standby
+from cluster.peers import PART_S, Stub
+from cluster.standby import CLUSTER_KEY, NONCE_KEY, Standby
 from replication.promise import NEVER_GIVEN
 from timer.directory import (
     IDENTITY_NAME,
@@ -31,6 +36,7 @@ from timer.directory import (
 from timer.disk import Disk
 from timer.errors import CorruptFile, PromiseLost, StorageError
 from timer.units import ReplicaId
+from timerclient.proto import timer_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +65,19 @@ async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageErr
         await standby.stop()
     await asyncio.to_thread(format_anew, disk, config)
     logger.warning("%s was emptied, and formatted as a learner's", config.data)
+
+
+async def ask_to_replace(stub: Stub, cluster_id: str, name: str) -> None:
+    """Tell a node that waits to be replaced to become a learner.
+
+    A lost answer is no error: the node's next status says whether it still waits.
+    """
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        status = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
+        nonce = dict(await status.initial_metadata()).get(NONCE_KEY, "")
+        request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.REPLACE, name=name)
+        said = ((CLUSTER_KEY, cluster_id), (NONCE_KEY, str(nonce)))
+        await stub.ChangeMembers(request, timeout=PART_S, metadata=said)
 
 
 def format_anew(disk: Disk, config: NodeConfig) -> None:

@@ -4,6 +4,7 @@ It is healthy and not ready. Its status is its own alone: role, and what it wait
 is served, so that others take it for absent.
 """
 
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ from timer.errors import ConfigError, NotReady
 from timerclient.proto import timer_pb2 as pb
 
 ADMIN: Final = "timer.v1.AdminService"
+CLUSTER_KEY: Final = "timer-cluster-id"
+NONCE_KEY: Final = "timer-replace-nonce"
+"""Metadata: a status carries the nonce of this wait, and a replacement must bring it back."""
 GRACE_S: Final = 0.5
 """How long open RPCs may still take: those of probes."""
 
@@ -54,7 +58,7 @@ class Standby:
             response_serializer=pb.GetStatusResponse.SerializeToString,
         )
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"GetStatus": status}
-        self._on_replace = on_replace
+        self._on_replace, self._nonce = on_replace, secrets.token_hex(16)
         if on_replace is not None:
             methods["ChangeMembers"] = grpc.unary_unary_rpc_method_handler(
                 self._change_members,
@@ -83,9 +87,14 @@ class Standby:
         await self._server.stop(GRACE_S)
         await self._http.stop()
 
-    async def _status(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
+    async def _status(
+        self,
+        request: pb.GetStatusRequest,
+        context: "grpc.aio.ServicerContext[object, object]",
+    ) -> pb.GetStatusResponse:
         """Tell of this node alone; who leads is not known."""
-        del request, context
+        del request
+        await context.send_initial_metadata(((NONCE_KEY, self._nonce),))
         return pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
 
     async def _change_members(
@@ -93,8 +102,15 @@ class Standby:
         request: pb.ChangeMembersRequest,
         context: "grpc.aio.ServicerContext[object, object]",
     ) -> pb.ListMembersResponse:
-        """Take note that this node's replica is to be replaced; the leader asks for that."""
-        if (request.change, request.name) != (pb.ChangeMembersRequest.REPLACE, self._config.name):
+        """Take note that this node's replica is to be replaced; the leader asks for that.
+
+        A request is rejected that is for another node or cluster, or that answers to no status of
+        this wait: a late copy of an earlier request deletes no files.
+        """
+        sent = dict(context.invocation_metadata() or ())
+        meant = sent.get(CLUSTER_KEY), sent.get(NONCE_KEY), request.change, request.name
+        config, replace = self._config, pb.ChangeMembersRequest.REPLACE
+        if meant != (config.cluster_id, self._nonce, replace, config.name):
             await abort(context, NotReady(self._waits_for()))
         assert self._on_replace is not None
         self._on_replace()

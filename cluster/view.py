@@ -16,9 +16,9 @@ from cluster.host import Host
 from cluster.http import LocalState
 from cluster.membership import LAG_MAX, Change
 from cluster.memory import resident_bytes
-from cluster.peers import PART_S, Peers, Stub, ask_all, checkpoint_of, status_of
+from cluster.peers import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.policies import description
-from cluster.replacement import REPLACEABLE
+from cluster.replacement import REPLACEABLE, ask_to_replace
 from cluster.scrub import Scrubber
 from cluster.telemetry import LAGS_SHOWN, Lag, Levels
 from cluster.topics import TopicView
@@ -182,17 +182,16 @@ class NodeState(TopicView):
             NotReady: it has not yet.
         """
         stub = self._stubs[name]
-        if (await status_of(name, self._config.peers[name], stub)).role == REPLACEABLE:
-            if self._host.leader is None:
-                raise NotLeader(self.leader_address())  # a majority has to be there first
-            request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.REPLACE, name=name)
-            await stub.ChangeMembers(request, timeout=PART_S)
-            self._remade.add(name)
-        if name not in self._remade:
-            return False
         deadline_ms, node = self._mono_ms() + CHANGE_TIMEOUT_MS, pb.NodeStatus()
         while self._mono_ms() < deadline_ms:
             node = await status_of(name, self._config.peers[name], stub)
+            if node.role == REPLACEABLE:
+                if self._host.leader is None:
+                    raise NotLeader(self.leader_address())  # a majority has to be there first
+                await ask_to_replace(stub, self._config.cluster_id, name)
+                self._remade.add(name)
+            elif name not in self._remade:
+                return False
             behind = self._replica.last_index - node.log_end
             if node.role == "learner" and not node.unsure and behind <= LAG_MAX:
                 return True

@@ -1,0 +1,41 @@
+"""A node that waits to be replaced hears its own cluster, if that answers to its status."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from cluster.config import build_config
+from cluster.replacement import ask_to_replace
+from cluster.standby import CLUSTER_KEY, NONCE_KEY, Standby
+from deploy.local import free_ports
+from tests.cluster.test_config import BASE
+from timerclient.proto import timer_pb2 as pb
+from timerclient.proto import timer_pb2_grpc as rpc
+
+
+async def test_waiting_node_is_replaced_only_by_an_answer_to_its_status_from_its_cluster() -> None:
+    grpc_port, http_port = free_ports(2)
+    ports = {"grpc": f"127.0.0.1:{grpc_port}", "http": f"127.0.0.1:{http_port}"}
+    config, asked = build_config(BASE, ports), asyncio.Event()
+    standby = Standby(config, "waiting", lambda: "its promise is lost", on_replace=asked.set)
+    await standby.start()
+    request = pb.ChangeMembersRequest(change=pb.ChangeMembersRequest.REPLACE, name=config.name)
+    async with grpc.aio.insecure_channel(config.grpc) as channel:
+        stub = rpc.AdminServiceStub(channel)
+        status = stub.GetStatus(pb.GetStatusRequest(local=True))
+        nonce = str(dict(await status.initial_metadata())[NONCE_KEY])
+        mine = (CLUSTER_KEY, config.cluster_id)
+        for sent in (
+            (),
+            (mine,),
+            ((CLUSTER_KEY, "another"), (NONCE_KEY, nonce)),
+            (mine, (NONCE_KEY, "0" * len(nonce))),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="its promise is lost"):
+                await stub.ChangeMembers(request, metadata=sent)
+        assert not asked.is_set()
+        await ask_to_replace(stub, config.cluster_id, config.name)
+        assert asked.is_set()
+        await standby.stop()
+        await ask_to_replace(stub, config.cluster_id, config.name)  # unreachable: no error
