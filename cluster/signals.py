@@ -1,8 +1,8 @@
-"""Signals that a running node hears, beside those that end it.
+"""Signals that a running node handles, besides those that end it.
 
-SIGHUP    reads the settings again; takes `log_level`, and says which others wait for a restart
-SIGUSR1   logs what every task and every thread is at
-SIGUSR2   nothing
+SIGHUP    reads the settings again, applies `log_level`, and logs which others need a restart
+SIGUSR1   logs the stack of every task and of every thread
+SIGUSR2   has no effect
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from timer.errors import ConfigError
 
 HANDLED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 TASKS_MAX: Final = 1_000
-"""That one dump tells of."""
+"""Tasks in one dump, at most."""
 FRAMES_MAX: Final = 8
-"""The innermost of each."""
+"""Frames logged of each stack, at most: the innermost ones."""
 
 logger = logging.getLogger(__name__)
 
 
 class Reloading:
-    """The settings in force, and how to read them again."""
+    """The settings in force, and the function that reads them again."""
 
     def __init__(self, config: NodeConfig, load: Callable[[], NodeConfig]) -> None:
         self.config, self._load = config, load
 
     def reload(self) -> None:
-        """Read the settings again; take what can be taken, and say what was."""
+        """Read the settings again, apply `log_level`, and log the other changes."""
         try:
             found = self._load()
         except ConfigError as wrong:
@@ -61,7 +61,7 @@ def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
 
 
 def dump() -> None:
-    """Log what every thread and every task is at, one line each."""
+    """Log the stack of every thread and of every task, one line each."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - there is no other way
         stack = traceback.extract_stack(frame)
@@ -85,6 +85,6 @@ def _text(stack: traceback.StackSummary) -> str:
 
 
 def handle(loop: asyncio.AbstractEventLoop, reloading: Reloading) -> None:
-    """Hear the signals on the loop."""
+    """Install the signal handlers on the loop."""
     loop.add_signal_handler(signal.SIGHUP, reloading.reload)
     loop.add_signal_handler(signal.SIGUSR1, dump)

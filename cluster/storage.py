@@ -1,10 +1,11 @@
-"""A node's files at start: opened, or installed from a snapshot, or found damaged.
+"""A node's files at start: it opens them, installs a snapshot, or reports damage.
 
-what is damaged                                    what happens
-identity, promise, Raft's files, order to install  the process ends (66): who this node is, and
-                                                   whom it promised, nobody else can tell
-state (manifest, runs, spills) or log              `Damaged`: all of it is fetched anew
-the same, found while the node ran                 noted in `damaged`; the next start fetches
+damaged file                                       effect
+identity, promise, Raft's files, install order     the process ends with status 66: no other node
+                                                   has a copy of the identity or of the promise
+state (manifest, runs, spill files) or log         `Damaged`: the node fetches state and log again
+the same, found while the node ran                 a note in the file `damaged`; the next start
+                                                   fetches them again
 """
 
 import logging
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Damaged(Exception):
-    """State or log are not what they were; the others have them."""
+    """State or log are damaged. The other nodes have copies."""
 
     def __init__(self, why: CorruptFile) -> None:
         super().__init__(str(why))
@@ -47,7 +48,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What a node works on."""
+    """The open files of a node, and what was recovered from them."""
 
     directory: DataDirectory
     engine: Engine
@@ -57,7 +58,7 @@ class Storage:
 
 
 def node_policy(config: NodeConfig) -> Policy:
-    """Return what the node's settings say where no policy does."""
+    """Return the policy of the node's settings: it holds where no other policy does."""
     return replace(
         DEFAULTS,
         tick_ms=config.timing.tick_ms,
@@ -82,11 +83,11 @@ def leader_config(config: NodeConfig) -> LeaderConfig:
 def open_storage(
     disk: Disk, config: NodeConfig, observe: Callable[[Entry, Applied], None]
 ) -> Storage:
-    """Lock the data directory, carry out an install that was begun, and open everything.
+    """Lock the data directory, finish an install that has begun, and open all files.
 
     Raises:
-        Damaged: state or log have to be fetched anew; nothing is locked.
-        WrongDirectory, CorruptFile, UnknownVersion, PromiseLost, DiskFailed: the rest.
+        Damaged: state or log must be fetched again. The directory is not locked.
+        WrongDirectory, CorruptFile, UnknownVersion, PromiseLost, DiskFailed: other failures.
     """
     directory = open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
     try:
@@ -97,9 +98,10 @@ def open_storage(
 
 
 def give_back(disk: Disk, config: NodeConfig) -> None:
-    """Free what no start needs of a disk that is full: what nothing names, and half a snapshot.
+    """Delete the files on a full disk that no start needs.
 
-    A snapshot that is whole is installed: what it replaces goes. Who can't is no worse off.
+    These are outgoing snapshots, files that no manifest names, and an incomplete incoming snapshot.
+    A complete one is installed, which deletes the files that it replaces. A failure is logged.
     """
     try:
         directory = open_directory(
@@ -116,23 +118,23 @@ def give_back(disk: Disk, config: NodeConfig) -> None:
     steps: tuple[Callable[[], None], ...] = (
         lambda: remove_files(disk, directory.outgoing),
         lambda: remove_unnamed(disk, directory.state),
-        end_fetching,  # last: it takes some room itself
+        end_fetching,  # last: an install needs some room itself
     )
     for step in steps:
         try:
             step()
         except StorageError as error:
-            logger.warning("could not free all that nothing needs: %s", error)
+            logger.warning("could not delete all files that no start needs: %s", error)
     directory.close()
 
 
 def _prepared(disk: Disk, directory: DataDirectory) -> Snapshot | None:
-    """Carry out the install that was ordered.
+    """Install the snapshot that is ready, if any.
 
-    Returns what was installed. None: nothing was ordered.
+    Returns the installed snapshot. None: no snapshot was ready.
 
     Raises:
-        CorruptFile, UnknownVersion, PromiseLost: order or promise can't be read.
+        CorruptFile, UnknownVersion, PromiseLost: the snapshot's plan or the promise is unreadable.
     """
     return install_if_ready(
         disk,
@@ -153,7 +155,7 @@ def _open(
     installed = _prepared(disk, directory)
     if installed is not None:
         logger.info("installed the snapshot at %d", installed.index)
-    PromiseFile.load(disk, directory.promise)  # who can't read it has nothing to be healed for
+    PromiseFile.load(disk, directory.promise)  # first: without it the node can't heal
     try:
         _check_note(disk, directory.damaged)
         secret = secrets.token_bytes(SECRET_SIZE)
@@ -168,7 +170,7 @@ def _open(
     if log.torn_bytes:
         logger.warning("the log's tail was torn: %d bytes cut", log.torn_bytes)
     if log.tail_was_cut:
-        logger.warning("acknowledged entries may be gone: unsure until a leader matches the log")
+        logger.warning("acknowledged entries may be lost: unsure until a leader matches the log")
         promise.set_unsure(unsure=True)
         log.cut_noted()
     outgoing = Outgoing(disk, directory.state, directory.outgoing)
@@ -176,16 +178,16 @@ def _open(
 
 
 def _check_note(disk: Disk, damaged: Path) -> None:
-    """Raise CorruptFile if a process has noted damage."""
+    """Raise CorruptFile if an earlier process has noted damage."""
     if disk.exists(damaged):
         noted = disk.read(damaged).decode(errors="replace")
         raise CorruptFile(damaged, 0, f"noted by an earlier process: {noted}")
 
 
 def note_damage(disk: Disk, config: NodeConfig, error: BaseException) -> None:
-    """Have the next start fetch everything anew.
+    """Write a note that makes the next start fetch state and log again.
 
     Raises:
-        DiskFailed: the next start may find nothing wrong.
+        DiskFailed: the note may be missing, and the next start may not notice the damage.
     """
     disk.write_atomic(config.data / "damaged", str(error).encode())
