@@ -1,220 +1,43 @@
 """P9: the longest steps of the event loop, by the CPU that each takes, where much comes at once.
 
-One engine leads over a log in memory and works through crowds as its host would (cluster/host.py):
-entries are looked up, by a thread in production and here in between, folded in portions, and
-followed by the leader's step. A step is what the loop does before anything else has its turn; its
-CPU is the thread's, so that a busy machine changes little.
+Each crowd plays on an engine of its own (bench/loop.py).
 
     crowd       10,000 topics, a timer of each due at one instant; a group of each leases and acks
     cancelled   500,000 timers that were cancelled come to their time: in memory, and in files
     deleted     a topic goes with a million pending timers, which come to their time
     resumed     a paused topic goes on with 500,000 overdue timers
+
+More of them are in bench/crowds.py.
 """
 
 import functools
 import gc
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import numpy as np
 
+from bench import crowds
+from bench.loop import START_MS, TOPICS, Loop
 from bench.measure import Form, Measure, Series, check, cost
-from timer import payloads
-from timer.columns import Binary, Part
-from timer.disk import RealDisk
-from timer.engine import Engine
-from timer.entry import Entry, Kind, encode, frame_at
-from timer.leader import LeaderConfig
-from timer.leases import Consumer
-from timer.limits import Limits
-from timer.payloads import CreateGroup, EpochStart, GroupSettings, Start
 from timer.policies import Policy, Scope
-from timer.serving import Delivery
-from timer.units import Epoch, LogIndex, MonoMs, Now, ProducerId, ReplicaId, TopicId, UnixMs
+from timer.units import UnixMs
 
-START_MS: Final = 1_700_000_000_000
 MUST_MS: Final = 20.0
 """P9."""
 SCALE: Final = {Form.SHORT: 5, Form.FULL: 1}
 """The short form has so many times fewer timers, and as many topics."""
-TOPICS: Final = 10_000
 SECOND_MS: Final = 1_000
-PORTION: Final = 256
-"""Entries that the host hands over at a time."""
-ROWS: Final = 50_000
-"""Of a request."""
-CANCELS: Final = 1_000
-
-_T = TypeVar("_T")
-
-
-class Loop:
-    """An engine that leads, and how long each of its steps takes."""
-
-    def __init__(self, directory: Path) -> None:
-        limits = Limits(topics_max=1 << 20, namespace_topics_max=1 << 20, groups_max=1 << 20)
-        config = LeaderConfig(limits=limits, checkpoint_interval_ms=1 << 40)
-        self.engine = Engine(RealDisk(), directory, config)
-        self.longest_ms = 0.0
-        self.longest = ""
-        self._mono_ms = 1_000
-        self._entries: list[Entry] = []
-        self._folded = 0
-        start = EpochStart(Epoch(1), ReplicaId(1), (ReplicaId(1),))
-        self._append(Kind.EPOCH, [payloads.encode_epoch(start)], UnixMs(START_MS))
-        self.fold()
-        self.leader = self.engine.lead(Epoch(1), self._append, self.now)
-
-    @property
-    def now(self) -> Now:
-        """This instant."""
-        return Now(MonoMs(self._mono_ms), UnixMs(START_MS + self._mono_ms))
-
-    def wait(self, until_ms: int) -> None:
-        """Let time pass, up to so long after the start."""
-        self._mono_ms = until_ms
-
-    def _append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
-        index = LogIndex(self._folded + len(self._entries) + 1)
-        frame = encode(kind, Epoch(1), index, time_ms, payload)
-        entry = frame_at(memoryview(frame), 0)
-        assert isinstance(entry, Entry)
-        self._entries.append(entry)
-        return index
-
-    def step(self, name: str, work: Callable[[], _T]) -> _T:
-        """Do what is one step of the loop."""
-        began = time.thread_time()
-        result = work()
-        took_ms = (time.thread_time() - began) * 1_000
-        if took_ms > self.longest_ms:
-            self.longest_ms, self.longest = took_ms, name
-        return result
-
-    def fold(self) -> None:
-        """Apply what was appended."""
-        engine = self.engine
-        while self._entries:
-            engine.committed(self._entries[-1].index)
-            portion = self._entries[:PORTION]
-            lookup = self.step("begin_lookup", functools.partial(engine.begin_lookup, portion))
-            if lookup is not None:
-                lookup.read()  # a thread does
-                self.step("end_lookup", functools.partial(engine.end_lookup, lookup))
-            count = self.step("fold", functools.partial(engine.fold, portion))
-            del self._entries[:count]
-            self._folded += count
-            while self.step("keep_up", engine.keep_up):
-                pass
-
-    def settle(self) -> None:
-        """Go on until nothing is left to do."""
-        while True:
-            out = self.step("step", self._step)
-            if not self._entries and not out:
-                return
-            self.fold()
-
-    def _step(self) -> int:
-        """Do what Host._step does; return how many deliveries there were."""
-        self.leader.step(self.now)
-        out = self.leader.hand_out(self.now)
-        for delivery in out:
-            delivery.lease.consumer.sink(delivery)
-        if self.leader.groups.waiting:
-            self.leader.step(self.now)
-        self.engine.keep_up()
-        return len(out)
-
-    def checkpoint(self) -> None:
-        """Append a CHECKPOINT, and apply it."""
-        self.leader.checkpoint(self.now)
-        self.fold()
-
-    def topics(self, count: int) -> list[TopicId]:
-        """Return new topics."""
-        made: list[Any] = []
-        for number in range(count):
-            self.leader.topic(f"crowd/{number}", self.now, made.append)
-            if number % PORTION == PORTION - 1:
-                self.fold()
-        self.fold()
-        return [topic.topic_id for topic in made]
-
-    def schedule(self, topics: Sequence[TopicId], due_ms: "np.ndarray[Any, Any]") -> None:
-        """Schedule timers of topics in turn, due so long after the start."""
-        for start in range(0, len(due_ms), ROWS):
-            due = START_MS + due_ms[start : start + ROWS].astype(np.int64)
-            topic = np.resize(np.array(topics, np.uint32), len(due_ms))[start : start + ROWS]
-            for low in range(0, len(due), ROWS if len(topics) == 1 else 1_000):
-                high = low + (ROWS if len(topics) == 1 else 1_000)
-                self._request(due[low:high], topic[low:high])
-            self.settle()
-
-    def _request(self, due: "np.ndarray[Any, Any]", topic: "np.ndarray[Any, Any]") -> None:
-        payload = Binary(sizes=np.full(len(due), 10, np.uint32), blob=bytes(10 * len(due)))
-        part = Part(
-            producer_id=ProducerId(0),
-            sequence=0,
-            due_ms=due,
-            requested_ms=due,
-            topic=topic,
-            payload=payload,
-        )
-        self.leader.schedule(part, lambda _: None, self.now)
-
-    def cancel(self, due_ms: "np.ndarray[Any, Any]", first_seq: int) -> None:
-        """Cancel timers with seqs from `first_seq` on."""
-        due = START_MS + due_ms.astype(np.int64)
-        seq = first_seq + np.arange(len(due), dtype=np.uint64)
-        for start in range(0, len(due), CANCELS):
-            part = slice(start, start + CANCELS)
-            self.leader.cancel(due[part], seq[part], lambda _: None)
-            self.leader.step(self.now)
-            self.fold()
-
-    def flush(self) -> None:
-        """Flush, and merge."""
-        engine, store = self.engine, self.engine.machine.store
-        while not self.step("prepare_flush", lambda: engine.prepare_flush(128)):
-            pass
-        flush = self.step("begin_flush", engine.begin_flush)
-        assert flush is not None
-        flush.write()
-        while not self.step("settle_flush", lambda: engine.settle_flush(flush, 128)):
-            pass
-        self.step("end_flush", lambda: engine.end_flush(flush))
-        while (merge := engine.begin_merge()) is not None:
-            store.install_merge(merge, store.write_merge(merge))
-
-    def forget(self) -> None:
-        """Begin to measure: what came before was to get there."""
-        self.longest_ms, self.longest = 0.0, ""
-        gc.collect()
-        gc.freeze()
 
 
 def crowd(loop: Loop, scale: int) -> None:
     """10,000 topics with a group each: a timer of each is due at once, is leased and acked."""
     del scale
     topics = loop.topics(TOPICS)
-    machine, made, got = loop.engine.machine, list[Any](), list[Delivery]()
-    for number, topic in enumerate(topics):
-        settings = GroupSettings(lease_ms=30_000)
-        create = CreateGroup(topic, "g", Start.EARLIEST, settings)
-        loop.leader.groups.create(create, made.append)
-        if number % PORTION == PORTION - 1:
-            loop.settle()
-    loop.settle()
-    for group in made:
-        consumer = Consumer("c", 30_000, got.append)
-        loop.leader.groups.join(group, consumer)
-        loop.leader.groups.credit(group, consumer, 10)
-    loop.settle()
+    machine, got = loop.engine.machine, crowds.grouped(loop, topics)
     loop.forget()
     loop.schedule(topics, np.full(TOPICS, 60_000))
     loop.wait(60_001)
@@ -271,7 +94,7 @@ def resumed(loop: Loop, scale: int) -> None:
     [topic] = loop.topics(1)
     count = 500_000 // scale
     scope = Scope("", topic)
-    loop.leader.alter(scope, Policy(paused=True), [], loop.now, lambda _: None)
+    loop.alter(scope, Policy(paused=True))
     loop.settle()
     due_ms = 60_000 + np.arange(count) % SECOND_MS
     loop.schedule([topic], due_ms[: count // 2])
@@ -282,7 +105,7 @@ def resumed(loop: Loop, scale: int) -> None:
     loop.forget()
     loop.wait(90_000)
     loop.settle()
-    loop.leader.alter(scope, Policy(paused=False), [], loop.now, lambda _: None)
+    loop.alter(scope, Policy(paused=False))
     loop.settle()
     loop.checkpoint()
     fired = loop.engine.machine.counts.fired
@@ -295,6 +118,10 @@ CROWDS: Final[dict[str, Callable[[Loop, int], None]]] = {
     "cancelled_in_files": functools.partial(cancelled, in_files=True),
     "deleted": deleted,
     "resumed": resumed,
+    "leases": crowds.leases,
+    "policies": crowds.policies,
+    "one_ms": crowds.one_ms,
+    "producers": crowds.producers,
 }
 
 
@@ -330,6 +157,10 @@ P9: Final = Measure(
         cost("  in files", "cancelled_in_files", "ms", MUST_MS, 10),
         cost("a topic deleted with 1,000,000", "deleted", "ms", MUST_MS, 10),
         cost("a topic resumed with 500,000", "resumed", "ms", MUST_MS, 10),
+        cost("10,000 groups' leases end", "leases", "ms", MUST_MS, 10),
+        cost("a policy of 10,000 topics", "policies", "ms", MUST_MS, 10),
+        cost("1,000,000 at one millisecond", "one_ms", "ms", MUST_MS, 10),
+        cost("100,000 producers", "producers", "ms", MUST_MS, 10),
     ),
     runs={Form.SHORT: 1, Form.FULL: 3},
 )

@@ -19,6 +19,8 @@ class Totals:
             changed.update(machine.topics)
         self._ready = TopicSum(readers[0], lambda topic: topic.ready)
         self._expired = TopicSum(readers[1], lambda topic: topic.expired)
+        for total in (self._ready, self._expired):
+            total.of(machine.topics)  # before clients wait
 
     @property
     def ready(self) -> int:

@@ -205,6 +205,11 @@ class Admission:
         """Whether some topics have a quota."""
         return self._policies.limited
 
+    @property
+    def expires(self) -> bool:
+        """Whether some topics have a time to live."""
+        return self._policies.expires
+
     def times(self, when: When, rows: int, topics: U32 | None, now: Now) -> Times:
         """Return when timers of `topics` (rows,) fire; 0: of none, as it is not pending.
 

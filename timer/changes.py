@@ -6,7 +6,7 @@ Ten thousand topics are a few hundredths of a second of work, in which the event
 else: so a digest, a manifest, what retention lets go of keep what they know of a topic.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from timer.topic import Topic
@@ -76,6 +76,14 @@ class TopicSum:
 
 
 Id = TypeVar("Id")
+
+
+_T = TypeVar("_T")
+
+
+def portions(all_of_them: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Yield MANY of them at a time."""
+    return (all_of_them[start : start + MANY] for start in range(0, len(all_of_them), MANY))
 
 
 def many(changed: set[Id]) -> Iterator[Id]:

@@ -313,13 +313,15 @@ class Engine:
     def fold(self, entries: Sequence[Entry]) -> int:
         """Apply the next entries, up to about FOLD_BYTES; return how many were applied.
 
-        If `begin_lookup` was called, no more of them than it looked at; perhaps none, where it has
-        to look again.
+        If `begin_lookup` was called, no more of them than it looked at. Perhaps none: it has to
+        look again, or the next entry's work is done in portions.
         """
         work = count = 0
         try:
             for entry in entries:
                 if work >= FOLD_BYTES or self._must_look_again(entry):
+                    break
+                if not self.machine.portions.do(entry):
                     break
                 applied = self.machine.apply(entry)
                 work += _work(entry, applied)
@@ -343,8 +345,9 @@ class Engine:
         return count
 
     def keep_up(self) -> bool:
-        """Do some of what would make the next checkpoint long; return whether to go on at once."""
-        return self.machine.keep_up()
+        """Do some of what would make a later step long; return whether to go on at once."""
+        more = self.machine.keep_up()
+        return self.machine.store.keep_up() or more
 
     def _record(self, checkpoint: Checkpoint) -> None:
         self.digests[checkpoint.index] = checkpoint.digest
@@ -439,7 +442,8 @@ class Engine:
 
     @property
     def _may_flush(self) -> bool:
-        new = self.machine.applied_index != self.manifest_index
+        machine = self.machine
+        new = machine.applied_index != self.manifest_index and not machine.portions.begun
         return new and not self.flushing and self.flush_fits
 
     def begin_flush(self) -> Flush | None:
@@ -485,7 +489,8 @@ class Engine:
         self.flushing = False
 
     def begin_merge(self) -> Merge | None:
-        """Return what to merge now; None: nothing, one is under way, or it would take half of what
-        is free.
+        """Return what to merge now.
+
+        None: nothing, one is under way, or it would write more than half of the free room.
         """
         return self.machine.store.begin_merge(self.room.free // 2)

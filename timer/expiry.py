@@ -17,6 +17,7 @@ timer/serving.py.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -81,14 +82,18 @@ class Expiry:
         machine: Machine,
         propose: Propose,
         ttl_ms: Callable[[Topic], int],
+        expires: Callable[[], bool],
         applied: Callable[[Iterable[TopicId], GroupApplied | None], None],
     ) -> None:
         """`ttl_ms`: a topic's, 0 for none, by the policies at the end of the leader's log.
 
+        `expires`: whether any topic has one, by the same.
+
         `applied` hears of which topics more may be handed out, and of the entry that ended some of
         their messages; None: none did.
         """
-        self._machine, self._propose, self._ttl_ms = machine, propose, ttl_ms
+        self._machine, self._propose = machine, propose
+        self._ttl_ms, self._expires = ttl_ms, expires
         self._heard = applied
         self._alarms: Alarms[TopicId] = Alarms()
         """When a topic's first message expires, on the cluster's clock."""
@@ -104,8 +109,7 @@ class Expiry:
     def look_at_all(self) -> None:
         """Any topic may have another time to live now."""
         self._alarms = Alarms()  # those of another time to live come too late
-        topics = self._machine.topics.values()
-        self._looks = {topic.topic_id: None for topic in topics if self._ttl_ms(topic)}
+        self._looks = dict.fromkeys(self._machine.topics if self._expires() else ())
 
     def look(self, topic: TopicId) -> None:
         """A topic may have got something that expires, earlier than all before."""
@@ -156,7 +160,7 @@ class Expiry:
             self._looks.setdefault(topic_id)
         ops: list[GroupOp] = []
         room = GROUPS_MAX
-        for topic_id in [*self._looks][:LOOKS_MAX]:
+        for topic_id in [*islice(self._looks, LOOKS_MAX)]:
             topic = self._machine.topics.get(topic_id)
             weight = 1 + len(topic.groups) if topic is not None else 0
             if ops and weight > room:

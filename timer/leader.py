@@ -161,7 +161,13 @@ class Leader:
         self.full: TimerError | None = None
         """Why nothing is taken that stays on the disk (timer/room.py). None: there is room."""
         self.groups = Serving(
-            machine, epoch, self._propose, config.id_salt, self.admission.ttl_ms, config.limits
+            machine,
+            epoch,
+            self._propose,
+            config.id_salt,
+            self.admission.ttl_ms,
+            lambda: self.admission.expires,
+            config.limits,
         )
 
     # ---- requests

@@ -60,7 +60,7 @@ from timer.columns import (
 from timer.conflicts import NEW_MAX, decide
 from timer.digest import digest_of, topic_sum
 from timer.entry import Entry, Kind
-from timer.errors import TimerError, TopicDeleted, UnknownVersion
+from timer.errors import TimerError, TopicDeleted
 from timer.groups import Group
 from timer.outcomes import HORIZON_MS, Cancels, Late
 from timer.pages import Pages
@@ -78,8 +78,9 @@ from timer.payloads import (
     Start,
     Targets,
 )
-from timer.policies import Policies, Policy, Scope, decode_policy, namespace_of
-from timer.producers import IDLE_MS_MAX, Answer, Producers
+from timer.policies import Policies, Policy, Scope, namespace_of
+from timer.portions import Portions
+from timer.producers import Answer, Producers
 from timer.queues import Queue, append_all
 from timer.requests import Requests
 from timer.retention import Retention
@@ -139,6 +140,8 @@ class Machine:
         self.late = {kind: Late() for kind in (ALREADY_FIRED, ALREADY_CANCELLED, DROPPED)}
         """Of what was held, how it ended."""
         self.pauses = Pauses(self)
+        self.portions = Portions(self)
+        """Of the entry after `applied_index`, where it concerns many topics or producers."""
         self.fire_marks: deque[tuple[UnixMs, UnixMs]] = deque()
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
         self._split = 0
@@ -155,10 +158,14 @@ class Machine:
         """The last one recorded."""
 
     def apply(self, entry: Entry) -> Applied:
-        """Apply the entry after `applied_index`; return what its proposer is answered."""
+        """Apply the entry after `applied_index`; return what its proposer is answered.
+
+        Of its work all that `portions` has not done before is done here.
+        """
         assert entry.index == self.applied_index + 1, (entry.index, self.applied_index)
         assert entry.time_ms >= self.applied_time_ms, (entry.time_ms, self.applied_time_ms)
         assert entry.epoch >= self.applied_epoch, (entry.epoch, self.applied_epoch)
+        self.portions.finish(entry)
         self.applied_index = entry.index
         self.applied_epoch = entry.epoch
         self.applied_time_ms = entry.time_ms
@@ -476,21 +483,13 @@ class Machine:
             if isinstance(said, payloads.EndProducer):
                 return self.producers.end(said.producer_id)
             return self.producers.register(*said, entry.time_ms) or ProducerId(0)
-        scope, policy = decode_policy(entry.payload)
-        if scope.topic and scope.topic not in self.topics:
-            return self.policies
-        before = self.policies.of(scope)
-        self.policies = self.policies.changed(scope, policy)
-        self.pauses.policy_changed(scope)
-        if before.retention_ms != policy.retention_ms:
-            self.retain([scope.topic] if scope.topic else self.topics)
-        return self.policies
+        return self.policies  # `portions` has changed them
 
-    def retain(self, topics: Iterable[TopicId]) -> None:
+    def retain(self, topics: Iterable[TopicId], now_ms: UnixMs) -> None:
         """Let topics that are there keep what fired as long as the policies say."""
         for topic in filter(None, map(self.topics.get, topics)):
             said = self.policies.said("retention_ms", topic.name, topic.topic_id)
-            topic.retain(said, self.applied_time_ms)
+            topic.retain(said, now_ms)
             self.changes.note(topic.topic_id)
 
     def _topic(self, entry: Entry) -> Topic | DeleteTopicApplied:
@@ -530,7 +529,7 @@ class Machine:
             assert topic.topic_id < TOMBSTONE
             self.next_topic_id = TopicId(topic.topic_id + 1)
             self.restore_topic(topic)
-            self.retain([topic.topic_id])
+            self.retain([topic.topic_id], self.applied_time_ms)
         return topic
 
     def restore_topic(self, topic: Topic) -> None:
@@ -673,21 +672,11 @@ class Machine:
 
     def _epoch(self, entry: Entry) -> payloads.EpochStart:
         start = payloads.decode_epoch(entry.payload)
-        if start.apply_version != payloads.APPLY_VERSION:
-            raise UnknownVersion(
-                f"entry {entry.index}", start.apply_version, payloads.APPLY_VERSION
-            )
-        for topic in self.topics.values():
-            if topic.groups:
-                end = topic.queue.end
-                if sum(group.begin_epoch(end) for group in topic.groups.values()):
-                    self.changes.note(topic.topic_id)
         self.voters = start.voters
         return start
 
     def _checkpoint(self, entry: Entry) -> Checkpoint:
         now_ms = self.applied_time_ms
-        self.producers.expire(now_ms, payloads.decode_checkpoint(entry.payload) or IDLE_MS_MAX)
         self.requests.expire(now_ms)
         self.trace.mark(entry.index, self.next_seq)
         # The newest mark that lies before the horizon stays: it says what is forgotten.
@@ -730,6 +719,12 @@ class Machine:
         for gone in self._queue_ends.keys() - self.topic_by_name.keys():
             del self._queue_ends[gone]
             self._moved_ends[gone] = None
+
+    def catch_up(self) -> None:
+        """Do all that `keep_up` would in portions: no clients wait yet."""
+        self._retention.catch_up(self.topics)
+        while self._moved:
+            self._note_end(self._moved.pop())
 
     def keep_up(self) -> bool:
         """Do some of what the next checkpoint would; return whether there is much more of it.

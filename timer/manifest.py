@@ -334,7 +334,8 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
         machine.restore_topic(_topic(fields, machine.pages))
     machine.topic_deleted_in = Epoch(state["topic_deleted_in"])
     machine.store.gone = Gone.all_but(machine.topics, machine.next_topic_id)
-    machine.retain(machine.topics)
+    if machine.policies.retains:
+        machine.retain(machine.topics, machine.applied_time_ms)
     machine.pauses.swept = Position(*state["swept"]) if state["swept"] else None
     for fields in sorted(state["producers"], key=itemgetter(2)):  # by their last use
         machine.producers.restore(*_producer(fields))
@@ -352,6 +353,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.fire_marks = deque((UnixMs(a), UnixMs(b)) for a, b in state["fire_marks"])
     if state["checkpoint"] is not None:
         machine.restore_checkpoint(Checkpoint(**state["checkpoint"]))
+    machine.catch_up()
     if machine.digest() != state["digest"]:
         why = f"digest {machine.digest()}, the manifest says {state['digest']}"
         raise CorruptFile(directory / NAME, 0, why)

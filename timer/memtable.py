@@ -291,6 +291,10 @@ class Memtable:
             index.drop(key)
         self.graves.drop(through)
 
+    def keep_up(self) -> bool:
+        """Sort some of what comes near; return whether more is left."""
+        return self._wheel is not None and self._wheel.keep_up(self.alive)
+
     def next_due(self) -> int | None:
         """Return the least due of a live row after the fire position, None without one."""
         if self._next_due is None:

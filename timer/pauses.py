@@ -28,6 +28,8 @@ All of it is state, and the same on every replica. So a portion is of rows that 
 gone, or were cancelled, lie in some replicas' runs and not in others' (timer/held.py).
 """
 
+from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +38,8 @@ import numpy.typing as npt
 from sortedcontainers import SortedSet
 
 from timer.aside import BEGIN
-from timer.columns import Buffers, RowArray
+from timer.changes import portions
+from timer.columns import U32, Buffers, RowArray
 from timer.gone import NONE, Gone
 from timer.held import Only, Portion
 from timer.order import Position, after, concat
@@ -45,7 +48,7 @@ from timer.policies import CATCH_UP_ALL, DROP, LATEST, Scope, namespace_of
 from timer.shares import payload_bytes
 from timer.timer_id import SEQ_MAX
 from timer.topic import Release, Topic
-from timer.units import TopicId
+from timer.units import TopicId, UnixMs
 
 if TYPE_CHECKING:
     from timer.machine import Machine
@@ -59,6 +62,9 @@ APART_MAX: Final = 1 << 18
 takes a thread some 40 ms."""
 APART_BYTES: Final = 64 << 20
 """Bytes of their payloads up to which that is so: a batch with one of those rows is read whole."""
+
+_whole: Final = deque[None](maxlen=0).extend
+"""Does work to its end that is in portions."""
 
 Moved = list[tuple[TopicId, RowArray]]
 
@@ -78,6 +84,8 @@ class Pauses:
         self.held_bytes = 0
         """Of all topics."""
         self._holding: set[TopicId] = set()
+        self._holding_ids: U32 | None = None
+        """The same, as an array, until it changes: None."""
         self._swept_for: set[TopicId] = set()
         """Those of the releasing that take part in the sweep."""
         self._turns: dict[TopicId, tuple[int, TopicId]] = {}
@@ -92,42 +100,51 @@ class Pauses:
 
     def made(self, topic: Topic) -> None:
         """A topic was made, or put back from a manifest."""
-        topic.paused, _ = self._machine.policies.firing(namespace_of(topic.name), topic.topic_id)
+        policies = self._machine.policies
+        if policies.pauses:
+            topic.paused, _ = policies.firing(namespace_of(topic.name), topic.topic_id)
         self.held_bytes += topic.held_bytes
-        self._note(topic)
-
-    def policy_changed(self, scope: Scope) -> None:
-        """Pause and resume topics: what the scope says has just changed."""
-        machine = self._machine
-        topics = machine.topics
-        inside = [topics[scope.topic]] if scope.topic in topics else []
-        for topic in inside if scope.topic else topics.values():
-            namespace = namespace_of(topic.name)
-            if scope.namespace not in ("", namespace):
-                continue
-            paused, catch_up = machine.policies.firing(namespace, topic.topic_id)
-            if paused == topic.paused:
-                continue
-            machine.changing(topic.topic_id)
-            topic.paused, topic.release = paused, None
-            if not paused and (topic.held or catch_up != CATCH_UP_ALL):
-                until_ms = max(machine.applied_time_ms, machine.last_read_time_ms)
-                waits = topic.held > 0
-                topic.release = Release(catch_up, until_ms, machine.next_seq, waits=waits)
+        if topic.holding:
             self._note(topic)
-        self._begin()
+
+    def policy_changed(self, scope: Scope, now_ms: UnixMs) -> Iterator[None]:
+        """Pause and resume topics, in portions: the scope's policy has just changed."""
+        topics = self._machine.topics
+        inside = [topics[scope.topic]] if scope.topic in topics else []
+        for some in portions(inside if scope.topic else [*topics.values()]):
+            for topic in some:
+                self._follow(topic, scope, now_ms)
+            yield
+        yield from self._begin()
+
+    def _follow(self, topic: Topic, scope: Scope, now_ms: UnixMs) -> None:
+        """Pause or resume one topic, if the scope's policy is about it and changes that."""
+        machine, namespace = self._machine, namespace_of(topic.name)
+        if scope.namespace not in ("", namespace):
+            return
+        paused, catch_up = machine.policies.firing(namespace, topic.topic_id)
+        if paused == topic.paused:
+            return
+        machine.changing(topic.topic_id)
+        topic.paused, topic.release = paused, None
+        if not paused and (topic.held or catch_up != CATCH_UP_ALL):
+            until_ms = max(now_ms, machine.last_read_time_ms)
+            waits = topic.held > 0
+            topic.release = Release(catch_up, until_ms, machine.next_seq, waits=waits)
+        self._note(topic)
 
     def gone(self, topic: Topic) -> None:
         """A topic was deleted, with what it held."""
         self.held_bytes -= topic.held_bytes
         self._forget(topic.topic_id)
-        self._begin()
+        _whole(self._begin())
 
     def _note(self, topic: Topic) -> None:
         topic_id, release = topic.topic_id, topic.release
         self._forget(topic_id)
         if topic.holding:
             self._holding.add(topic_id)
+            self._holding_ids = None
         if release is not None and release.waits:
             self._turns[topic_id] = turn = release.until_ms, topic_id
             self._waiting.add(turn)
@@ -135,30 +152,34 @@ class Pauses:
             self._swept_for.add(topic_id)
 
     def _forget(self, topic: TopicId) -> None:
-        self._holding.discard(topic)
+        if topic in self._holding:
+            self._holding.discard(topic)
+            self._holding_ids = None
         self._swept_for.discard(topic)
         if topic in self._turns:
             self._waiting.remove(self._turns.pop(topic))
 
-    def _begin(self) -> None:
-        """Begin a sweep for those that wait, unless one is under way for others."""
+    def _begin(self) -> Iterator[None]:
+        """Begin a sweep for those that wait, in portions, unless one is under way for others."""
         taken = len(self._swept_for)
         if not taken and not self._waiting:
             self.swept = None
             self._machine.store.end_sweep()
         elif self.swept in (None, BEGIN) or not taken:
             self.swept = BEGIN
-            self._admit(max(self.together - taken, 0))
+            yield from self._admit(max(self.together - taken, 0))
 
-    def _admit(self, count: int) -> None:
+    def _admit(self, count: int) -> Iterator[None]:
         """Let so many of those that wait take part in the sweep that begins."""
         if not self._apart:
             count = len(self._waiting)
-        for _, topic_id in [*islice(self._waiting, count)]:
-            topic = self._machine.changing(topic_id)
-            assert topic.release is not None
-            topic.release.waits = False
-            self._note(topic)
+        for some in portions([*islice(self._waiting, count)]):
+            for _, topic_id in some:
+                topic = self._machine.changing(topic_id)
+                assert topic.release is not None
+                topic.release.waits = False
+                self._note(topic)
+            yield
 
     @property
     def _apart(self) -> bool:
@@ -178,7 +199,9 @@ class Pauses:
         """Return which rows are of topics that hold what is due (n, bool)."""
         if not self._holding:
             return np.zeros(len(rows), np.bool_)
-        return np.isin(rows["topic"], np.array([*self._holding], np.uint32))
+        if self._holding_ids is None:
+            self._holding_ids = np.array([*self._holding], np.uint32)
+        return np.isin(rows["topic"], self._holding_ids)
 
     def hold(self, rows: RowArray, bufs: Buffers) -> None:
         """Put rows aside that lie at or before the fire position."""
@@ -295,8 +318,8 @@ class Pauses:
         again |= bool(self._waiting)
         self.swept = BEGIN if again else seen if early else None
         if again:
-            self._admit(self.together)
-        self._begin()
+            _whole(self._admit(self.together))
+        _whole(self._begin())
         return again
 
     def _fire_last(self, topic: Topic, release: Release, fired: Moved) -> None:

@@ -258,6 +258,21 @@ class Policies:
         """Whether some topics have a quota."""
         return any(self._counts[name] for name in QUOTAS)
 
+    @property
+    def pauses(self) -> bool:
+        """Whether some topics may be paused."""
+        return bool(self._counts["paused"])
+
+    @property
+    def retains(self) -> bool:
+        """Whether some topics have a retention of their own."""
+        return bool(self._counts["retention_ms"])
+
+    @property
+    def expires(self) -> bool:
+        """Whether some topics have a time to live."""
+        return bool(self._counts["ttl_ms"])
+
     def said(self, field: str, name: str, topic: TopicId) -> Any:
         """Return what holds of a field for the topic of this name by the log alone; None: nothing.
 

@@ -11,10 +11,10 @@ Others see the producer's `name`, a hash of its id.
 
 import hashlib
 import struct
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from typing import Final
 
 from sortedcontainers import SortedDict
@@ -75,8 +75,8 @@ class Producers:
     """All producers that were issued an id and have not expired."""
 
     def __init__(self) -> None:
-        self._by_id: dict[ProducerId, Producer] = {}
-        """In the order of their last use."""
+        self._by_id: OrderedDict[ProducerId, Producer] = OrderedDict()
+        """In the order of their last use. The first is found at once, unlike in a plain dict."""
         self._by_name = SortedDict()
         """The ids, by public names."""
         self._by_token: dict[bytes, ProducerId] = {}
@@ -98,7 +98,8 @@ class Producers:
 
     def _use(self, producer_id: ProducerId, now_ms: UnixMs) -> Producer:
         """Return a producer that is used now: it is the last one to be forgotten."""
-        producer = self._by_id[producer_id] = self._by_id.pop(producer_id)
+        producer = self._by_id[producer_id]
+        self._by_id.move_to_end(producer_id)
         producer.used_at_ms = now_ms
         self._note(producer_id)
         return producer
@@ -165,13 +166,16 @@ class Producers:
         ):
             producer.answer_rows -= len(producer.answers.popleft().due_ms)
 
-    def expire(self, now_ms: UnixMs, idle_ms: int = IDLE_MS_MAX) -> None:
-        """Forget producers idle for more than so long on the log's clock."""
-        while self._by_id:
-            producer_id, first = next(iter(self._by_id.items()))
-            if now_ms - first.used_at_ms <= idle_ms:
+    def expire(self, now_ms: UnixMs, idle_ms: int = IDLE_MS_MAX) -> Iterator[None]:
+        """Forget producers idle for more than so long on the log's clock; yield now and then."""
+        for number in count(1):
+            first = next(iter(self._by_id.items()), None)
+            if first is None or now_ms - first[1].used_at_ms <= idle_ms:
                 break
-            self.end(producer_id)
+            self.end(first[0])
+            if number % MANY == 0:
+                self.keep_up()
+                yield
 
     def end(self, producer_id: ProducerId) -> ProducerId:
         """Forget a producer, if it is there; return its id."""

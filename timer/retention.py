@@ -30,14 +30,18 @@ class Retention:
 
     def let_go(self, topics: Mapping[TopicId, Topic], now_ms: UnixMs) -> Iterator[TopicId]:
         """Let topics forget what they keep no longer; yield those that did."""
-        while self._changed:
-            self._look(topics, self._changed.pop())
+        self.catch_up(topics)
         for at_ms, topic_id in self._order[:TOPICS_MAX]:
             if at_ms > now_ms:
                 break
             self._plan(topic_id, None)  # until it changes, and it does now
             topics[topic_id].forget(now_ms)
             yield topic_id
+
+    def catch_up(self, topics: Mapping[TopicId, Topic]) -> None:
+        """Look at all that have changed."""
+        while self._changed:
+            self._look(topics, self._changed.pop())
 
     def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
         """Look at some, if many have changed; return whether many still have."""

@@ -90,6 +90,8 @@ WAITING_OFFSETS_MAX: Final = 1 << 20
 DELIVERY_ROWS_MAX: Final = 2048
 WORK_MAX: Final = 128
 """Of `hand_out`, before the shell's loop has its turn: some milliseconds."""
+EXPIRES_MAX: Final = 128
+"""Groups whose leases end in one step, and groups whose delays end: some milliseconds."""
 LEASE_WORK: Final = 4
 """A lease, of about a megabyte at most, is so much more work than a look that finds nothing."""
 ROOM_LOOK_MS: Final = 1000
@@ -120,16 +122,17 @@ class Delivery:
 class Serving:
     """Groups and their consumers, in one epoch."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what the leader lends it
         self,
         machine: Machine,
         epoch: Epoch,
         propose: Propose,
         id_salt: int,
         ttl_ms: Callable[[Topic], int] = lambda _: 0,
+        expires: Callable[[], bool] = lambda: False,
         limits: Limits = Limits(),  # noqa: B008 -- it never changes
     ) -> None:
-        """`ttl_ms`: a topic's time to live, 0 for none."""
+        """`ttl_ms`: a topic's time to live, 0 for none; `expires`: whether any topic has one."""
         self.machine = machine
         self.epoch = epoch
         self.refusing: TimerError | None = None
@@ -158,7 +161,7 @@ class Serving:
         """Groups whose consumers may have something to get, in the order of their turns."""
         self._cut_short = False
         """The last `hand_out` stopped at its limit."""
-        self.expiry = Expiry(machine, propose, ttl_ms, self._expired)
+        self.expiry = Expiry(machine, propose, ttl_ms, expires, self._expired)
 
     @property
     def waiting(self) -> bool:
@@ -470,14 +473,17 @@ class Serving:
     # ---- time
 
     def expire(self, now: Now) -> None:
-        """End the leases whose deadlines have passed; notice what may come again."""
-        for group_id in self._ends.due(now.mono_ms):
+        """End leases whose deadlines have passed; notice what may come again.
+
+        At most EXPIRES_MAX groups a call, however many are due: `wake_at_ms` asks for the next one.
+        """
+        for group_id in itertools.islice(self._ends.due(now.mono_ms), EXPIRES_MAX):
             leases = self._leases.get(group_id)
             if leases is not None:
                 self._batch.add(leases.expire(now.mono_ms))
                 self._batch.add(leases.recall())
                 self._ends.set(group_id, leases.wake_at_ms())
-        for group_id in self._returns.due(now.clock_ms):
+        for group_id in itertools.islice(self._returns.due(now.clock_ms), EXPIRES_MAX):
             if group_id in self._leases:
                 self._hungry.setdefault(group_id)
         if self.refusing is None:

@@ -624,6 +624,10 @@ class Store:
         """Use what was read ahead."""
         self._runs.end_ahead(ahead)
 
+    def keep_up(self) -> bool:
+        """Sort some of what comes near in memory; return whether more is left."""
+        return any(memtable.keep_up() for memtable in self._memtables())
+
     def preload(self, now_ms: UnixMs) -> None:
         """Read ahead here and now.
 

@@ -21,6 +21,8 @@ from timer.order import find, find_one, rank, sort_pairs
 
 FAN: Final = 8
 FRESH_MAX: Final = 8_192
+LEVEL_MAX: Final = 2
+"""The greatest tiers, of half a million pairs, stay as they are: a merge takes some 10 ms."""
 FEW: Final = 8
 """Pairs that are looked for one by one in what is fresh: to sort it for them takes longer, and each
 sorting makes a tier more to look into."""
@@ -225,10 +227,12 @@ class Tiers:
         return _joined([self._ready.rest(), *(tier.rest() for tier in self._tiers), *self._fresh])
 
     def _seal(self) -> None:
-        """Make a tier of what is fresh; merge 8 tiers of a level into one of the next."""
+        """Make a tier of what is fresh; merge 8 tiers of a level into one of the next, if any."""
         self._tiers.append(_Tier(*_joined(self._fresh), level=_level(self._fresh_rows)))
         self._fresh, self._fresh_rows, self._fresh_min = [], 0, NEVER
-        while len(self._tiers) >= FAN and self._tiers[-FAN].level <= self._tiers[-1].level:
+        while (
+            len(self._tiers) >= FAN and self._tiers[-FAN].level <= self._tiers[-1].level < LEVEL_MAX
+        ):
             merged = _joined([tier.rest() for tier in self._tiers[-FAN:]])
             level = self._tiers[-1].level + 1
             self._tiers[-FAN:] = [_Tier(*merged, level=level)]

@@ -6,14 +6,16 @@
 
 A slot holds column chunks as they came. Its width grows with its distance: the narrowest of
 16 s x 64^level that is within 64 slots of its width from `near_end`. When the near window moves,
-the slots that it reaches are emptied into it and into narrower slots. So a row whose time is far
-is never sorted: it moves a few times at most, always with all of its slot in a few numpy calls,
-and usually leaves for a run before its time comes.
+the chunks of the slots that it reaches become loose. `keep_up` moves FAR_MAX of their rows at a
+time into the window and into narrower slots: there are 16 s for it. Only a chunk whose time has
+come is moved at once. So a row whose time is far is never sorted: it moves a few times at most,
+always with many others in a few numpy calls, and usually leaves for a run before its time comes.
 
 A wheel is disposable: `Memtable.lead` makes one from the live rows. Rows of runs come from the
 windows (timer/window.py), which copy the next two seconds ahead.
 """
 
+from collections import deque
 from itertools import pairwise
 from typing import Final
 
@@ -44,6 +46,9 @@ class Wheel:
         self._far_min = NEVER
         self._slots: SortedDict = SortedDict()
         """Start of the slot -> [(due, ref), ...]: every pair's due is at or after the start."""
+        self._loose: deque[tuple[int, I64, I64]] = deque()
+        """(least due, due, ref): chunks of slots that the near window has reached."""
+        self._loose_min = NEVER
 
     def add(self, due: I64, ref: I64, due_min: int) -> None:
         """See Index."""
@@ -66,19 +71,36 @@ class Wheel:
     ) -> tuple[I64, I64, bool]:
         """See Index."""
         if until_ms >= self._near_end:
-            self._advance(until_ms, alive)
+            self._advance(until_ms)
+        self._move_due(until_ms, alive)
         return self._near.peek(after, until_ms, count, alive)
 
     def drop(self, through: tuple[int, int]) -> None:
         """See Index."""
+        self._move_due(through[0], None)
         self._near.drop(through)
+
+    def keep_up(self, alive: npt.NDArray[np.bool_]) -> bool:
+        """Move some of what is loose, FAR_MAX rows or little more; return whether more is left."""
+        some, rows = list[tuple[I64, I64]](), 0
+        while self._loose and rows < FAR_MAX:
+            _, due, ref = self._loose.popleft()
+            some.append((due, ref))
+            rows += len(due)
+        self._place_living(some, alive)
+        if not self._loose:
+            self._loose_min = NEVER
+        return bool(self._loose)
 
     def next_due(self, alive: npt.NDArray[np.bool_]) -> int | None:
         """See Index."""
         near = self._near.next_due(alive)
-        if near is not None:
-            return near
-        least = NEVER
+        least = NEVER if near is None else near
+        for due_min, due, ref in self._loose:
+            if due_min < least:
+                least = min(least, least_due([(due, ref)], alive))
+        if least < self._near_end:
+            return least
         if self._far_min < least:
             least = least_due(self._far, alive)
         for start, chunks in self._slots.items():
@@ -87,17 +109,32 @@ class Wheel:
             least = min(least, least_due(chunks, alive))
         return None if least == NEVER else least
 
-    def _advance(self, now_ms: int, alive: Alive = None) -> None:
-        """Move the near window to `now_ms`; empty the slots that it reaches, of what lives."""
+    def _advance(self, now_ms: int) -> None:
+        """Move the near window to `now_ms`: the slots that it reaches are loose."""
         self._near_end = _near_end(now_ms)
         if self._far_min < self._near_end:
             self._spread()
-        reached: list[tuple[I64, I64]] = []
         while self._slots and self._slots.peekitem(0)[0] < self._near_end:
-            reached += self._slots.popitem(0)[1]
-        reached = [pairs for each in reached if len((pairs := living(*each, alive))[0])]
-        if reached:
-            self._place(reached)
+            for due, ref in self._slots.popitem(0)[1]:
+                for start in range(0, len(due), FAR_MAX):
+                    part = slice(start, start + FAR_MAX)
+                    due_min = int(due[part].min())
+                    self._loose.append((due_min, due[part], ref[part]))
+                    self._loose_min = min(self._loose_min, due_min)
+
+    def _move_due(self, until_ms: int, alive: Alive) -> None:
+        """Move the loose chunks whose time has come."""
+        if self._loose_min > until_ms:
+            return
+        come = [(due, ref) for due_min, due, ref in self._loose if due_min <= until_ms]
+        self._loose = deque(chunk for chunk in self._loose if chunk[0] > until_ms)
+        self._loose_min = min((due_min for due_min, _, _ in self._loose), default=NEVER)
+        self._place_living(come, alive)
+
+    def _place_living(self, chunks: list[tuple[I64, I64]], alive: Alive) -> None:
+        chunks = [pairs for each in chunks if len((pairs := living(*each, alive))[0])]
+        if chunks:
+            self._place(chunks)
 
     def _spread(self) -> None:
         """Move the far rows that wait into slots, or into the near window if it came to them."""

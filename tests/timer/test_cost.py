@@ -1,5 +1,6 @@
 """P9: what one entry costs is bounded, however many topics it meets and however much is dead."""
 
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from chaos.simdisk import SimDisk
-from tests.timer.leading import Play
+from tests.timer.leading import LEASE_MS, Play
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, u64
 from tests.timer.test_delete_topic import flushed
 from timer import cut as cut_module
@@ -18,15 +19,20 @@ from timer.changes import MANY, TopicSum
 from timer.columns import decode_schedule
 from timer.cut import Filter
 from timer.engine import Engine
-from timer.entry import Kind
+from timer.entry import Entry, Kind
 from timer.errors import LimitReached
 from timer.gathering import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, Batch
 from timer.groups import Group
 from timer.leader import ENTRY_TOPICS_MAX
-from timer.leases import ACCEPT
+from timer.leases import ACCEPT, Leases
 from timer.limits import TOPIC_IDS_MAX
 from timer.order import Position
-from timer.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings
+from timer.pauses import Pauses
+from timer.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
+from timer.policies import DROP, Scope
+from timer.producers import IDLE_MS_MAX, Producers
+from timer.serving import EXPIRES_MAX
+from timer.topic import Topic
 from timer.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
 
 DUE = START_MS + 10_000
@@ -148,6 +154,104 @@ def test_a_checkpoint_finds_little_left_to_do_of_topics_that_changed_just_before
     with mock.patch.object(TopicSum, "_look", counted):
         catch_up(engine, log)
     assert hashed <= 2 * MANY
+
+
+def portions_of(engine: Engine, entry: Entry, *counted: tuple[type, str]) -> list[int]:
+    """Fold an entry; return how often these methods were called in each portion of it."""
+    calls, counts = 0, list[int]()
+
+    def count_calls(cls: type, name: str) -> Any:
+        method = getattr(cls, name)
+
+        def call(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return method(*args)
+
+        return mock.patch.object(cls, name, call)
+
+    engine.committed(entry.index)
+    with ExitStack() as patches:
+        for cls, name in counted:
+            patches.enter_context(count_calls(cls, name))
+        while True:
+            calls = 0
+            done = engine.fold([entry])
+            counts.append(calls)
+            if done:
+                return counts
+            assert not engine.prepare_flush(0) or engine.begin_flush() is None, "it is halfway"
+
+
+def test_a_policy_of_the_cluster_reaches_its_topics_in_portions() -> None:
+    topics = 4 * MANY
+    engine, log = begun(topics)
+    log.schedule(part_of([(1 + number, DUE, b"") for number in range(topics)]))
+    catch_up(engine, log)
+    counted = (Pauses, "_follow"), (Topic, "retain")
+    pause = log.policy(Scope(""), paused=True, retention_ms=1)
+    counts = portions_of(engine, pause, *counted)
+    assert max(counts) == MANY
+    assert sum(counts) == 2 * topics
+    log.fire(DUE)
+    catch_up(engine, log)
+    assert engine.machine.pauses.held == topics
+    engine.machine.pauses.apart_max = 0  # all take part in one sweep
+    resume = log.policy(Scope(""), catch_up=DROP)
+    assert max(portions_of(engine, resume, (Pauses, "_note"))) == MANY
+    assert engine.machine.digest() == engine.machine.digest_anew()
+
+
+def test_an_epoch_reaches_the_groups_of_all_topics_in_portions() -> None:
+    topics = 4 * MANY
+    engine, log = begun(topics)
+    for number in range(topics):
+        log.create_group(1 + number, "g")
+        log.op(Op.RESERVE, 1 + number, 1 + number, [10])
+    catch_up(engine, log)
+    counts = portions_of(engine, log.begin_epoch(), (Group, "begin_epoch"))
+    assert max(counts) == MANY
+    assert sum(counts) == topics
+    assert engine.machine.digest() == engine.machine.digest_anew()
+
+
+def test_a_checkpoint_forgets_idle_producers_in_portions() -> None:
+    engine, log = begun(1)
+    idle = 4 * MANY + 1
+    for number in range(idle):
+        log.producer(number.to_bytes(16, "little"))
+    catch_up(engine, log)
+    log.now_ms += IDLE_MS_MAX + 1
+    counts = portions_of(engine, log.checkpoint(), (Producers, "end"))
+    assert max(counts) == MANY
+    assert sum(counts) == idle
+    assert len(engine.machine.producers) == 0
+    assert engine.machine.digest() == engine.machine.digest_anew()
+
+
+def test_leases_of_many_groups_that_end_at_once_end_in_many_steps() -> None:
+    play, ended = Play(), list[int]()
+    groups = [play.make_group(f"g{number}") for number in range(2 * EXPIRES_MAX + 1)]
+    for group in groups:
+        play.join(group)
+    play.settle()
+    play.schedule("s", 0)
+    play.settle()
+    while play.hand_out():
+        pass
+    assert len(play.deliveries) == len(groups)
+    play.wait(LEASE_MS)
+    while sum(ended) < len(groups):
+        assert play.leader.wake_at_ms(play.now) <= play.mono_ms
+        with mock.patch.object(Leases, "expire", autospec=True, side_effect=Leases.expire) as end:
+            play.step()
+            ended.append(end.call_count)
+        play.commit()
+    assert ended == [EXPIRES_MAX, EXPIRES_MAX, 1]
+    play.settle()
+    while play.hand_out():
+        pass
+    assert len(play.deliveries) == 2 * len(groups)
 
 
 def test_a_topic_beyond_the_last_id_is_refused_before_it_is_appended() -> None:

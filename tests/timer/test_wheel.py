@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from timer import wheel as wheel_module
+from timer.columns import I64
 from timer.tiers import Tiers
 from timer.units import DUE_MS_MAX
-from timer.wheel import NEAR_BITS, Wheel
+from timer.wheel import FAR_MAX, NEAR_BITS, Wheel
 
 ALL = 1 << 30
 FAR = [1, 100, 20_000, 40_000, 1 << 20, (1 << 20) + 1, 1 << 26, 1 << 33, 1 << 47]
@@ -35,6 +36,9 @@ def test_wheel_and_tiers_show_the_same(seed: int, monkeypatch: pytest.MonkeyPatc
             index.add(due, places, int(due.min()))
         alive[chance.sample(range(ref), min(ref, 6))] = False
         assert wheel.next_due(alive) == tiers.next_due(alive)
+        if chance.random() < 0.5:
+            wheel.keep_up(alive)
+            assert wheel.next_due(alive) == tiers.next_due(alive)
         now += chance.choice([0, 1, 50, 16_384, 1 << 18, 1 << 27])
         ours, theirs = (index.peek(position, now, ALL) for index in (wheel, tiers))
         # Dead pairs may have been skipped on the way: only live ones must be shown.
@@ -92,3 +96,36 @@ def test_slots_start_after_the_near_window_and_hold_no_earlier_row() -> None:
         for start, chunks in wheel._slots.items():
             assert start >= wheel._near_end
             assert all((chunk >= start).all() for chunk, _ in chunks)
+
+
+def test_rows_of_a_slot_that_is_reached_are_moved_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    placed, place = list[int](), Wheel._place
+
+    def counted(self: Wheel, chunks: list[tuple[I64, I64]]) -> None:
+        placed.append(sum(len(due) for due, _ in chunks))
+        place(self, chunks)
+
+    wheel, count, due = Wheel(0), 10 * FAR_MAX, 600_000
+    alive = np.ones(count, np.bool_)
+    for start in range(0, count, 1_024):
+        wheel.add(np.full(1_024, due), np.arange(start, start + 1_024), due)
+    monkeypatch.setattr(Wheel, "_place", counted)
+    now = 0
+    while now < due:  # through slots of 17 minutes and of 16 seconds, into the near window
+        now += 1_000
+        _, refs, _ = wheel.peek((0, 0), min(now, due - 1), ALL)
+        assert not len(refs)
+        while wheel.keep_up(alive):
+            pass
+        assert wheel.next_due(alive) == due
+    assert max(placed) < 2 * FAR_MAX
+    assert sum(placed) >= count
+    placed.clear()
+    found = 0
+    while found < count:
+        _, refs, _ = wheel.peek((due, found - 1), due, ALL)
+        assert refs[0] == found
+        found += len(refs)
+    assert not placed

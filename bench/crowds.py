@@ -1,0 +1,127 @@
+"""More crowds for P9 (bench/steps.py): leases, policies, one instant, and producers.
+
+leases      10,000 groups hold a message each, and all leases end at one instant
+policies    the cluster's policy pauses and resumes 10,000 topics, alters what they keep
+one_ms      1,000,000 timers, in memory, are due at one millisecond
+producers   100,000 producers send a request each, and are forgotten at one checkpoint
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from bench.loop import PORTION, START_MS, TOPICS, Loop
+from bench.measure import check
+from timer.leases import Consumer
+from timer.payloads import CreateGroup, GroupSettings, Start
+from timer.policies import Policy, Scope
+from timer.producers import IDLE_MS_MAX
+from timer.serving import Delivery
+from timer.units import ProducerId, TopicId
+
+CLUSTER: Final = Scope("")
+LEASE_MS: Final = 30_000
+PRODUCERS: Final = 100_000
+
+
+def grouped(loop: Loop, topics: Sequence[TopicId]) -> list[Delivery]:
+    """Give each topic a group with a consumer; return where deliveries will be."""
+    made, got = list[Any](), list[Delivery]()
+    for number, topic in enumerate(topics):
+        settings = GroupSettings(lease_ms=LEASE_MS)
+        loop.leader.groups.create(CreateGroup(topic, "g", Start.EARLIEST, settings), made.append)
+        if number % PORTION == PORTION - 1:
+            loop.settle()
+    loop.settle()
+    for group in made:
+        consumer = Consumer("c", LEASE_MS, got.append)
+        loop.leader.groups.join(group, consumer)
+        loop.leader.groups.credit(group, consumer, 10)
+    loop.settle()
+    return got
+
+
+def leases(loop: Loop, scale: int) -> None:
+    """10,000 groups hold a message each; all leases end at one instant."""
+    del scale
+    topics = loop.topics(TOPICS)
+    got = grouped(loop, topics)
+    loop.schedule(topics, np.full(TOPICS, 60_000))
+    loop.wait(60_001)
+    loop.settle()
+    check(len(got) == TOPICS, f"{len(got)} of {TOPICS} were handed out")
+    loop.forget()
+    loop.wait(60_001 + LEASE_MS)
+    loop.settle()
+    check(len(got) == 2 * TOPICS, f"{len(got) - TOPICS} of {TOPICS} were handed out again")
+    loop.checkpoint()
+
+
+def policies(loop: Loop, scale: int) -> None:
+    """The cluster's policy pauses 10,000 topics that hold a timer each, and resumes them."""
+    del scale
+    topics = loop.topics(TOPICS)
+    grouped(loop, topics)
+    loop.schedule(topics, np.full(TOPICS, 60_000))
+    loop.forget()
+    for said, at_ms in (
+        (Policy(retention_ms=60_000), 10_000),
+        (Policy(paused=True), 50_000),
+        (Policy(ttl_ms=600_000), 60_001),
+        (Policy(paused=False), 70_000),
+    ):
+        loop.wait(at_ms)
+        loop.settle()
+        loop.step("alter", lambda said=said: loop.alter(CLUSTER, said))  # type: ignore[misc]
+        loop.settle()
+        loop.checkpoint()
+    fired = loop.engine.machine.counts.fired
+    check(fired == TOPICS, f"{fired} of {TOPICS} fired")
+
+
+def one_ms(loop: Loop, scale: int) -> None:
+    """A million timers, in memory, are due at one millisecond."""
+    [topic] = loop.topics(1)
+    count = 1_000_000 // scale
+    loop.forget()
+    loop.schedule([topic], np.full(count, 600_000))
+    for now_ms in range(0, 600_000, 3_000):  # as the leader's checkpoints come
+        loop.wait(now_ms + 1_000)
+        loop.settle()
+        loop.checkpoint()
+    loop.wait(600_001)
+    loop.settle()
+    loop.checkpoint()
+    fired = loop.engine.machine.counts.fired
+    check(fired == count, f"{fired} of {count} fired")
+
+
+def producers(loop: Loop, scale: int) -> None:
+    """100,000 producers send a request each, are written by a flush, and forgotten."""
+    count = PRODUCERS // scale
+    [topic] = loop.topics(1)
+    ids: list[Any] = []
+    loop.forget()
+    for number in range(count):
+        token = number.to_bytes(16, "little")
+        loop.leader.register(token, ProducerId(1 + number), loop.now, ids.append)
+        if number % PORTION == PORTION - 1:
+            loop.settle()
+    loop.settle()
+    due_ms = np.array([START_MS + 600_000], np.int64)
+    for number, producer in enumerate(ids):
+        loop.request(due_ms, np.array([topic], np.uint32), producer, 1)
+        if number % PORTION == PORTION - 1:
+            loop.settle()
+    loop.settle()
+    loop.checkpoint()
+    loop.flush()
+    check(len(loop.engine.machine.producers) == count, "each has its id")
+    loop.wait(2 * IDLE_MS_MAX)
+    for _ in itertools.takewhile(lambda _: len(loop.engine.machine.producers), range(count)):
+        loop.settle()
+        loop.checkpoint()
+    check(not len(loop.engine.machine.producers), "they are forgotten")
+    loop.settle()
