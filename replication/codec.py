@@ -1,8 +1,8 @@
-"""Messages to bytes and back: the envelope of replication/proto/replication.proto.
+"""Encoding of messages: the envelope of replication/proto/replication.proto.
 
     u32 size of the envelope | envelope | frames
 
-Everything that arrives is checked for its types and ranges here; what it means, in the core.
+Decoding checks types and ranges. The core interprets the values.
 """
 
 import struct
@@ -36,7 +36,7 @@ _SIZE: Final = struct.Struct("<I")
 
 
 def encode(message: Message, wall_ms: UnixMs, frames: Sequence[Bytes]) -> bytes:
-    """Return the message with its frames as it travels."""
+    """Return the message and its frames in wire format."""
     envelope = pb.Envelope(under=_leadership(message.under), wall_ms=wall_ms)
     _fill(envelope, message)
     head = envelope.SerializeToString()
@@ -47,7 +47,7 @@ def decode(data: bytes) -> tuple[Message, UnixMs, memoryview]:
     """Return (message, the sender's wall clock, frames).
 
     Raises:
-        ValueError: it is not a message of this version.
+        ValueError: the bytes are no message of this version.
     """
     view = memoryview(data)
     if len(view) < _SIZE.size:
@@ -59,7 +59,7 @@ def decode(data: bytes) -> tuple[Message, UnixMs, memoryview]:
     try:
         envelope = pb.Envelope.FromString(bytes(view[_SIZE.size : end]))
     except DecodeError as error:
-        raise ValueError(f"no envelope: {error}") from None
+        raise ValueError(f"damaged envelope: {error}") from None
     return _message(envelope), UnixMs(envelope.wall_ms), view[end:]
 
 
@@ -195,7 +195,7 @@ def _message(envelope: pb.Envelope) -> Message:
         case "refused":
             return Refused(under=under, promise=_promise(envelope.refused.promise))
         case kind:
-            raise ValueError(f"message of kind {kind}")
+            raise ValueError(f"unknown message kind {kind}")
 
 
 def _leadership(promise: Promise) -> pb.Leadership:
@@ -205,7 +205,7 @@ def _leadership(promise: Promise) -> pb.Leadership:
 def _promise(said: pb.Leadership) -> Promise:
     for value in (said.epoch, said.leader, said.nonce):
         if not 1 <= value <= ID_MAX:
-            raise ValueError(f"leadership {said.epoch}, {said.leader}, {said.nonce}")
+            raise ValueError(f"invalid leadership {said.epoch}, {said.leader}, {said.nonce}")
     return Promise(Epoch(said.epoch), ReplicaId(said.leader), Nonce(said.nonce))
 
 

@@ -1,4 +1,4 @@
-"""Complaints about peers, logged sparingly: a peer that is wrong is often wrong again at once."""
+"""Warnings about peers at a limited rate, as a faulty peer often repeats its fault at once."""
 
 import logging
 import time
@@ -9,17 +9,18 @@ EVERY_S: Final = 60.0
 
 
 class Complaints:
-    """Logs at most one complaint about each peer in EVERY_S, and how many it left out."""
+    """Logs at most one warning per peer in EVERY_S seconds, with the number left out since."""
 
     def __init__(
         self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._logger, self._clock = logger, clock
         self._said: dict[str, tuple[float, int]] = {}
-        """Peer -> when a complaint was logged, and how many were not since."""
+
+    """Peer -> (time of the last logged warning, number left out since)."""
 
     def say(self, peer: str, text: str) -> None:
-        """Log `text`, unless a complaint about this peer was logged just before."""
+        """Log `text`, except within EVERY_S seconds after another warning about this peer."""
         now_s = self._clock()
         said_s, unsaid = self._said.get(peer, (float("-inf"), 0))
         if now_s - said_s < EVERY_S:

@@ -1,4 +1,4 @@
-"""Settings of replication, with their units and reasons."""
+"""Settings of replication, with units and reasons."""
 
 from dataclasses import dataclass
 
@@ -11,41 +11,41 @@ class ReplicationConfig:
     """Times are CLOCK_BOOTTIME milliseconds of the machine that measures them."""
 
     lease_ms: int = 500
-    """A leader acts alone for this long after sending what a majority answered. The floor of
-    every failover that nobody planned."""
+    """Time for which a leader acts alone after sending a message that a majority answered. The
+    least duration of every unplanned failover."""
     guard_percent: int = 10
-    """A follower's clock may run this much faster than its leader's before two could lead."""
+    """Percent by which a follower's clock may run faster than the leader's without two leaders."""
     heartbeat_ms: int = 100
-    """An idle leader speaks this often: five chances per lease."""
+    """Interval of an idle leader's appends: five chances per lease."""
     stepdown_leases: int = 4
-    """A leader without a lease for so many leases gives up: it waits for nobody any more."""
+    """Leases of time without a lease after which a leader steps down."""
     stuck_leases: int = 8
-    """So does one whose disk has not synced for so many what a majority of others has: not sooner,
-    as disks that are merely slow come back."""
+    """Leases of time after which a leader steps down if its disk syncs nothing that a majority
+    already has. No fewer, as a disk that is only slow may recover."""
     drain_leases: int = 2
-    """A leader that hands over waits this long for its tail to commit."""
+    """Leases of time for which a leader waits at a handover for its last entries to commit."""
     bid_ms: int = 5_000
-    """A candidate gives up when nothing has moved for this long."""
+    """A candidate ends its bid after this long without a new answer or new entries."""
     source_ms: int = 1_000
-    """A candidate looks for another majority when the log it fetches from is silent for this."""
+    """A candidate drops the answer of the voter it fetches from after this long without a reply."""
     window_messages: int = 16
-    """Appends to one follower that it has not made durable: enough to hide one fsync, few
-    enough that what waits behind them becomes one large message."""
+    """Maximum of appends to one follower that are not durable there. Enough to hide one fsync; few
+    enough that the waiting entries form one large message."""
     window_bytes: int = 16 << 20
-    """Bytes of such appends."""
+    """Maximum bytes of those appends."""
     message_bytes: int = 4 << 20
-    """Target size of one append; one entry may be larger."""
+    """Target size of one append in bytes; a single entry may be larger."""
     probe_bytes: int = 64 << 10
-    """Size of an append to a follower whose log is not known to match: it may be refused."""
+    """Size in bytes of an append while the last common index is unknown: it may be refused."""
     cache_bytes: int = 32 << 20
-    """Entries kept in memory for sending and applying; what is older is read from the log."""
+    """Bytes of entries kept in memory for sending and applying. Older ones are read from disk."""
     learner_ms: int = 60_000
-    """A learner that lags holds the log for so long after its last answer; voters do always. All
-    of them up to the limit in bytes."""
+    """A learner's missing log is kept for this long after its last answer; a voter's, always.
+    `log_kept_bytes` limits both."""
     log_kept_bytes: int = 1 << 30
-    """The log below the manifest that is kept for followers that lack it."""
+    """Bytes of log below the manifest kept for followers that lack them."""
     uncommitted_bytes: int = 64 << 20
-    """What the leader takes before a majority has it; more is refused as Overloaded."""
+    """Maximum bytes without a majority. The leader rejects more with Overloaded."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -59,5 +59,5 @@ class ReplicationConfig:
 
     @property
     def guard_ms(self) -> int:
-        """How long a follower stands by a leader that it last heard from: never under a lease."""
+        """Time for which a follower stands by the last leader it heard; at least a lease."""
         return self.lease_ms + -(-self.lease_ms * self.guard_percent // 100)

@@ -7,23 +7,22 @@
         +--------------------+------------------------+
             a higher epoch; no lease for long; the leadership handed over (`Release`)
 
-Who may lead is decided by promises alone. A promise is (epoch, leader, nonce of the leader's
-process), durable before it is acted on, and only ever replaced by one of a higher epoch:
+Promises alone decide the leader. A promise is (epoch, leader, nonce of the leader's process). It is
+durable before the replica acts on it. Only a promise of a higher epoch replaces it.
 
-    fence     A candidate leads only after a majority promised and it holds the greatest
-              (epoch, index) of that majority: so it holds all that was ever committed.
-    commit    An entry is committed when a majority has it on disk, matched with this leader's
-              log, and the leader's own EPOCH entry with it. The leader's disk is one of them, or
-              is not: it may be the last that has an entry.
-    lease     A majority answered something that the leader *sent* less than a lease ago. Each
-              of them stands by it for lease + 10 % from *receiving* that, so nobody else can
-              be promised meanwhile. A leader that ends its leadership says so, and nobody waits.
+    fence     A candidate leads after a majority promised, once its log reaches the greatest
+              (epoch, index) of that majority. Its log then holds every committed entry.
+    commit    An entry is committed when a majority has on disk both it and the leader's EPOCH
+              entry, matched with the leader's log. The leader's own disk need not be one of them.
+    lease     The lease runs from the time at which the leader *sent* a message that a majority
+              answered. Each of those voters promises no other candidate for the lease + 10 % after
+              *receiving* the message. A leader's `Release` ends that wait at once.
 
-The source of the rules is Raft (Ongaro and Ousterhout 2014, sections 5.3 to 5.4.2 and, for
-leases, 6.4.1 of Ongaro's thesis); the appointment from outside is Vertical Paxos'.
+The rules are Raft's (Ongaro and Ousterhout 2014, sections 5.3 to 5.4.2; for leases, section 6.4.1
+of Ongaro's thesis). The appointment from outside is that of Vertical Paxos.
 
-Here entries are (epoch, index) and a size. The shell (replication/driver.py) holds the bytes.
-Nothing in here reads a clock, a socket, a file or a random source.
+The core represents an entry by (epoch, index) and a size. The driver (replication/driver.py) holds
+the bytes. The core reads no clock, socket, file or random source.
 """
 
 from collections.abc import Sequence
@@ -69,7 +68,7 @@ from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 class Core:
     """One replica. Only `step` changes it."""
 
-    def __init__(  # noqa: PLR0913 - what survived, as the shell found it
+    def __init__(  # noqa: PLR0913 - the state that the shell recovered
         self,
         *,
         me: ReplicaId,
@@ -94,32 +93,33 @@ class Core:
         self.shape = shape
         self.tail = Tail(LogIndex(shape.last_index + 1))
         self.version = 0
-        """Truncations so far: what a thread did to the log before one says nothing after it."""
+        """Number of truncations so far. A completion that carries an older version is ignored."""
         self.durable_index = shape.last_index
         self.commit_index = commit_index
         self.kept_from = LogIndex(0)
-        """Every follower had the log below this on its disk."""
+        """Every voter and every recent learner has the log below this index on its disk."""
         self.leader: ReplicaId | None = None
         self.heard_ms: MonoMs | None = None
-        """When a leader was last heard."""
+        """Time of the last append from a leader. None: no append arrived yet."""
         self.highest_met = promise.epoch
-        """Epoch of the highest promise met, here or where this replica was refused."""
+        """Highest epoch promised by this replica or by a voter that refused it."""
         self.refused_epoch = Epoch(0)
-        """Epoch of the highest promise that refused this leadership; at its own epoch, a voter
-        promised another candidate of it, and follows again only from the next epoch on."""
+        """Epoch of the highest promise that refused this leadership; 0: none. If it equals `epoch`,
+        a voter promised another candidate of the same epoch. That voter follows again only from
+        the next epoch on."""
         self.clock_samples: dict[ReplicaId, ClockSample] = {}
         self.wake_at_ms: MonoMs | None = None
-        """Step again no later than this. None: nothing is pending."""
+        """Time of the next step at the latest. None: nothing is pending."""
 
         self._now = now_ms
         self._role = Role.FOLLOWER
         self._held: Held | None = None
         self._bid: Bid | None = None
         self._met: set[ReplicaId] = set()
-        """Who could be reached, voter or not."""
+        """Replicas that were connected since the start, voters or not."""
         self._sets = self._sets_in_force()
-        # Follower. A leader from before this process started may still count on its answers;
-        # not if no promise was ever given, nor if the last was to an earlier process of our own.
+        # Follower. A leader from before this start may still count this replica's answers in its
+        # lease. Not if no promise was ever given, or the last was to an earlier process of our own.
         self._guarded_until = now_ms
         if promise.epoch and promise.leader != me:
             self._guarded_until = MonoMs(now_ms + conf.guard_ms)
@@ -133,61 +133,61 @@ class Core:
         self.serving = False
         self.draining = False
         self.parting = False
-        """The handing over has begun, and the shell may still propose."""
+        """The handover has begun; the shell may still propose its last entries."""
         self._progress: dict[ReplicaId, Progress] = {}
         self._led_ms = now_ms
         self._own_disk = OwnDisk()
         self._drain_ms = now_ms
         self._start_index = LogIndex(0)
 
-    # ---------------------------------------------------------------- what it knows
+    # ---------------------------------------------------------------- knowledge
 
     @property
     def role(self) -> Role:
-        """What this replica is doing."""
+        """The present role. A follower outside the voter sets in force is a learner."""
         if self._role is Role.FOLLOWER and not self._is_voter():
             return Role.LEARNER
         return self._role
 
     @property
     def epoch(self) -> Epoch:
-        """Epoch of the leadership that this replica stands by."""
+        """Epoch of the present promise; 0: none was given."""
         return self.promise.epoch
 
     @property
     def voters(self) -> Voters:
-        """The newest voter set in the log."""
+        """The newest voter set in the log, committed or not."""
         return self.shape.voters
 
     @property
     def matched_index(self) -> LogIndex:
-        """The log up to here is the one of the leader that this replica follows."""
+        """Up to this index the log equals that of the leader being followed."""
         return self.shape.last_index if self._role is Role.LEADER else self._matched
 
     @property
     def uncommitted_bytes(self) -> int:
-        """Bytes appended and not committed, or not on this disk: they can't leave memory."""
+        """Bytes of entries that are not committed or not on this disk. They stay in memory."""
         return self.tail.size(min(self.commit_index, self.durable_index), self.shape.last_index)
 
     @property
     def bid_epoch(self) -> Epoch:
-        """The epoch this replica tries to lead; 0: none."""
+        """The epoch that this replica bids to lead; 0: none."""
         return self._bid.under.epoch if self._bid else Epoch(0)
 
     def lease_until_ms(self, now_ms: MonoMs) -> MonoMs | None:
-        """Return when the leader's lease ends unless renewed; None for others."""
+        """Return the end of the leader's lease if it is not renewed. None: not a leader."""
         if self._role is not Role.LEADER:
             return None
         values = {self.me: int(now_ms)}
         for peer, progress in self._progress.items():
             if progress.acked_ms is not None:
-                # 0 stands for "absent" in `reached`, and time may well start there.
+                # 0 means "absent" in `reached`, and the clock may start at 0.
                 values[peer] = max(progress.acked_ms, 1)
         sent_ms = reached(self._sets, values)
         return MonoMs(sent_ms + self.conf.lease_ms) if sent_ms else self._led_ms
 
     def lease_held(self, now_ms: MonoMs) -> bool:
-        """Return whether nobody else can have been promised by `now_ms`."""
+        """Return whether the lease excludes another leader at `now_ms`."""
         until_ms = self.lease_until_ms(now_ms)
         return until_ms is not None and now_ms < until_ms
 
@@ -203,12 +203,12 @@ class Core:
     # ---------------------------------------------------------------- steps
 
     def step(self, now_ms: MonoMs, event: Event) -> Effects:
-        """Advance to `now_ms`, apply `event`, return what the shell must do."""
+        """Advance to `now_ms`, apply `event`, and return the orders for the shell."""
         assert now_ms >= self._now, f"time went back: {self._now} -> {now_ms}"
         self._now = now_ms
         out = Effects()
         if isinstance(event, Proposed):
-            # Hot, and comes in bursts: everything else waits for the tick at the burst's end.
+            # Proposals come in bursts. All other work waits for the tick at the burst's end.
             self._on_proposed(event.sizes)
             return out
         match event:
@@ -230,7 +230,7 @@ class Core:
         return out
 
     def _settle(self, out: Effects) -> None:
-        """Do what has become possible or due."""
+        """Do everything that has become possible or due."""
         if self._held is not None:
             self._consider_fence(self._held, out)
         if self._bid is not None:
@@ -299,7 +299,7 @@ class Core:
         out.send.append(Outgoing(to, Refused(under=under, promise=self.promise)))
 
     def _adopt(self, under: Promise, out: Effects) -> None:
-        """Promise `under`; whatever this replica was, it is a follower now."""
+        """Promise `under` and become a follower."""
         assert under.epoch > self.promise.epoch, f"promise goes back: {self.promise} -> {under}"
         self._cease(out)
         self.promise = under
@@ -316,14 +316,14 @@ class Core:
             self._drop_bid()
 
     def _guarded(self) -> MonoMs:
-        """Return until when this replica promises nobody else."""
+        """Return the time until which this replica promises no other leader."""
         if self._role is Role.LEADER:
-            # It counts on its own answer as on the others'.
+            # A leader counts its own answer like the others'.
             return self.lease_until_ms(self._now) or self._now
         return self._now if self._released else self._guarded_until
 
     def _on_fence(self, sender: ReplicaId, fence: Fence, out: Effects) -> None:
-        # Who is asked counts in a set that the candidate has met, if in none that this replica has.
+        # A replica that is no voter in its own log answers too: the candidate may know a newer set.
         if not self._admits(fence.under):
             self._refuse(sender, fence.under, out)
             return
@@ -334,7 +334,7 @@ class Core:
             held.fence, held.since_ms = fence, self._now
 
     def _consider_fence(self, held: Held, out: Effects) -> None:
-        """Answer the fence that waits, if nothing stands against it any more."""
+        """Answer the waiting fence if no lease and no unflushed log forbids it any more."""
         under = held.fence.under
         if not self._admits(under):
             self._held = None
@@ -342,7 +342,7 @@ class Core:
             return
         if under != self.promise:
             if self._role is Role.LEADER and self.lease_held(self._now):
-                self._drain()  # an appointment above ours, and its candidate is alive
+                self._drain()  # a higher epoch was appointed, and its candidate is alive
                 return
             if self._now < self._guarded():
                 return
@@ -386,7 +386,7 @@ class Core:
         self._bid = Bid(under, moved_ms=self._now, send_at_ms=self._now, voters=voters)
         if self._held is not None and self._held.fence.under.epoch >= epoch:
             return  # another candidate was first; the bid ends when that one is promised
-        # Our own vote waits for the same things as everybody's.
+        # Our own vote waits for the same conditions as every other vote.
         fence = Fence(under=under, last_epoch=self.shape.last_epoch, sent_ms=self._now)
         self._held = Held(self.me, fence, self._now)
 
@@ -407,19 +407,20 @@ class Core:
         assert bid is not None, answer
         assert answer.last_epoch < bid.under.epoch, f"entries of an epoch not led yet: {answer}"
         if self._now - bid.moved_ms >= self.conf.bid_ms:
-            return  # given up already: what was answered before a long pause may be forgotten
+            return  # the bid has expired: voters may have dropped what they answered before a pause
         if bid.hears(voter, answer):
             bid.moved_ms = self._now
 
     def _counted(self, bid: Bid, sets: tuple[Voters, ...]) -> set[ReplicaId]:
-        """Return the voters whose promise counts."""
+        """Return the voters whose promises count."""
         if bid.answers.keys() >= frozenset().union(*sets):
             return set(bid.answers)
-        # Who lost its tail may have helped to commit it: without everybody's word, leave it out.
+        # An unsure voter may have lost a tail that it helped to commit. Its promise counts only if
+        # every voter has answered.
         return {voter for voter, answer in bid.answers.items() if not answer.unsure}
 
     def _greatest(self, bid: Bid, who: set[ReplicaId]) -> tuple[tuple[Epoch, LogIndex], ReplicaId]:
-        """Return the greatest log end of those counted, and who has it."""
+        """Return the greatest log end among the voters `who`, and a voter that has it."""
         ends = {voter: bid.answers[voter] for voter in who}
         return max(((end.last_epoch, end.last_index), voter) for voter, end in ends.items())
 
@@ -440,7 +441,7 @@ class Core:
             self._ask(bid, sets, out)
 
     def _ask(self, bid: Bid, sets: tuple[Voters, ...], out: Effects) -> None:
-        """Send, or send again, what the candidate waits for."""
+        """Send or repeat the fences and the fetch that have no answer yet."""
         bid.send_at_ms = MonoMs(self._now + self.conf.heartbeat_ms)
         fence = Fence(under=bid.under, last_epoch=self.shape.last_epoch, sent_ms=self._now)
         for voter in sorted(frozenset().union(*sets) - bid.answers.keys() - {self.me}):
@@ -449,13 +450,13 @@ class Core:
             self._send_fetch(bid, bid.source, out)
 
     def _fetch_from(self, bid: Bid, source: ReplicaId, out: Effects) -> None:
-        """Get the entries of `source`; look for another majority if it has died."""
+        """Fetch the entries of `source`. Drop its answer if it has been silent for `source_ms`."""
         if bid.source != source:
             bid.source, bid.asked = source, False
             bid.source_moved_ms = self._now
             bid.prev = min(self.shape.last_index, bid.answers[source].last_index)
         elif self._now - bid.source_moved_ms >= self.conf.source_ms:
-            # Its answer no longer counts; if it lives, it answers the next fence.
+            # The source's answer counts no longer. If it is alive, it answers the next fence.
             del bid.answers[source]
             bid.source = None
             return
@@ -475,7 +476,7 @@ class Core:
         prev, shape = fetch.prev_index, self.shape
         conflict = None
         if prev >= shape.base_index:
-            # A candidate may hold another entry where this log is committed, or at its base.
+            # The candidate's entry may differ even below our commit index, or at our base.
             conflict = self._conflict(fetch.prev_epoch, prev)
         if conflict is not None or prev < shape.base_index or prev == shape.last_index:
             self._answer_fetch(sender, fetch, fetch.prev_index, conflict, out)
@@ -522,8 +523,8 @@ class Core:
             bid.prev = answer.last_index
             bid.moved_ms = self._now
         else:
-            # It lost what it said it had, or dropped what is asked for. The next fence asks it
-            # again; the same answer then moves nothing.
+            # The source lost entries that it had reported, or dropped the ones that were fetched.
+            # The next fence goes to it again; an unchanged answer does not extend the bid.
             del bid.answers[sender]
             bid.source = None
             return
@@ -532,7 +533,7 @@ class Core:
     # ---------------------------------------------------------------- leader
 
     def _begin(self, bid: Bid, out: Effects) -> None:
-        """Begin to lead: a majority promised, and this log holds whatever was committed."""
+        """Lead: a majority promised, and this log holds every committed entry."""
         assert self.promise == bid.under, (self.promise, bid.under)
         self._bid = None
         self._role = Role.LEADER
@@ -552,9 +553,10 @@ class Core:
             self._progress[peer] = Progress(next=LogIndex(max(index, self.shape.base_index) + 1))
 
     def _next_voters(self, proposed: Voters | None) -> Voters:
-        """Return who votes from the next EPOCH entry on: `proposed`, if that is one change.
+        """Return the voters from the next EPOCH entry on.
 
-        It may come late: then the log's own stay.
+        These are `proposed` if it differs from the log's set by one change, contains this replica,
+        and no earlier change is still open. Otherwise the log's set stays.
         """
         voters = self.shape.voters
         settled = self._sets_in_force() == (voters,)
@@ -563,12 +565,12 @@ class Core:
         return proposed if one_change(voters, proposed) else voters
 
     def started(self, size: int) -> None:
-        """Take note of the size of the EPOCH entry that `start` ordered, before the next step."""
+        """Record the size of the EPOCH entry that `start` ordered. Call before the next step."""
         assert len(self.tail) == self.shape.last_index - self.tail.first_index, len(self.tail)
         self.tail.extend((size,))
 
     def _cease(self, out: Effects) -> None:
-        """Follow. A leadership that ends here ends for good: nobody needs to wait for it."""
+        """Follow. A leader sends `Release` first, so that no follower waits for its lease."""
         if self._role is Role.LEADER:
             out.send += [Outgoing(peer, Release(under=self.promise)) for peer in self._progress]
             self._released = True
@@ -591,7 +593,7 @@ class Core:
         self.tail.extend(sizes)
 
     def parted(self) -> None:
-        """The shell has proposed its last entries; a `Tick` has to follow."""
+        """Record that the shell has proposed its last entries. A `Tick` must follow."""
         self.parting = False
 
     def _lead(self, out: Effects) -> None:
@@ -611,7 +613,7 @@ class Core:
                 self._cease(out)
                 return
         if out.start is not None:
-            return  # its frame does not exist yet; the shell ticks when it does
+            return  # the EPOCH frame does not exist yet; the shell ticks once it does
         for peer, progress in self._progress.items():
             self._feed(peer, progress, out)
             if self._now - progress.sent_ms >= self.conf.heartbeat_ms:
@@ -623,7 +625,7 @@ class Core:
                     out.send.append(Outgoing(peer, behind))
 
     def _feed(self, peer: ReplicaId, progress: Progress, out: Effects) -> bool:
-        """Send what the follower has not been sent, as far as its window goes."""
+        """Send new entries until the follower's window is full. Return whether any were sent."""
         sent = False
         if progress.stranded:
             return sent
@@ -637,7 +639,7 @@ class Core:
                 break
             if progress.next < self.tail.first_index:
                 if progress.probing:
-                    break  # a heartbeat finds out more cheaply
+                    break  # a heartbeat finds the matching index without reading the disk
                 progress.reading = progress.next
                 out.read.append(self._read(peer, progress.next))
                 break
@@ -660,7 +662,7 @@ class Core:
     def _send_append(
         self, peer: ReplicaId, progress: Progress, last: LogIndex, out: Effects
     ) -> None:
-        """Send (next - 1, last], none if they are equal."""
+        """Send the entries (next - 1, last]; a heartbeat if the range is empty."""
         prev = LogIndex(progress.next - 1)
         progress.sent_ms = self._now
         progress.waiting = True
@@ -678,7 +680,7 @@ class Core:
         out.send.append(Outgoing(peer, message))
 
     def _read(self, peer: ReplicaId, first: LogIndex) -> Read:
-        # What is not in memory is durable, so the log has it.
+        # An entry outside memory is durable, so the log has it.
         last = min(self.durable_index, LogIndex(self.tail.first_index - 1))
         assert first <= last, (first, self.durable_index, self.tail.first_index)
         assert first > self.shape.base_index, (
@@ -711,7 +713,7 @@ class Core:
         if progress is None or answer.nonce in progress.retired:
             return
         if answer.nonce != progress.nonce:
-            # Another process: what the earlier one had on disk it may have lost (a torn tail).
+            # Another process. It may have lost entries of the earlier one's disk (a torn tail).
             if progress.nonce:
                 progress.retired.add(progress.nonce)
                 progress.match = LogIndex(0)
@@ -726,13 +728,13 @@ class Core:
             self._on_conflict(progress, answer, answer.conflict)
             return
         assert answer.durable_index <= answer.matched_index <= self.shape.last_index, (
-            f"replica {sender} matched what was never sent: {answer},"
+            f"replica {sender} matched an entry that was never sent: {answer},"
             f" last index {self.shape.last_index}"
         )
         progress.match = max(progress.match, answer.durable_index)
         if answer.matched_index >= self.shape.base_index:
-            progress.stranded = False  # what it lacked was still on its way
-        if answer.matched_index >= progress.next - progress.probing:  # what came late matches, too
+            progress.stranded = False  # the missing entries were still in flight
+        if answer.matched_index >= progress.next - progress.probing:  # a late append matched too
             progress.probe_from(LogIndex(answer.matched_index + 1))
             progress.probing = False
         while progress.inflight and progress.inflight[0][0] <= progress.match:
@@ -740,7 +742,7 @@ class Core:
 
     def _on_conflict(self, progress: Progress, answer: AppendAnswer, conflict: Conflict) -> None:
         if answer.prev_index <= progress.match or answer.prev_index >= progress.next:
-            return  # late: it has matched further since, or another question is out
+            return  # outdated: more has matched since, or another probe is in flight
         if progress.probing and answer.prev_index != progress.next - 1:
             return
         resume = max(self.shape.resume_at(conflict), progress.match)
@@ -754,7 +756,7 @@ class Core:
         if self._role is Role.LEADER:
             progress = self._progress.get(peer)
             if progress is None:
-                # A learner, until now unheard of: fed like the others, counted for nothing.
+                # A new learner. It receives the log and counts in no majority.
                 progress = Progress(next=LogIndex(self.shape.last_index + 1))
                 self._progress[peer] = progress
             else:
@@ -769,7 +771,7 @@ class Core:
             values[peer] = progress.match
         most = reached(self._sets, values)
         self._own_disk.note(self._now, self.durable_index, LogIndex(most))
-        # Also beyond our own disk: a majority has it without us, and it stays in memory until then.
+        # This may pass our own durable index. Such entries stay in memory until our disk has them.
         if most > self.commit_index and self._may_commit(LogIndex(most)):
             self._commit(LogIndex(most))
             self.serving = True
@@ -782,7 +784,7 @@ class Core:
         self.kept_from = max(self.kept_from, LogIndex(min(floor, self.commit_index) + 1))
 
     def _may_commit(self, index: LogIndex) -> bool:
-        """Older epochs' entries are committed by this epoch's: alone, they can still be lost."""
+        """Return whether `index` reaches this epoch's EPOCH entry; lower entries can be lost."""
         return index >= self._start_index
 
     def _commit(self, index: LogIndex) -> None:
@@ -808,7 +810,7 @@ class Core:
         if not self._released:
             self._guarded_until = MonoMs(self._now + self.conf.guard_ms)
         conflict = None
-        if append.prev_index > self.commit_index:  # a leader's log holds all that is committed
+        if append.prev_index > self.commit_index:  # a leader's log holds every committed entry
             conflict = self._conflict(append.prev_epoch, append.prev_index)
         if conflict is None:
             self._splice(append.prev_index, append.last_index, append.starts, sizes, out)
@@ -847,7 +849,7 @@ class Core:
         return min(self.durable_index, self._matched)
 
     def _conflict(self, prev_epoch: Epoch, prev_index: LogIndex) -> Conflict | None:
-        """Return where this log parts from one with that entry. None: it has it, too."""
+        """Return where this log differs from one with that entry. None: this log has the entry."""
         if prev_index <= self.shape.last_index and self.shape.epoch_at(prev_index) == prev_epoch:
             return None
         return self.shape.conflict_at(prev_index)
@@ -860,7 +862,7 @@ class Core:
         sizes: Sequence[int],
         out: Effects,
     ) -> None:
-        """Make (prev, last] of this log what came; `prev` is matched."""
+        """Replace (prev, last] of this log by the received entries. `prev` has matched."""
         assert len(sizes) == last - prev, (len(sizes), prev, last)
         known = max(prev, min(self.commit_index, last))
         parts_at = self.shape.parts_at(known, starts, last)
@@ -906,29 +908,30 @@ class Core:
             and self.shape.last_epoch == self.promise.epoch
             and self._sure_from >= self.shape.last_start
         ):
-            # The leader knows this very process, so its commit index counts nothing that only
-            # an earlier one had on disk.
+            # The leader knows this process. Its commit index therefore counts no entry that only an
+            # earlier process had on disk.
             self.unsure = False
             out.persist = Persist(self.promise, self.unsure)
 
     # ---------------------------------------------------------------- upkeep
 
     def drop_before(self, index: LogIndex, beyond: LogIndex = LogIndex(0)) -> LogIndex:
-        """Forget the log below `index`; return what is first now.
+        """Drop the log below `index`, and return its first index afterwards.
 
-        As far as every follower has it; below `beyond` also what one lacks: it gets a snapshot.
+        Entries are dropped once every voter and every recent learner has them. Below `beyond` they
+        are dropped in any case; a follower that lacks them fetches a snapshot.
         """
         index = min(index, max(self.kept_from, beyond), self.commit_index, self.tail.first_index)
         if index > self.shape.base_index + 1:
             self.shape.drop_before(index)
             for progress in self._progress.values():
-                if progress.next < index:  # if it is needed: see `stranded`
+                if progress.next < index:  # a conflict at the new base marks it `stranded`
                     progress.probe_from(index)
         return LogIndex(self.shape.base_index + 1)
 
     @property
     def stranded(self) -> tuple[ReplicaId, ...]:
-        """Followers that this leader can't bring up to date from its log."""
+        """Followers that need entries which this leader's log has dropped."""
         return tuple(peer for peer, progress in self._progress.items() if progress.stranded)
 
     def __str__(self) -> str:

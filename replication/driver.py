@@ -1,4 +1,4 @@
-"""The core with its bytes: steps it, carries its effects out, tells the application.
+"""The core with its bytes: steps the core, executes its effects, and notifies the application.
 
     messages, durability, time          Driver                       Io (a shell)
     --------------------------> inbox -> core.step -> effects -----> persist, write, read,
@@ -6,11 +6,11 @@
                                           v
                                        Listener: on_commit, on_role, on_lead, on_stepdown, …
 
-Two shells stand behind `Io`: asyncio with a writer thread (replication/replica.py), and the
-simulator (chaos/sim/), so all that is not the clock, the disk or the network is the same code.
+Two shells implement `Io`: asyncio with a writer thread (replication/replica.py), and the simulator
+(chaos/sim/). Both therefore run the same code except for the clock, the disk and the network.
 
-Everything runs on one thread. While a promise is on its way to the disk no event is taken:
-what arrives waits in the inbox.
+The driver runs on one thread. While a promise is being written no event is processed: arriving
+events wait in the inbox.
 """
 
 from collections import deque
@@ -42,75 +42,75 @@ from timer.payloads import EpochStart, decode_epoch, encode_epoch
 from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 OVERLOADED_RETRY_MS = 50
-"""About the time in which a loaded cluster commits what fills its window."""
+"""About the time in which a loaded cluster commits a full window."""
 
 
 class BadMessage(ValueError):
-    """A peer sent what none of this version would; found before anything was done with it."""
+    """A peer's message is damaged or can't be applied. It has changed nothing."""
 
 
 INBOX_MAX: Final = 64
-"""Messages that wait for a promise to be durable. More are lost, as if on their way: a disk may
-hang, and each may have a megabyte."""
+"""Messages that may wait for a promise to be durable. Later ones are dropped, as if the network had
+lost them: a disk may hang, and each message may hold a megabyte."""
 
 
 class Framed(NamedTuple):
-    """An entry with the bytes it was parsed from, or encoded to."""
+    """An entry with its encoded bytes."""
 
     frame: Bytes
     entry: Entry
 
 
 class _Arrival(NamedTuple):
-    """An event with the bytes that came with it: both wait together while a promise is synced."""
+    """An event with the bytes that came with it. Both wait while a promise is written."""
 
     event: Event
     chunk: Sequence[Framed] = ()
-    """Entries that a message brought."""
+    """Entries of a message."""
     loaded: Sequence[Bytes] = ()
-    """Frames that a `Read` found."""
+    """Frames that a `Read` returned."""
 
 
 class Io(Protocol):
-    """What a shell does for the driver. Nothing here blocks."""
+    """The shell's operations for the driver. None of them blocks."""
 
     def mono_ms(self) -> MonoMs:
-        """Return CLOCK_BOOTTIME."""
+        """Return CLOCK_BOOTTIME in milliseconds."""
 
     def persist(self, order: Persist) -> None:
         """Make the promise durable, then call `Driver.persisted`."""
 
     def write(self, order: Order) -> None:
-        """Queue for `write_batch`; after its sync step `Durable(its version, last index)`."""
+        """Queue for `write_batch`; after its sync, handle `Durable(its version, last index)`."""
 
     def read(self, order: Read) -> None:
-        """Read from the log, then call `Driver.loaded` with what was found."""
+        """Read from the log, then call `Driver.loaded` with the frames."""
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
-        """Queue the message, stamped with the wall clock; it may get lost."""
+        """Queue the message with the present wall clock. The message may get lost."""
 
     def refuse(self, sender: ReplicaId, why: str) -> None:
-        """End the stream that a message of `sender` came on: no correct peer sends such a one."""
+        """End the stream of a message of `sender` that no correct peer sends."""
 
     def wake_at(self, at_ms: MonoMs | None) -> None:
-        """Call `Driver.tick` then; replaces what was asked before."""
+        """Call `Driver.tick` at this time; replaces the previous call. None: no call is needed."""
 
     def soon(self) -> None:
-        """Call `Driver.tick` as soon as this burst of proposals is over."""
+        """Call `Driver.tick` as soon as the present burst of proposals is over."""
 
 
 class Listener(Protocol):
-    """What the application hears. It may propose from inside of these."""
+    """The application's callbacks. They may propose."""
 
     def check(self, entry: Entry) -> None:
-        """Return if the entry can be applied: asked before it is appended.
+        """Return if the entry can be applied. Called before the entry is appended.
 
         Raises:
-            ValueError: it can't be. No replica appends it.
+            ValueError: the entry can't be applied. No replica appends it.
         """
 
     def on_commit(self, commit_index: LogIndex) -> None:
-        """Everything up to here is committed: apply it. A leader's own disk may not have it yet."""
+        """Apply the log up to this index. The leader's own disk may not have all of it yet."""
 
     def on_role(self, role: Role, epoch: Epoch) -> None:
         """The role or the epoch changed."""
@@ -119,21 +119,21 @@ class Listener(Protocol):
         """The EPOCH entry is committed: apply to the commit index, load, and serve."""
 
     def on_drain(self) -> None:
-        """The leadership is being handed over: nothing can be proposed after this."""
+        """The leadership is being handed over. Proposals are refused after this call."""
 
     def on_stepdown(self, epoch: Epoch) -> None:
-        """Stop serving `epoch` at once; what is in flight has an unknown outcome."""
+        """Stop serving `epoch` at once. Requests in flight have an unknown outcome."""
 
     def on_behind(self) -> None:
-        """The leader can't feed this replica from its log, and says so again and again."""
+        """The leader has dropped entries that this replica needs. Called repeatedly."""
 
     def on_forgotten(self) -> None:
-        """This founder was formatted again: it is asked to follow a cluster that it forgot."""
+        """This founder was formatted again: a cluster with entries that it forgot contacts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the controller wants to know of a replica."""
+    """A replica's state for the controller."""
 
     replica: ReplicaId
     role: Role
@@ -142,26 +142,27 @@ class Report:
     lease_ok: bool
     last_epoch: Epoch
     last_index: LogIndex
-    """Of its log, as far as it is on its disk: the rest helps nobody to lead if the disk hangs."""
+    """End of its log on its own disk. Later entries are no help if that disk hangs."""
     commit_index: LogIndex
     highest_promise: Epoch
-    """The highest epoch promised here or where this replica was refused: appoint above it."""
+    """Highest epoch promised by this replica or by a voter that refused it. Appoint above it."""
     refused_epoch: Epoch
-    """At or above `epoch`: a voter promised somebody else, and follows again from the next epoch
-    on; appoint once more, this replica if nothing else is wrong with it. 0: nobody refuses."""
+    """Epoch of the promise that refused this leadership; 0: none. At or above `epoch`, a voter
+    promised another candidate, and follows again only from the next epoch on. The controller must
+    then appoint once more; this replica, if it has no other fault."""
     bid_epoch: Epoch
-    """The epoch that this replica tries to lead; 0: none."""
+    """The epoch that this replica bids to lead; 0: none."""
     unsure: bool
     disk_ms: int
-    """How long its disk took to make an entry durable, or takes with the present one."""
+    """Milliseconds for an entry to be durable here: the last one or the present one, if longer."""
     commit_ms: int
-    """As leader: how long a majority took, or takes."""
+    """Milliseconds for a majority to have an entry, likewise; 0 if not a leader."""
     stranded: tuple[ReplicaId, ...]
-    """Followers that lack what was dropped from the leader's log; see Progress."""
+    """Followers that need entries which the leader's log has dropped; see `Progress.stranded`."""
 
 
 class Driver:
-    """One replica without its clock, disk and network."""
+    """One replica except for its clock, disk and network."""
 
     def __init__(self, core: Core, io: Io, listener: Listener, last_time_ms: UnixMs) -> None:
         self.core = core
@@ -178,20 +179,20 @@ class Driver:
         self._told_commit = core.commit_index
         self._on_disk, self._committed = Latency(), Latency()
         self._version = core.version
-        """Of the log as the writer knows it: the core may be ahead, waiting for a promise."""
+        """Number of truncations ordered from the writer. The core may be ahead during `persist`."""
         self._appointed = Epoch(0)
-        """The highest epoch that the control plane has appointed a leader for."""
+        """The highest epoch for which the control plane has appointed a leader."""
 
     # ---------------------------------------------------------------- events
 
     def receive(
         self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: memoryview
     ) -> None:
-        """Take a message and the frames beside it.
+        """Process a message and its frames.
 
         Raises:
-            BadMessage: the frames are damaged, are not those the message names, or hold what
-                can't be applied.
+            BadMessage: the frames are damaged, differ from those that the message names, or hold
+                an entry that can't be applied.
         """
         if self._blocked is not None and len(self._inbox) >= INBOX_MAX:
             return
@@ -208,7 +209,7 @@ class Driver:
         self.handle(Received(sender, message, wall_ms, sizes), chunk)
 
     def handle(self, event: Event, chunk: Sequence[Framed] = ()) -> None:
-        """Step the core with `event` now, or as soon as a promise is durable."""
+        """Step the core with `event`, now or once a promise is durable."""
         self._take(_Arrival(event, chunk))
 
     def _take(self, arrival: "_Arrival") -> None:
@@ -216,13 +217,13 @@ class Driver:
         self._pump()
 
     def tick(self) -> None:
-        """Take note that time has passed."""
+        """Step the core with the present time."""
         self._soon = False
         if self._blocked is None:
             self.handle(Tick())
 
     def persisted(self) -> None:
-        """Go on: the promise is durable."""
+        """Continue after `Io.persist`: the promise is durable."""
         assert self._blocked is not None, "nothing was to be persisted"
         effects, arrival = self._blocked
         self._blocked = None
@@ -232,7 +233,7 @@ class Driver:
         self._pump()
 
     def loaded(self, order: Read, frames: Sequence[Bytes]) -> None:
-        """Take what a `Read` found."""
+        """Process the frames that a `Read` returned."""
         assert frames, order
         last = LogIndex(order.first + len(frames) - 1)
         size = sum(map(len, frames))
@@ -263,7 +264,7 @@ class Driver:
         self._pumping = False
 
     def _measure(self, now_ms: MonoMs) -> None:
-        """Take note how far the disk is, and of a leader's log a majority."""
+        """Record the progress of this disk and, on a leader, of the majority."""
         core = self.core
         end = core.shape.last_index
         self._on_disk.note(now_ms, core.durable_index, end)
@@ -279,24 +280,26 @@ class Driver:
         return why or (self._goes_back(event.message, chunk) if chunk else None)
 
     def _goes_back(self, message: Message, chunk: Sequence[Framed]) -> str | None:
-        """Return that time goes back at the first entry that is new here, as far as known."""
+        """Return the fault if the first new entry is older than the one before it, if known."""
         assert isinstance(message, Append | FetchAnswer), message
         shape, last = self.core.shape, message.last_index
         known = LogIndex(max(message.prev_index, min(self.core.commit_index, last)))
         if not shape.base_index <= known <= shape.last_index:
             return None
         if epoch_in(message, known) != shape.epoch_at(known):
-            return None  # it is refused, or answered with a conflict
+            return None  # the core refuses the message or answers with a conflict
         first = shape.parts_at(known, message.starts, last) or LogIndex(shape.last_index + 1)
         at = first - message.prev_index - 1
         before_ms = self._time_at(LogIndex(first - 1))
         if at >= len(chunk) or before_ms is None:
             return None
         time_ms = chunk[at].entry.time_ms
-        return None if time_ms >= before_ms else f"entry {first} of {time_ms}, after {before_ms}"
+        return (
+            None if time_ms >= before_ms else f"entry {first}: time {time_ms} is below {before_ms}"
+        )
 
     def _time_at(self, index: LogIndex) -> UnixMs | None:
-        """Return the time of an entry. None: it is not known any more."""
+        """Return the time of an entry. None: it is not in memory any more."""
         at = index - self._cache_first
         if 0 <= at < len(self._cache):
             return self._cache[at].entry.time_ms
@@ -335,7 +338,7 @@ class Driver:
             self._listener.on_forgotten()
 
     def _tell(self) -> None:
-        """Tell the listener what has changed."""
+        """Notify the listener of every change."""
         core, listener = self.core, self._listener
         role, epoch, serving = self._told
         told = (core.role, core.epoch, core.serving)
@@ -372,7 +375,7 @@ class Driver:
     def _epoch_entry(self, start: Start) -> Framed:
         core = self.core
         said = EpochStart(start.epoch, core.me, tuple(sorted(start.voters)))
-        # No clock is asked: this node's may be the one that is wrong.
+        # The previous entry's time, not this node's clock: the clock may be wrong.
         return _framed(
             Kind.EPOCH, start.epoch, start.index, self._last_time_ms, [encode_epoch(said)]
         )
@@ -388,18 +391,18 @@ class Driver:
         if at >= 0:
             end = message.last_index - self._cache_first + 1
             return [framed.frame for framed in self._cache[at:end]]
-        # What is not in memory any more is sent in the step that took what a `Read` found.
+        # An entry outside memory is sent in the step that processes the `Read` which returned it.
         assert len(loaded) == message.last_index - message.prev_index, (len(loaded), message)
         return loaded
 
-    # ---------------------------------------------------------------- the application's side
+    # ---------------------------------------------------------------- application
 
     def check_leading(self, size: int = 0) -> None:
         """Return if `size` bytes may be proposed now.
 
         Raises:
             NotLeader: this replica does not lead, or is handing over.
-            Overloaded: too much waits for a majority already.
+            Overloaded: too many bytes wait for a majority.
         """
         core = self.core
         if not core.serving or (core.draining and not core.parting) or self._blocked is not None:
@@ -408,12 +411,12 @@ class Driver:
             raise Overloaded("uncommitted log", retry_after_ms=OVERLOADED_RETRY_MS)
 
     def propose(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
-        """Append an entry and return its index; committed when `on_commit` says so.
+        """Append an entry and return its index. `on_commit` reports the commit.
 
         Raises:
             NotLeader: this replica does not lead, or is handing over.
-            Overloaded: too much waits for a majority already.
-            InvalidRequest: it could not be applied.
+            Overloaded: too many bytes wait for a majority.
+            InvalidRequest: the entry can't be applied.
         """
         core = self.core
         self.check_leading(sum(map(len, payload)) + HEADER_SIZE)
@@ -423,7 +426,7 @@ class Driver:
         try:
             self._listener.check(framed.entry)
         except ValueError as error:
-            raise InvalidRequest("entry", kind.name, f"would end every replica: {error}") from None
+            raise InvalidRequest("entry", kind.name, f"can't be applied: {error}") from None
         core.step(self._io.mono_ms(), Proposed((len(framed.frame),)))
         self._append([framed])
         if not self._soon:
@@ -432,16 +435,16 @@ class Driver:
         return index
 
     def drop_before(self, index: LogIndex, beyond: LogIndex = LogIndex(0)) -> None:
-        """Forget the log below `index`, which a manifest covers; see `Core.drop_before`."""
+        """Drop the log below `index`, which a manifest covers; see `Core.drop_before`."""
         self._io.write(Drop(self._version, self.core.drop_before(index, beyond)))
 
     @property
     def last_time_ms(self) -> UnixMs:
-        """Time of the last entry in the log: the next one's is not below it."""
+        """Time of the log's last entry; the next entry's is at least this."""
         return self._last_time_ms
 
     def cached(self, first: LogIndex, last: LogIndex) -> list[Entry] | None:
-        """Return the entries [first, last]; None: they are not all in memory any more."""
+        """Return the entries [first, last]. None: some are not in memory any more."""
         at = first - self._cache_first
         if at < 0:
             return None
@@ -449,7 +452,7 @@ class Driver:
         return [framed.entry for framed in self._cache[at : last - self._cache_first + 1]]
 
     def report(self) -> Report:
-        """Return what the controller wants to know."""
+        """Return the replica's state for the controller."""
         core, now_ms = self.core, self._io.mono_ms()
         return Report(
             replica=core.me,
@@ -471,10 +474,10 @@ class Driver:
 
 
 def parse(message: Entries, data: memoryview) -> list[Framed]:
-    """Return the entries that travelled with `message`, checked.
+    """Return the checked entries of `message`.
 
     Raises:
-        ValueError: they are damaged, or not those that the message names.
+        ValueError: the frames are damaged, or differ from those that the message names.
     """
     chunk: list[Framed] = []
     position, epoch, index = 0, message.prev_epoch, message.prev_index
@@ -490,20 +493,21 @@ def parse(message: Entries, data: memoryview) -> list[Framed]:
             said = decode_epoch(entry.payload)
             if (said.epoch, frozenset(said.voters)) != (start.epoch, start.voters):
                 raise ValueError(
-                    f"epoch {start.epoch} of {sorted(start.voters)} begins with {said}"
+                    f"epoch {start.epoch} with voters {sorted(start.voters)} begins with {said}"
                 )
             epoch, start = start.epoch, next(starts, None)
         elif entry.kind is Kind.EPOCH:
-            raise ValueError(f"EPOCH entry {index}, which the message does not name")
+            raise ValueError(f"EPOCH entry {index} is not among the message's starts")
         if (entry.epoch, entry.index) != (epoch, index):
-            raise ValueError(f"entry {entry.epoch}:{entry.index} where {epoch}:{index} belongs")
+            raise ValueError(f"entry {entry.epoch}:{entry.index} in the place of {epoch}:{index}")
         if chunk and entry.time_ms < chunk[-1].entry.time_ms:
-            raise ValueError(f"entry {index} of {entry.time_ms}, after {chunk[-1].entry.time_ms}")
+            before_ms = chunk[-1].entry.time_ms
+            raise ValueError(f"entry {index}: time {entry.time_ms} is below {before_ms}")
         end = position + HEADER_SIZE + len(entry.payload)
         chunk.append(Framed(data[position:end], entry))
         position = end
     if index != message.last_index or start is not None:
-        raise ValueError(f"entries up to {index}, the message says {message.last_index}")
+        raise ValueError(f"entries end at {index}; the message says {message.last_index}")
     return chunk
 
 

@@ -1,10 +1,10 @@
-"""Installing a snapshot without forgetting a promise.
+"""Installs a snapshot without losing a promise.
 
-A log that is whole and holds the snapshot's entry is kept: equal in that entry, it is equal in all
-before it, and what follows was acknowledged and may have been counted. Any other is replaced, and
-entries that the replica once acknowledged may be gone: it is *unsure* from before the first file of
-the log goes until a leader has matched it. Its promise is kept; it rises to the leadership that the
-snapshot came from, as an append of that epoch would have raised it.
+A whole log that holds the snapshot's entry is kept. It equals the leader's up to that entry, and
+later entries were acknowledged and may have counted towards a commit. Any other log is replaced.
+Entries that the replica acknowledged may then be gone, so it is *unsure* until a leader has matched
+its log. This is recorded before the first log file is deleted. The promise is kept. It rises to the
+leadership that sent the snapshot, as an append of that epoch would have raised it.
 """
 
 from pathlib import Path
@@ -19,11 +19,11 @@ from timer.snapshot import Snapshot
 def install_if_ready(
     disk: Disk, incoming: Path, *, promise: Path, state: Path, log: Path, damaged: Path
 ) -> Snapshot | None:
-    """Carry out the install that was begun, before the replica is opened. None: there is none.
+    """Finish an install that was begun, before the replica opens. None: none was begun.
 
     Raises:
-        CorruptFile: the promise, or the snapshot that was to be installed, is damaged.
-        DiskFailed: the next start repeats it.
+        CorruptFile: the promise or the snapshot is damaged.
+        DiskFailed: the next start repeats the install.
     """
     found = ready(disk, incoming)
     if found is None:
@@ -31,7 +31,7 @@ def install_if_ready(
         return None
     there, leadership = found
     kept = PromiseFile.load(disk, promise)
-    # An earlier attempt that died with half a log gone has left it unsure: that stays.
+    # An earlier attempt may have deleted half the log and set `unsure`. It stays set.
     keep_log = holds(disk, log, there.index, there.epoch)
     if not keep_log:
         kept.set_unsure(unsure=True)

@@ -1,4 +1,4 @@
-"""What always holds of a core: for tests and the simulator, between two steps."""
+"""Invariants of a core between two steps. Tests and the simulator check them."""
 
 from replication.core import Core
 from replication.promise import Promise
@@ -6,7 +6,7 @@ from replication.steps import Role
 
 
 def check_invariants(core: Core) -> None:
-    """Crash if the core's state contradicts itself. O(log)."""
+    """Assert that the core's state is consistent. O(length of the log)."""
     shape, tail = core.shape, core.tail
     assert shape.base_index <= core.commit_index <= shape.last_index
     assert shape.base_index <= core.durable_index <= shape.last_index

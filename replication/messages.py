@@ -1,19 +1,19 @@
-"""What replicas say to each other. Bytes travel beside a message, never in it.
+"""Messages between replicas. Frames travel beside a message, never in it.
 
-    candidate --Fence--> voter        promise me this epoch, tell me your log's end
-              <-FenceAnswer--         promised, flushed; held back while another leads
-    candidate --Fetch--> voter        give me your log from here on
-              <-FetchAnswer--         frames, or where our logs part
-    leader ----Append--> follower     frames, commit index; also the heartbeat
-              <-AppendAnswer--        what is durable and matched, or where our logs part
-    leader ----Behind--> follower     you need what I have dropped: fetch a snapshot
-    leader ----Release-> everybody    I lead no more, don't wait for my lease
-              <-Refused-----          (to any of these) I promised somebody else
+    candidate --Fence--> voter        request for a promise of this epoch and for the log's end
+              <-FenceAnswer--         promised and flushed; delayed while another lease runs
+    candidate --Fetch--> voter        request for the log's entries from an index on
+              <-FetchAnswer--         frames, or where the logs differ
+    leader ----Append--> follower     frames and the commit index; also the heartbeat
+              <-AppendAnswer--        durable and matched indexes, or where the logs differ
+    leader ----Behind--> follower     the log has dropped entries you need: fetch a snapshot
+    leader ----Release-> all peers    the leadership is over; its lease binds no more
+              <-Refused-----          (to any of these) another promise was given here
 
-Every message names the leadership `under` which it is said: (epoch, leader's replica id, nonce
-of the leader's process). An `Append` or `FetchAnswer` stands for the entries (prev_index,
-last_index]. The first entry of every epoch is an EPOCH entry, so `starts` and `prev_epoch` say
-the epoch of each of them.
+Every message names its leadership `under`: (epoch, leader's replica id, nonce of the leader's
+process). An `Append` or `FetchAnswer` covers the entries (prev_index, last_index]. The first entry
+of every epoch is an EPOCH entry. `prev_epoch` and `starts` therefore determine the epoch of each
+covered entry.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An EPOCH entry: from `index` on the log is of `epoch`, whose voters these are."""
+    """An EPOCH entry: the log is of `epoch` from `index` on, with these voters."""
 
     index: LogIndex
     epoch: Epoch
@@ -33,10 +33,10 @@ class Start:
 
 
 class Conflict(NamedTuple):
-    """Where the answering log parts from the asker's, as far as it can tell.
+    """Where the answering log differs from the requesting one, as far as the former can tell.
 
-    It holds entries of `epoch` from `first_index` to `last_index`, which is at or below the
-    index it was asked about, and nothing of the asker's epoch there.
+    The answering log holds entries of `epoch` from `first_index` to `last_index`. `last_index` is
+    at or below the requested index. At that index the log has no entry of the requested epoch.
     """
 
     epoch: Epoch
@@ -46,27 +46,27 @@ class Conflict(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """A candidate asks for a promise."""
+    """A candidate's request for a promise."""
 
     under: Promise
     last_epoch: Epoch
-    """Of its log; 0: the log is empty."""
+    """Epoch of the candidate's last entry; 0: the log is empty."""
     sent_ms: MonoMs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceAnswer:
-    """The promise is durable, and so is the log up to its end."""
+    """A promise. It is durable, and so is the log up to (last_epoch, last_index)."""
 
     under: Promise
     last_epoch: Epoch
     last_index: LogIndex
     unsure: bool
     sets: tuple[Start, ...]
-    """The last committed voter set that this log knows, and every later one."""
+    """The last committed voter set in this log, and every later one."""
     echo_ms: MonoMs
     held_ms: int
-    """How long the fence waited here before it was answered."""
+    """Milliseconds from the fence's arrival to this answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,38 +76,38 @@ class Append:
     under: Promise
     sent_ms: MonoMs
     to_nonce: Nonce
-    """The follower's process as the leader knows it; 0: not yet."""
+    """The follower's process as the leader knows it; 0: unknown yet."""
     prev_epoch: Epoch
     prev_index: LogIndex
     last_index: LogIndex
     starts: tuple[Start, ...]
     commit_index: LogIndex
     kept_from: LogIndex
-    """Every follower had the log below this on its disk."""
+    """Every voter and every recent learner has the log below this index on its disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendAnswer:
-    """How far the follower's log is the leader's."""
+    """The part of the follower's log that equals the leader's."""
 
     under: Promise
     nonce: Nonce
-    """The follower's process: another one may have lost its tail."""
+    """The follower's process. Another process may have lost the tail of this one's log."""
     prev_index: LogIndex
-    """Of the append that is answered."""
+    """`prev_index` of the answered append."""
     matched_index: LogIndex
     durable_index: LogIndex
-    """Matched and on the follower's disk."""
+    """Up to this index the log is matched and on the follower's disk."""
     conflict: Conflict | None
     fenced_by: Epoch
-    """A candidate of this epoch waits here for the leader to go; 0: none."""
+    """A candidate of this epoch waits here for the leader's lease to end; 0: none."""
     echo_ms: MonoMs
     held_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """A candidate asks for what follows (prev_epoch, prev_index)."""
+    """A candidate's request for the entries after (prev_epoch, prev_index)."""
 
     under: Promise
     prev_epoch: Epoch
@@ -116,7 +116,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchAnswer:
-    """What follows it, or where the logs part."""
+    """Entries after the requested index, or where the logs differ."""
 
     under: Promise
     prev_epoch: Epoch
@@ -128,7 +128,7 @@ class FetchAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """The leader's log begins after what this follower's process lacks."""
+    """The leader's log has dropped entries that this follower's process needs."""
 
     under: Promise
     to_nonce: Nonce
@@ -136,14 +136,14 @@ class Behind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """This leadership is over; its lease holds nobody back."""
+    """This leadership is over; its lease binds no follower any more."""
 
     under: Promise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The sender of `under` is older than, or another than, the promise given here."""
+    """The promise given here is of a higher epoch than `under`, or of another leader or process."""
 
     under: Promise
     promise: Promise
@@ -153,4 +153,4 @@ Message: TypeAlias = (
     Fence | FenceAnswer | Append | AppendAnswer | Fetch | FetchAnswer | Behind | Release | Refused
 )
 Entries: TypeAlias = Append | FetchAnswer
-"""Messages that frames travel with."""
+"""Messages that travel with frames."""

@@ -1,18 +1,18 @@
-"""Whether a message can come from a correct peer: asked before the core takes it.
+"""Whether a correct peer can have sent a message. Checked before the core receives the message.
 
-The core asserts what holds between correct replicas, and a failed assertion ends the process. So a
-message that no correct peer sends must not get that far. It is refused here: its stream ends, and
-nothing else happens.
+The core asserts the invariants between correct replicas, and a failed assertion ends the process. A
+message that no correct peer sends must therefore not reach the core. It is refused here: its stream
+ends, and nothing else happens.
 
-    leadership   Whoever asks does so under a leadership of its own; answers are to this replica.
-    epochs       At most EPOCH_STEP_MAX above the highest one met. An epoch is durable for good once
-                 it is promised, and only a higher one follows it.
-    times        An echo is not of the future: a leader's lease is counted from it.
-    positions    An answer lies within the log that was sent. Entries are of epochs up to their
-                 leader's, and do not part from what is committed here, or was matched already.
+    leadership   A request names a leadership of its sender; an answer, one of this replica.
+    epochs       An epoch is at most EPOCH_STEP_MAX above the highest one met. A promised epoch is
+                 durable, and only a higher one replaces it.
+    times        An echoed time is not in the future. A leader's lease is counted from that time.
+    positions    An answer lies within the log that was sent. Entries are of the leader's epoch or
+                 an earlier one. They agree with the entries committed or already matched here.
 
-A message of an earlier leadership or bid passes: the core does nothing with it. A peer that lies
-within these bounds (of what is on its disk, say) can't be told from a correct one.
+A message of an earlier leadership or bid passes, as the core ignores it. A false answer within
+these bounds, for example about the sender's disk, can't be recognized.
 """
 
 from typing import Final
@@ -36,18 +36,18 @@ from replication.steps import Role
 from timer.units import EPOCH_MAX, Epoch, LogIndex, MonoMs, ReplicaId
 
 ID_MAX: Final = (1 << 63) - 1
-"""Of epochs, replicas and processes; none is 0."""
+"""Maximum of epochs, replica ids and nonces; none is 0."""
 EPOCH_STEP_MAX: Final = 1 << 32
-"""Epochs rise by one with each appointment: a cluster's whole life takes fewer."""
+"""Each appointment raises the epoch by one. A cluster's whole life needs fewer than this."""
 
 
 def epoch_limit(met: Epoch) -> int:
-    """Return the highest epoch that is taken where `met` is the highest one met so far."""
+    """Return the highest epoch that is accepted if `met` is the highest one met so far."""
     return min(met + EPOCH_STEP_MAX, EPOCH_MAX)
 
 
 def epoch_in(entries: Entries, index: LogIndex) -> Epoch:
-    """Return of which epoch the entry at `index` is, by a message: one of its own, or before."""
+    """Return the epoch that a message states for the entry at `index`."""
     epoch = entries.prev_epoch
     for start in entries.starts:
         if start.index > index:
@@ -59,14 +59,14 @@ def epoch_in(entries: Entries, index: LogIndex) -> Epoch:
 def implausible(
     core: Core, sender: ReplicaId, message: Message, now_ms: MonoMs, limit: int
 ) -> str | None:
-    """Return why no correct peer sends this now. None: one may.
+    """Return why no correct peer sends this message now. None: a correct peer may.
 
-    `limit`: the highest epoch that is taken.
+    `limit`: the highest epoch that is accepted.
     """
     under = message.under
     asks = isinstance(message, Append | Fence | Fetch | Behind | Release)
     if under.leader != (sender if asks else core.me):
-        return f"under.leader = {under.leader:016x}: must be the replica that asks"
+        return f"under.leader = {under.leader:016x}: must be the replica that leads or bids"
     if under.epoch > limit:
         return f"under.epoch = {under.epoch}: must be at most {limit}"
     match message:
@@ -99,11 +99,11 @@ def _append(core: Core, append: Append) -> str | None:
     if prev <= settled >= shape.base_index:
         said, held = epoch_in(append, settled), shape.epoch_at(settled)
         if said != held:
-            return f"entry {settled} of epoch {said}: committed here is one of epoch {held}"
+            return f"entry {settled} is of epoch {said}: the one committed here is of epoch {held}"
     if append.under == core.promise and prev <= core.matched_index:
         parts_at = shape.parts_at(max(prev, settled), append.starts, last)
         if parts_at is not None and parts_at <= core.matched_index:
-            return f"parts at {parts_at}: the leader's log was matched up to {core.matched_index}"
+            return f"log differs at {parts_at}: it was matched up to {core.matched_index}"
     return None
 
 
@@ -132,7 +132,7 @@ def _fence_answer(core: Core, answer: FenceAnswer, now_ms: MonoMs) -> str | None
     if not of_bid:
         return None
     if answer.last_epoch > core.shape.last_epoch and answer.last_index < core.commit_index:
-        return f"last_index = {answer.last_index}: {core.commit_index} is committed"
+        return f"last_index = {answer.last_index}: entries up to {core.commit_index} are committed"
     return _echo(answer, now_ms)
 
 
@@ -144,7 +144,7 @@ def _fetch_answer(core: Core, answer: FetchAnswer) -> str | None:
 
 
 def _is_of_bid(core: Core, answer: FenceAnswer | FetchAnswer) -> bool:
-    """Return whether it is for the bid under way: of its epoch there is no entry yet."""
+    """Return whether it answers the present bid. No entry of the bid's epoch exists yet."""
     return answer.under.nonce == core.nonce and answer.under.epoch == core.bid_epoch
 
 
@@ -154,7 +154,7 @@ def _highest(entries: Entries) -> Epoch:
 
 def _echo(answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> str | None:
     if answer.echo_ms > now_ms or answer.held_ms < 0:
-        return f"echo_ms = {answer.echo_ms}, held_ms = {answer.held_ms}: it is {now_ms} now"
+        return f"echo_ms = {answer.echo_ms}, held_ms = {answer.held_ms}: the time is {now_ms}"
     return None
 
 

@@ -1,16 +1,16 @@
-"""The promise file: what this replica must never forget, however it dies.
+"""The promise file: the replica's durable promise and whether its log may have lost entries.
 
-Its *promise* is the highest (epoch, leader, process) that it ever answered to a fence or took an
-append from. A lower epoch, or another leader or process in the same epoch, is refused: so two
-leaders can't both find a majority, whatever the control plane says. It is durable before anything
-that depends on it leaves the process.
+The *promise* is the highest (epoch, leader, process) that this replica answered a fence of or took
+an append from. The replica refuses a lower epoch, and another leader or process of the same epoch.
+Two leaders of one epoch therefore can't both win a majority, whatever the control plane decides.
+The promise is durable before any message that depends on it leaves the process.
 
-It is *unsure* when entries that it once acknowledged may be gone: a torn tail was cut, or the log
-was fetched anew. Its promise then counts only together with every other voter's, until a leader
-has brought it up to its commit index.
+A replica is *unsure* when it may have lost entries that it acknowledged: a torn tail was cut, or
+the log was fetched anew. The promise of an unsure replica counts only if every other voter promises
+too. A leader that has brought the replica up to its commit index ends this state.
 
-A directory is formatted with `NEVER_GIVEN`: no promise, and unsure. An absent file is therefore a
-lost one, and the replica does not start (docs/adr/0038).
+Formatting a directory writes `NEVER_GIVEN`: no promise, and unsure. A missing file is therefore a
+lost file, and the replica does not start (docs/adr/0038).
 
 Format version 1, little-endian, replaced as a whole (temporary file, fsync, rename, fsync of the
 directory):
@@ -46,7 +46,7 @@ assert SIZE == 44
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Whom this replica follows, and nobody before."""
+    """The leadership that a replica follows."""
 
     epoch: Epoch
     leader: ReplicaId
@@ -57,7 +57,7 @@ NO_PROMISE: Final = Promise(Epoch(0), ReplicaId(0), Nonce(0))
 
 
 class PromiseFile:
-    """The durable promise of one replica. Made by `load`; what it shows is on the disk."""
+    """The durable promise of one replica. Made by `load`; its properties show what is on disk."""
 
     def __init__(self, disk: Disk, path: Path, promise: Promise, *, unsure: bool) -> None:
         self._disk = disk
@@ -67,15 +67,15 @@ class PromiseFile:
 
     @classmethod
     def load(cls, disk: Disk, path: Path, *, last_epoch: Epoch = Epoch(0)) -> "PromiseFile":
-        """Read the promise.
+        """Read the promise file.
 
-        `last_epoch` is that of the replica's last log entry. An epoch is promised before its first
-        entry is written, so a lower promise means that the promise was lost.
+        `last_epoch`: epoch of the replica's last log entry. An epoch is promised before its first
+        entry is written. A lower promise therefore means that the promise was lost.
 
         Raises:
             PromiseLost: the file is missing.
-            CorruptFile: the promise is damaged, or older than the log.
-            UnknownVersion: it is of another format version.
+            CorruptFile: the file is damaged, or its epoch is below `last_epoch`.
+            UnknownVersion: the file has another format version.
         """
         if not disk.exists(path):
             raise PromiseLost(
@@ -92,7 +92,7 @@ class PromiseFile:
 
     @property
     def promise(self) -> Promise:
-        """The highest promise ever given; NO_PROMISE if none."""
+        """The highest promise ever given; NO_PROMISE if none was."""
         return self._promise
 
     @property
@@ -101,10 +101,10 @@ class PromiseFile:
         return self._unsure
 
     def give(self, promise: Promise) -> None:
-        """Promise, durably. Only a higher epoch, or what was promised already.
+        """Make `promise` durable. Its epoch must be higher, or the promise unchanged.
 
         Raises:
-            DiskFailed: it may be durable or not; the process stops.
+            DiskFailed: the promise may or may not be durable; the process stops.
         """
         assert promise.leader > 0, promise
         assert promise.nonce > 0, promise
@@ -114,21 +114,21 @@ class PromiseFile:
         self._store(promise, unsure=self._unsure)
 
     def take_back(self, promise: Promise) -> None:
-        """Forget a promise that nobody can follow for a lower one, durably, and be unsure.
+        """Replace a promise that no leader can fulfil by a lower one, durably, and be unsure.
 
-        Only an operator orders that, of a stopped replica (cluster/recover.py).
+        Only an operator orders this, for a stopped replica (cluster/recover.py).
 
         Raises:
-            DiskFailed: it may be durable or not.
+            DiskFailed: the lower promise may or may not be durable.
         """
         assert promise.epoch < self._promise.epoch, f"{promise} after {self._promise}"
         self._store(promise, unsure=True)
 
     def set_unsure(self, *, unsure: bool) -> None:
-        """Remember, durably, whether acknowledged entries may be gone.
+        """Record durably whether acknowledged entries may be gone.
 
         Raises:
-            DiskFailed: it may be durable or not; the process stops.
+            DiskFailed: the new value may or may not be durable; the process stops.
         """
         if unsure != self._unsure:
             self._store(self._promise, unsure=unsure)
@@ -144,11 +144,11 @@ def _encode(promise: Promise, *, unsure: bool) -> bytes:
 
 
 NEVER_GIVEN: Final = _encode(NO_PROMISE, unsure=True)
-"""The file of a replica that was just formatted."""
+"""The file of a newly formatted replica."""
 
 
 def _decode(path: Path, data: bytes) -> tuple[Promise, bool]:
-    # Every version ends in its checksum, so that another version is told from damage.
+    # Every version ends in its checksum. Another version can therefore be told from damage.
     if len(data) < SIZE or data[:8] != MAGIC or data[-4:] != _CRC.pack(zlib.crc32(data[:-4])):
         raise CorruptFile(path, 0, "damaged promise")
     _, version, unsure, epoch, leader, nonce = _BODY.unpack_from(data)

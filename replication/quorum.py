@@ -1,28 +1,28 @@
 """Majorities of voter sets.
 
-While voters change, two sets (or more, if changes were never committed) are in force at once;
-what counts is a majority of each of them.
+While the voters change, two sets are in force at once; more, if changes were never committed. A
+decision needs a majority of each set.
 
-**Why that is safe.** Voters are what EPOCH entries say; a set is *in force* in a log from the
-moment its entry is appended, and the one before it until its successor's entry is committed. Say
-that set B follows A, its EPOCH entry e being appended by leader L.
+**Why this is safe.** EPOCH entries name the voters. A set is *in force* in a log from the append of
+its EPOCH entry until the next set's EPOCH entry is committed. Let set B follow set A. Leader L
+appends the EPOCH entry e, which names B.
 
-    e commits             L counts majorities of A and B for e, so a majority of A holds e.
-    a later candidate     that does not know e counts a majority of A at least. It meets a voter
-                          that holds e, whose answer names B (`FenceAnswer.sets`), so it counts a
-                          majority of B as well, and has to hold e before it leads. Unless that
-                          voter promised it before e came: then it refused L's append of e.
-    L, once e commits     drops A. Whoever leads next holds e by the line above, and counts B.
-    an entry after e      of the same epoch, in any log, says that e is committed: L takes none
-                          before. So a start that has forgotten the commit index drops A, too.
-    a voter of B          may not know that it is one, its log ending before e. It promises all
-                          the same when a candidate asks it: what makes a promise worth something
-                          is that it is durable, and that B counts it.
+    e commits             L counts majorities of A and B for e. A majority of A therefore holds e.
+    a later candidate     A candidate without e counts at least a majority of A. It meets a voter
+                          that holds e, and the voter's answer names B (`FenceAnswer.sets`). The
+                          candidate then counts a majority of B too, and needs e before it leads.
+                          Exception: the voter promised before e arrived. It then refused e.
+    L after e commits     L drops A. Every later leader holds e, by the line above, and counts B.
+    an entry after e      An entry after e of the same epoch proves that e is committed: L appends
+                          none before. A replica that restarts without its commit index drops A too.
+    a voter of B          Its log may end before e, so that it does not know of its vote. It still
+                          promises to a candidate. The promise counts because it is durable and
+                          because B counts it.
 
-So at any moment two leaders, or a leader and a candidate, meet in a voter of every set that either
-of them counts, which is all that the rest of the proof asks for. Nothing above needs A and B to be
-close. They are, by `one_change`, for other reasons: a set with two new members might have no
-majority that is up to date, and several changes at once no majority at all.
+Two leaders, or a leader and a candidate, therefore meet in a voter of every set that either of them
+counts. The rest of the proof needs no more. A and B may therefore differ in any way. `one_change`
+still allows only small changes, for other reasons. A set with two new members might have no
+majority that is up to date. Several changes at once might leave no majority at all.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -35,12 +35,12 @@ VOTERS_MAX: Final = 7
 
 
 def majority(voters: Voters) -> int:
-    """Return how many of `voters` are more than half of them."""
+    """Return the size of the smallest majority of `voters`."""
     return len(voters) // 2 + 1
 
 
 def granted(sets: Iterable[Voters], who: Collection[ReplicaId]) -> bool:
-    """Return whether `who` holds a majority of every set."""
+    """Return whether `who` includes a majority of every set."""
     return all(len(voters.intersection(who)) >= majority(voters) for voters in sets)
 
 
@@ -51,9 +51,9 @@ def one_change(before: Voters, after: Voters) -> bool:
 
 
 def reached(sets: Iterable[Voters], values: Mapping[ReplicaId, int]) -> int:
-    """Return the greatest value that a majority of every set has reached; absent means 0."""
-    # Several times a round, so without a generator for each set: the middle one, or the one below
-    # it, is what a majority has reached.
+    """Return the greatest value that a majority of every set has reached. Absent means 0."""
+    # Runs several times a round, hence lists and no generators. A majority has reached the middle
+    # value of a sorted set, or the lower of the two middle ones.
     return min(
         [sorted([values.get(v, 0) for v in voters])[(len(voters) - 1) // 2] for voters in sets]
     )

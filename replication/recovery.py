@@ -1,4 +1,4 @@
-"""What the protocol needs to know of a log that was opened."""
+"""The state that the protocol needs of a log that was opened."""
 
 from replication.messages import Start
 from replication.quorum import Voters
@@ -13,11 +13,11 @@ from timer.units import LogIndex, UnixMs
 def recover(
     log: Log, base_voters: Voters, state_time_ms: UnixMs = UnixMs(0)
 ) -> tuple[Shape, UnixMs]:
-    """Return the log's shape, and the time that its next entry may not precede.
+    """Return the log's shape, and the lowest time that its next entry may have.
 
-    `base_voters` are those in force before the first entry: the founding voters, or the ones
-    that the manifest names if the log was cut short below it. `state_time_ms`: of the last entry
-    that the state has applied. A log that begins after a snapshot may be empty.
+    `base_voters`: the voters in force before the first entry. The founding voters, or those of the
+    manifest if the log below the manifest was dropped. `state_time_ms`: time of the last entry in
+    the state, for a log that is empty after a snapshot.
 
     Raises:
         CorruptFile: an epoch does not begin with an EPOCH entry.
@@ -45,7 +45,7 @@ def recover(
 
 
 def _first_of_epoch(log: Log, last: LogIndex) -> LogIndex | None:
-    """Return where the epoch of `last` begins; None: below the log."""
+    """Return the first index of the epoch of `last`. None: the epoch begins below the log."""
     epoch = log.epoch_at(last)
     low, high = log.first_index - 1, int(last)  # low: of an earlier epoch; high: of this one
     if log.epoch_at(LogIndex(low)) == epoch:

@@ -1,8 +1,9 @@
-"""Getting a snapshot from whoever leads, until one is here, whole and verified.
+"""The receiving side of snapshots: fetches one from the leader until it is whole and verified.
 
-Peers are asked in turn; only a leader whose lease holds offers one (replication/snapshots.py).
-What has arrived stays over broken streams, other leaders and other processes of this node. In the
-end the state is opened as a start would open it, digest and all, before it may replace anything.
+Peers are tried in turn. Only a leader whose lease holds offers a snapshot
+(replication/snapshots.py). Received data survives a broken stream, a change of leader, and a
+restart of this node. At the end the state is opened as at a start, including its digest. Only a
+state that opens may replace the old one.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from timer.units import Epoch, LogIndex, Nonce, ReplicaId
 logger = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S: Final = 120.0
-"""The source may have to write a manifest first, and reads what has no checksum yet."""
+"""The source may have to write a manifest first, and to compute missing checksums."""
 CONNECT_TIMEOUT_S: Final = 2.0
 CHUNK_TIMEOUT_S: Final = 30.0
 AGAIN_S: Final = 0.3
@@ -35,17 +36,17 @@ UNFIT_S: Final = 5.0
 
 
 class Unfit(Exception):
-    """What a peer sent is of no use."""
+    """A peer's data can't be used."""
 
 
 async def _is_silent() -> None:
-    """Do nothing: who is being healed has no replica that could acknowledge anything."""
+    """Do nothing. A damaged node has no running replica, so nothing acknowledges entries."""
 
 
 class Refetch:
-    """One node's way to a snapshot. For the event loop; `run` once."""
+    """One node's fetch of a snapshot. For the event loop; `run` is called once."""
 
-    def __init__(  # noqa: PLR0913 - what the node lends it
+    def __init__(  # noqa: PLR0913 - dependencies on the node
         self,
         disk: Disk,
         directory: Path,
@@ -58,15 +59,16 @@ class Refetch:
         fall_silent: Callable[[], Awaitable[None]] = _is_silent,
     ) -> None:
         """Args:
-        directory: Where it gathers.
-        name: This node's.
-        dials: The way to the others.
+        directory: Where received files are stored.
+        name: This node's name.
+        dials: Name of each other node -> its channel factory.
         check: Raises CorruptFile if no process could start from the state in a directory.
-        known: Up to where this node has what is committed; what a snapshot must be beyond.
-        fall_silent: Makes sure that this process acknowledges nothing more: called when all has
-            arrived, for an install may give up what comes after it.
+        known: Returns the index up to which this node has the committed log. A snapshot at or
+            below this index is of no use.
+        fall_silent: Makes this process acknowledge nothing more. Called once the snapshot is
+            complete, as the install may discard later entries.
         """
-        assert dials, "there is nobody to ask"
+        assert dials, "there is no peer to fetch from"
         self._directory = directory
         self._incoming = Incoming(disk, directory)
         self._cluster_id, self._name, self._dials = cluster_id, name, dials
@@ -75,18 +77,18 @@ class Refetch:
         self._refusals: dict[str, str] = {}
         self._from = ""
         self.moved_s = asyncio.get_running_loop().time()
-        """When something arrived, or was checked, by the loop's clock."""
+        """Loop time of the last progress: data arrived, or a file was checked."""
 
     @property
     def status(self) -> str:
-        """What it waits for, in words."""
+        """The present activity or obstacle, in words."""
         if self._from:
             return self._from
         said = "; ".join(f"{name}: {why}" for name, why in sorted(self._refusals.items()))
-        return f"no leader offers a snapshot ({said or 'nobody has answered yet'})"
+        return f"no leader offers a snapshot ({said or 'no peer has answered yet'})"
 
     async def run(self) -> Snapshot | None:
-        """Return the snapshot that the next start installs. None: it is needed no more."""
+        """Return the snapshot that the next start installs. None: the log has caught up."""
         await self._look()
         while True:
             for name, dial in self._dials.items():
@@ -101,7 +103,7 @@ class Refetch:
                     await channel.close()
                 if snapshot.index > self._known():
                     await self._fall_silent()
-                if snapshot.index > self._known():  # still: it followed until now
+                if snapshot.index > self._known():  # the log may have caught up until now
                     await asyncio.to_thread(self._incoming.finish)
                     return snapshot
                 await asyncio.to_thread(self._incoming.forget)
@@ -109,8 +111,8 @@ class Refetch:
             await asyncio.sleep(AGAIN_S)
 
     async def _look(self) -> None:
-        """Find what an earlier process has fetched. Who offers a snapshot would not wait for it."""
-        self._from = "what has arrived before is being checked"
+        """Check the files of an earlier process first: an offer could expire meanwhile."""
+        self._from = "files received earlier are being checked"
         for part in await asyncio.to_thread(self._incoming.planned):
             await asyncio.to_thread(self._incoming.look, part)
             self.moved_s = asyncio.get_running_loop().time()
@@ -146,15 +148,15 @@ class Refetch:
             snapshot.size,
         )
         if snapshot.index <= self._known():
-            return snapshot  # for `run` to forget
+            return snapshot  # `run` discards it
         try:
             await asyncio.to_thread(self._incoming.begin, snapshot, under)
         except NotReady as error:
             raise Unfit(str(error)) from error
         while (wanted := await asyncio.to_thread(self._incoming.wanted)) is not None:
             if snapshot.index <= self._known():
-                return snapshot  # the log was faster
-            self._from = f"{wanted[0].path} of the snapshot at {snapshot.index} comes from {name}"
+                return snapshot  # the log has caught up
+            self._from = f"{name} sends {wanted[0].path} of the snapshot at {snapshot.index}"
             await self._fetch(channel, *wanted)
         self._from = f"the snapshot at {snapshot.index} from {name} is being checked"
         try:
@@ -162,11 +164,11 @@ class Refetch:
         except (CorruptFile, UnknownVersion) as error:
             await asyncio.to_thread(self._incoming.forget)
             await asyncio.sleep(UNFIT_S)
-            raise Unfit(f"its snapshot is of no use: {error}") from error
+            raise Unfit(f"its snapshot can't be used: {error}") from error
         return snapshot
 
     async def _fetch(self, channel: grpc.aio.Channel, part: Part, offset: int) -> None:
-        """Get the rest of one file."""
+        """Fetch one file from `offset` to its end."""
         asked = pb.SnapshotFetch(offset=offset)
         asked.part.CopyFrom(pb.SnapshotPart(path=part.path, size=part.size, crc32=part.crc32))
         fetch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH)
@@ -192,7 +194,7 @@ def _chunk(data: bytes, size_max: int) -> bytes:
     try:
         chunk = pb.SnapshotChunk.FromString(data)
     except DecodeError as error:
-        raise Unfit(f"no chunk: {error}") from None
+        raise Unfit(f"damaged chunk: {error}") from None
     if zlib.crc32(chunk.data) != chunk.crc32:
         raise Unfit("a chunk's checksum is wrong")
     if not 0 < len(chunk.data) <= size_max:
@@ -201,21 +203,21 @@ def _chunk(data: bytes, size_max: int) -> bytes:
 
 
 def decode_offer(data: bytes) -> tuple[Snapshot, Leadership]:
-    """Return what is offered, and who led then.
+    """Return the offered snapshot and the leadership of the peer that offers it.
 
     Raises:
-        Unfit: it can't be a snapshot.
+        Unfit: the offer is damaged or describes no possible snapshot.
     """
     try:
         offer = pb.SnapshotOffer.FromString(data)
     except DecodeError as error:
-        raise Unfit(f"no offer: {error}") from None
+        raise Unfit(f"damaged offer: {error}") from None
     parts = tuple(Part(part.path, part.size, part.crc32) for part in offer.parts)
     for part in parts:
         if not is_part_path(part.path) or not part.size:
-            raise Unfit(f"part {part.path!r} of {part.size} bytes")
+            raise Unfit(f"invalid part {part.path!r} of {part.size} bytes")
     if not (0 < offer.epoch <= offer.leader_epoch and offer.index and offer.voters):
-        raise Unfit(f"at {offer.epoch}:{offer.index} under epoch {offer.leader_epoch}")
+        raise Unfit(f"invalid offer at {offer.epoch}:{offer.index}, epoch {offer.leader_epoch}")
     snapshot = Snapshot(
         index=LogIndex(offer.index),
         epoch=Epoch(offer.epoch),

@@ -1,10 +1,10 @@
-"""One replica of the log as it runs: the driver with a clock, a disk thread and streams.
+"""A running replica of the log: the driver with a clock, a disk thread and streams.
 
     event loop   driver, streams, timers
     writer       one thread: log writes and syncs (group commit), promises
     readers      threads of the loop's pool: entries for followers far behind, and for apply
 
-A failed write ends the process: `fatal` is told, and nothing that depends on it was said.
+A failed write ends the process through `fatal`. No message that depends on the write was sent.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ from timer.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 _T = TypeVar("_T")
 
 READ_BYTES = 4 << 20
-"""Read at once for apply."""
+"""Bytes of one read for apply."""
 
 
 class Replica:
-    """See the module. For the event loop."""
+    """A replica with its threads and streams. Call it on the event loop."""
 
-    def __init__(  # noqa: PLR0913 - everything that it is made of
+    def __init__(  # noqa: PLR0913 - the parts of a replica
         self,
         *,
         replica_id: ReplicaId,
@@ -69,10 +69,10 @@ class Replica:
         wall_ms: Callable[[], UnixMs],
         fatal: Callable[[BaseException], None],
     ) -> None:
-        """`name` is the node's, `dials` the way to the others by theirs.
+        """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
-        `voters` are those at `commit_index`, the manifest's; None: there is no manifest.
-        `state_time_ms`: the time of the manifest's last entry.
+        `voters`: the voters at `commit_index`, from the manifest. None: there is no manifest.
+        `state_time_ms`: time of the manifest's last entry.
         """
         self.replica_id = replica_id
         self._log, self._promise = log, promise
@@ -104,56 +104,56 @@ class Replica:
         self._orders: list[Order] = []
         self._writing = False
         self._syncs: asyncio.Future[None] | None = None
-        """Done with the next sync, if something waits for it."""
+        """Set by the next sync. None: no call waits for a sync."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms: MonoMs | None = None
         self._wake_ms: MonoMs | None = None
         self._heard_ms = mono_ms()
         self._stopped = False
         self.on_fsync: Callable[[float], None] = lambda seconds: None
-        """Hears how long each sync of the log took."""
+        """Called with the seconds that each sync of the log took."""
         self.needed_from: Callable[[], LogIndex | None] = lambda: None
-        """Returns the first entry that a snapshot on its way out needs."""
+        """Returns the first entry that a snapshot being sent needs. None: none is being sent."""
 
     # ---- lifetime
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Return what the node's gRPC server needs, before it starts."""
+        """Return the handlers for the node's gRPC server. Call before the server starts."""
         return [self._transport.handler()]
 
     async def start(self) -> None:
-        """Begin to talk."""
+        """Connect to the peers and begin to step."""
         self._transport.start()
         self._tick()
 
     async def fall_silent(self) -> None:
-        """Take no part any more: nothing is heard, so nothing is acknowledged from here on."""
+        """Stop receiving and sending. Afterwards this replica acknowledges nothing."""
         self._stopped = True
         if self._alarm is not None:
             self._alarm.cancel()
         await self._transport.stop()
 
     async def stop(self) -> None:
-        """Finish what the disk is doing, close streams and log."""
+        """Finish the queued disk work, and close streams and log."""
         await self.fall_silent()
         await self._loop.run_in_executor(self._writer, self._log.close)
         self._writer.shutdown()
 
-    # ---- what the node asks for
+    # ---- the node's requests
 
     def appointed(
         self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None = None
     ) -> None:
-        """Hear from the control plane who should lead, and who should vote from then on."""
+        """Process an appointment by the control plane. `voters` None: no change is proposed."""
         with self._fatal_errors():
             self._driver.handle(Appointed(epoch, leader, voters))
 
     def name_of(self, replica: ReplicaId) -> str | None:
-        """Return the name of the node that this replica was last met under."""
+        """Return the name of the node under which this replica was last connected."""
         return self._transport.name_of(replica)
 
     async def release(self) -> None:
-        """Lead no more, in good order: the tail commits, then nobody waits for the lease."""
+        """Step down in good order: commit the last entries, then release the lease."""
         with self._fatal_errors():
             self._driver.handle(Handover())
         while self._core.role is Role.LEADER and not self._stopped:  # noqa: ASYNC110
@@ -164,11 +164,11 @@ class Replica:
         return self._driver.propose(kind, payload, time_ms)
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
-        """Return entries that are in memory; None: not all of them are."""
+        """Return the entries [first, last] from memory. None: some are not in memory."""
         return self._driver.cached(first, last)
 
     async def entries(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
-        """Return entries [first, …], at least one, at most to `last`, from memory or disk."""
+        """Return entries from `first` on, at least one, at most to `last`, from memory or disk."""
         cached = self._driver.cached(first, last)
         if cached is not None:
             return cached
@@ -181,105 +181,106 @@ class Replica:
 
     @property
     def first_index(self) -> LogIndex:
-        """The first entry that the log keeps. Any thread may ask."""
+        """The first entry in the log. Safe on any thread."""
         return self._log.first_index
 
     def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> list[Entry]:
-        """Return entries [first, …] from the disk, at least one, about `size_max` bytes.
+        """Return entries from `first` on from disk, at least one, about `size_max` bytes.
 
-        None: `first` is not in the log any more. For a thread.
+        Return an empty list if `first` is not in the log any more. Call on a thread: this blocks.
         """
         found = self._log.read(first, size_max, last)
         return [entry for frame in found for entry in frames(memoryview(frame))]
 
     async def synced(self, index: LogIndex) -> None:
-        """Return when the log is on this disk up to `index`, which is committed."""
+        """Return once this disk has the log up to `index`, which is committed."""
         while self._core.durable_index < index:
             self._syncs = self._syncs or self._loop.create_future()
             await self._syncs
 
     def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
-        """This node's restart does not need entries below `index`.
+        """Drop log entries below `index`. This node's restart does not need them.
 
-        `keep`: those who lack them do, up to a limit; else they get a snapshot.
+        `keep`: keep up to `log_kept_bytes` of them for followers that lack them. Without it, such
+        a follower needs a snapshot.
         """
         index = min(index, self.needed_from() or index)
         size = self._config.log_kept_bytes if keep else 0
         self._driver.drop_before(index, self._log.first_within(size))
 
     def leads_under(self) -> Promise | None:
-        """Return the promise that this replica leads under, if its lease holds."""
+        """Return the promise that this replica leads under. None: no leader, or no lease."""
         leads = self._core.role is Role.LEADER and self.lease_held()
         return self._core.promise if leads else None
 
     def lease_held(self) -> bool:
-        """Whether nobody else can lead at this moment."""
+        """Return whether the lease excludes another leader now."""
         return self._core.lease_held(self._mono_ms())
 
-    # ---- what it knows
+    # ---- knowledge
 
     @property
     def silent(self) -> bool:
-        """Whether it takes no part any more."""
+        """Whether this replica has stopped receiving and sending."""
         return self._stopped
 
     @property
     def role(self) -> Role:
-        """What this replica is doing."""
+        """The present role."""
         return self._core.role
 
     @property
     def serving(self) -> bool:
-        """It leads, and its EPOCH entry is committed."""
+        """Whether this replica leads and its EPOCH entry is committed."""
         return self._core.serving
 
     @property
     def epoch(self) -> Epoch:
-        """The leadership that it stands by."""
+        """Epoch of the present promise; 0: none was given."""
         return self._core.epoch
 
     @property
     def leader_id(self) -> ReplicaId | None:
-        """Who leads, as far as this replica's own stream says; itself included."""
+        """The leader that this replica follows, or itself as the leader. None: unknown."""
         return self.replica_id if self._core.role is Role.LEADER else self._core.leader
 
     @property
     def voters(self) -> frozenset[ReplicaId]:
-        """The newest voter set in the log."""
+        """The newest voter set in the log, committed or not."""
         return self._core.voters
 
     @property
     def last_index(self) -> LogIndex:
-        """The log's last entry."""
+        """Index of the log's last entry."""
         return self._core.shape.last_index
 
     @property
     def commit_index(self) -> LogIndex:
-        """Up to here the log is committed, as far as this replica knows."""
+        """Up to this index the log is committed, as far as this replica knows."""
         return self._core.commit_index
 
     @property
     def last_time_ms(self) -> UnixMs:
-        """Header time of the log's last entry."""
+        """Time of the log's last entry."""
         return self._driver.last_time_ms
 
     @property
     def unsure(self) -> bool:
-        """Its log lost a tail, and no leader has matched it since."""
+        """Whether acknowledged entries may be gone and no leader has matched the log since."""
         return self._core.unsure
 
     @property
     def silent_ms(self) -> int:
-        """How long ago anybody was last heard."""
+        """Milliseconds since the last message from any peer, or since the start."""
         return self._mono_ms() - self._heard_ms
 
     @property
     def clock_samples(self) -> Mapping[ReplicaId, ClockSample]:
-        """What the peers' answers said of their wall clocks."""
+        """Replica -> the last reading of its wall clock."""
         return self._core.clock_samples
 
     def report(self) -> Report:
-        """Return what the controller wants to know."""
+        """Return the replica's state for the controller."""
         return self._driver.report()
 
     # ---- streams
@@ -297,10 +298,10 @@ class Replica:
 
     @contextlib.contextmanager
     def _fatal_errors(self) -> Iterator[None]:
-        """End the process with what is raised: a core that did half a step can't be trusted.
+        """End the process on any exception: a half-done step leaves a wrong core.
 
-        But for a peer's bad message, found before the step. Around every way into the core: gRPC
-        would do no more than log it.
+        `BadMessage` is excepted, as it is raised before the step. Every entry into the core is
+        wrapped, as gRPC would only log the exception.
         """
         try:
             yield
@@ -337,7 +338,7 @@ class Replica:
 
         def store() -> tuple[int, LogIndex, float]:
             version = write_batch(self._log, orders)
-            started = time.perf_counter()  # the loop's clock knows whole milliseconds
+            started = time.perf_counter()  # the loop's clock has whole milliseconds only
             self._log.sync()
             return version, self._log.durable_index, time.perf_counter() - started
 
@@ -367,7 +368,7 @@ class Replica:
             except BaseException as error:  # noqa: BLE001 - it ends the process
                 self._loop.call_soon_threadsafe(self._fatal, error)
             else:
-                # No future in between: each commit waits for this, and a turn of the loop less.
+                # Called without a future: every commit waits for this, and a future costs a turn.
                 self._loop.call_soon_threadsafe(finished, result)
 
         self._writer.submit(run)
@@ -381,7 +382,7 @@ class Replica:
                 self._fatal(error)
                 return
             found = future.result()
-            if found and not self._stopped:  # else it was truncated meanwhile
+            if found and not self._stopped:  # empty: truncated meanwhile
                 with self._fatal_errors():
                     self._driver.loaded(order, found)
 
@@ -403,7 +404,7 @@ class Replica:
         if at_ms is None or self._stopped:
             return
         if self._alarm_ms is not None and self._alarm_ms <= at_ms:
-            return  # the alarm that is set looks again
+            return  # the earlier alarm sets the next one
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm_ms = at_ms

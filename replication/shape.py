@@ -1,11 +1,11 @@
-"""The shape of a log: which epoch every index is of, who votes, how large the last entries are.
+"""The shape of a log: the epoch of every index, the voters, the sizes of the last entries.
 
     index     1        41             97            120 = last_index
               E epoch 1 | E epoch 3    | E epoch 4   |
     starts    (1,1,{..})  (41,3,{..})    (97,4,{..})
 
-That is all that the protocol needs to know of a log, so the core decides on a `Shape` and never
-sees a payload. Below `base_index` the log was dropped.
+The protocol needs no more of a log. The core decides on a `Shape` and never reads a payload.
+Entries up to and including `base_index` have been dropped.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,8 +17,7 @@ from replication.quorum import Voters
 from timer.units import Epoch, LogIndex
 
 ENTRY_SIZE: Final = 560
-"""Bytes of memory that an entry takes besides its frame: so many of small ones would be far more
-than their frames."""
+"""Bytes of memory per entry beyond its frame. With small entries this exceeds the frames."""
 
 
 class Shape:
@@ -35,12 +34,12 @@ class Shape:
 
     @property
     def last_epoch(self) -> Epoch:
-        """Epoch of the last entry."""
+        """Epoch of the last entry; the base's if the log is empty."""
         return (self._starts[-1] if self._starts else self._base).epoch
 
     @property
     def last_start(self) -> LogIndex:
-        """Index of the last EPOCH entry; the base if there is none above it."""
+        """Index of the last EPOCH entry; the base's start if there is none above it."""
         return (self._starts[-1] if self._starts else self._base).index
 
     @property
@@ -49,7 +48,7 @@ class Shape:
         return (self._starts[-1] if self._starts else self._base).voters
 
     def epoch_at(self, index: LogIndex) -> Epoch:
-        """Return the epoch of the entry at `index`: of base_index .. last_index."""
+        """Return the epoch of the entry at `index`, which is in [base_index, last_index]."""
         return self._run(index).epoch
 
     def _run(self, index: LogIndex) -> Start:
@@ -66,8 +65,8 @@ class Shape:
     def sets_from(self, commit_index: LogIndex) -> tuple[Start, ...]:
         """Return the last start that is known to be committed, and every later one.
 
-        It is at or below `commit_index`, or an entry of its epoch follows: a leader takes none
-        before its EPOCH entry is committed.
+        A start is committed if it is at or below `commit_index`, or if an entry of its epoch
+        follows: a leader appends none before its EPOCH entry is committed.
         """
         starts, last = self._starts, self.last_index
         place = len(starts)
@@ -83,7 +82,7 @@ class Shape:
         return tuple(self._starts[low : bisect_right(self._starts, last, key=_index)])
 
     def extend(self, last_index: LogIndex, starts: Iterable[Start]) -> None:
-        """Append entries up to `last_index`, of which `starts` begin an epoch."""
+        """Append entries up to `last_index`. Each of `starts` begins an epoch."""
         for start in starts:
             assert start.index > self.last_start or not self._starts, (start, self.last_start)
             assert start.epoch > self.last_epoch, f"epoch goes back: {start}, {self.last_epoch}"
@@ -93,14 +92,14 @@ class Shape:
         self.last_index = last_index
 
     def truncate_after(self, index: LogIndex) -> None:
-        """Forget the entries above `index`."""
+        """Remove the entries above `index`."""
         assert self.base_index <= index < self.last_index, (index, self.last_index)
         self.last_index = index
         while self._starts and self._starts[-1].index > index:
             self._starts.pop()
 
     def drop_before(self, index: LogIndex) -> None:
-        """Forget the entries below `index`; what they said of epoch and voters stays."""
+        """Remove the entries below `index`. Their last epoch and voter set become the base's."""
         assert self.base_index < index <= self.last_index + 1, (self.base_index, index)
         self._base = self._run(LogIndex(index - 1))
         self.base_index = LogIndex(index - 1)
@@ -109,10 +108,10 @@ class Shape:
     def parts_at(
         self, prev_index: LogIndex, starts: Sequence[Start], last: LogIndex
     ) -> LogIndex | None:
-        """Return the first index in (prev_index, last] whose epoch is another in this log.
+        """Return the first index in (prev_index, last] at which another log's epoch differs.
 
-        The other log's entries there are of the epoch at `prev_index`, in which the logs agree,
-        until one of `starts`. None: they agree as far as both go.
+        The logs agree at `prev_index`. The other log continues in that epoch, and changes epoch at
+        each of `starts`. None: no epoch differs up to the shorter log's end.
         """
         end = min(last, self.last_index)
         ours = {start.index: start.epoch for start in self.starts_in(prev_index, end)}
@@ -122,18 +121,18 @@ class Shape:
         return min(index for index, _ in ours.items() ^ theirs.items())
 
     def conflict_at(self, index: LogIndex) -> Conflict:
-        """Return what this log holds at or below `index`, where it is not what was asked for."""
+        """Return the answer for `index` if this log lacks the requested entry there."""
         last = min(index, self.last_index)
         run = self._run(last)
         return Conflict(run.epoch, max(run.index, self.base_index), last)
 
     def resume_at(self, conflict: Conflict) -> LogIndex:
-        """Return the highest index at which this log may agree with the one that answered so."""
+        """Return the highest index at which this log may agree with the sender of `conflict`."""
         last = min(conflict.last_index, self.last_index)
         if last <= self.base_index:
             return self.base_index
         run = self._run(last)
-        # Walk down our runs to the one of their epoch: both hold it as its leader wrote it.
+        # Walk down this log's runs to the conflict's epoch. In an epoch that both hold they agree.
         while run.epoch > conflict.epoch and run.index > self.base_index:
             last = LogIndex(run.index - 1)
             run = self._run(last)
@@ -143,30 +142,30 @@ class Shape:
 
 
 class Tail:
-    """Sizes in bytes of the last entries: those that the shell holds in memory."""
+    """Sizes in bytes of the last entries, which the shell holds in memory."""
 
     def __init__(self, first_index: LogIndex) -> None:
         self.first_index = first_index
         self._ends: list[int] = [0]
-        # _ends[i]: bytes from some fixed point to the end of entry first_index - 1 + i.
+        # _ends[i]: bytes from a fixed point to the end of entry first_index - 1 + i.
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
     @property
     def bytes(self) -> int:
-        """Size of all of it."""
+        """Bytes of all entries held."""
         return self._ends[-1] - self._ends[0]
 
     def extend(self, sizes: Iterable[int]) -> None:
-        """Append entries of these sizes."""
+        """Append entries of these sizes in bytes."""
         end = self._ends[-1]
         for size in sizes:
             end += size
             self._ends.append(end)
 
     def truncate_after(self, index: LogIndex) -> None:
-        """Forget the entries above `index`."""
+        """Remove the entries above `index`."""
         keep = index - self.first_index + 1
         if keep >= 0:
             del self._ends[keep + 1 :]
@@ -175,19 +174,19 @@ class Tail:
             self._ends = [0]
 
     def size(self, after: LogIndex, last: LogIndex) -> int:
-        """Return the bytes of the entries (after, last], as far as they are here."""
+        """Return the bytes of the entries (after, last]; entries below `first_index` count 0."""
         low = max(after - self.first_index + 1, 0)
         return self._ends[last - self.first_index + 1] - self._ends[low]
 
     def span(self, first: LogIndex, limit_bytes: int) -> LogIndex:
-        """Return the last index such that [first, it] has at most `limit_bytes`, or is one."""
+        """Return the last index of a range from `first` of at most `limit_bytes`, or one entry."""
         at = first - self.first_index
         assert 0 <= at < len(self), (first, self.first_index, len(self))
         end = bisect_right(self._ends, self._ends[at] + limit_bytes, lo=at + 1) - 1
         return LogIndex(self.first_index + max(end, at + 1) - 1)
 
     def trim(self, durable_index: LogIndex, keep_bytes: int) -> None:
-        """Forget the oldest durable entries beyond `keep_bytes` of memory, some at a time."""
+        """Remove the oldest durable entries beyond `keep_bytes` if the excess is over 1/8 of it."""
         excess = self.bytes + ENTRY_SIZE * len(self) - keep_bytes
         if excess > keep_bytes >> 3:
             goal = self._ends[0] + excess

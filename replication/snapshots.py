@@ -1,18 +1,19 @@
-"""The source of snapshots: two methods beside the streams between the nodes.
+"""The sending side of snapshots: two methods beside the streams between the nodes.
 
-    Open   what there is: index, files, sizes, checksums; pins it
-    Fetch  one file from some byte on, in chunks with checksums
+    Open   returns the snapshot's index, files, sizes and checksums; pins the snapshot
+    Fetch  returns one file from an offset on, in chunks with checksums
 
-**Who offers one.** Only a leader whose lease holds: one that a majority of sure voters elected, and
-that no other has followed since. A snapshot holds nothing that was not committed, and would do no
-harm by itself; but to install one is to give up one's log. Were a replica with a damaged log to
-take the snapshot of a stale one, entries that the two had not shared would be gone, and a majority
-damaged one after the other would in the end be led by what the stale one knew. So a damaged replica
-waits until there is a leader without it. If a majority is damaged there is none: they wait, say so,
-and stop. Nothing was thrown away, and people decide.
+**Only a leader whose lease holds offers a snapshot.** A majority of sure voters elected that
+leader, and no other leader has followed. A snapshot holds committed entries only, and is harmless
+by itself. Installing it, however, discards the receiver's log. Suppose that a replica with a
+damaged log took the snapshot of a stale one. Entries that the stale replica never had would be
+gone. If a majority were damaged one after the other, the cluster would end at the stale replica's
+state. A damaged replica therefore waits for a leader elected without its vote. If a majority is
+damaged there is none. The damaged replicas then wait, report this, and stop. No data was discarded,
+and an operator decides.
 
-What is sent is paced, so that clients and followers hardly notice. While a snapshot is pinned the
-log after it is kept.
+The sender is paced, so that the load on clients and followers stays small. While a snapshot is
+pinned, the log after it is kept.
 """
 
 import asyncio
@@ -42,9 +43,9 @@ _T = TypeVar("_T")
 
 
 class Snapshots:
-    """What one node offers. For the event loop."""
+    """The snapshots of one node. For the event loop."""
 
-    def __init__(  # noqa: PLR0913 - what the node lends it
+    def __init__(  # noqa: PLR0913 - dependencies on the node
         self,
         outgoing: Outgoing,
         *,
@@ -56,9 +57,10 @@ class Snapshots:
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Args:
-        leads: Returns the promise that this node leads under, if its lease holds.
+        bytes_per_s: Maximum rate over all receivers.
+        leads: Returns the promise that this node leads under; None if its lease does not hold.
         flush: Writes a manifest.
-        fatal: Hears that this node's own files are damaged.
+        fatal: Called if this node's own files are damaged.
         """
         self._outgoing = outgoing
         self._cluster_id = cluster_id
@@ -70,7 +72,7 @@ class Snapshots:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what the node's gRPC server needs."""
+        """Return the handlers for the node's gRPC server."""
         open_: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self._open)
         fetch: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(
             self._fetch
@@ -79,9 +81,9 @@ class Snapshots:
 
     @property
     def kept_from(self) -> LogIndex | None:
-        """The first entry that whoever installs the pinned snapshot needs. None: none is pinned.
+        """The first log entry after the pinned snapshot. None: no snapshot is pinned.
 
-        While one is being pinned it is not known yet which: every entry, then.
+        While a snapshot is being pinned its index is unknown, so every entry is kept (1).
         """
         if self._pinning:
             return LogIndex(1)
@@ -89,7 +91,7 @@ class Snapshots:
         return LogIndex(pinned.index + 1) if pinned is not None else None
 
     async def expire(self) -> None:
-        """Unpin what nobody fetches any more; called now and then."""
+        """Unpin a snapshot that is not fetched any more. Called periodically."""
         if self._outgoing.pinned is not None:
             await self._alone(lambda: self._outgoing.expire(self._mono_ms()))
 
@@ -97,7 +99,7 @@ class Snapshots:
         try:
             asked = pb.SnapshotOpen.FromString(data)
         except DecodeError:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "not an Open")
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "damaged Open request")
         for field, said, limit in (
             ("version", asked.version, VERSION),
             ("cluster_id", asked.cluster_id, self._cluster_id),
@@ -106,15 +108,15 @@ class Snapshots:
                 why = f"{field} = {said!r} of {asked.name!r}: here it is {limit!r}"
                 await _refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
         if self._leads() is None:
-            why = "leads not, or its lease does not hold"
+            why = "not the leader, or its lease does not hold"
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, why)
         try:
             snapshot = await self._to_its_end(self._offer(asked.suspect, LogIndex(asked.known)))
         except NotReady as error:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
-        under = self._leads()  # still
+        under = self._leads()  # the leadership may have ended during the offer
         if under is None:
-            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "leads no more")
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "not the leader any more")
         return encode_offer(snapshot, under).SerializeToString()
 
     async def _offer(self, suspect: str, known: LogIndex) -> Snapshot:
@@ -133,7 +135,7 @@ class Snapshots:
                 self._pinning = False
 
     async def _alone(self, work: Callable[..., _T], *args: object) -> _T:
-        """Run it in a thread, one at a time."""
+        """Run `work` in a thread, at most one at a time."""
 
         async def locked() -> _T:
             async with self._lock:
@@ -142,10 +144,10 @@ class Snapshots:
         return await self._to_its_end(locked())
 
     async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await `work`, which goes on if whoever asked goes away: threads can't be cancelled.
+        """Await `work`. It continues if the caller is cancelled, as threads can't be cancelled.
 
         Raises:
-            NotReady: as `work` does. Every other error of it is fatal.
+            NotReady: from `work`. Any other exception of `work` is fatal to the node.
         """
 
         async def to_end() -> _T:
@@ -166,11 +168,11 @@ class Snapshots:
         try:
             asked = pb.SnapshotFetch.FromString(data)
         except DecodeError:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "not a Fetch")
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "damaged Fetch request")
         part = Part(asked.part.path, asked.part.size, asked.part.crc32)
         offset = asked.offset
         while offset < part.size:
-            if not self._outgoing.holds(part):  # what is refused costs the others nothing
+            if not self._outgoing.holds(part):  # refused before it uses up the shared rate
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
             found = await self._alone(self._outgoing.read, part, offset, CHUNK_SIZE)
@@ -181,7 +183,7 @@ class Snapshots:
 
 
 class Pace:
-    """Lets so many bytes a second pass, whoever sends them."""
+    """Limits the bytes per second of all senders together."""
 
     def __init__(
         self,
@@ -195,7 +197,7 @@ class Pace:
         self._free_s = 0.0
 
     async def spend(self, size: int) -> None:
-        """Wait until `size` more bytes may pass."""
+        """Wait until `size` more bytes may be sent."""
         now_s = self._clock()
         start_s = max(self._free_s, now_s)
         self._free_s = start_s + size / self._bytes_per_s
@@ -203,12 +205,12 @@ class Pace:
             try:
                 await self._sleep(start_s - now_s)
             except asyncio.CancelledError:
-                self._free_s -= size / self._bytes_per_s  # nothing passes for it
+                self._free_s -= size / self._bytes_per_s  # nothing is sent for this call
                 raise
 
 
 def encode_offer(snapshot: Snapshot, under: Promise) -> pb.SnapshotOffer:
-    """Return an offer as it is on the wire."""
+    """Return the offer as a protobuf message."""
     return pb.SnapshotOffer(
         leader_epoch=under.epoch,
         leader=under.leader,

@@ -1,4 +1,4 @@
-"""What goes into a step of the core and what comes out: events, effects, roles."""
+"""Input and output of a step of the core: events, effects, roles."""
 
 import enum
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from timer.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 
 
 class Role(enum.Enum):
-    """What a replica is doing."""
+    """The activity of a replica."""
 
     LEARNER = "learner"
     """Follows without a vote."""
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
-    """Was appointed; collects promises, then entries."""
+    """Appointed; collects promises, then entries."""
     LEADER = "leader"
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came, with the sizes of the frames beside it."""
+    """A message arrived. `sizes`: bytes of each frame beside it."""
 
     sender: ReplicaId
     message: Message
@@ -35,7 +35,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """The log is on disk up to `index`, as it was after `version` truncations."""
+    """The log is on disk up to `index`. `version`: truncations when the write was ordered."""
 
     version: int
     index: LogIndex
@@ -43,14 +43,14 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """The leader's application appends entries of these sizes. Only while `serving`."""
+    """The leader's application appends entries of these sizes in bytes. Only while `serving`."""
 
     sizes: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The shell holds [first, last] for `peer`, as a `Read` asked."""
+    """The shell has read the entries [first, last] for `peer`, as a `Read` ordered."""
 
     version: int
     peer: ReplicaId
@@ -61,29 +61,29 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Appointed:
-    """The control plane says who should lead."""
+    """The control plane appoints a leader."""
 
     epoch: Epoch
     leader: ReplicaId
     voters: Voters | None = None
-    """Who should vote from then on; None: no change is proposed."""
+    """The voters from this epoch on. None: no change is proposed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Somebody wants this leader to end its leadership in good order."""
+    """The node requests an orderly end of its own leadership."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """`peer` can be reached (again); what was sent to it before may have been lost."""
+    """`peer` is connected (again); earlier messages to it may have been lost."""
 
     peer: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing happened but time, or the end of a burst of proposals."""
+    """Time has passed, or a burst of proposals has ended."""
 
 
 Event: TypeAlias = (
@@ -92,14 +92,14 @@ Event: TypeAlias = (
 
 
 class Persist(NamedTuple):
-    """What must survive this process and its machine."""
+    """The state that must survive this process and its machine."""
 
     promise: Promise
     unsure: bool
 
 
 class Read(NamedTuple):
-    """Get entries from `first` on, about `limit_bytes` of them, at least one, for `peer`."""
+    """Read entries from `first` on for `peer`: about `limit_bytes`, at least one."""
 
     version: int
     peer: ReplicaId
@@ -117,27 +117,27 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Effects:
-    """Orders for the shell, carried out in field order."""
+    """Orders for the shell, to be executed in field order."""
 
     persist: Persist | None = None
-    """Durable before anything below happens."""
+    """Durable before any order below is executed."""
     truncate_after: LogIndex | None = None
-    """Cut the log; what was on its way to the disk goes first."""
+    """Truncate the log after this index, behind the writes that are already queued."""
     append: tuple[LogIndex, LogIndex] | None = None
-    """Append these (first, last) of the frames that came with the event."""
+    """Append the frames of the entries (first, last) that came with the event."""
     start: Start | None = None
-    """Append the EPOCH entry of this leader."""
+    """Append this leader's EPOCH entry."""
     read: list[Read] = field(default_factory=list[Read])
     send: list[Outgoing] = field(default_factory=list[Outgoing])
     behind: bool = False
-    """The leader has dropped what this replica needs next: fetch a snapshot."""
+    """The leader has dropped the entries that this replica needs next: fetch a snapshot."""
     forgotten: bool = False
-    """This founder lost its disk, and with it what it promised: it must take no part."""
+    """This founder lost its disk, and its promise with it. It must take no part."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """A peer's wall clock: it showed `wall_ms` at our `at_ms`, give or take `error_ms`."""
+    """A peer's wall clock showed `wall_ms` at this replica's `at_ms`, within `error_ms`."""
 
     wall_ms: UnixMs
     at_ms: MonoMs

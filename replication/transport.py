@@ -1,19 +1,19 @@
-"""Streams between replicas: each node dials every other one and speaks on its own stream.
+"""Streams between replicas: each node dials every other node and sends on its own stream.
 
-    A --Hello, messages--> B        (B answers with its own Hello, and nothing else)
+    A --Hello, messages--> B        (B answers with its own Hello and nothing else)
     B --Hello, messages--> A
 
-Links are by node name, as addresses are; which replica is behind a name, the two Hellos say. So a
-learner needs no more than a name that the others know, and a node that is replaced under its name
-is met as the new replica that it is.
+A stream belongs to a node name, as an address does. The two Hellos state the replica behind each
+name. A learner therefore needs only a name that the others know. A node that is replaced under the
+same name is recognized as a new replica.
 
-A stream is in order and either whole or broken: what was queued when it breaks is lost, which the
-core expects; once it is rebuilt the core hears so. gRPC's flow control holds a fast sender; what
-then piles up here is bounded in bytes, and the rest is lost.
+A stream keeps its order and is either whole or broken. Messages queued at a break are lost. The
+core expects such losses, and receives `Reconnected` once the stream is rebuilt. gRPC's flow control
+slows a fast sender. The queue that then grows here is limited in bytes; further messages are lost.
 
-A peer that dies resets its streams at once. One that is cut off is noticed by its silence: its
-answers come on its own stream, so when none came for SILENCE_S ours is built anew, on a new
-connection. Otherwise it would wait for TCP's ever longer retransmissions after the cut is healed.
+A peer that dies resets its streams at once. A peer that is cut off falls silent. Its answers come
+on its own stream. If none came for SILENCE_S, this node rebuilds its stream on a new connection.
+The old connection would wait for TCP's ever longer retransmissions after the network heals.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ HELLO_TIMEOUT_S: Final = 2.0
 RECONNECT_S: Final = 0.1
 SILENCE_S: Final = 2.0
 WRITE_TIMEOUT_S: Final = 10.0
-"""A message of some megabytes gets through in this, or never."""
+"""A message of a few megabytes is written within this time or never."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 
 Dial = Callable[[], grpc.aio.Channel]
-"""Make a new channel to a peer; it is closed here."""
+"""Returns a new channel to a peer; the transport closes it."""
 
 
 class Transport:
     """All streams of one node. For the event loop."""
 
-    def __init__(  # noqa: PLR0913 - who it is, whom it dials, who hears of it
+    def __init__(  # noqa: PLR0913 - identity, peers and callbacks of a node
         self,
         *,
         cluster_id: str,
@@ -61,10 +61,10 @@ class Transport:
         on_connected: Callable[[ReplicaId], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`name` is this node's, `dials` says how to reach the others by theirs.
+        """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
-        `on_message` raises ValueError for what no peer of this version would say.
-        `on_failure` hears of what should never end a stream's task.
+        `on_message` raises ValueError for a message that no peer of this version sends.
+        `on_failure` receives an unexpected exception of a stream's task.
         """
         assert name not in dials, name
         self._cluster_id = cluster_id
@@ -75,13 +75,13 @@ class Transport:
         self.on_failure = on_failure
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
         self._behind: dict[ReplicaId, str] = {}
-        """Replica -> the name that it was last met under."""
+        """Replica -> the node name under which it was last connected."""
         self._inbound: dict[str, _Inbound] = {}
         self._complaints = Complaints(logger)
         self._heard_s: dict[str, float] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what the node's gRPC server needs."""
+        """Return the handler for the node's gRPC server."""
         link: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._link
         )
@@ -89,27 +89,27 @@ class Transport:
         return grpc.method_handlers_generic_handler(service, {method: link})
 
     def start(self) -> None:
-        """Begin to dial."""
+        """Begin to dial the peers."""
         for outbound in self._out.values():
             outbound.start()
 
     async def stop(self) -> None:
-        """Close every stream."""
+        """Close every outgoing stream."""
         for outbound in self._out.values():
             await outbound.stop()
 
     def send(self, to: ReplicaId, data: bytes) -> None:
-        """Queue a message; lost if no stream goes to that replica or too much waits."""
+        """Queue a message. It is lost if no stream reaches the replica, or the queue is full."""
         name = self._behind.get(to)
         if name is not None:
             self._out[name].put(data)
 
     def name_of(self, replica: ReplicaId) -> str | None:
-        """Return the name that a replica was last met under, this one included."""
+        """Return the node name of a replica, own or last connected. None: it never was."""
         return self._name if replica == self._me else self._behind.get(replica)
 
     def hello(self, to: str) -> bytes:
-        """Return the first message of a stream to or from the node of that name."""
+        """Return the first message of a stream to or from the node named `to`."""
         hello = pb.Hello(
             version=VERSION,
             cluster_id=self._cluster_id,
@@ -120,28 +120,28 @@ class Transport:
         return hello.SerializeToString()
 
     def heard_s(self, peer: str) -> float:
-        """Return the loop's time at which the node of that name last said something."""
+        """Return the loop time of the last message from the node named `peer`; 0: none."""
         return self._heard_s.get(peer, 0.0)
 
     def connected(self, peer: str, replica: ReplicaId) -> None:
-        """A stream to `peer` was built; `replica` is there."""
+        """Record that the stream to `peer` is up and that `replica` runs there."""
         self._behind = {r: name for r, name in self._behind.items() if name != peer}
         self._behind[replica] = peer
         self._on_connected(replica)
 
     def met(self, data: bytes) -> tuple[str, ReplicaId] | str:
-        """Return who says this Hello; a text says why it can't be talked with."""
+        """Return the sender's (name, replica) of a Hello, or why the Hello is refused."""
         try:
             hello = pb.Hello.FromString(data)
         except DecodeError:
-            return "not a Hello"
+            return "damaged Hello"
         for field, said, limit in (
             ("version", hello.version, VERSION),
             ("cluster_id", hello.cluster_id, self._cluster_id),
             ("receiver_name", hello.receiver_name, self._name),
         ):
             if said != limit:
-                return f"{field} = {said!r} of {hello.name!r}: here it is {limit!r}"
+                return f"{field} = {said!r} of {hello.name!r}: must be {limit!r}"
         if not 1 <= hello.sender <= ID_MAX:
             return f"sender = {hello.sender} of {hello.name!r}: must be in 1 .. {ID_MAX}"
         if hello.name not in self._out:
@@ -153,7 +153,7 @@ class Transport:
         return hello.name, replica
 
     def refuse(self, sender: ReplicaId, why: str) -> None:
-        """End the stream of that replica: at its next message, or at the one being taken."""
+        """End the stream of `sender`: at its next message, or at the one being processed."""
         for inbound in self._inbound.values():
             if inbound.sender == sender:
                 inbound.refused = why
@@ -191,11 +191,11 @@ class _Inbound:
 
     sender: ReplicaId
     refused: str = ""
-    """Why it has to end."""
+    """Why the stream has to end; empty: it may go on."""
 
 
 class _Outbound:
-    """The stream to one peer, rebuilt for as long as the transport runs."""
+    """The stream to one peer. It is rebuilt for as long as the transport runs."""
 
     def __init__(self, transport: Transport, peer: str, dial: Dial) -> None:
         self._transport = transport
@@ -205,10 +205,10 @@ class _Outbound:
         self._queued_bytes = 0
         self._up = False
         self._waiting_since_s: float | None = None
-        """Of the first message that the peer has said nothing after. None: there is none."""
+        """Loop time of the first message that the peer has not answered. None: none was sent."""
         self._more = asyncio.Event()
         self._complaint = ""
-        """Why the peer can't be talked with, as last logged."""
+        """Why the peer refuses or is refused, as last logged."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -262,7 +262,7 @@ class _Outbound:
             return
         self._up, self._waiting_since_s, self._complaint = True, None, ""
         self._transport.connected(*who)
-        # Nothing more is read: a read that ends says at once that the stream broke.
+        # The peer sends nothing more. A read that ends therefore means that the stream broke.
         broken = asyncio.ensure_future(call.read())
         broken.add_done_callback(lambda _: self._more.set())
         try:
@@ -282,13 +282,13 @@ class _Outbound:
                 await broken
 
     def _complain(self, why: str) -> None:
-        """Say once why this peer can't be talked with; it is tried again and again."""
+        """Log once why no stream to this peer is possible. Attempts go on."""
         if why != self._complaint:
             logger.warning("%s %s", self._peer, why)
             self._complaint = why
 
     def _check_silence(self) -> None:
-        """Return unless the peer has long been owing an answer; raise TimeoutError if it has."""
+        """Raise TimeoutError if the peer has not answered for over SILENCE_S."""
         now_s = asyncio.get_running_loop().time()
         waiting_s = self._waiting_since_s
         if waiting_s is None or self._transport.heard_s(self._peer) >= waiting_s:

@@ -1,6 +1,6 @@
-"""What the log's one writer does with the orders that have piled up: group commit.
+"""Group commit: how the log's single writer executes the queued orders.
 
-While a sync runs, more orders gather; the next batch writes them all and syncs once.
+Orders queue while a sync runs. The next batch writes them all and is synced once.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Remove what lies after `after`; what lies up to `committed` can't be meant."""
+    """Remove the entries after `after`. `committed`: the log refuses a cut below this index."""
 
     version: int
     after: LogIndex
@@ -41,7 +41,7 @@ Order: TypeAlias = Write | Truncate | Drop
 
 
 def write_batch(log: Log, orders: Sequence[Order]) -> int:
-    """Carry out `orders`; after the next sync all of it is durable. Return the last version.
+    """Execute `orders`, and return the last version. The next sync makes all of it durable.
 
     Raises:
         DiskFailed: the process stops.

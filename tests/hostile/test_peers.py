@@ -127,7 +127,7 @@ TO_LEADER: Final[dict[str, tuple[Callable[[Promise], Any], str]]] = {
         lambda p: fetch_answer(p, prev_epoch=p.epoch + 1),
         "entries of epoch",
     ),
-    "append under its own leadership": (append, "must be the replica that asks"),
+    "append under its own leadership": (append, "must be the replica that leads or bids"),
     "leadership of nobody": (lambda p: append(replace(p, leader=ReplicaId(0))), "leadership"),
 }
 
@@ -171,15 +171,15 @@ def test_follower_ends_the_stream_of_an_impossible_request(attacked: Running) ->
         (append(last), f"under.epoch = {LAST_EPOCH}"),
         (Fetch(under=last, prev_epoch=Epoch(1), prev_index=index(1)), "under.epoch"),
         (replace(fence, under=above, last_epoch=above.epoch), "last_epoch"),
-        (append(there), "must be the replica that asks"),
+        (append(there), "must be the replica that leads or bids"),
         (append(above, prev_epoch=Epoch(above.epoch + 1)), "entries of epoch"),
         (b"", "message of 0 bytes"),
         (b"\xff\xff\xff\xff", "envelope of"),
-        (struct.pack("<I", 2) + b"\xff\xff", "no envelope"),
-        (struct.pack("<I", 0), "leadership 0, 0, 0"),
+        (struct.pack("<I", 2) + b"\xff\xff", "damaged envelope"),
+        (struct.pack("<I", 0), "invalid leadership 0, 0, 0"),
     ):
         assert why in attacker.say(follower, message), message
-    assert "committed here is one of epoch" in attacker.say(follower, *first_entries(above))
+    assert "the one committed here is of epoch" in attacker.say(follower, *first_entries(above))
     assert attacker.promise_of(follower) == there
 
 

@@ -242,7 +242,7 @@ async def test_damaged_snapshot_is_thrown_away(
 
         refetch._check = unfit
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: "of no use" in refetch.status)
+        await soon(lambda: "can't be used" in refetch.status)
         work.cancel()
         await asyncio.wait({work})
     assert incoming.ready(DISK, tmp_path / "in") is None
@@ -396,9 +396,9 @@ def test_part_that_lies_elsewhere_is_refused(path: str) -> None:
 def test_offer_that_no_leader_would_make_is_refused(field: str) -> None:
     said = offer()
     setattr(said, field, 0)
-    with pytest.raises(Unfit, match="under epoch"):
+    with pytest.raises(Unfit, match="invalid offer"):
         decode_offer(said.SerializeToString())
-    with pytest.raises(Unfit, match="no offer"):
+    with pytest.raises(Unfit, match="damaged offer"):
         decode_offer(b"\xff\xff")
 
 

@@ -49,7 +49,7 @@ def test_peer_is_known_by_its_name_whatever_its_replica_id(transport: Transport)
     ("fields", "why"),
     [
         ({"version": 9}, "version = 9"),
-        ({"cluster_id": "d"}, "cluster_id = 'd' of 'n2': here it is 'c'"),
+        ({"cluster_id": "d"}, "cluster_id = 'd' of 'n2': must be 'c'"),
         ({"receiver_name": "n7"}, "receiver_name = 'n7'"),
         ({"name": "n7"}, "name = 'n7': not among the peers of 'n1'"),
         ({"name": "n1"}, "name = 'n1': not among the peers of 'n1'"),
@@ -70,4 +70,4 @@ def test_copy_of_a_data_directory_under_another_name_is_refused(transport: Trans
 
 
 def test_noise_is_no_greeting(transport: Transport) -> None:
-    assert transport.met(b"\xff\xff") == "not a Hello"
+    assert transport.met(b"\xff\xff") == "damaged Hello"
