@@ -1,11 +1,11 @@
-"""The benchmarks: a real cluster of three nodes and one client process, on this machine.
+"""The benchmarks: a cluster of three nodes and one client process, on this machine.
 
     python -m bench [--only s1,s3] [--repeat N] [--full] [--baseline]
     python -m bench profile s1 [--of leader|follower|client] [--threads]
 
-The short form takes less than three minutes; --full, or BENCH=full, is what targets are judged by.
-Client and nodes share the machine's cores: nothing else should run meanwhile. Results are kept in
-run/bench/ (bench/results.py) and each table shows the last ones beside its own.
+The short form takes less than three minutes. Targets are judged by the full form (--full, or
+BENCH=full). Client and nodes share the machine's cores, so no other work should run meanwhile.
+Results are stored in run/bench/ (bench/results.py). Each table also shows the last results.
 """
 
 import argparse
@@ -40,17 +40,17 @@ MEASURES: Final[dict[str, Measure]] = {
     measure.name: measure
     for measure in (S1, S2, S3, S4, S5, S6, S7_S8_S10, S9, S11, S12, S13, S14, P9, SIM)
 }
-"""Every measure, in the order of the table. A new one is a function, and a line here."""
+"""Every measure, in the order of the table. A new measure is a function and one line here."""
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BASELINE: Final = ROOT / "bench" / "baseline.json"
 RESULTS: Final = ROOT / "run" / "bench"
 LOOK_S: Final = 0.5
-"""How long to look whether the machine is quiet."""
+"""Seconds for which the machine's load is observed before a measure."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks; return the exit status: 1 if a measure failed."""
+    """Run the benchmarks. Return exit status 1 if a measure failed."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _on_sigterm(number: int, frame: object) -> None:
-    """Take the nodes down on the way out."""
+    """Raise, so that the nodes are stopped on the way out."""
     raise KeyboardInterrupt
 
 
@@ -117,7 +117,7 @@ def _head(directory: Path, form: Form) -> Head:
 
 
 def _run(outcome: Outcome, runs: int, form: Form, data: Path, loop: asyncio.Runner) -> None:
-    """Add the series of `runs` runs; what fails ends this measure, not the others."""
+    """Add the series of `runs` runs. A failure ends this measure only."""
     try:
         for series in _series(outcome.measure, runs, form, data, loop):
             outcome.add(series)
@@ -137,7 +137,7 @@ def _text(error: Exception) -> str:
 def _series(
     measure: Measure, runs: int, form: Form, data: Path, loop: asyncio.Runner
 ) -> Iterator[Series]:
-    """Yield each run's series: all on one cluster, or each on a fresh one."""
+    """Yield each run's series. All runs share one cluster, except for a measure with `fresh`."""
     numbers = range(1, runs + 1)
     if measure.alone is not None:
         for number in numbers:
@@ -177,7 +177,7 @@ def _profile(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     ):
         outcome.add(measure.run(rig, Form.SHORT))
     print(table.render([outcome], results.last_values(args.dir, BASELINE)))
-    print(f"sampled meanwhile, so these figures are not kept: {os.path.relpath(svg)}")
+    print(f"not stored, as sampling disturbs these figures: {os.path.relpath(svg)}")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""S13: what ten thousand topics and a thousand groups, each with a consumer, cost in lateness.
+"""S13: the lateness that 10,000 topics and 1,000 groups add, each group with a consumer.
 
-The same timers come twice on one cluster, in the same small batches: first all to one topic, which
-one consumer reads; then, when the crowd is there, each batch to another of its topics. A tenth of
-them have a group: how late their timers were fired and received stands beside the single topic's.
+The same timers are scheduled twice on one cluster, in the same small batches. First all go to one
+topic with one consumer. Then the crowd exists, and each batch goes to another of its topics. A
+tenth of those topics have a group. Their timers' lateness is compared with the single topic's.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ T = TypeVar("T")
 TOPICS: Final = 10_000
 GROUPS: Final = 1_000
 AT_ONCE: Final = 50
-"""Topics or groups that are made at the same time."""
+"""Topics or groups that are created concurrently."""
 PER_S: Final = 1_000
-"""In requests of TOGETHER timers. Had the machine more than it bears, lateness would be that of the
-queue in front of it, with one topic as with many: 5,000 were too many for two slow cores."""
+"""Timers a second, in requests of TOGETHER timers. An overloaded machine would show the lateness of
+its own queue, with one topic as with many. 5,000 a second overloaded two slow cores."""
 TOGETHER: Final = 10
-"""Timers in one batch, which is to one topic."""
+"""Timers in one batch; a batch goes to one topic."""
 BATCHES: Final = PER_S * PACE_MS // 1000 // TOGETHER
-"""In each pace."""
+"""Batches per pace of PACE_MS."""
 WINDOW: Final = 1_000
 
 
 def crowd(rig: Rig, form: Form) -> Series:
-    """Return the lateness of PER_S timers a second to one topic, and within the crowd."""
+    """Return the lateness of PER_S timers a second to one topic, and to the crowd."""
     lasting_s = 20.0 if form is Form.FULL else 4.0
     return rig.within(2 * lasting_s + 240, _crowd(rig, lasting_s))
 
@@ -54,7 +54,7 @@ async def _crowd(rig: Rig, lasting_s: float) -> Series:
 async def _lateness(
     client: AsyncTimerClient, topics: list[str], read: list[str], lasting_s: float
 ) -> Lateness:
-    """Schedule to the topics in turn; consume those that are to be read."""
+    """Schedule to `topics` in turn. Consume the topics in `read`, and return their lateness."""
     late, tally = Lateness(), Tally()
 
     async def consume(consumer: AsyncConsumer) -> None:
@@ -67,7 +67,7 @@ async def _lateness(
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(consume(consumer)) for consumer in consumers]
         gc.collect()
-        gc.freeze()  # a thousand consumers in one process: its own collector is not measured
+        gc.freeze()  # a thousand consumers share this process; its collector is not measured
         sent = await _play(client, topics, lasting_s)
         await tally.reach(sum(sent[topic] for topic in read))
         for reader in readers:
@@ -77,7 +77,7 @@ async def _lateness(
 
 
 async def _play(client: AsyncTimerClient, topics: list[str], lasting_s: float) -> Counter[str]:
-    """Schedule, each timer a second ahead; return how many per topic."""
+    """Schedule each timer a second ahead. Return the number of timers per topic."""
     feed, sent, turns = Feed(size=TOGETHER), Counter[str](), itertools.cycle(topics)
     start_ms = now_ms() + 200
     async with asyncio.TaskGroup() as tasks:

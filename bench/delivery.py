@@ -1,7 +1,7 @@
-"""S4 to S6: from schedule to ack, and how late messages come.
+"""S4 to S6: from schedule to ack, and the lateness of messages.
 
-Producer and consumer share this process and its clock with the nodes, so that lateness is a plain
-difference: received minus due, and fired minus due.
+Producer and consumer run in this process and share the machine's clock with the nodes. Lateness is
+therefore a plain difference: received minus due, and fired minus due.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ WINDOW: Final = 20_000
 PRODUCERS: Final = 16
 """Batches of the producer in flight."""
 UNACKED_MAX: Final = 200_000
-"""The producer pauses there: what counts is what goes through, not what piles up."""
+"""Unacked timers at which the producer pauses: throughput counts, not the backlog."""
 SINGLE_UNRECEIVED_MAX: Final = 20_000
 SPREAD_MS: Final = 1_000
 WARM_UP_S: Final = 1.5
-"""Until timers of every delay are due."""
+"""Seconds until timers of every delay are due."""
 AHEAD_MS: Final = 1_000
-"""A paced timer is scheduled so long before it is due."""
+"""Milliseconds from a paced timer's schedule to its due time."""
 PACE_MS: Final = 50
 PAUSE_S: Final = 0.002
 RECEIVE_TIMEOUT_S: Final = 20.0
@@ -37,7 +37,7 @@ RATES: Final = (1_000, 10_000)
 
 
 class Tally:
-    """Acks that were confirmed, with the moment of each."""
+    """Confirmed acks, with the time of each."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,7 +47,7 @@ class Tally:
         self._error: BaseException | None = None
 
     def ack(self, batch: Batch) -> None:
-        """Ack a batch; count it once that is confirmed."""
+        """Acknowledge a batch, and count it once the ack is confirmed."""
         batch.ack().add_done_callback(self._acked)  # type: ignore[arg-type]  # it is an Acking
 
     def _acked(self, acking: Acking[int]) -> None:
@@ -59,7 +59,7 @@ class Tally:
         self.changed.set()
 
     async def reach(self, count: int) -> None:
-        """Wait until so many are confirmed; raise what any ack failed with."""
+        """Wait until `count` messages are confirmed. Raise the error of any failed ack."""
         while self.count < count:
             self.changed.clear()
             await self.changed.wait()
@@ -67,19 +67,19 @@ class Tally:
                 raise self._error
 
     def between(self, start: float, end: float) -> int:
-        """Return how many were confirmed in [start, end), Unix seconds."""
+        """Return the number confirmed in [start, end), Unix seconds."""
         at = np.array(self._at)
         return int(np.array(self._counts)[(at >= start) & (at < end)].sum())
 
     @property
     def last_at(self) -> float:
-        """When the last one was confirmed, Unix seconds."""
+        """Time of the last confirmation, Unix seconds."""
         return self._at[-1]
 
 
 @contextlib.asynccontextmanager
 async def consuming(consumer: AsyncConsumer, take: Callable[[Batch], None]) -> AsyncIterator[None]:
-    """Hand every batch to `take` during the block; a failure there ends the block, too."""
+    """Pass every batch to `take` during the block. A failure of `take` ends the block too."""
 
     async def consume() -> None:
         async for batch in consumer.batches():
@@ -94,7 +94,7 @@ async def consuming(consumer: AsyncConsumer, take: Callable[[Batch], None]) -> A
 
 
 def end_to_end(rig: Rig, form: Form) -> Series:
-    """Schedule, fire, deliver and ack as fast as it goes; by batches, then one by one."""
+    """Schedule, fire, deliver and ack at full speed: in batches, then one by one."""
     lasting_s = 15.0 if form is Form.FULL else 4.0
     series = rig.within(90, _end_to_end(rig, lasting_s))
     return series | _one_by_one(rig, lasting_s)
@@ -115,7 +115,7 @@ async def _end_to_end(rig: Rig, lasting_s: float) -> Series:
                         await asyncio.sleep(PAUSE_S)
                         continue
                     scheduled += BATCH_SIZE
-                    # Half of the producers schedule what is due at once.
+                    # Half of the producers schedule timers that are due at once.
                     over_ms = 1 if number % 2 else SPREAD_MS
                     due_ms = feed.spread(now_ms(), over_ms)
                     await client.schedule_batch(topic, feed.payloads(), due_ms=due_ms)
@@ -128,7 +128,7 @@ async def _end_to_end(rig: Rig, lasting_s: float) -> Series:
 
 
 def _one_by_one(rig: Rig, lasting_s: float) -> Series:
-    """Take messages from the synchronous consumer and ack each; everything is due at once."""
+    """Read messages from the synchronous consumer and ack each. All timers are due at once."""
     feed, topic = Feed(), rig.topic("s4-single")
     with TimerClient(rig.endpoints) as client:
         consumer = client.consumer(topic, GROUP, window=WINDOW)
@@ -153,21 +153,21 @@ def _one_by_one(rig: Rig, lasting_s: float) -> Series:
 
 
 class Lateness:
-    """How late messages were fired and received; milliseconds."""
+    """The lateness of messages at their firing and at their receipt; milliseconds."""
 
     def __init__(self) -> None:
         self._received: list[npt.NDArray[np.float64]] = []
         self._fired: list[npt.NDArray[np.float64]] = []
 
     def note(self, batch: Batch) -> None:
-        """Note a batch that arrives at this moment."""
+        """Record a batch that arrives now."""
         received_ms = time.time_ns() / 1e6
         due_ms = np.array(batch.due_ms, np.float64)
         self._received.append(received_ms - due_ms)
         self._fired.append(np.array(batch.fired_at_ms, np.float64) - due_ms)
 
     def series(self, label: str) -> Series:
-        """Return percentiles as one sample each; `early` is how many fired before their time."""
+        """Return each percentile as one sample. `early`: messages fired before their due time."""
         received, fired = np.concatenate(self._received), np.concatenate(self._fired)
         p50, p99 = np.percentile(received, [50, 99])
         fired_p50, fired_p99 = np.percentile(fired, [50, 99])
@@ -184,7 +184,7 @@ class Lateness:
 
 
 def lateness(rig: Rig, form: Form) -> Series:
-    """Schedule so many a second, each due a second later; how late do they come?"""
+    """Schedule timers at fixed rates, each a second ahead, and return their lateness."""
     lasting_s = 20.0 if form is Form.FULL else 4.0
     series: Series = {}
     for per_s in RATES:
@@ -218,7 +218,7 @@ async def _lateness(rig: Rig, per_s: int, lasting_s: float) -> Series:
 
 
 def burst(rig: Rig, form: Form) -> Series:
-    """Let a hundred thousand be due in one second, and in the full form a million."""
+    """Let 100,000 timers be due in one second; in the full form also 1,000,000."""
     series = rig.within(60, _burst(rig, 100_000, ahead_s=3, label="100k"))
     if form is Form.FULL:
         series |= rig.within(180, _burst(rig, 1_000_000, ahead_s=20, label="1m"))
@@ -235,7 +235,7 @@ async def _burst(rig: Rig, count: int, ahead_s: float, label: str) -> Series:
             batches = iter(range(count // BATCH_SIZE))
 
             async def produce() -> None:
-                for _ in batches:  # shared: each batch is one producer's
+                for _ in batches:  # the producers share one iterator
                     due_ms = feed.spread(start_ms, SPREAD_MS)
                     await client.schedule_batch(topic, feed.payloads(), due_ms=due_ms)
 

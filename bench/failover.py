@@ -1,13 +1,13 @@
-"""S9: how long nothing fires after the leader died, with millions pending in the full form.
+"""S9: the time without firings after a leader's death; in the full form with millions pending.
 
-A few timers are due at every moment, scheduled well ahead, so that the successor has work the
-moment that it leads:
+A few timers are due at every moment. They were scheduled well ahead, so that the successor has work
+as soon as it leads:
 
     kill -9                                   first message that the successor fired
     |                                         |
     |<--- fired: what timers wait ----------->|<-- received: what the application waits -->|
 
-Messages that the old leader had fired are delivered again by the successor; they don't count.
+Messages that the old leader fired are delivered again by the successor. They don't count.
 """
 
 import asyncio
@@ -26,31 +26,31 @@ from timerclient.errors import OutcomeUnknown
 
 KILLS: Final = {Form.SHORT: 3, Form.FULL: 30}
 PENDING: Final = {Form.SHORT: 0, Form.FULL: 10_000_000}
-"""Due in an hour or later: they fire at no time, and must not matter."""
+"""Timers due in an hour or later. They never fire, and must not matter."""
 PACE_MS: Final = 50
 PER_PACE: Final = 10
 """200 timers a second: one is due every 5 ms."""
 AHEAD_MS: Final = 4_000
-"""Scheduled so long before it is due: longer than a failover takes."""
+"""Milliseconds from schedule to due time: longer than a failover."""
 SETTLED_S: Final = 1.0
 KILL_LIMIT_S: Final = 60.0
 POLL_S: Final = 0.05
 
 
 class Firings:
-    """The first message that each leadership is known to have fired."""
+    """The first message fired by each leadership."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
         self._seen: list[tuple[int, int, float]] = []
-        """(epoch of the delivery, fired at, received at), Unix milliseconds."""
+        """(epoch of the delivery, fired at, received at); times in Unix milliseconds."""
 
     def note(self, batch: Batch) -> None:
-        """Note a batch that arrives at this moment, and ack it."""
+        """Record a batch that arrives now, and acknowledge it."""
         received_ms = time.time_ns() / 1e6
         self._seen.extend((batch.epoch, fired_ms, received_ms) for fired_ms in batch.fired_at_ms)
         self._changed.set()
-        _ = batch.ack()  # refused for messages of the old leader: nobody asks
+        _ = batch.ack()  # fails for messages of the old leader, which does not matter here
 
     async def first(self, above_epoch: int, after_ms: int) -> tuple[int, float]:
         """Return (fired at, received at) of the first message that a later leader fired."""
@@ -65,7 +65,7 @@ class Firings:
 
 
 def failover(rig: Rig, form: Form) -> Series:
-    """Kill the leader, again and again; milliseconds from the kill."""
+    """Kill the leader repeatedly. Return milliseconds from each kill."""
     kills = KILLS[form]
     rig.within(FILL_LIMIT_S, _fill(rig, PENDING[form]))
     return rig.within(kills * KILL_LIMIT_S, _failover(rig, kills))
@@ -87,7 +87,7 @@ async def _failover(rig: Rig, kills: int) -> Series:
         load = tasks.create_task(_load(client, topic))
         await asyncio.sleep(AHEAD_MS / 1000)
         for _ in range(kills):
-            # Not always at the same moment between two heartbeats.
+            # Kills must not fall at the same point between two heartbeats.
             await asyncio.sleep(SETTLED_S + chance.random())
             fired_ms, received_ms, killed = await _kill_leader(rig, firings)
             series["fired"].append(fired_ms)
@@ -115,24 +115,24 @@ async def _schedule(
     try:
         await client.schedule_batch(topic, payloads, due_ms=due_ms)
     except OutcomeUnknown:
-        return  # the load is only light; whether all came is for other tests
+        return  # this load is only a background; other tests check for lost timers
 
 
 async def _kill_leader(rig: Rig, firings: Firings) -> tuple[float, float, str]:
-    """Return (kill to first firing, kill to its receipt, who was killed); milliseconds."""
+    """Return (ms to the first firing, ms to its receipt, name of the killed node)."""
     leader = await asyncio.to_thread(rig.cluster.wait_for_leader)
     state = await asyncio.to_thread(rig.cluster.state, leader)
     if state is None:
         raise BenchError(f"{leader}, the leader, does not answer")
     killed_ms = time.time_ns() / 1e6
     await asyncio.to_thread(rig.cluster.kill, leader)
-    # Dead by now, and its lease not over: what is fired later, somebody else fired.
+    # The leader is dead, and its lease not over. A later firing is another leader's.
     fired_ms, received_ms = await firings.first(state.epoch, after_ms=now_ms())
     return fired_ms - killed_ms, received_ms - killed_ms, leader
 
 
 async def _whole(rig: Rig, client: AsyncTimerClient) -> None:
-    """Wait until all nodes are in contact and none lags behind what was committed before."""
+    """Wait until all nodes are connected and have the entries committed so far."""
     await asyncio.to_thread(rig.cluster.wait_for_leader)
     committed = max(node.commit_index for node in (await client.status()).nodes)
     while True:

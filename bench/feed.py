@@ -1,4 +1,4 @@
-"""What the measures schedule: batches of random payloads, which no codec makes smaller."""
+"""Input of the measures: batches of random payloads, which no codec can compress."""
 
 import random
 import time
@@ -13,12 +13,12 @@ _PREPARED: Final = 64
 
 
 def now_ms() -> int:
-    """Return this machine's clock, in Unix milliseconds."""
+    """Return this machine's clock in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 class Feed:
-    """Payloads, made ahead: the measures are of the cluster, not of a random source."""
+    """Payloads made in advance, so that no random source is measured."""
 
     def __init__(self, seed: int = 1, size: int = BATCH_SIZE) -> None:
         chance = random.Random(seed)
@@ -30,7 +30,7 @@ class Feed:
         self._next = 0
 
     def payloads(self) -> list[bytes]:
-        """Return the next batch of payloads; after a while they come again."""
+        """Return the next batch of payloads. The batches repeat after a while."""
         self._next = (self._next + 1) % _PREPARED
         return self._batches[self._next]
 
@@ -40,5 +40,5 @@ class Feed:
         return due
 
     def far(self) -> list[int]:
-        """Return a batch's due times one hour to a day ahead."""
+        """Return a batch's due times, from one hour to a day ahead."""
         return self.spread(now_ms() + HOUR_MS, 23 * HOUR_MS)

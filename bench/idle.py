@@ -1,4 +1,4 @@
-"""S12: what a cluster costs that nobody uses."""
+"""S12: the CPU use of an idle cluster."""
 
 import time
 from typing import Final
@@ -7,12 +7,12 @@ from bench.measure import Form, Measure, Series, cost
 from bench.rig import Rig
 
 SETTLE_S: Final = 5.0
-"""What a start leaves to be done is done by then."""
+"""Seconds after a start until its remaining work is done."""
 LASTING_S: Final = {Form.SHORT: 10.0, Form.FULL: 30.0}
 
 
 def idle(rig: Rig, form: Form) -> Series:
-    """Do nothing, and see what that takes; percent of one core."""
+    """Return the CPU use of a cluster without requests; percent of one core."""
     time.sleep(SETTLE_S)
     with rig.cpu_use() as use:
         time.sleep(LASTING_S[form])

@@ -1,8 +1,8 @@
-"""S14: what 100,000 topics and 50,000 groups cost that nobody uses.
+"""S14: the cost of 100,000 idle topics and 50,000 idle groups.
 
-On one cluster, first empty and then full of them: how long a schedule takes that comes once in a
-while. Then nobody does anything for a while, in which no leader may change; a scrape of the metrics
-is timed, and a follower that is killed and started again.
+The cluster is measured empty and then filled. In both states single schedules are timed. Then the
+full cluster rests for a while, in which no leader may change. At the end a scrape of the metrics is
+timed, and the restart of a killed follower.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ SCRAPES: Final = 5
 RESTART_LIMIT_S: Final = 60.0
 POLL_S: Final = 0.02
 STILL_S: Final = 10.0
-"""What the filling leaves to be done is done by then."""
+"""Seconds after the filling until its remaining work is done."""
 
 
 def idlers(rig: Rig, form: Form) -> Series:
-    """Return schedule latencies, changes of leader, a scrape's and a restart's duration."""
+    """Return schedule latencies, changes of leader, and the times of a scrape and a restart."""
     return rig.within(FILL_LIMIT_S + IDLE_S[form], _idlers(rig, form))
 
 
@@ -65,7 +65,7 @@ async def _idlers(rig: Rig, form: Form) -> Series:
 
 
 async def _schedules(client: AsyncTimerClient) -> list[float]:
-    """Schedule one timer at a time, an hour ahead; return how long each took, in ms."""
+    """Schedule one timer at a time, an hour ahead. Return the latency of each in ms."""
     feed, took = Feed(size=1), list[float]()
     for _ in itertools.repeat(None, SCHEDULES):
         began = time.perf_counter()
@@ -81,7 +81,7 @@ async def _some_at_once(names: Sequence[T], work: Callable[[T], Awaitable[object
 
 
 def _scrape(rig: Rig) -> float:
-    """Return how long the leader's /metrics takes, in ms."""
+    """Return the time of the leader's /metrics in ms."""
     address = rig.cluster.nodes[rig.cluster.wait_for_leader()].http
     began = time.perf_counter()
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
@@ -90,9 +90,9 @@ def _scrape(rig: Rig) -> float:
 
 
 async def _restart(rig: Rig, client: AsyncTimerClient) -> tuple[float, float]:
-    """Kill a follower; return the seconds from its start until it has applied all there is.
+    """Kill a follower and start it. Return the seconds until it has applied the whole log.
 
-    And how much CPU it took: on a busy machine the seconds tell little.
+    Also return its CPU seconds, as elapsed time means little on a busy machine.
     """
     leader = await asyncio.to_thread(rig.cluster.wait_for_leader)
     name = next(each for each in rig.cluster.nodes if each != leader)

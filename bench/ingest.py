@@ -1,4 +1,4 @@
-"""S1 to S3: how fast timers get in. All are due in an hour or later, so that nothing fires."""
+"""S1 to S3: the rate of new timers. All are due in an hour or later, so that none fires."""
 
 import asyncio
 import time
@@ -12,12 +12,12 @@ from bench.rig import Rig
 from timerclient import AsyncTimerClient
 
 BATCHES_IN_FLIGHT: Final = 32
-"""3.2 MB: what hides the round trips of one process, and far from the cluster's limits."""
+"""3.2 MB: enough to hide one process's round trips, and far below the cluster's limits."""
 CALLERS: Final = 400
 SINGLES_MAX: Final = 3_000
 SHORT_S: Final = 5.0
 LONG_S: Final = 60.0
-"""Long enough for flushes and compaction to go on."""
+"""Seconds: long enough to include flushes and compaction."""
 
 
 def batches(rig: Rig, form: Form) -> Series:
@@ -55,7 +55,7 @@ async def _batches(rig: Rig, lasting_s: float, label: str) -> Series:
 
 
 def singles(rig: Rig, form: Form) -> Series:
-    """Call `schedule` from 400 concurrent callers; the client coalesces them."""
+    """Call `schedule` from 400 concurrent callers. The client combines the calls into batches."""
     return rig.within(60, _singles(rig, 15.0 if form is Form.FULL else 3.0))
 
 
@@ -79,7 +79,7 @@ async def _singles(rig: Rig, lasting_s: float) -> Series:
 
 
 def one_at_a_time(rig: Rig, form: Form) -> Series:
-    """Call `schedule` and await it, for a while; latencies in milliseconds."""
+    """Call `schedule` and await it, one at a time. Return latencies in milliseconds."""
     return rig.within(60, _one_at_a_time(rig, 10.0 if form is Form.FULL else 3.0))
 
 

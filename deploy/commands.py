@@ -1,6 +1,6 @@
-"""`timerctl local …`: a whole cluster on this machine, from a terminal.
+"""`timerctl local …`: a cluster on this machine, from a terminal.
 
-timerctl imports this module at each start, so deploy.local is imported when a command runs.
+timerctl imports this module at each start, so deploy.local is imported only by a command.
 """
 
 import argparse
@@ -22,7 +22,7 @@ NODES: Final = 3
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add `timerctl local`; its parser sets `run`, called with the parsed arguments."""
+    """Add `timerctl local`. Its parser sets `run`, which takes the parsed arguments."""
     local = subparsers.add_parser("local", help="run a whole cluster on this machine")
     actions = local.add_subparsers(metavar="ACTION", required=True)
     for name, run, text in (
@@ -55,8 +55,8 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
                 "--base-port",
                 type=int,
                 metavar="P",
-                help="of a new cluster: gRPC at P, P + 1, ..., HTTP ten above; default: free "
-                "ports. timerctl looks at 7401 to 7403 unless it is told otherwise",
+                help="ports of a new cluster: gRPC at P, P + 1, ..., HTTP ten above; default: free "
+                "ports. timerctl connects to 7401, 7402 and 7403 by default",
             )
 
 
@@ -64,14 +64,14 @@ Command = Callable[["LocalCluster", argparse.Namespace], None]
 
 
 def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
-    """Return the command around `run`: errors become a message and exit status 1."""
+    """Return the command around `run`: an error becomes a message and exit status 1."""
 
     def command(args: argparse.Namespace) -> int:
         from deploy.local import LaunchError, LocalCluster
 
         try:
             run(LocalCluster(args.dir, args.nodes, base_port=args.base_port), args)
-        except BrokenPipeError:  # of our output: timerctl ends quietly
+        except BrokenPipeError:  # of our own output: timerctl ends quietly
             raise
         except (LaunchError, OSError) as error:
             if getattr(args, "output", "table") == "json":

@@ -1,15 +1,16 @@
-"""A whole cluster on this machine: plain processes, on loopback unless told, in one directory.
+"""A cluster on this machine: plain processes in one directory, on loopback by default.
 
     D/cluster.json   {"nodes": [{"name", "pid", "grpc", "http", "data"}, ...]}; data relative to D
     D/n1.toml        the node's configuration
-    D/n1/            its data directory (or where its `Host` says)
-    D/logs/n1.log    what it printed
-    D/LOCK           held (flock) while somebody starts or stops nodes
+    D/n1/            the node's data directory, or another one that its `Host` names
+    D/logs/n1.log    the node's output
+    D/LOCK           locked (flock) while nodes are being started or stopped
 
-The processes are detached: they outlive who started them, and `timerctl local down` in another
-terminal ends them. A node keeps its ports for good, so that a restarted one is found again. No
-process is ever signalled by name or by a remembered pid alone: /proc has to say that the pid
-still runs this very node, and the signal goes through a pidfd, which no other process can inherit.
+The processes are detached. They outlive their starter, and `timerctl local down` in another
+terminal ends them. A node keeps its ports across restarts.
+
+A remembered pid may belong to another process by now. Before each signal, /proc must show that the
+pid runs this very node. The signal is sent through a pidfd, which no other process can inherit.
 """
 
 import contextlib
@@ -38,12 +39,12 @@ from timerclient.proto import timer_pb2_grpc
 
 PROGRAM: Final = (sys.executable, "-m", "cluster.timerd")
 READY_TIMEOUT_S: Final = 120.0
-"""Only nodes that hang take so long: one that ends is reported at once."""
+"""Only a hanging node takes this long. A node that ends is reported at once."""
 STOP_TIMEOUT_S: Final = 60.0
-"""Far more than a node takes to hand over and finish what it has in flight."""
+"""Far more than a node needs to hand over and finish its work in flight."""
 PORT_MAX: Final = 65_535
 HTTP_ABOVE: Final = 10
-"""The HTTP ports of a cluster with a base port lie so far above its gRPC ports."""
+"""Distance of the HTTP ports above the gRPC ports, in a cluster with a base port."""
 LOOPBACK: Final = "127.0.0.1"
 POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
@@ -59,26 +60,26 @@ class Process(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Return what it ended with, negative: the signal. None: it runs."""
+        """Return the exit status; negative: the signal. None: the child runs."""
 
 
 _CHILDREN: Final[dict[int, Process]] = {}
-"""Nodes that this process started, by pid: it has to reap them when they end, if it still lives."""
+"""Nodes started by this process, by pid. This process must reap them when they end."""
 _ENDED: Final[dict[int, int]] = {}
-"""Exit status of those that it reaped, by pid; negative: the signal that ended it."""
+"""Exit status of the reaped nodes, by pid; negative: the signal that ended the node."""
 
 
 class LaunchError(RuntimeError):
-    """The nodes could not be brought where they were wanted; says why, with their last words."""
+    """The nodes could not be started or stopped. Gives the reason and the nodes' last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of a local cluster, as cluster.json has it."""
+    """One node of a local cluster, as listed in cluster.json."""
 
     name: str
     pid: int
-    """Of the process that was started last; 0: none was. It may have ended since."""
+    """Pid of the process that was started last, which may have ended since; 0: none was started."""
     grpc: str
     http: str
     data: str
@@ -86,32 +87,32 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a running node says of itself, and whom it takes for the controller."""
+    """A running node's status, and the controller that it knows."""
 
     role: str
     serving: bool
     epoch: int
     controller: str = ""
     disk_low: bool = False
-    """Less room is left on its disk than it keeps in reserve."""
+    """Whether less disk space is free than the node keeps in reserve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where a node lives."""
+    """The environment of one node."""
 
     address: str = LOOPBACK
-    """Of both its ports. Beyond loopback the node is told `insecure = true`."""
+    """Address of both ports. For any address except loopback the node gets `insecure = true`."""
     inside: tuple[str, ...] = ()
-    """What its processes are started by, such as `nsenter --net=…`; it has to become them."""
+    """Command that starts the node's processes, such as `nsenter --net=…`. It must exec them."""
     data: str = ""
-    """Its data directory, relative to the cluster's; empty: its name."""
+    """The data directory, relative to the cluster's directory; empty: the node's name."""
     settings: tuple[str, ...] = ()
-    """More lines for its TOML file."""
+    """Additional lines for the node's TOML file."""
 
 
 class LocalCluster:
-    """The nodes of one directory. Everything may be called again: it does what is left to do."""
+    """The nodes in one directory. Every method may be repeated; it does only the work left."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -124,16 +125,17 @@ class LocalCluster:
         host: Callable[[str], Host] = lambda _: Host(),
         id_prefix: str = "local",
     ) -> None:
-        """Use the cluster in `directory`, or one that `start` will make there.
+        """Use the cluster in `directory`, or one that `start` will create there.
 
         Args:
-            directory: where everything of this cluster lies.
-            nodes: how many, if it is new.
-            base_port: the first gRPC port if it is new, the first HTTP port ten above; None: any.
-            settings: more lines for the nodes' TOML files, before their tables.
-            program: what runs as a node.
-            host: a node's name -> where it lives.
-            id_prefix: what the cluster id begins with, if it is new.
+            directory: directory of all files of this cluster.
+            nodes: number of nodes of a new cluster.
+            base_port: first gRPC port of a new cluster; the first HTTP port is ten above. None:
+                any free ports.
+            settings: additional lines for the nodes' TOML files, before their tables.
+            program: command line of a node.
+            host: node name -> the node's environment.
+            id_prefix: beginning of a new cluster's id.
         """
         self.directory = directory.resolve()
         self._count = nodes
@@ -143,14 +145,14 @@ class LocalCluster:
         self._host = host
         self._id_prefix = id_prefix
 
-    # ---- what there is
+    # ---- state
 
     @property
     def nodes(self) -> dict[str, Node]:
-        """The nodes by name; none before the first `start`.
+        """The nodes by name; empty before the first `start`.
 
         Raises:
-            LaunchError: what lists them was not written by `start`.
+            LaunchError: cluster.json was not written by `start`.
         """
         path = self.directory / "cluster.json"
         if not path.exists():
@@ -158,7 +160,7 @@ class LocalCluster:
         try:
             listed = [Node(**each) for each in json.loads(path.read_text())["nodes"]]
         except (ValueError, TypeError, LookupError) as error:
-            raise LaunchError(f"{path} is no local cluster's: {error!r}") from error
+            raise LaunchError(f"{path} does not list a local cluster: {error!r}") from error
         return {node.name: node for node in listed}
 
     @property
@@ -171,15 +173,15 @@ class LocalCluster:
         return self._runs(self._node(name))
 
     def exit_status(self, name: str) -> int | None:
-        """Return what the node's last process ended with, negative: the signal.
+        """Return the exit status of the node's last process; negative: the signal.
 
-        None: it runs, or it was not this process that started it.
+        None: the node runs, or another process started it.
         """
         node = self._node(name)
         return None if self._runs(node) else _ENDED.get(node.pid)
 
     def state(self, name: str, within_s: float = PROBE_S) -> NodeState | None:
-        """Return what a node says of itself; None if it does not answer in time."""
+        """Return a node's own status. None: no answer within `within_s` seconds."""
         with grpc.insecure_channel(self._node(name).grpc) as channel:
             stub = timer_pb2_grpc.AdminServiceStub(channel)
             try:
@@ -194,9 +196,9 @@ class LocalCluster:
         )
 
     def leader(self, above_epoch: int = 0, within_s: float = PROBE_S) -> str | None:
-        """Return the name of the node that leads and serves, by its own word; None: nobody.
+        """Return the node that reports itself as the serving leader. None: there is none.
 
-        Who leads in an epoch of `above_epoch` or lower does not count: it may not know better.
+        Leaders of an epoch up to `above_epoch` are ignored, as they may be outdated.
         """
         states = {n: self.state(n, within_s) for n in self.nodes if self.is_running(n)}
         leading = {n: s.epoch for n, s in states.items() if s and s.role == "leader" and s.serving}
@@ -204,16 +206,16 @@ class LocalCluster:
         return max(leading, key=lambda name: leading[name], default=None)
 
     def wait_for_leader(self, timeout_s: float = READY_TIMEOUT_S, *, above_epoch: int = 0) -> str:
-        """Return the name of the leader as soon as there is one, in an epoch above that.
+        """Wait for a leader of an epoch above `above_epoch`, and return its name.
 
         Raises:
-            LaunchError: there is none in time.
+            LaunchError: there is none within `timeout_s` seconds.
         """
         found: list[str] = []
         began_s = time.monotonic()
 
         def has_leader() -> bool:
-            patience_s = (time.monotonic() - began_s) / 4  # it may be too busy to say so at once
+            patience_s = (time.monotonic() - began_s) / 4  # a busy leader may answer late
             leader = self.leader(above_epoch, max(PROBE_S, min(PATIENCE_S_MAX, patience_s)))
             found.extend(filter(None, [leader]))
             return bool(found)
@@ -225,11 +227,11 @@ class LocalCluster:
     # ---- up
 
     def start(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Bring the named nodes up, or all; they are ready for clients if a majority runs.
+        """Start the named nodes, or all. Wait until they are ready if a majority runs.
 
         Raises:
-            LaunchError: a port is in use, a node ended, or is not ready in time. If a port is in
-                use, no node was started and nothing was written.
+            LaunchError: a port is in use, a node ended, or a node is not ready in time. If a port
+                is in use, no node was started and no file was written.
         """
         with self._lock():
             known = self.nodes
@@ -244,16 +246,16 @@ class LocalCluster:
             for name in wanted:
                 if name not in running:
                     self._spawn(self._node(name))
-        # Counted as started even if it has ended since: that is for the wait to report.
+        # A node that has ended since counts as started here; the wait reports it.
         if 2 * len(running.union(wanted)) > len(self.nodes):
             self._wait_ready(wanted, timeout_s)
 
     def restart(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Bring one node up again, on its ports; see `start`."""
+        """Start one node again on its ports; see `start`."""
         self.start(name, timeout_s=timeout_s)
 
     def _plan(self) -> dict[str, Node]:
-        """Return the nodes of a new cluster by name: their ports and directories."""
+        """Return the nodes of a new cluster by name, with their ports and directories."""
         if self._count not in range(1, VOTERS_MAX + 1):
             raise LaunchError(f"nodes = {self._count}: must be 1 .. {VOTERS_MAX}")
         if self._base_port is None:
@@ -276,7 +278,7 @@ class LocalCluster:
     def _try_ports(self, node: Node) -> None:
         """Bind both ports of a node that is about to start, and close them again.
 
-        A node in a network namespace of its own is not tried: its ports are not this process's.
+        A node in its own network namespace is skipped: its ports are invisible here.
 
         Raises:
             LaunchError: a port is in use.
@@ -292,14 +294,14 @@ class LocalCluster:
                 except OSError as error:
                     raise LaunchError(
                         f"{node.name} can't listen at {address}: {error.strerror}. Another process "
-                        "has that port: end it, or choose other ports for a new cluster "
-                        "(--base-port). Nothing was started"
+                        "uses that port: end it, or choose other ports for a new cluster "
+                        "(--base-port). No node was started"
                     ) from error
 
     def _found(self, nodes: Sequence[Node]) -> None:
-        """Write down a new cluster: its list of nodes and their configurations."""
+        """Write a new cluster's list of nodes and their configurations."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        # Each cluster has an id of its own: timer ids of another one are not taken for its own.
+        # Each cluster has its own id, so that it refuses timer ids of another cluster.
         cluster_id = f"{self._id_prefix}-{secrets.token_hex(4)}"
         for node in nodes:
             self._config_path(node).write_text(self._config(cluster_id, node, nodes))
@@ -337,13 +339,13 @@ class LocalCluster:
     def _lost_its_disk(self, node: Node) -> bool:
         """Return whether a node that was started before, beside others, has no data any more.
 
-        A founding voter without its promise and its log is unsafe: it comes back as a learner.
+        A founding voter without its promise and its log is unsafe: it restarts as a learner.
         """
         others = [self.directory / each.data for each in self.nodes.values() if each != node]
         return node.pid != 0 and any((other / "identity.json").exists() for other in others)
 
     def _launch(self, _: str, words: Sequence[str], log: BinaryIO) -> Process:
-        """Start the program of the node of that name; it survives this terminal, and its Ctrl-C."""
+        """Start a node's program in its own session: it survives this terminal and its Ctrl-C."""
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -353,15 +355,15 @@ class LocalCluster:
         )
 
     def format_learner(self, name: str) -> None:
-        """Make a data directory for who takes the place of a node whose disk is lost.
+        """Create a data directory for the replacement of a node whose disk is lost.
 
         Raises:
-            LaunchError: there is one.
+            LaunchError: the directory exists, or could not be created.
         """
         self._format(self._node(name), "--learner")
 
     def _format(self, node: Node, *words: str) -> None:
-        """Make a data directory: once in a node's life."""
+        """Create a data directory: once in a node's life."""
         data = str(self.directory / node.data)
         command = [*self._program, "init", "--data", data, "--name", node.name, *words]
         command += ["--cluster-id", self._cluster_id(node), "--voters", ",".join(self.nodes)]
@@ -374,7 +376,7 @@ class LocalCluster:
         return text
 
     def _wait_ready(self, names: Sequence[str], timeout_s: float) -> None:
-        """Wait until the named nodes, and not others at their ports, are ready for clients."""
+        """Wait until the named nodes are ready, and check that they answer at their own ports."""
         waiting = [*names]
 
         def all_ready() -> bool:
@@ -396,10 +398,10 @@ class LocalCluster:
     # ---- down
 
     def kill(self, name: str, with_signal: int = signal.SIGKILL) -> None:
-        """Send one node a signal; after SIGKILL or SIGTERM it has ended when this returns.
+        """Send one node a signal. After SIGKILL and SIGTERM wait until it has ended.
 
         Raises:
-            LaunchError: it does not run, or does not end.
+            LaunchError: the node does not run, or does not end.
         """
         node = self._node(name)
         if not self._signal(node, with_signal):
@@ -408,10 +410,10 @@ class LocalCluster:
             self._wait_ended([node], STOP_TIMEOUT_S)
 
     def kill_together(self, *names: str) -> None:
-        """Send kill -9 to all of them before any has ended; those that don't run are passed over.
+        """Send SIGKILL to all named nodes before any has ended. Nodes that don't run are skipped.
 
         Raises:
-            LaunchError: one does not end.
+            LaunchError: a node does not end.
         """
         nodes = [self._node(name) for name in names]
         for node in nodes:
@@ -419,10 +421,10 @@ class LocalCluster:
         self._wait_ended(nodes, STOP_TIMEOUT_S)
 
     def stop(self, *names: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Let the named nodes, or all, finish and end.
+        """Stop the named nodes, or all, in good order.
 
         Raises:
-            LaunchError: one does not end in time; it is left as it is.
+            LaunchError: a node does not end in time. It is left running.
         """
         if not self.nodes:
             return
@@ -439,7 +441,7 @@ class LocalCluster:
             raise LaunchError(f"{who} still runs after {timeout_s:g} s\n{self._last_words(left)}")
 
     def _signal(self, node: Node, number: int) -> bool:
-        """Send a signal to a node's process, and to no other; return whether it runs."""
+        """Send a signal to a node's own process only. Return whether it runs."""
         try:
             pidfd = os.pidfd_open(node.pid) if node.pid else -1
         except ProcessLookupError:
@@ -447,7 +449,7 @@ class LocalCluster:
         if pidfd < 0:
             return False
         try:
-            # The pid can't be another's from here on: so look at whose it is only now.
+            # The pidfd is bound to this process, so its identity is checked only now.
             if not self._runs(node):
                 return False
             signal.pidfd_send_signal(pidfd, number)
@@ -460,10 +462,10 @@ class LocalCluster:
     def _runs(self, node: Node) -> bool:
         """Return whether the remembered pid runs this very node. A zombie does not run."""
         child = _CHILDREN.get(node.pid)
-        if child is not None:  # nobody else has its pid until it was waited for
+        if child is not None:  # the kernel keeps its pid until it is reaped
             status = child.poll()
             if status is None:
-                return True  # its arguments may not be its own yet
+                return True  # before exec its command line is still the parent's
             _ENDED[node.pid] = status
             _CHILDREN.pop(node.pid, None)
             return False
@@ -478,7 +480,7 @@ class LocalCluster:
     def _node(self, name: str) -> Node:
         nodes = self.nodes
         if name not in nodes:
-            known = ", ".join(nodes) or "none: nothing was started there yet"
+            known = ", ".join(nodes) or "none: no node was started there yet"
             raise LaunchError(f"{self.directory} has no node {name!r}; it has {known}")
         return nodes[name]
 
@@ -497,7 +499,7 @@ class LocalCluster:
         return "\n".join(texts)
 
     def _write(self, nodes: Sequence[Node]) -> None:
-        """Replace cluster.json: whoever reads it finds the old one or the new one."""
+        """Replace cluster.json atomically: a reader finds the old list or the new one."""
         path = self.directory / "cluster.json"
         temporary = path.with_suffix(".tmp")
         with temporary.open("w") as file:
@@ -515,10 +517,10 @@ class LocalCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody listens at.
+    """Return free loopback ports.
 
-    They lie below those that the system gives to outgoing connections: a node that is down must
-    not find its port taken by a client when it comes back.
+    They lie below the range for outgoing connections. A client can therefore not take the port of
+    a node that is down.
     """
     end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else _PORTS.stop
     below = [port for port in _PORTS if port < end]
@@ -540,14 +542,14 @@ def _is_ready(address: str) -> bool:
 
 
 def _check_identity(node: Node, cluster_id: str) -> None:
-    """Compare which node answers at a node's HTTP port with the one that was started there.
+    """Check that the process at a node's HTTP port is the node that was started there.
 
     Raises:
-        LaunchError: another one answers.
+        LaunchError: another node or program answers.
     """
     found = _get(node.http, "/v1/status")
     if found is None or found[0] != http.HTTPStatus.OK:
-        return  # it has just ended, or is not ready any more
+        return  # the node has just ended, or is not ready any more
     try:
         status = json.loads(found[1])
         answers = status["nodes"][0]["name"], status["cluster_id"]
@@ -555,13 +557,13 @@ def _check_identity(node: Node, cluster_id: str) -> None:
         answers = ("another program", "none")
     if answers != (node.name, cluster_id):
         raise LaunchError(
-            f"{node.http} is answered by {answers[0]} of cluster {answers[1]}, and not by "
-            f"{node.name} of {cluster_id}"
+            f"{answers[0]} of cluster {answers[1]} answers at {node.http} in place of "
+            f"{node.name} of cluster {cluster_id}"
         )
 
 
 def _get(address: str, path: str) -> tuple[int, bytes] | None:
-    """Return status and body of a page; None if there is no answer in time."""
+    """Return status and body of a page. None: no answer within PROBE_S seconds."""
     connection = http.client.HTTPConnection(address, timeout=PROBE_S)
     try:
         connection.request("GET", path)
@@ -574,7 +576,7 @@ def _get(address: str, path: str) -> tuple[int, bytes] | None:
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Return True as soon as the condition holds, False if it does not in time."""
+    """Return True as soon as the condition holds, False after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
