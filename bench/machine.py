@@ -1,4 +1,4 @@
-"""Where figures come from: the machine, the versions, the commit. Figures compare within one."""
+"""The origin of figures: machine, versions, commit. Figures of one origin can be compared."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ _SYNC_SIZE: Final = 4096
 
 
 def describe(directory: Path) -> dict[str, object]:
-    """Return what runs there depend on; `directory` is where the nodes' data will lie."""
+    """Return the facts that figures depend on. `directory`: place of the nodes' data."""
     memory_kb = _field(Path("/proc/meminfo").read_text(), "MemTotal").split()[0]
     return {
         "cpu": _field(Path("/proc/cpuinfo").read_text(), "model name"),
@@ -31,7 +31,7 @@ def describe(directory: Path) -> dict[str, object]:
 
 
 def commit(root: Path) -> str:
-    """Return the short commit of the tree, "-dirty" behind it if it was changed since."""
+    """Return the short commit of the tree, with "-dirty" appended if files have changed since."""
     git = shutil.which("git")
     if git is None:
         return "unknown"
@@ -41,19 +41,19 @@ def commit(root: Path) -> str:
 
 
 def filesystem(mounts: str, path: Path) -> str:
-    """Return the kind of filesystem that an absolute path lies on, by a /proc/mounts."""
+    """Return the filesystem type of an absolute path, from a /proc/mounts."""
     found, depth = "unknown", -1
     for line in mounts.splitlines():
         _, mount, kind, *_ = line.split()
         at = Path(mount)
-        # Of two on the same place, the later hides the earlier.
+        # Of two mounts at the same place, the later hides the earlier.
         if path.is_relative_to(at) and len(at.parts) >= depth:
             found, depth = kind, len(at.parts)
     return found
 
 
 def fdatasync_ms(directory: Path) -> float:
-    """Return the median time of syncing 4 KiB more of a file: the floor under every answer."""
+    """Return the median ms to sync 4 KiB appended to a file: the least latency of any answer."""
     path, times_s = directory / "fdatasync.probe", []
     with path.open("wb", buffering=0) as file:
         for _ in range(_SYNCS):
@@ -66,7 +66,7 @@ def fdatasync_ms(directory: Path) -> float:
 
 
 def _field(text: str, name: str) -> str:
-    """Return the value of the first `name: value` line of a file of /proc."""
+    """Return the value of the first `name: value` line of a file in /proc."""
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:

@@ -1,12 +1,12 @@
-"""What a measure is: a function that runs once, and the figures that are read off its runs.
+"""A measure: a function that is one run, and the figures computed from all runs.
 
     run(rig, form) -> series      {"rate": [512_300.0]}    one list of samples per run
     all runs       -> samples     {"rate": [512_300.0, 498_000.0, ...]}
-    a figure       =  one percentile of one series, beside what it must reach and should
+    a figure       =  one percentile of one series, beside its required and desired value
 
-A throughput or a latency percentile is one sample per run, and its figure is the median of the
-runs. A series of single events, such as failovers, has one sample each, and p50 and p99 are two
-figures of it. A series without a figure is kept in the file all the same.
+A throughput or a latency percentile is one sample per run. Its figure is the median of the runs. A
+series of single events, such as failovers, has one sample per event; p50 and p99 are two figures of
+it. A series without a figure is stored in the file as well.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +19,18 @@ import numpy as np
 from bench.rig import BenchError, Rig
 
 Series = dict[str, list[float]]
-"""Samples by the name of their series."""
+"""Name of a series -> its samples."""
 
 MEDIAN: Final = 50.0
 
 
 class Form(StrEnum):
-    """How long the benchmarks may take."""
+    """The duration of the benchmarks."""
 
     SHORT = "short"
-    """All of it within three minutes: is it about what it was?"""
+    """All measures within three minutes: a check for large changes."""
     FULL = "full"
-    """What SPEED's table is judged by."""
+    """The form by which SPEED's table is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ class Figure:
     series: str
     unit: str
     must: float | None = None
-    """What it has to reach. None: it explains another figure."""
+    """The required value. None: the figure only explains another one."""
     aim: float | None = None
     percentile: float = MEDIAN
     more_is_better: bool = False
 
     def value(self, samples: Sequence[float]) -> float:
-        """Return the figure of these samples; they are at least one."""
+        """Return the figure of at least one sample."""
         return float(np.percentile(samples, self.percentile))
 
     def reaches(self, value: float, limit: float) -> bool:
@@ -57,7 +57,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One row of the table, or a few that come from the same runs."""
+    """One row of the table, or several from the same runs."""
 
     name: str
     title: str
@@ -65,9 +65,9 @@ class Measure:
     runs: Mapping[Form, int]
     run: Callable[[Rig, Form], Series] | None = None
     alone: Callable[[Form], Series] | None = None
-    """Instead of `run`: it needs no cluster, and gets none."""
+    """Used in place of `run` by a measure without a cluster. None: `run` is used."""
     fresh: bool = False
-    """Each run gets a cluster of its own: the last one's data would weigh on the next."""
+    """Whether each run gets its own cluster, so that earlier data can't slow it down."""
 
     def __post_init__(self) -> None:
         assert (self.run is None) != (self.alone is None), self.name
@@ -76,19 +76,19 @@ class Measure:
 def rate(
     name: str, series: str, unit: str, must: float | None = None, aim: float | None = None
 ) -> Figure:
-    """Return the median of a throughput."""
+    """Return the figure for the median of a throughput."""
     return Figure(name=name, series=series, unit=unit, must=must, aim=aim, more_is_better=True)
 
 
 def cost(
     name: str, series: str, unit: str, must: float | None = None, aim: float | None = None
 ) -> Figure:
-    """Return the median of something that should be small."""
+    """Return the figure for the median of a cost: smaller is better."""
     return Figure(name=name, series=series, unit=unit, must=must, aim=aim)
 
 
 def check(whole: bool, why: str) -> None:  # noqa: FBT001 -- it reads as an assertion
-    """Refuse a run that lost something: speed without the work counts nothing.
+    """Reject a run that lost work, as its speed means nothing.
 
     Raises:
         BenchError: not `whole`.

@@ -1,27 +1,28 @@
-"""S7, S8, S10: what millions of pending timers cost the nodes that hold them; cancels among them.
+"""S7, S8, S10: the cost of millions of pending timers for their nodes, and of cancels among them.
 
     an empty cluster        memory of each node
     fill                    timers due in an hour or later, in batches
-    a minute of load        peak memory of the leader, over the empty one's
-    rest                    disk of each node, once its merges are done, per timer
-    cancels                 of timers of every age: one after the other, then of many callers
+    a minute of load        peak memory of the leader, above that of the empty one
+    rest                    disk of each node per timer, once its merges are done
+    cancels                 of timers of every age: one after the other, then by many callers
     kill -9 and start       a follower, then the leader, then all at once: until they serve
 
-They share one cluster, as filling it takes longest.
+All steps share one cluster, as filling it takes longest.
 
-A cancel that is awaited alone, in the leader:
+A single awaited cancel, as the leader processes it:
 
     request -- checked, appended --| ... a majority has it on disk ... |-- applied --> answer
-            <---- its own part --->|<--------- waited for ------------>|<-- own part ->
+             <---- own part ------>|<--------- waiting ---------------->|<-- own part ->
 
-Server time is what passes in its own part: from the handler's begin to its end, as the leader's
-metrics say, less what its entry took from append to commit. Both are means over the cancels, of
-one entry each. It does not see what the leader does while it waits: the sync, two followers'
-streams; nor what gRPC does around the handler. The CPU does: that of the leader's process, all
-threads, less what it uses without cancels (heartbeats, checkpoints, clock), measured just before.
-Both are taken at rest: else the merges of what was filled in would count as well.
-Alone a cancel pays for a whole round; of many callers several share one, and what it waits for
-includes the others, so there is no server time of these.
+Server time is the leader's own part. It is the handler's duration less the time from append to
+commit of the entry, both from the leader's metrics. Both are means over the cancels, one entry
+each. It excludes the leader's work during the wait (the sync, two followers' streams) and gRPC's
+work around the handler. The CPU time includes them. It is that of the leader's process, all
+threads, less its use without cancels (heartbeats, checkpoints, clock), which is measured just
+before. Both are measured at rest; otherwise merges of the filled data would count.
+
+A single cancel pays for a whole round. Several of many callers share a round, and each waits for
+the others too. Server time is therefore measured for single cancels only.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ LOAD_PER_S: Final = 20_000
 RESTARTS: Final = {Form.SHORT: 1, Form.FULL: 5}
 BATCHES_IN_FLIGHT: Final = 16
 CANCELS: Final = 400
-"""One after the other."""
+"""Cancels made one after the other."""
 CANCELS_OF_MANY: Final = 1_200
 CALLERS: Final = 64
 SOME_OF_BATCH: Final = 4
@@ -57,21 +58,21 @@ IDLE_S: Final = 5.0
 SAMPLE_S: Final = 0.1
 FILL_LIMIT_S: Final = 900.0
 REST_S: Final = 5.0
-"""Disk use that has not changed for so long is at rest."""
+"""Seconds without a change of the files' sizes after which a disk is at rest."""
 REST_LIMIT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Memory of a process, bytes."""
+    """Resident memory of a process in bytes."""
 
     total: int
-    """VmRSS: pages of mapped files count, too."""
+    """VmRSS, which includes pages of mapped files."""
     anonymous: int
 
     @classmethod
     def of(cls, pid: int) -> "Resident":
-        """Read it from /proc."""
+        """Read the values from /proc."""
         fields = dict(
             line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
         )
@@ -79,7 +80,7 @@ class Resident:
 
 
 async def fill(client: AsyncTimerClient, topic: str, count: int) -> list[Timer]:
-    """Schedule `count` timers, due in an hour or later; return SOME_OF_BATCH of each."""
+    """Schedule `count` timers, due in an hour or later. Return SOME_OF_BATCH of each batch."""
     feed, batches, some = Feed(), iter(range(count // BATCH_SIZE)), list[Timer]()
 
     async def keep_scheduling() -> None:
@@ -92,12 +93,12 @@ async def fill(client: AsyncTimerClient, topic: str, count: int) -> list[Timer]:
 
 
 def pending(rig: Rig, form: Form) -> Series:
-    """Fill a cluster and see what its timers cost."""
+    """Fill a cluster, and return the cost of its timers."""
     leader = rig.cluster.wait_for_leader()
     empty = Resident.of(rig.cluster.nodes[leader].pid)
     series, timers = rig.within(FILL_LIMIT_S, _filled_under_load(rig, form, leader, empty))
     if rig.cluster.wait_for_leader() != leader:
-        raise BenchError(f"{leader}, whose memory was measured, lost its leadership")
+        raise BenchError(f"{leader} lost its leadership, and its memory was to be measured")
     return {
         **series,
         "disk": [_disk_size(rig, name) / timers for name in rig.cluster.nodes],
@@ -108,7 +109,7 @@ def pending(rig: Rig, form: Form) -> Series:
 async def _filled_under_load(
     rig: Rig, form: Form, leader: str, empty: Resident
 ) -> tuple[Series, int]:
-    """Return the leader's memory under load and what cancels take; how many are pending then."""
+    """Return the leader's memory under load, the cost of cancels, and the number pending then."""
     topic, node = rig.topic("pending"), rig.cluster.nodes[leader]
     peak = Resident(0, 0)
     async with AsyncTimerClient(rig.endpoints) as client, asyncio.TaskGroup() as tasks:
@@ -129,12 +130,12 @@ async def _filled_under_load(
         series |= await _cancels(client, node, chosen)
         [status] = [each for each in await client.topics() if each.name == topic]
     timers = PENDING[form] + load.result() - len(chosen)
-    check(status.pending == timers, f"{timers} timers are left, {status.pending} pending")
+    check(status.pending == timers, f"{timers} timers expected, {status.pending} pending")
     return series, timers
 
 
 async def _cancels(client: AsyncTimerClient, leader: Node, chosen: list[Timer]) -> Series:
-    """Cancel them; latency and server time of the lonely ones, CPU of the leader, ms each."""
+    """Cancel `chosen`. Return single cancels' latency and server time, and the leader's CPU, ms."""
     latencies_s: list[float] = []
 
     async def keep_cancelling(timers: Iterator[Timer]) -> None:
@@ -168,24 +169,24 @@ async def _cancels(client: AsyncTimerClient, leader: Node, chosen: list[Timer]) 
 
 
 class _Spent(NamedTuple):
-    """What a histogram of seconds has counted so far."""
+    """The totals of a histogram of seconds."""
 
     total_s: float
     values: float
 
     def mean_ms_since(self, before: "_Spent") -> float:
-        """Return the mean of what came since, in milliseconds.
+        """Return the mean of the values since `before`, in milliseconds.
 
         Raises:
-            BenchError: nothing came.
+            BenchError: there were no values.
         """
         values = self.values - before.values
-        check(values > 0, "the leader has timed none meanwhile")
+        check(values > 0, "the leader has recorded no durations meanwhile")
         return 1000 * (self.total_s - before.total_s) / values
 
 
 def _spent(leader: Node) -> tuple[_Spent, _Spent]:
-    """Return what cancels took from request to answer, and their entries from append to commit."""
+    """Return the durations of cancels, and of entries from append to commit."""
     with urllib.request.urlopen(f"http://{leader.http}/metrics", timeout=10) as answer:
         page = answer.read().decode()
 
@@ -203,14 +204,14 @@ def _spent(leader: Node) -> tuple[_Spent, _Spent]:
 
 
 async def _used(pid: int, work: Awaitable[object]) -> tuple[float, float]:
-    """Return the CPU that a process used while this awaited `work`, and for how long; seconds."""
+    """Await `work`. Return the CPU seconds of a process meanwhile, and the elapsed seconds."""
     began, used_s = time.monotonic(), cpu.of_process(pid)
     await work
     return cpu.of_process(pid) - used_s, time.monotonic() - began
 
 
 async def _load(client: AsyncTimerClient, topic: str, lasting_s: float) -> int:
-    """Schedule LOAD_PER_S timers a second; return how many."""
+    """Schedule LOAD_PER_S timers a second. Return their number."""
     feed, began, count = Feed(seed=2), time.monotonic(), 0
     while (at_s := count / LOAD_PER_S) < lasting_s:
         await asyncio.sleep(began + at_s - time.monotonic())
@@ -233,7 +234,7 @@ def _disk_size(rig: Rig, name: str) -> int:
     for path in _data(rig, name).rglob("*"):
         try:
             total += path.stat().st_blocks * 512
-        except FileNotFoundError:  # dropped meanwhile
+        except FileNotFoundError:  # the file was deleted meanwhile
             continue
     return total
 

@@ -2,13 +2,13 @@
 
     python -m bench profile s1              the leader
     python -m bench profile s4 --of client  this process
-    python -m bench profile s1 --threads    every thread at every moment, waiting or not
+    python -m bench profile s1 --threads    all threads in every sample, waiting or not
 
-By default a moment counts for the thread that holds the GIL: what Python runs, which is what one
-process is short of. Work without it (syncs, compression, gRPC's own threads) shows in --threads,
-beside what only waits.
+By default a sample shows the thread that holds the GIL. This is Python's own work, which limits the
+speed of one process. Work without the GIL (syncs, compression, gRPC's own threads) appears with
+--threads only, beside threads that wait.
 
-Needs py-spy (a program of its own: `pip install py-spy`), and the right to trace: root, or
+Needs py-spy (a separate program: `pip install py-spy`) and permission to trace: root, or
 kernel.yama.ptrace_scope = 0.
 """
 
@@ -26,13 +26,13 @@ from typing import Final
 from bench.rig import BenchError, Rig
 
 RATE_HZ: Final = 200
-"""About one percent of a core; enough for what takes a percent of the time."""
+"""Samples a second. They cost about one percent of a core, and show costs down to a percent."""
 WRITE_TIMEOUT_S: Final = 30.0
 START_TIMEOUT_S: Final = 15.0
 
 
 class Who(StrEnum):
-    """Whose time is looked at."""
+    """The process to sample."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -52,10 +52,10 @@ def pid_of(rig: Rig, who: Who) -> int:
 
 @contextlib.contextmanager
 def flame_graph(pid: int, svg: Path, *, threads: bool) -> Iterator[None]:
-    """Sample a process during the block; its flame graph is in `svg` afterwards.
+    """Sample a process during the block, then write its flame graph to `svg`.
 
     Raises:
-        BenchError: py-spy is not there, or may not trace.
+        BenchError: py-spy is missing, or may not trace.
     """
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")
@@ -70,7 +70,7 @@ def flame_graph(pid: int, svg: Path, *, threads: bool) -> Iterator[None]:
         yield
     finally:
         if sampler.poll() is None:
-            sampler.send_signal(signal.SIGINT)  # it writes the graph then
+            sampler.send_signal(signal.SIGINT)  # py-spy then writes the graph
         code = sampler.wait(WRITE_TIMEOUT_S)
     if code != 0 or not svg.exists():
         raise BenchError(f"py-spy failed ({code}): {log.read_text(errors='replace').strip()}")

@@ -13,8 +13,8 @@
       }
     }
 
-The last result of a figure is that of the newest file which has it; bench/baseline.json, which is
-kept in git, counts as the oldest.
+The last result of a figure comes from the newest file that contains it. bench/baseline.json, which
+is under version control, counts as the oldest file.
 """
 
 import json
@@ -31,24 +31,24 @@ FORMAT: Final = 1
 
 @dataclass(slots=True)
 class Outcome:
-    """What the runs of one measure gave."""
+    """The results of one measure's runs."""
 
     measure: Measure
     runs: int = 0
     samples: Series = field(default_factory=dict)
     busy_cores_before: float = 0.0
-    """What others did on this machine, right before: figures suffer from it."""
+    """Cores used by other work on this machine just before; such work distorts the figures."""
     error: str | None = None
-    """Why there are not as many runs as there should be."""
+    """Why runs are missing. None: no run failed."""
 
     def add(self, series: Series) -> None:
-        """Take over the samples of one run."""
+        """Append the samples of one run."""
         self.runs += 1
         for name, samples in series.items():
             self.samples.setdefault(name, []).extend(samples)
 
     def values(self) -> dict[str, float]:
-        """Return the value of each figure that there are samples of, by its name."""
+        """Return the value of each figure that has samples, by name."""
         return {
             figure.name: figure.value(samples)
             for figure in self.measure.figures
@@ -56,7 +56,7 @@ class Outcome:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as in a result file."""
+        """Return the measure as stored in a result file."""
         values = self.values()
         figures = {
             figure.name: {
@@ -80,22 +80,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What one invocation's results have in common."""
+    """Facts common to the results of one invocation."""
 
     utc: str
-    """YYYYmmddTHHMMSSZ: sorts as time does."""
+    """YYYYmmddTHHMMSSZ, which sorts by time."""
     commit: str
     form: Form
     machine: Mapping[str, object]
 
     @property
     def stem(self) -> str:
-        """The name of its files, without an ending."""
+        """The name of its files without an extension."""
         return f"{self.utc}-{self.commit}"
 
 
 def save(path: Path, head: Head, outcomes: Sequence[Outcome]) -> None:
-    """Write a result file; whoever reads it finds all of it or none."""
+    """Write a result file atomically: a reader finds all of it or none."""
     measures = {outcome.measure.name: outcome.to_json() for outcome in outcomes}
     content = {"format": FORMAT, **asdict(head), "measures": measures}
     temporary = path.with_suffix(".tmp")
@@ -104,7 +104,7 @@ def save(path: Path, head: Head, outcomes: Sequence[Outcome]) -> None:
 
 
 def last_values(directory: Path, baseline: Path) -> dict[tuple[str, str], float]:
-    """Return the last value of each (measure, figure); files of another format don't count."""
+    """Return the last value of each (measure, figure). Files of another format are ignored."""
     found: dict[tuple[str, str], float] = {}
     for path in (baseline, *sorted(directory.glob("*.json"))):
         if not path.exists():

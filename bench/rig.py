@@ -1,7 +1,7 @@
-"""What a run works on: three new nodes on this machine, in a directory that goes afterwards.
+"""The cluster of a run: three new nodes on this machine, in a directory that is deleted afterwards.
 
-The nodes run as users run them (deploy/local.py), with their defaults. Their end is kill -9:
-nobody needs the data, and a clean stop would only take time. After a failure the directory stays.
+The nodes run as users run them (deploy/local.py), with default settings. They are ended by kill -9:
+their data is not needed, and a clean stop would take longer. After a failure the directory stays.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ T = TypeVar("T")
 
 
 class BenchError(RuntimeError):
-    """A run gave no figure, or one that can't be believed; says why."""
+    """A run gave no figure, or an untrustworthy one. The message gives the reason."""
 
 
 @dataclass(slots=True)
 class CpuUse:
-    """Who used how much of the CPU over a span; cores, that is seconds per second."""
+    """CPU use per process over a span, in cores (CPU seconds per second)."""
 
     client: float = 0.0
     leader: float = 0.0
     followers: float = 0.0
-    """Both together."""
+    """Both followers together."""
 
     def series(self) -> dict[str, list[float]]:
-        """Return it as one sample of three series."""
+        """Return the use as one sample of each of three series."""
         return {
             "cores_client": [self.client],
             "cores_leader": [self.leader],
@@ -45,11 +45,11 @@ class CpuUse:
 
 @dataclass(slots=True)
 class Rig:
-    """A running cluster and what measures share."""
+    """A running cluster, with helpers that measures share."""
 
     cluster: LocalCluster
     loop: asyncio.Runner
-    """One for all runs of this process: gRPC does not like to change its event loop."""
+    """The runner of all runs in this process. gRPC works badly across several event loops."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -65,7 +65,7 @@ class Rig:
         """Run `work` on the event loop and return its result.
 
         Raises:
-            BenchError: it is not done in time.
+            BenchError: `work` is not done within `limit_s` seconds.
         """
 
         async def limited() -> T:
@@ -78,12 +78,12 @@ class Rig:
             raise BenchError(f"not done within {limit_s:g} s") from None
 
     def node_cpu_s(self) -> dict[str, float]:
-        """Return the CPU seconds of the nodes' processes, by name."""
+        """Return the CPU seconds of each node's process, by node name."""
         return {name: cpu.of_process(node.pid) for name, node in self.cluster.nodes.items()}
 
     @contextlib.contextmanager
     def cpu_use(self) -> Iterator[CpuUse]:
-        """Measure the CPU over the block; the result is filled in at its end."""
+        """Measure the CPU use over the block. The yielded result is filled in at its end."""
         use, leader = CpuUse(), self.cluster.wait_for_leader()
         before, own, began = self.node_cpu_s(), time.process_time(), time.monotonic()
         yield use
@@ -96,10 +96,10 @@ class Rig:
 
 @contextlib.contextmanager
 def new_rig(directory: Path, loop: asyncio.Runner) -> Iterator[Rig]:
-    """Bring a new cluster up in `directory`; take it down and away.
+    """Start a new cluster in `directory`; afterwards end it and delete the directory.
 
     Raises:
-        LaunchError: it does not come up.
+        LaunchError: the cluster does not start.
     """
     cluster, failed = LocalCluster(directory), False
     try:

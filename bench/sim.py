@@ -1,7 +1,7 @@
-"""The simulator's speed: how many seeds can be played is how much of the protocol is searched.
+"""The simulator's speed. The more seeds it plays, the more of the protocol is searched.
 
-The same seeds every time, in one process, as `make sim` plays them. What a seed does changes with
-the simulator's draw and with the code that it drives: compare neighbours, not years.
+The same seeds are played each time, in one process, as by `make sim`. The work of a seed changes
+with the simulator's random draws and with the code under test. Compare figures of nearby commits.
 """
 
 import json

@@ -7,7 +7,7 @@ from bench.measure import Figure
 from bench.results import Outcome
 
 BUSY_CORES_MAX: Final = 0.15
-"""More than that beside us, and figures say little."""
+"""Cores used by other work above which figures mean little."""
 _ROW: Final = "{:<34}{:>11}{:>11}{:>10}{:>11}{:>11}  {:<12} {}"
 
 
@@ -48,7 +48,7 @@ def _figure(figure: Figure, value: float, last: float | None) -> str:
 
 
 def verdict(figure: Figure, value: float) -> str:
-    """Return what the targets say of a value; nothing if there are none."""
+    """Return how a value compares with the figure's targets; empty if it has none."""
     if figure.aim is not None and figure.reaches(value, figure.aim):
         return "reaches the aim"
     if figure.must is None:
@@ -57,7 +57,7 @@ def verdict(figure: Figure, value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with about three digits that matter."""
+    """Return a number with about three significant digits."""
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

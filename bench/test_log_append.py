@@ -1,4 +1,4 @@
-"""Micro-benchmark of the log: what append and sync of 100 KB frames cost, and reading them back.
+"""Micro-benchmark of the log: append and sync of 100 KB frames, and reading them back.
 
 Run: pytest bench/test_log_append.py
 """
@@ -16,7 +16,7 @@ from timer.log import Log
 from timer.units import Epoch, LogIndex, UnixMs
 
 PAYLOAD = bytes(range(256)) * 400
-"""About a thousand timers of 100 bytes."""
+"""The size of about a thousand timers of 100 bytes."""
 COUNT = 400
 READ_SIZE = 4 << 20
 
@@ -53,7 +53,7 @@ def test_append_and_sync(benchmark: BenchmarkFixture, log: Log, per_sync: int) -
 
 
 def test_append_alone(benchmark: BenchmarkFixture, log: Log) -> None:
-    """MB/s into the page cache: what the log itself costs."""
+    """MB/s into the page cache: the log's own cost."""
 
     def setup() -> tuple[tuple[list[bytes]], dict[str, object]]:
         log.sync()
@@ -68,7 +68,7 @@ def test_append_alone(benchmark: BenchmarkFixture, log: Log) -> None:
 
 
 def test_read(benchmark: BenchmarkFixture, log: Log) -> None:
-    """MB/s of reading and checking every frame: replay and catch-up."""
+    """MB/s of reading and checking every frame, as in replay and catch-up."""
     log.append(_frames(1, COUNT))
 
     def run() -> None:

@@ -1,8 +1,8 @@
-"""Micro-benchmarks of entries that carry one timer: `pytest bench/test_lonely.py`.
+"""Micro-benchmarks of entries with one timer each: `pytest bench/test_lonely.py`.
 
-What is cheap for a thousand at a time may be dear for one: each call of numpy takes a microsecond
-or more, whatever it is given. Nothing was looked up before by a thread. With a million rows in
-sixteen runs, each of which has dues of the whole day: ids do not tell which one has a timer.
+An operation that is cheap for a thousand rows may be expensive for one: a numpy call takes at least
+a microsecond for any input. No thread has looked the timers up before. A million rows lie in
+sixteen runs. Each run has due times of the whole day, so that an id does not determine the run.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from timer.units import Epoch, LogIndex, ProducerId, UnixMs
 
 RUNS: Final = 16
 ROWS: Final = 62_000
-"""Of each run."""
+"""Rows of each run."""
 ROUNDS: Final = 400
 
 
@@ -53,7 +53,7 @@ class Pending:
         return self.machine.apply(Entry(kind, Epoch(1), index, UnixMs(NOW), data))
 
     def fill(self, rows: int) -> None:
-        """Schedule timers of a day, a thousand in an entry."""
+        """Schedule timers over a day, a thousand per entry."""
         for _ in range(rows // BATCH):
             batch = self.entries.next(1, DAY_MS)
             keys = [b"key of number %010d" % seq for seq in batch["seq"].tolist()]
@@ -70,7 +70,7 @@ class Pending:
             self.parts.append(part)
 
     def timers(self) -> Iterator[tuple[Ids, Keys]]:
-        """Yield timers at random, each once: by id, and by key."""
+        """Yield timers in random order, each once: by id, and by key."""
         for seq in np.random.default_rng(5).permutation(len(self.parts) * BATCH).tolist():
             number, at = divmod(seq, BATCH)
             part = self.parts[number]
@@ -83,7 +83,7 @@ class Pending:
 def pending(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Pending, Iterator[tuple[Ids, Keys]]]:
-    """The timers, in memory or in runs, and those that are left to be chosen."""
+    """The timers, in memory or in runs, and an iterator over those not chosen yet."""
     there = Pending(tmp_path_factory.mktemp("lonely"))
     for _ in range(RUNS):
         there.fill(ROWS)
@@ -96,7 +96,7 @@ def pending(
 def test_cancel(
     benchmark: BenchmarkFixture, pending: tuple[Pending, Iterator[tuple[Ids, Keys]]], by: str
 ) -> None:
-    """Applying a CANCEL."""
+    """Apply a CANCEL."""
     there, timers = pending
 
     def chosen() -> tuple[tuple[list[bytes]], dict[str, object]]:
@@ -113,7 +113,7 @@ def test_cancel(
 def test_reschedule(
     benchmark: BenchmarkFixture, pending: tuple[Pending, Iterator[tuple[Ids, Keys]]]
 ) -> None:
-    """Applying a RESCHEDULE, by id; the batch of it is verified, all of it."""
+    """Apply a RESCHEDULE by id. It verifies the timer's whole batch."""
     there, timers = pending
     later = np.array([NOW + DAY_MS])
 
@@ -131,7 +131,7 @@ def test_reschedule(
 def test_schedule(
     benchmark: BenchmarkFixture, pending: tuple[Pending, Iterator[tuple[Ids, Keys]]]
 ) -> None:
-    """Applying a SCHEDULE, without a key."""
+    """Apply a SCHEDULE without a key."""
     there, _ = pending
     due_ms = np.array([NOW + DAY_MS])
     part = Part(
@@ -149,7 +149,7 @@ def test_schedule(
 def test_find(
     benchmark: BenchmarkFixture, pending: tuple[Pending, Iterator[tuple[Ids, Keys]]]
 ) -> None:
-    """Looking one up by id."""
+    """Look one timer up by id."""
     there, timers = pending
 
     def chosen() -> tuple[tuple[UnixMs, int], dict[str, object]]:

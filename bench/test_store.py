@@ -1,7 +1,6 @@
 """Micro-benchmarks of the store: `pytest bench/test_store.py`.
 
-Rounds are measured one call each, on state like that of a busy node: 100-byte payloads, 1,000 rows
-an entry.
+Each round is one call, on state like that of a busy node: 100-byte payloads, 1,000 rows per entry.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +54,7 @@ class Entries:
 
 
 def filled(path: Path, entries: Entries, rows: int, low_ms: int, high_ms: int) -> Store:
-    """Return a leader's store with so many rows in its memtable."""
+    """Return a leader's store with `rows` rows in its memtable."""
     store = Store(RealDisk(), path)
     store.lead()
     store.fire(UnixMs(NOW), 1, 1)
@@ -78,7 +77,7 @@ def rows_per_s(benchmark: BenchmarkFixture, rows: int) -> None:
 
 
 def flush(store: Store) -> RunMeta | None:
-    """Make a run of the memtable."""
+    """Flush the memtable to a run."""
     frozen = store.freeze()
     windows = store.write_run(frozen)
     store.install(frozen, windows)
@@ -87,7 +86,7 @@ def flush(store: Store) -> RunMeta | None:
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_insert_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str) -> None:
-    """A batch of a thousand rows, due within a day."""
+    """Insert a batch of a thousand rows, due within a day."""
     entries = Entries()
     store = filled(tmp_path, entries, 100_000, 1, DAY_MS)
     if role == "follower":
@@ -100,7 +99,7 @@ def test_insert_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str) -> 
 @pytest.mark.parametrize("runs", [0, 6])
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_fire_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str, runs: int) -> None:
-    """A thousand rows due in each tick, half a million pending; then six runs beside them."""
+    """Fire a thousand rows per tick: with half a million pending, then with six runs beside."""
     entries = Entries()
     store = filled(tmp_path, entries, 0, 1, 2)
     for _ in range(runs):
@@ -125,7 +124,7 @@ def test_fire_1000(benchmark: BenchmarkFixture, tmp_path: Path, role: str, runs:
 
 
 def test_fire_a_million_due_at_once(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """One FIRE of 65,536 rows out of them."""
+    """One FIRE of 65,536 out of a million rows due at once."""
     entries = Entries()
     store = filled(tmp_path, entries, 1_000_000, 1_000, 1_001)
 
@@ -137,7 +136,7 @@ def test_fire_a_million_due_at_once(benchmark: BenchmarkFixture, tmp_path: Path)
 
 @pytest.mark.parametrize("where", ["memtable", "run"])
 def test_cancel_1000(benchmark: BenchmarkFixture, tmp_path: Path, where: str) -> None:
-    """A thousand random targets."""
+    """Cancel a thousand random rows."""
     entries = Entries()
     store = filled(tmp_path, entries, 0, 1, 2)
     batches = [entries.next(1, DAY_MS) for _ in range(300)]
@@ -158,7 +157,7 @@ def test_cancel_1000(benchmark: BenchmarkFixture, tmp_path: Path, where: str) ->
 
 
 def test_flush_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """Sorting, gathering, checksums, writing and syncing of 84 MB; with rows/s."""
+    """Sort, gather, checksum, write and sync 84 MB; with rows/s."""
     entries = Entries()
     rounds: Iterator[int] = iter(range(100))
 
@@ -170,7 +169,7 @@ def test_flush_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 
 
 def test_freeze_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """The part of a flush that the event loop waits for."""
+    """The part of a flush during which the event loop waits."""
     entries = Entries()
     rounds = iter(range(100))
 
@@ -184,7 +183,7 @@ def test_freeze_600000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 def test_merge_eight_runs_of_75000(
     benchmark: BenchmarkFixture, tmp_path: Path, spread: str
 ) -> None:
-    """Reading, merging and writing 84 MB."""
+    """Read, merge and write 84 MB."""
     entries = Entries()
     store = filled(tmp_path, entries, 0, 1, 2)
     for run in range(8):
@@ -208,7 +207,7 @@ def test_merge_eight_runs_of_75000(
 
 
 def test_lead_over_600000_rows(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """What a promotion does with what is in memory, and its first look at what is due."""
+    """The work of a promotion on the memtable, and its first search for due rows."""
     entries = Entries()
     store = filled(tmp_path, entries, 600_000, 1, DAY_MS)
 
@@ -222,7 +221,7 @@ def test_lead_over_600000_rows(benchmark: BenchmarkFixture, tmp_path: Path) -> N
 def test_cancel_1000_in_a_million_rows_of_sixteen_runs(
     benchmark: BenchmarkFixture, tmp_path: Path
 ) -> None:
-    """What the event loop waits for, once a thread has looked them up."""
+    """The event loop's part, after a thread has looked the rows up."""
     entries = Entries()
     store = filled(tmp_path, entries, 0, 1, 2)
     batches: list[RowArray] = []
@@ -252,7 +251,7 @@ def test_cancel_1000_in_a_million_rows_of_sixteen_runs(
 
 
 def test_plan_over_two_hundred_parts(benchmark: BenchmarkFixture) -> None:
-    """The policy at a hundred million pending."""
+    """The merge policy at a hundred million pending rows."""
     random = np.random.default_rng(3)
     first = random.integers(0, DAY_MS, 200).tolist()
     runs = [
@@ -263,7 +262,7 @@ def test_plan_over_two_hundred_parts(benchmark: BenchmarkFixture) -> None:
 
 
 def test_queue_spill_and_fetch_300000(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """Fired messages to a file and back, as a queue that nobody reads goes; with rows/s."""
+    """Fired messages to a file and back, as in a queue without readers; with rows/s."""
     entries = Entries()
     disk = RealDisk()
     path = tmp_path / "x.spill"
@@ -291,7 +290,7 @@ def test_queue_spill_and_fetch_300000(benchmark: BenchmarkFixture, tmp_path: Pat
 
 
 def test_window_load_of_the_next_two_seconds(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """What a thread copies ahead: about 20,000 rows each two seconds out of one run of a minute."""
+    """A thread's copy ahead: about 20,000 rows per two seconds, from one run of a minute."""
     entries = Entries()
     store = filled(tmp_path, entries, 600_000, 1, 60_000)
     flush(store)
@@ -308,7 +307,7 @@ def test_window_load_of_the_next_two_seconds(benchmark: BenchmarkFixture, tmp_pa
 
 @pytest.mark.parametrize("spread_ms", [16_000, 3_600_000, 30 * DAY_MS])
 def test_wheel_advances_over_600000_rows(benchmark: BenchmarkFixture, spread_ms: int) -> None:
-    """The longest step: everything lies in the slots that the near window reaches next."""
+    """The longest step: every row is in the slots that the near window reaches next."""
     due = np.random.default_rng(3).integers(40_000_000, 40_000_000 + spread_ms, 600_000)
     places = np.arange(len(due))
 
@@ -323,7 +322,7 @@ def test_wheel_advances_over_600000_rows(benchmark: BenchmarkFixture, spread_ms:
 
 
 def test_tiers_add_and_take(benchmark: BenchmarkFixture) -> None:
-    """A thousand pairs in, a thousand out, half a million inside."""
+    """Add a thousand pairs and take a thousand, with half a million inside."""
     random = np.random.default_rng(3)
     tiers = Tiers()
     now, ref = 0, 0

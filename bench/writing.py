@@ -1,11 +1,10 @@
-"""S11: how many bytes a node writes for a timer that waits a day, in virtual time.
+"""S11: the bytes that a node writes for a timer that waits a day, in virtual time.
 
-The production store, with the flushes that its node would do and the merges that its plan asks
-for, runs through days of a steady load; the bytes are counted where they are written. What the
-log takes is computed from its encoders: one entry for a batch of timers, and the FIREs of a leader
-that fires every tick in which something is due.
+The production store runs through days of a steady load, with the flushes of its node and the merges
+of its plan. Its bytes are counted where they are written. The log's bytes are computed from its
+encoders: one entry for a batch of timers, and a leader's FIRE for every tick with due timers.
 
-    day 1    fills up: what fires has nothing behind it yet
+    day 1    fills up: the first timers fire without a full day behind them
     day 2    counted
 """
 
@@ -36,7 +35,7 @@ BATCH_ROWS: Final = 100
 
 
 def writing(form: Form) -> Series:
-    """Return bytes written per timer and node, of delays of a day and of up to a day."""
+    """Return bytes written per timer and node, for delays of a day and of up to a day."""
     per_day = PER_DAY[form]
     log = _log_bytes(per_day)
     steady, files = _store_bytes(per_day, spread=False)
@@ -63,13 +62,13 @@ def _log_bytes(per_day: int) -> float:
     scheduled = (HEADER_SIZE + sum(map(len, encode_schedule([part])))) / BATCH_ROWS
     tick_ms = Timing().tick_ms
     in_tick = per_day / DAY_MS * tick_ms
-    fires = -math.expm1(-in_tick) / in_tick  # per timer: of the ticks that have any
+    fires = -math.expm1(-in_tick) / in_tick  # per timer; a tick without timers has no FIRE
     fire = encode_fire(Fire(UnixMs(START_MS), FIRE_ROWS_MAX, FIRE_BYTES_MAX))
     return scheduled + fires * (HEADER_SIZE + len(fire))
 
 
 def _store_bytes(per_day: int, *, spread: bool) -> tuple[float, int]:
-    """Return runs' bytes per timer over the second day, and the most files at any time."""
+    """Return the runs' bytes per timer over the second day, and the most files at any time."""
     directory = Path(tempfile.mkdtemp(prefix="bench-writing-"))
     try:
         return _Days(directory, per_day, spread=spread).run()
@@ -89,7 +88,7 @@ class _Days:
         self._storage = Storage()
 
     def run(self) -> tuple[float, int]:
-        """Play two days."""
+        """Simulate two days. Return (bytes per timer, most files)."""
         self._store.lead()
         files, flushed_ms, before = 0, 0, 0
         for now_ms in range(0, 2 * DAY_MS, STEP_MS):
