@@ -1,9 +1,9 @@
 """More crowds for P9 (bench/steps.py): leases, policies, one instant, and producers.
 
 leases      10,000 groups hold a message each, and all leases end at one instant
-policies    the cluster's policy pauses and resumes 10,000 topics, alters what they keep
+policies    the cluster's policy pauses and resumes 10,000 topics, and changes their retention
 one_ms      1,000,000 timers, in memory, are due at one millisecond
-producers   100,000 producers send a request each, and are forgotten at one checkpoint
+producers   100,000 producers send a request each, and all expire at one checkpoint
 """
 
 import itertools
@@ -27,7 +27,7 @@ PRODUCERS: Final = 100_000
 
 
 def grouped(loop: Loop, topics: Sequence[TopicId]) -> list[Delivery]:
-    """Give each topic a group with a consumer; return where deliveries will be."""
+    """Add a group with a consumer to each topic. Return the list that will hold deliveries."""
     made, got = list[Any](), list[Delivery]()
     for number, topic in enumerate(topics):
         settings = GroupSettings(lease_ms=LEASE_MS)
@@ -51,11 +51,11 @@ def leases(loop: Loop, scale: int) -> None:
     loop.schedule(topics, np.full(TOPICS, 60_000))
     loop.wait(60_001)
     loop.settle()
-    check(len(got) == TOPICS, f"{len(got)} of {TOPICS} were handed out")
+    check(len(got) == TOPICS, f"{len(got)} of {TOPICS} were delivered")
     loop.forget()
     loop.wait(60_001 + LEASE_MS)
     loop.settle()
-    check(len(got) == 2 * TOPICS, f"{len(got) - TOPICS} of {TOPICS} were handed out again")
+    check(len(got) == 2 * TOPICS, f"{len(got) - TOPICS} of {TOPICS} were delivered again")
     loop.checkpoint()
 
 
@@ -87,7 +87,7 @@ def one_ms(loop: Loop, scale: int) -> None:
     count = 1_000_000 // scale
     loop.forget()
     loop.schedule([topic], np.full(count, 600_000))
-    for now_ms in range(0, 600_000, 3_000):  # as the leader's checkpoints come
+    for now_ms in range(0, 600_000, 3_000):  # at the interval of the leader's checkpoints
         loop.wait(now_ms + 1_000)
         loop.settle()
         loop.checkpoint()
@@ -99,7 +99,7 @@ def one_ms(loop: Loop, scale: int) -> None:
 
 
 def producers(loop: Loop, scale: int) -> None:
-    """100,000 producers send a request each, are written by a flush, and forgotten."""
+    """100,000 producers send a request each, are written by a flush, and expire."""
     count = PRODUCERS // scale
     [topic] = loop.topics(1)
     ids: list[Any] = []
@@ -118,10 +118,10 @@ def producers(loop: Loop, scale: int) -> None:
     loop.settle()
     loop.checkpoint()
     loop.flush()
-    check(len(loop.engine.machine.producers) == count, "each has its id")
+    check(len(loop.engine.machine.producers) == count, "producers are missing")
     loop.wait(2 * IDLE_MS_MAX)
     for _ in itertools.takewhile(lambda _: len(loop.engine.machine.producers), range(count)):
         loop.settle()
         loop.checkpoint()
-    check(not len(loop.engine.machine.producers), "they are forgotten")
+    check(not len(loop.engine.machine.producers), "producers have not expired")
     loop.settle()

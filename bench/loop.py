@@ -1,8 +1,8 @@
-"""An engine that leads over a log in memory, and how long each step of its loop takes.
+"""An engine that leads over a log in memory, and the CPU time of each step of its loop.
 
-It works through crowds as its host would (cluster/host.py): entries are looked up, by a thread in
-production and here in between, folded in portions, and followed by the leader's step. A step is
-all that the loop does before anything else has its turn. Its CPU is the thread's, so that a busy
+The engine processes crowds like its host (cluster/host.py). Entries are looked up: on a thread in
+production, here in between. They are then folded in portions, and the leader's step follows. A step
+is the loop's work until another task gets its turn. Its CPU time is the thread's, so that a busy
 machine changes little.
 """
 
@@ -29,16 +29,16 @@ from timer.units import Epoch, LogIndex, MonoMs, Now, ProducerId, ReplicaId, Top
 START_MS: Final = 1_700_000_000_000
 TOPICS: Final = 10_000
 PORTION: Final = 256
-"""Entries that the host hands over at a time."""
+"""Entries that the host passes on at a time."""
 ROWS: Final = 50_000
-"""Of a request."""
+"""Rows of one request."""
 CANCELS: Final = 1_000
 
 _T = TypeVar("_T")
 
 
 class Loop:
-    """An engine that leads, and how long each of its steps takes."""
+    """A leading engine, and the CPU time of each of its steps."""
 
     def __init__(self, directory: Path) -> None:
         limits = Limits(topics_max=1 << 20, namespace_topics_max=1 << 20, groups_max=1 << 20)
@@ -56,11 +56,11 @@ class Loop:
 
     @property
     def now(self) -> Now:
-        """This instant."""
+        """The present instant."""
         return Now(MonoMs(self._mono_ms), UnixMs(START_MS + self._mono_ms))
 
     def wait(self, until_ms: int) -> None:
-        """Let time pass, up to so long after the start."""
+        """Advance time to `until_ms` milliseconds after the start."""
         self._mono_ms = until_ms
 
     def _append(self, kind: Kind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
@@ -72,7 +72,7 @@ class Loop:
         return index
 
     def step(self, name: str, work: Callable[[], _T]) -> _T:
-        """Do what is one step of the loop."""
+        """Run `work` as one step of the loop."""
         began = time.thread_time()
         result = work()
         took_ms = (time.thread_time() - began) * 1_000
@@ -81,14 +81,14 @@ class Loop:
         return result
 
     def fold(self) -> None:
-        """Apply what was appended."""
+        """Apply the appended entries."""
         engine = self.engine
         while self._entries:
             engine.committed(self._entries[-1].index)
             portion = self._entries[:PORTION]
             lookup = self.step("begin_lookup", functools.partial(engine.begin_lookup, portion))
             if lookup is not None:
-                lookup.read()  # a thread does
+                lookup.read()  # on a thread in production
                 self.step("end_lookup", functools.partial(engine.end_lookup, lookup))
             count = self.step("fold", functools.partial(engine.fold, portion))
             del self._entries[:count]
@@ -97,7 +97,7 @@ class Loop:
                 pass
 
     def settle(self) -> None:
-        """Go on until nothing is left to do."""
+        """Step until no work is left."""
         while True:
             out = self.step("step", self._step)
             if not self._entries and not out:
@@ -105,7 +105,7 @@ class Loop:
             self.fold()
 
     def _step(self) -> int:
-        """Do what Host._step does; return how many deliveries there were."""
+        """Do the work of Host._step. Return the number of deliveries."""
         self.leader.step(self.now)
         out = self.leader.hand_out(self.now)
         for delivery in out:
@@ -116,12 +116,12 @@ class Loop:
         return len(out)
 
     def checkpoint(self) -> None:
-        """Append a CHECKPOINT, and apply it."""
+        """Append a CHECKPOINT and apply it."""
         self.leader.checkpoint(self.now)
         self.fold()
 
     def topics(self, count: int) -> list[TopicId]:
-        """Return new topics."""
+        """Create topics and return their ids."""
         made: list[Any] = []
         for number in range(count):
             self.leader.topic(f"crowd/{number}", self.now, made.append)
@@ -131,7 +131,7 @@ class Loop:
         return [topic.topic_id for topic in made]
 
     def schedule(self, topics: Sequence[TopicId], due_ms: "np.ndarray[Any, Any]") -> None:
-        """Schedule timers of topics in turn, due so long after the start."""
+        """Schedule timers to the topics in turn. `due_ms`: milliseconds after the start."""
         for start in range(0, len(due_ms), ROWS):
             due = START_MS + due_ms[start : start + ROWS].astype(np.int64)
             topic = np.resize(np.array(topics, np.uint32), len(due_ms))[start : start + ROWS]
@@ -147,7 +147,7 @@ class Loop:
         producer_id: int = 0,
         sequence: int = 0,
     ) -> None:
-        """Take one request."""
+        """Process one request."""
         payload = Binary(sizes=np.full(len(due), 10, np.uint32), blob=bytes(10 * len(due)))
         part = Part(
             producer_id=ProducerId(producer_id),
@@ -160,11 +160,11 @@ class Loop:
         self.leader.schedule(part, lambda _: None, self.now)
 
     def alter(self, scope: Scope, policy: Policy) -> None:
-        """Set what a scope's policy says."""
+        """Set the policy of a scope."""
         self.leader.alter(scope, policy, [], self.now, lambda _: None)
 
     def cancel(self, due_ms: "np.ndarray[Any, Any]", first_seq: int) -> None:
-        """Cancel timers with seqs from `first_seq` on."""
+        """Cancel timers with consecutive seqs from `first_seq` on."""
         due = START_MS + due_ms.astype(np.int64)
         seq = first_seq + np.arange(len(due), dtype=np.uint64)
         for start in range(0, len(due), CANCELS):
@@ -174,7 +174,7 @@ class Loop:
             self.fold()
 
     def flush(self) -> None:
-        """Flush, and merge."""
+        """Flush, then merge."""
         engine, store = self.engine, self.engine.machine.store
         while not self.step("prepare_flush", lambda: engine.prepare_flush(128)):
             pass
@@ -188,7 +188,7 @@ class Loop:
             store.install_merge(merge, store.write_merge(merge))
 
     def forget(self) -> None:
-        """Begin to measure: what came before was to get there."""
+        """Begin to measure: earlier steps were preparation."""
         self.longest_ms, self.longest = 0.0, ""
         gc.collect()
         gc.freeze()

@@ -1,13 +1,13 @@
-"""P9: the longest steps of the event loop, by the CPU that each takes, where much comes at once.
+"""P9: the CPU time of the event loop's longest steps when much work comes at once.
 
-Each crowd plays on an engine of its own (bench/loop.py).
+Each crowd runs on an engine of its own (bench/loop.py).
 
-    crowd       10,000 topics, a timer of each due at one instant; a group of each leases and acks
-    cancelled   500,000 timers that were cancelled come to their time: in memory, and in files
-    deleted     a topic goes with a million pending timers, which come to their time
-    resumed     a paused topic goes on with 500,000 overdue timers
+    crowd       10,000 topics, each with a timer due at one instant; a group each leases and acks
+    cancelled   500,000 cancelled timers reach their due time: in memory, and in files
+    deleted     a deleted topic's million pending timers reach their due time
+    resumed     a paused topic with 500,000 overdue timers is resumed
 
-More of them are in bench/crowds.py.
+bench/crowds.py has more crowds.
 """
 
 import functools
@@ -27,9 +27,9 @@ from timer.policies import Policy, Scope
 from timer.units import UnixMs
 
 MUST_MS: Final = 20.0
-"""P9."""
+"""The limit of P9, milliseconds of CPU."""
 SCALE: Final = {Form.SHORT: 5, Form.FULL: 1}
-"""The short form has so many times fewer timers, and as many topics."""
+"""Divisor of the number of timers. The number of topics stays."""
 SECOND_MS: Final = 1_000
 
 
@@ -44,7 +44,7 @@ def crowd(loop: Loop, scale: int) -> None:
     loop.settle()
     loop.checkpoint()
     check(machine.counts.fired == TOPICS, f"{machine.counts.fired} of {TOPICS} fired")
-    check(len(got) == TOPICS, f"{len(got)} of {TOPICS} were handed out")
+    check(len(got) == TOPICS, f"{len(got)} of {TOPICS} were delivered")
     for each in got:
         loop.leader.groups.ack(
             each.group, each.epoch, each.lease.lease_id, each.lease.offsets, lambda _: None
@@ -55,7 +55,7 @@ def crowd(loop: Loop, scale: int) -> None:
 
 
 def cancelled(loop: Loop, scale: int, *, in_files: bool) -> None:
-    """500,000 cancelled timers come to their time."""
+    """500,000 cancelled timers reach their due time."""
     [topic] = loop.topics(1)
     due_ms = 600_000 + np.arange(500_000 // scale) % SECOND_MS
     first_seq = loop.engine.machine.next_seq
@@ -69,11 +69,11 @@ def cancelled(loop: Loop, scale: int, *, in_files: bool) -> None:
     loop.wait(601_001)
     loop.settle()
     loop.checkpoint()
-    check(loop.engine.machine.counts.fired == 1, "one timer was left to fire")
+    check(loop.engine.machine.counts.fired == 1, "not exactly one timer fired")
 
 
 def deleted(loop: Loop, scale: int) -> None:
-    """A topic is deleted with a million pending timers, which come to their time."""
+    """A topic with a million pending timers is deleted, and they reach their due time."""
     topic, other = loop.topics(2)
     due_ms = 600_000 + np.arange(1_000_000 // scale) % SECOND_MS
     loop.schedule([topic], due_ms[: len(due_ms) // 2])
@@ -86,11 +86,11 @@ def deleted(loop: Loop, scale: int) -> None:
     loop.wait(601_001)
     loop.settle()
     loop.checkpoint()
-    check(loop.engine.machine.counts.fired == 1, "one timer was left to fire")
+    check(loop.engine.machine.counts.fired == 1, "not exactly one timer fired")
 
 
 def resumed(loop: Loop, scale: int) -> None:
-    """A paused topic has 500,000 overdue timers, in memory and in files, and goes on."""
+    """A paused topic with 500,000 overdue timers, in memory and in files, is resumed."""
     [topic] = loop.topics(1)
     count = 500_000 // scale
     scope = Scope("", topic)
@@ -129,7 +129,7 @@ def steps(form: Form) -> Series:
     """Return the longest step of each crowd, in milliseconds of CPU."""
     series: Series = {}
     enabled = gc.isenabled()
-    gc.disable()  # cluster/garbage.py sees to it in a node
+    gc.disable()  # as a node does (cluster/garbage.py)
     try:
         for name, play in CROWDS.items():
             directory = Path(tempfile.mkdtemp(prefix="bench-steps-"))

@@ -440,7 +440,7 @@ class Driver:
 
     @property
     def last_time_ms(self) -> UnixMs:
-        """Time of the log's last entry; the next entry's is at least this."""
+        """Lowest time of the next entry: that of the last one, in the log or in the state."""
         return self._last_time_ms
 
     def cached(self, first: LogIndex, last: LogIndex) -> list[Entry] | None:

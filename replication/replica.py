@@ -261,7 +261,7 @@ class Replica:
 
     @property
     def last_time_ms(self) -> UnixMs:
-        """Time of the log's last entry."""
+        """Lowest time of the next entry: that of the last one, in the log or in the state."""
         return self._driver.last_time_ms
 
     @property
