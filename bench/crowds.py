@@ -1,7 +1,7 @@
 """More crowds for P9 (bench/steps.py): leases, policies, one instant, and producers.
 
 leases      10,000 groups hold a message each, and all leases end at one instant
-policies    the cluster's policy pauses and resumes 10,000 topics, and changes their retention
+policies    the cluster's policy pauses and resumes 10,000 topics, sets retention and time to live
 one_ms      1,000,000 timers, in memory, are due at one millisecond
 producers   100,000 producers send a request each, and all expire at one checkpoint
 """

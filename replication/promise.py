@@ -1,8 +1,8 @@
 """The promise file: the replica's durable promise and whether its log may have lost entries.
 
-The *promise* is the highest (epoch, leader, process) that this replica answered a fence of or took
-an append from. The replica refuses a lower epoch, and another leader or process of the same epoch.
-Two leaders of one epoch therefore can't both win a majority, whatever the control plane decides.
+The *promise* is the highest (epoch, leader, process) of which this replica answered a fence or
+accepted an append. The replica refuses a lower epoch, and another leader or process of the same
+epoch. Two leaders of one epoch therefore can't both win a majority, even if both are appointed.
 The promise is durable before any message that depends on it leaves the process.
 
 A replica is *unsure* when it may have lost entries that it acknowledged: a torn tail was cut, or
