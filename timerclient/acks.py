@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from timerclient.errors import ConnectionLost, LeaseLost, NotDelivered, TimerError
-from timerclient.messages import Acking, Batch, Word
+from timerclient.messages import ACK, Acking, Batch, Word
 from timerclient.proto import timer_pb2 as pb
+from timerclient.results import AckResult
 
 
 class Waits(Protocol):
@@ -58,6 +59,35 @@ class Told:
         self._acking.set_exception(error)
 
 
+class ToldEach:
+    """The application waits for the answers to acks of single messages of one batch."""
+
+    __slots__ = ("_ackings", "offsets")
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self._ackings: list[Acking[AckResult]] = []
+
+    def add(self, offset: int, acking: Acking[AckResult]) -> None:
+        """Add one more ack, which is not sent yet."""
+        self.offsets.append(offset)
+        self._ackings.append(acking)
+
+    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+        """Settle the futures."""
+        if results.count(pb.ACKED) == len(self._ackings):
+            for acking in self._ackings:
+                acking.set_result(AckResult.ACKED)
+            return
+        for acking, offset, result in zip(self._ackings, offsets, results, strict=True):
+            Told(acking, ACK).answered((offset,), (result,))
+
+    def failed(self, error: TimerError) -> None:
+        """Let the futures raise it."""
+        for acking in self._ackings:
+            acking.set_exception(error)
+
+
 class Heard:
     """The consumer itself waits for the answer."""
 
@@ -79,6 +109,33 @@ class Heard:
         """Pass on that there are none."""
         del error
         self._failed()
+
+
+def put(
+    outbox: list[Entry],
+    batch: Batch,
+    offsets: Sequence[int],
+    acking: "Acking[Any]",
+    word: Word,
+    most: int,
+) -> None:
+    """Put a word of the application behind what waits.
+
+    Acks of single messages of one batch share an entry, up to `most`: the next message adds one
+    offset and one future. Entries, requests and answers are handled as columns.
+    """
+    if word is not ACK or acking.counts:
+        outbox.append(Entry(batch, offsets, Told(acking, word), word))
+        return
+    last = outbox[-1] if outbox else None
+    if last is not None and last.batch is batch and isinstance(last.waits, ToldEach):
+        told = last.waits
+        if len(told.offsets) < most:
+            told.add(offsets[0], acking)
+            return
+    told = ToldEach()
+    told.add(offsets[0], acking)
+    outbox.append(Entry(batch, told.offsets, told, ACK))
 
 
 _REFUSED: Final = (pb.ACK_LEASE_LOST, pb.ACK_NOT_DELIVERED)

@@ -68,7 +68,7 @@ class Hold:
 
     def settle(self, offsets: Sequence[int]) -> None:
         """Note that these are acked or given back."""
-        if len(offsets) == len(self.batch):
+        if offsets is self.batch.queue_offsets:
             self._left = set()
         elif self._left is None:
             self._left = set(self.batch.queue_offsets).difference(offsets)

@@ -67,7 +67,8 @@ class Inbox:
                 self._credit.waiting -= 1
                 return self._rest.pop()
             self._asked(now_s)
-            message = self._pop(now_s)
+            out = self._pop(1, now_s)
+            message = out[0] if out else None
             if message is None:
                 self._credit.wanted = 1
             else:
@@ -80,11 +81,10 @@ class Inbox:
 
     def receive(self, most: int) -> list[Message]:
         """Return up to so many messages of one batch; none: none is here."""
-        now_s, out = self._now_s(), list[Message]()
+        now_s = self._now_s()
         with self._lock:
             self._asked(now_s)
-            while len(out) < most and (message := self._pop(now_s, more=bool(out))) is not None:
-                out.append(message)
+            out = self._pop(most, now_s)
             if out:
                 self._given(len(out), now_s)
             else:
@@ -124,29 +124,30 @@ class Inbox:
         enough = self._pace.within(self._lease_s / 2, now_s)
         self._credit.limit = min(self._credit.window, FIRST if enough is None else enough)
 
-    def _pop(self, now_s: float, *, more: bool = False) -> Message | None:
-        """Return the next message; `more`: only of the batch that is read."""
+    def _pop(self, most: int, now_s: float) -> list[Message]:
+        """Return up to so many messages of one batch; none: none is here."""
         while True:
             if not self._rest:
-                batch = None if more else self._pop_batch(now_s)
+                batch = self._pop_batch(now_s)
                 if batch is None:
-                    return None
+                    return []
                 self._rest = [*batch][::-1]
-            message = self._rest[-1]
-            batch = message.batch
+            batch = self._rest[-1].batch
             if self._over(batch, now_s):
                 if not self._stale(batch) and batch.hold.asked:
-                    return None
+                    return []
                 self._drop(len(self._rest))
                 self._rest = []
                 continue
-            self._rest.pop()
-            if batch.hold.lost and message.queue_offset in batch.hold.lost:
-                self._drop(1)
-                continue
-            self._credit.taken(1)
-            batch.hold.given_s = now_s
-            return message
+            out = self._rest[: -most - 1 : -1]
+            del self._rest[len(self._rest) - len(out) :]
+            if lost := batch.hold.lost:
+                came, out = len(out), [each for each in out if each.queue_offset not in lost]
+                self._drop(came - len(out))
+            if out:
+                self._credit.taken(len(out))
+                batch.hold.given_s = now_s
+                return out
 
     def _pop_batch(self, now_s: float) -> Batch | None:
         while self._batches:

@@ -34,6 +34,10 @@ class Acking(Answer[T]):
     counts = False
     """The result is a count of messages, not an AckResult."""
 
+    def cancel(self) -> bool:
+        """Return False: it is on its way."""
+        return False
+
     def __await__(self) -> Generator[object, None, T]:
         """Wait on the running event loop."""
         if self.done():

@@ -36,7 +36,7 @@ from functools import partial
 from typing import Any, Final
 
 from timerclient import errors
-from timerclient.acks import AckCall, Entry, Heard, Told, lost_of
+from timerclient.acks import AckCall, Entry, Heard, lost_of, put
 from timerclient.background import check_process
 from timerclient.credit import Credit
 from timerclient.errors import (
@@ -174,10 +174,15 @@ class Subscription:
             raise LeaseLost.of(offsets, len(offsets))
         if word.kind == "extend":
             hold.given_s = self._clock.now_s()
-        acking.set_running_or_notify_cancel()
-        if not self._say(Entry(batch, offsets, Told(acking, word), word)):
+        with self._lock:
+            over = self.over
+            if not over:
+                put(self._outbox, batch, offsets, acking, word, self._settings.ack_offsets_max)
+        if over:
             gone = self.error if isinstance(self.error, NotFound) else None
             acking.set_exception(gone or Closed("the consumer is closed"))
+        else:
+            self._kick()
 
     def _say(self, *entries: Entry) -> bool:
         """Send requests soon. False: it is too late."""

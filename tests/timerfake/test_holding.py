@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from timerclient import Event, LeaseLost, LeasesLost, TimerClient
+from timerclient import AckResult, Event, LeaseLost, LeasesLost, TimerClient
 from timerclient.messages import Message
+from timerclient.proto import timer_pb2 as pb
 from timerclient.sync import Consumer
 from timerfake import AsyncFakeCluster, FakeCluster
 
@@ -120,6 +121,41 @@ def test_lease_that_is_held_too_long_is_lost_warned_of_once_and_raised(
     assert warning.startswith(
         "lease lost: topic 'orders', group 'g': 2 messages from queue offset 0"
     )
+
+
+async def test_message_acked_twice_leaves_the_others_of_its_batch_held() -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.schedule_batch("orders", [b"quick", b"slow"])
+        async with client.consumer("orders", "g", lease=LEASE_S, window=2) as consumer:
+            quick, slow = await consumer.receive(2)
+            acks = quick.ack(), quick.ack()  # in one request: nothing was awaited between
+            assert await acks[0] is AckResult.ACKED
+            assert await acks[1] is AckResult.ALREADY_ACKED
+            for _ in range(3):
+                await cluster.advance(LEASE_S)
+            assert await slow.ack() is AckResult.ACKED
+            told = [event.what for event in (await client.tell_story(slow.id)).events]
+        assert pb.StoryEvent.ACKED in told
+        assert pb.StoryEvent.LEASE_ENDED not in told
+
+
+def test_acks_of_single_messages_that_wait_together_each_get_their_answer(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    client.schedule_batch("orders", JOBS[:4])
+    with client.consumer("orders", "g", lease=LEASE_S, hold_max=0, window=4) as consumer:
+        cluster.settle()
+        first, second, *_ = messages = consumer.receive(4, timeout=0)
+        assert first.ack().result(5) is AckResult.ACKED
+        with client.consumer("orders", "g") as other:
+            cluster.advance(LEASE_S)
+            again = other.receive(4, timeout=0)
+            assert again[0].queue_offset == second.queue_offset
+            acks = [message.ack() for message in messages]
+            assert acks[0].result(5) is AckResult.ALREADY_ACKED
+            for ack, message in zip(acks[1:], messages[1:], strict=True):
+                with pytest.raises(LeaseLost, match=f"queue_offset = {message.queue_offset}"):
+                    ack.result(5)
 
 
 def test_application_that_extends_is_given_its_time_anew(
