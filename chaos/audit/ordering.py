@@ -2,10 +2,11 @@
 
 In `exclusive` and `failover` groups a message comes behind the one at the offset before it, in
 `key_shared` ones behind the one before it with its key. It may be handed out once that one is with
-the same consumer, or is done with: acked, expired, moved. With which consumer a message was, its
-deliveries tell, in the order of epochs and leases (`lease_id` counts up within an epoch). When it
-was acked for the leader stands nowhere; but not before some client asked for it. So a message that
-somebody had received earlier than that, by the clients' clocks, came too early.
+the same consumer, or is done with: acked, expired, moved. The deliveries of a message name the
+consumer that held it, in the order of epochs and of `handed_out_ms`, or else of `received_ms`.
+(Lease ids are random and have no order.) No history has the moment at which the leader took an ack.
+An ack is not older than its request. So a message that was received before the request for the
+earlier one, by the clients' clocks, came too early.
 """
 
 from collections.abc import Mapping
@@ -46,6 +47,7 @@ def disordered(
     pairs = pairs.where("asked_ms IS NOT NULL").unionByName(untold.select(*pairs.columns))
     known_ms = F.lit(1 << 60 if clients_error_ms is None else clients_error_ms)
     undone = F.col("asked_ms").isNull() | (F.col("asked_ms") > F.col("received_ms") + known_ms)
+    given = given.withColumn("given_ms", F.coalesce("handed_out_ms", "received_ms"))
     early = given.join(pairs.drop("queue_offset"), [*_KEY, "offset"]).where(undone)
     last = _holders(early, given)
     return (
@@ -91,17 +93,17 @@ def _asked(lines: DataFrame) -> DataFrame:
 def _holders(early: DataFrame, given: DataFrame) -> DataFrame:
     """Return who was given the message `behind` last, up to each of these leases: …, holder."""
 
-    def place(epoch: str, lease_id: str) -> Column:
-        return F.struct(F.col(epoch), F.col(lease_id))
+    def place(epoch: str, given_ms: str) -> Column:
+        return F.struct(F.col(epoch), F.col(given_ms))
 
     held = given.select(
         *_KEY, F.col("offset").alias("behind"), F.col("client").alias("held_by"),
-        F.col("epoch").alias("held_epoch"), F.col("lease_id").alias("held_lease"),
+        F.col("epoch").alias("held_epoch"), F.col("given_ms").alias("held_ms"),
     )  # fmt: skip
     return (
-        early.select(*_KEY, "offset", "behind", "epoch", "lease_id")
+        early.select(*_KEY, "offset", "behind", "epoch", "lease_id", "given_ms")
         .join(held, [*_KEY, "behind"])
-        .where(place("held_epoch", "held_lease") <= place("epoch", "lease_id"))
+        .where(place("held_epoch", "held_ms") <= place("epoch", "given_ms"))
         .groupBy(*_KEY, "offset", "epoch", "lease_id")
-        .agg(F.max_by("held_by", place("held_epoch", "held_lease")).alias("holder"))
+        .agg(F.max_by("held_by", place("held_epoch", "held_ms")).alias("holder"))
     )

@@ -88,6 +88,9 @@ def test_message_waits_for_the_one_before_it_unless_they_are_with_one_consumer(
         given("queue", "d", 5, 50, 6),  # found: it had no effect
         given("any", "c", 6, 10, 1),
         given("any", "d", 7, 10, 2),
+        given("later", "c", 99, 10, 1),  # lease ids are random: 1 is with c when 2 is delivered
+        given("later", "c", 8, 11, 2),
+        ack("later", "c", 20, 2),
     ) == [("c", 5, 4, "d"), ("d", 6, 5, "c")]
 
 
