@@ -11,5 +11,5 @@ def test_mean_is_that_of_what_came_since() -> None:
 
 
 def test_mean_of_nothing_is_refused() -> None:
-    with pytest.raises(BenchError, match="none meanwhile"):
+    with pytest.raises(BenchError, match="no durations meanwhile"):
         _Spent(3.0, 2).mean_ms_since(_Spent(3.0, 2))
