@@ -1,17 +1,16 @@
-"""The witness: a consumer group of its own, which tells the live audit what really came.
+"""The witness: a consumer of its own group, which tells the live audit which messages came.
 
     python -m chaos.witness --cluster HOST:PORT,... --topic orders --into DIR
 
-What the log promises (chaos/export.py) and what consumers are given go different ways through the
-product: store, wheel, queue and leases lie between. The witness reads topics to the end in the
-group `live-audit`, writes what it was given (chaos/events.py), and only then acks it: what was
-not written comes again. It needs the timers' ids, not their payloads, but is sent both: it costs
-the cluster what any further group of the topic costs. A topic that is deleted is waited for, not
-made again.
+The log (chaos/export.py) says which timers fired. Between it and a consumer lie store, wheel,
+queue and leases, so the live audit needs the consumer's side, too. The witness consumes topics in
+the group `live-audit`. It writes each message to a file (chaos/events.py), and acks it afterwards:
+a message that was not written is delivered again. It costs the cluster as much as any other group
+of the topic. When a topic is deleted, it waits for the next one of that name, and does not make it.
 
-REACH is its progress, per topic. While messages keep coming it is the greatest due time among
-them: messages of a topic come in the order in which they fired, and nothing fires before what was
-due earlier. When none came for `IDLE_S` everything has come, up to now.
+REACH is the progress of one topic: a due time up to which every message has come. While messages
+come, it is the greatest due time among them. A topic's messages come in the order in which they
+fired, and timers fire in order of their due times. After `IDLE_S` without a message it is now.
 
 Its files are `given-<milliseconds>-<number>`, per process.
 """
@@ -42,14 +41,14 @@ from timerclient.sync import Consumer, TimerClient
 
 PREFIX: Final = "given-"
 LEASE_S: Final = 2.0
-"""What was given to a witness that died comes again after this."""
+"""After this, messages of a witness that died are delivered again."""
 FLUSH_S: Final = 0.5
 HEARTBEAT_S: Final = 1.0
 IDLE_S: Final = 2.0
 LOOK_S: Final = 0.5
 PRUNE_S: Final = 60.0
 WAITING_MAX: Final = 1000
-"""Batches that wait to be written; consuming stands still beyond it."""
+"""Batches that wait to be written. The consumers stop at this number."""
 
 Given = tuple[str, Batch, int]
 """Topic, batch, when it came (Unix milliseconds)."""
@@ -57,20 +56,20 @@ Given = tuple[str, Batch, int]
 
 @dataclass(slots=True)
 class Progress:
-    """How far one topic was given."""
+    """How far one topic was delivered."""
 
     due_ms: int = 0
-    """Greatest due time of what came."""
+    """Greatest due time of the messages that came."""
     came_ms: int = 0
 
     def reach_ms(self, now_ms: int) -> int:
-        """Return the due time up to which everything that fired has come."""
+        """Return the due time up to which every message has come."""
         idle = now_ms - self.came_ms >= 1000 * IDLE_S
         return now_ms if idle else min(self.due_ms, now_ms)
 
 
 class Writer:
-    """Writes what came, then acks it; `step` is one look at what waits."""
+    """Writes messages, then acks them; `step` is one round."""
 
     def __init__(self, into: Path, topics: Sequence[str], *, keep_s: float) -> None:
         self._outbox = Outbox(into, keep_s=keep_s)
@@ -80,7 +79,7 @@ class Writer:
         self._flushed_s = self._pruned_s = float("-inf")
 
     def step(self, waiting: Sequence[Given], now_s: float, now_ms: int) -> bool:
-        """Write and ack what waits, and the progress, if it is time to; return whether it was."""
+        """Write and ack the waiting batches, and the progress, if it is time; return whether."""
         since_s = now_s - self._flushed_s
         if since_s < (FLUSH_S if waiting else HEARTBEAT_S):
             return False
@@ -93,14 +92,14 @@ class Writer:
         self._files += 1
         self._outbox.put(f"{PREFIX}{self._began_ms:013d}-{self._files:012d}", told)
         for _, batch, _ in waiting:
-            _ = batch.ack()  # unconfirmed ones come again
+            _ = batch.ack()  # a lost ack costs another delivery
         if now_s - self._pruned_s >= PRUNE_S:
             self._pruned_s = now_s
             self._outbox.prune(PREFIX, time.time())
         return True
 
     def _given(self, topic: str, batch: Batch, came_ms: int) -> Told:
-        due_ms, seq, _ = timer_id.decode(batch.raw_ids, 0)  # the check is not ours to judge
+        due_ms, seq, _ = timer_id.decode(batch.raw_ids, 0)  # the audit judges the checksum
         progress = self._progress[topic]
         progress.due_ms = max(progress.due_ms, int(due_ms.max(initial=0)))
         progress.came_ms = max(progress.came_ms, came_ms)
@@ -120,7 +119,7 @@ class Writer:
 def _consume(
     topic: str, consumer: Consumer, again: Callable[[], Consumer], came: "queue.Queue[Given]"
 ) -> None:
-    """Put what comes into `came`, until the consumer is closed."""
+    """Put batches into `came` until the consumer is closed."""
     while True:
         with contextlib.suppress(NotFound):
             for batch in consumer.batches():
@@ -132,7 +131,7 @@ def _consume(
 def _when_there(
     client: TimerClient, topic: str, consume: Callable[[], Consumer]
 ) -> Callable[[], Consumer]:
-    """Return what waits for a topic that was deleted, and makes a consumer of the one to come."""
+    """Return a function that waits until a deleted topic is there again, and consumes it."""
 
     def wait() -> Consumer:
         name = topic.removeprefix(f"{DEFAULT_NAMESPACE}/")
@@ -142,7 +141,7 @@ def _when_there(
                     return consume()
             except Closed:
                 raise
-            except TimerError:  # whatever it is, the next look may go well
+            except TimerError:  # the next look may go well
                 pass
             time.sleep(LOOK_S)
 
@@ -153,7 +152,7 @@ def witness(
     endpoints: Sequence[str], topics: Sequence[str], into: Path, *,
     stopped: Callable[[], bool], start: Start = "latest", keep_s: float = events.KEEP_S,
 ) -> None:  # fmt: skip
-    """Consume the topics and write what comes, until `stopped`.
+    """Consume the topics and write their messages, until `stopped`.
 
     Raises:
         TimerError: the cluster can't be reached, or refuses.
@@ -184,7 +183,7 @@ def _guarded(work: Callable[[], None], failures: list[BaseException]) -> Callabl
     def guarded() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - raised again by who waits
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
             failures.append(error)
 
     return guarded

@@ -1,14 +1,14 @@
-"""Kinds of workload that change what holds for their topic, while its timers are pending.
+"""Workloads that change the rules of their topic while its timers are pending.
 
-    paused    what comes due is held; a resume fires it, or the last of it, or drops it
-    fleeting  what is not acked in time expires; what is acked is kept for a while
-    limited   what exceeds a quota is refused, and what is due too late
-    scoped    quotas, pauses and ticks of the topic, its namespace and the cluster: narrower wins
-    doomed    the topic is deleted, with all that it has; the next one has its name
+    paused    due timers are held; a resume fires all, fires the last, or drops them
+    fleeting  messages that are not acked in time expire; acked ones are retained for a while
+    limited   timers above a quota are refused, and timers that are due too late
+    scoped    quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins
+    doomed    the topic is deleted with all its timers; another one gets its name
 
-Each returns how its topic comes to rest, after which everything that is asked for has to come. What
-does not come by then was held, dropped, refused, or went: for each there is somebody who says so of
-this very timer, and nothing else is taken off what is expected. Only what expires is counted.
+Each function returns a `Rest`: it ends the topic's rules, and then every expected timer has to
+come. A timer is no longer expected when the cluster itself says why: it was cancelled, dropped or
+refused, or its topic was deleted. Expired messages are the exception: groups only count them.
 """
 
 import random
@@ -26,25 +26,25 @@ from timerclient.timers import Timers
 BEAT_S: Final = 0.25
 SOON_MS: Final = 3_000
 PAUSE_BEATS: Final = 8
-"""From one pause to the next; half as long it lasts."""
+"""From one pause to the next. A pause lasts half as long."""
 CATCH_UPS: Final[Sequence[CatchUp]] = ("drop", "latest", "all")
 SETTLED_MS: Final = 500
-"""So long after its due time somebody asks what became of a timer: a release is through by then."""
+"""So long after a timer's due time its cancel is asked for: the release has ended by then."""
 RULE_BEATS: Final = 6
-"""From one change of what holds to the next."""
+"""From one change of the rules to the next."""
 PIECES: Final = 4
-"""Requests of a beat, where they compete for room."""
+"""Requests of a beat that compete for room."""
 LIFE_BEATS: Final = 10
-"""Of a topic that is deleted."""
+"""How long a topic exists before it is deleted."""
 LAST_TIMERS: Final = 50
-"""Of the topic that is not deleted any more."""
+"""In the last topic, which is not deleted."""
 
 TTLS_MS: Final = (300, 1_000, 4_000)
 RETENTIONS_MS: Final = (0, 2_000, 60_000)
 LATE: Final = Reader(group="late")
 
 SCOPE_BEATS: Final = 2
-"""From one change of what some scope says to the next."""
+"""From one change of a scope's rules to the next."""
 MUCH: Final = 1_000_000
 
 _SCOPES: Final[Mapping[str, Mapping[str, Callable[[int], Sequence[int]]]]] = {
@@ -69,7 +69,7 @@ _SCOPES: Final[Mapping[str, Mapping[str, Callable[[int], Sequence[int]]]]] = {
         "tick_ms": lambda _: (20, 50),
     },
 }
-"""Scope -> field -> what it may say, by how many timers a beat asks for."""
+"""Scope -> field -> its possible values, given the number of timers in a beat."""
 _QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
 _RULES: Final = (*_QUOTAS, "tick_ms", "delay_ms_min", "delay_ms_max")
 
@@ -78,10 +78,10 @@ Asked = tuple[int, str, int]
 
 
 def paused(clients: Clients) -> Rest:
-    """Pauses of a second; then all that was overdue comes, or the last of it, or nothing.
+    """Pause for a second; then all overdue timers fire, or the last one, or none.
 
-    A resume that drops does not say which. So they are all cancelled later: the answer of each is
-    what became of it.
+    A resume that drops timers does not name them. So all are cancelled later: each answer says
+    whether the timer was dropped.
     """
     chance, changer = clients.chance, clients.changer
     asked: list[Asked] = []
@@ -115,7 +115,7 @@ def paused(clients: Clients) -> Rest:
 
 
 def _fires(clients: Clients) -> bool:
-    """Return whether nothing of the topic is held."""
+    """Return whether no timer of the topic is held."""
     topic = clients.client.describe_topic(clients.topic)
     return not (topic.paused or topic.held or topic.releasing)
 
@@ -125,7 +125,7 @@ def _cancel(clients: Clients, timers: Sequence[Asked]) -> bool:
 
 
 def fleeting(clients: Clients) -> Rest:
-    """Times to live that are shorter than leases; some are over when the timer is asked for."""
+    """Set times to live below the lease; some have ended when the timer is scheduled."""
     chance, changer, among = clients.chance, clients.changer, ("ttl_ms", "retention_ms")
     late_ms = clients.start_ms + (clients.end_ms - clients.start_ms) // 3
     joined = False
@@ -144,7 +144,7 @@ def fleeting(clients: Clients) -> Rest:
 
 
 def all_expired(clients: Clients) -> bool:
-    """When the last timer has come, what is missing must be among what expired."""
+    """Return whether all timers that have not come are among the expired ones."""
     if not clients.last_came:
         return False
     books = clients.books
@@ -155,7 +155,7 @@ def all_expired(clients: Clients) -> bool:
 
 
 def limited(clients: Clients) -> Rest:
-    """Quotas of little more than what is there, delays that are too short or too long, ticks."""
+    """Set quotas near the present usage, bounds of delays, and ticks."""
     chance, changer = clients.chance, clients.changer
     for number, count in enumerate(clients.beats(BEAT_S)):
         if number % RULE_BEATS == 0:
@@ -165,21 +165,21 @@ def limited(clients: Clients) -> Rest:
             said |= {"tick_ms": 250, "delay_ms_min": 200, "delay_ms_max": SOON_MS // 2}
             changer.rule(_some(chance, said), among=_RULES)
         piece = -(-count // PIECES)
-        for start in range(0, count, piece):  # at once: who comes first has room
+        for start in range(0, count, piece):  # at once: the first requests get the room
             n = min(piece, count - start)
             clients.producer.submit(clients.marks(n), _soon(clients, n))
     return lambda: changer.rule({}, among=_RULES)
 
 
 def scoped(clients: Clients) -> Rest:
-    """What topic, namespace and cluster say, all of which change: the narrower wins.
+    """Change the policies of topic, namespace and cluster; the narrower scope wins.
 
-    The cluster's policy is every workload's: it says nothing that hinders the others.
+    The cluster's policy holds for all workloads, so it gets only values that do not hinder others.
     """
     chance, changer = clients.chance, clients.changer
     for number, count in enumerate(clients.beats(BEAT_S)):
         if number % SCOPE_BEATS == 0:
-            scope = chance.choice((*_SCOPES, NAMESPACE))  # which hinders it most
+            scope = chance.choice((*_SCOPES, NAMESPACE))  # its values hinder most
             may = {name: chance.choice(of(count)) for name, of in _SCOPES[scope].items()}
             changer.rule(_some(chance, may), among=_SCOPES[scope], scope=scope)
         piece = -(-count // PIECES)
@@ -195,7 +195,7 @@ def scoped(clients: Clients) -> Rest:
 
 
 def doomed(clients: Clients) -> Rest:
-    """The topic is deleted every few seconds, as more is asked for and some is cancelled."""
+    """Delete the topic every few seconds, while timers are scheduled and cancelled."""
     chance = clients.chance
     under_way: list[Future[Timers]] = []
     for number, count in enumerate(clients.beats(BEAT_S)):
@@ -224,7 +224,7 @@ def doomed(clients: Clients) -> Rest:
 
 
 def _soon(clients: Clients, count: int) -> list[int]:
-    """Return due times: most in a while, some now, or a moment ago."""
+    """Return due times: most in the next seconds, some now or a moment ago."""
     now, chance = now_ms(), clients.chance
     return [
         clients.within(now + chance.choice((0, -20, *[chance.uniform(0, SOON_MS)] * 6)))
@@ -233,6 +233,6 @@ def _soon(clients: Clients, count: int) -> list[int]:
 
 
 def _some(chance: random.Random, said: Mapping[str, int]) -> dict[str, int]:
-    """Return some of what may be said, one at least."""
+    """Return one to three of the fields."""
     names = chance.sample(sorted(said), chance.randint(1, min(3, len(said))))
     return {name: said[name] for name in names}
