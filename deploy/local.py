@@ -233,6 +233,17 @@ class LocalCluster:
             LaunchError: a port is in use, a node ended, or a node is not ready in time. If a port
                 is in use, no node was started and no file was written.
         """
+        wanted, running = self.launch(*names)
+        # A node that has ended since counts as started here; the wait reports it.
+        if 2 * len({*running, *wanted}) > len(self.nodes):
+            self._wait_ready(wanted, timeout_s)
+
+    def launch(self, *names: str) -> tuple[list[str], set[str]]:
+        """Start the named nodes, or all, without waiting; return their names, and which ran before.
+
+        Raises:
+            LaunchError: a port is in use. No node was started and no file was written.
+        """
         with self._lock():
             known = self.nodes
             planned = known or self._plan()
@@ -246,9 +257,7 @@ class LocalCluster:
             for name in wanted:
                 if name not in running:
                     self._spawn(self._node(name))
-        # A node that has ended since counts as started here; the wait reports it.
-        if 2 * len(running.union(wanted)) > len(self.nodes):
-            self._wait_ready(wanted, timeout_s)
+        return wanted, running
 
     def restart(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Start one node again on its ports; see `start`."""

@@ -4,6 +4,7 @@
                                       │
     stage: nodes, network, disks,     ▼
            clocks               ◄── nemeses       stage.py, network.py, … , nemeses.py
+    nodes: timerd on disks that can fail          faulty_timerd.py, disk_faults.py
                                       │
     workloads ─► histories            ▼
     heal, drain, stop, audit ◄──── the show       show.py

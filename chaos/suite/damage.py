@@ -1,11 +1,11 @@
 """Nemeses of files: truncated, flipped, removed, wiped, no room.
 
-A node that finds a damaged file, or none, fetches what it lacks from the leader. It finds it when
-it starts, when it reads that part, or by its scrub, whose first pass begins with the process. Until
-all is sound, a majority may not stand another loss of files, so it is waited for; that the leader
-dies meanwhile, and comes back with all its files, it has to stand. What its log held before is
-another life in the archive. A node whose disk is full waits for room, and the others go on; while a
-majority has too little, nothing new is taken.
+A node that finds a damaged or missing file fetches its state and log from the leader. It finds the
+damage when it starts, when it reads that part, or by its scrub, whose first pass begins with the
+process. The nemesis waits until the node is sound, because a majority may not survive another loss
+of files. It has to survive that the leader dies meanwhile and comes back with all its files. The
+archive keeps the old log as another life. A node whose disk is full waits for room, and the others
+go on. While a majority has too little room, requests are refused.
 """
 
 import os
@@ -210,7 +210,7 @@ def _damage(
     if nemesis.part == LOG:
         stage.archive.seal(name)
     try:
-        path = _VICTIM[nemesis.part](stage.data(name), chance)
+        path = VICTIM[nemesis.part](stage.data(name), chance)
         mutate(name, path)
         _check_missed(stage, name, path)
     except Fizzled:
@@ -218,9 +218,16 @@ def _damage(
         raise
     stage.damaged.add(name)
     stage.hurt.add(name)
+    heal(stage, name)
+    return nothing
+
+
+def heal(stage: Stage, name: str, first: Callable[[], object] = nothing) -> None:
+    """Start a node that finds damage, do `first`, and wait until it is whole, or lost for good."""
     try:
         with stage.waiting_for(name):
             stage.restart(name)
+            first()
             stage.wait_until_whole(name)
     except LaunchError:
         if not stage.is_given_up(name):
@@ -229,7 +236,6 @@ def _damage(
     else:
         stage.damaged.discard(name)
         stage.say(f"{name} is back and whole")
-    return nothing
 
 
 def _last_segment(data: Path, _: random.Random) -> Path:
@@ -260,7 +266,7 @@ def _any_of_state(data: Path, chance: random.Random) -> Path:
     return data / STATE / chance.choice([name for name in names if Path(name).parent == folder])
 
 
-_VICTIM: Final = {LOG: _last_segment, STATE: _any_of_state}
+VICTIM: Final = {LOG: _last_segment, STATE: _any_of_state}
 
 
 def _check_missed(stage: Stage, name: str, path: Path) -> None:

@@ -1,13 +1,19 @@
 """Nemeses of links: cut, one way, in halves, flapping, slow. They need a network of the run's."""
 
+import itertools
 import random
 import threading
+import time
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from chaos.suite.nemesis import NETWORK, Aside, Fizzled, Undo, chosen, remaining, said
 from chaos.suite.network import CLIENTS, Pair
 from chaos.suite.stage import Stage
+
+RECOVERS_S: Final = 30.0
+"""A leader is there within this after long round trips: a second or two on an idle machine. The
+kill of another strike may fall into it."""
 
 
 def both(a: str, b: str) -> list[Pair]:
@@ -31,6 +37,20 @@ class Isolate:
         seen = "" if self.clients else ", but not from the clients"
         stage.say(f"cut off {said(stage, name, self.who)}{seen}")
         return _healing(stage, name, [pair for end in others for pair in both(name, end)])
+
+
+@dataclass(frozen=True, slots=True)
+class CutClients:
+    """Clients can't reach a node, nor it them; the nodes see each other."""
+
+    needs: ClassVar = NETWORK
+    who: str = "leader"
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Cut its links to the clients."""
+        name = chosen(stage, self.who, chance)
+        stage.say(f"clients can't reach {said(stage, name, self.who)}; the other nodes can")
+        return _healing(stage, name, both(name, CLIENTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +154,42 @@ class Slow:
         def undo() -> None:
             heal()
             stage.say(f"links of {name}: fast again")
+
+        return undo
+
+
+@dataclass(frozen=True, slots=True)
+class NearLease:
+    """Round trips between nodes take nearly a lease. Clients' links stay as they are.
+
+    The cluster may lose its leader again and again. Once links are fast it has one within
+    RECOVERS_S.
+    """
+
+    needs: ClassVar = NETWORK
+    share: float = 0.75
+    """Of a lease: what a round trip takes at least."""
+    jitter: float = 0.1
+    """Of a lease: how much longer it may take."""
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Slow down all links between nodes."""
+        del chance
+        assert stage.network is not None
+        pairs = [*itertools.permutations(stage.names, 2)]
+        each_ms = stage.lease_ms / 2
+        heal = stage.network.slow(
+            pairs, delay_ms=int(self.share * each_ms), jitter_ms=int(self.jitter * each_ms)
+        )
+        stage.say(f"a round trip between nodes takes {100 * self.share:g} % of a lease")
+
+        def undo() -> None:
+            heal()
+            began_s = time.monotonic()
+            leader = stage.cluster.wait_for_leader(RECOVERS_S)
+            took_s = round(time.monotonic() - began_s, 2)
+            stage.record("recovered", leader=leader, took_s=took_s)
+            stage.say(f"round trips are short again; {leader} leads, {took_s:g} s later")
 
         return undo
 

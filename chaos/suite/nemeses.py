@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from chaos.suite import clocks, crowd, damage, links, processes
+from chaos.suite import clocks, crowd, damage, failing, links, processes, voting
 from chaos.suite.nemesis import Nemesis
 from chaos.suite.plan import Need, Strike
 
@@ -21,6 +21,8 @@ NEMESES: Final[Mapping[str, type[Nemesis]]] = MappingProxyType(
         "bridge": links.Bridge,
         "flap": links.Flap,
         "slow": links.Slow,
+        "near-lease": links.NearLease,
+        "cut-clients": links.CutClients,
         "clock-jump": clocks.ClockJump,
         "clock-drift": clocks.ClockDrift,
         "truncate": damage.Truncate,
@@ -28,6 +30,15 @@ NEMESES: Final[Mapping[str, type[Nemesis]]] = MappingProxyType(
         "remove": damage.Remove,
         "fill": damage.Fill,
         "wipe": damage.Wipe,
+        "slow-disk": failing.SlowDisk,
+        "hanging-disk": failing.HangingDisk,
+        "disk-errors": failing.DiskErrors,
+        "bad-sector": failing.BadSector,
+        "torn-write": failing.TornWrite,
+        "forget": voting.Forget,
+        "hurt-raft": voting.HurtRaft,
+        "remove-cut-off": voting.RemoveCutOff,
+        "replace-cut-off": voting.ReplaceCutOff,
         "kill-consumer": crowd.KillConsumer,
         "flood": crowd.Flood,
     }

@@ -12,8 +12,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from chaos.suite.damage import LOG, STATE
+from chaos.suite.disk_faults import Calls
 from chaos.suite.nemeses import NEMESES
 from chaos.suite.plan import Draw, Lane, Need, Options, Strike
+from chaos.suite.voting import CUT, FLIPPED, RAFT, REMOVED
+from timer.directory import IDENTITY_NAME, PROMISE_NAME
 
 FIRST_S: Final = 4.0
 """Clients produce for so long before anything strikes."""
@@ -123,6 +126,15 @@ def _of(line: str, *cards: Card, every_s: float = 9.0) -> Scenario:
     return Scenario(line=line, cards=cards, every_s=every_s, draw=_one_after_the_other)
 
 
+def _damage(nemesis: str) -> tuple[Card, ...]:
+    """Return its cards: the leader's own files and a follower's, of the log and of the state."""
+    return tuple(
+        card(nemesis, (0, 0), who=who, part=part)
+        for who in ("follower", "leader")
+        for part in (LOG, STATE)
+    )
+
+
 NEARLY: Final = 64 << 20
 """Bytes left of a disk: half of what the suite's nodes keep in reserve."""
 
@@ -155,6 +167,11 @@ _SINGLE: Final = {
                       around("slow", who="leader", delay_ms=15, jitter_ms=10, loss=0.005),
                       around("slow", who="leader", delay_ms=100, jitter_ms=50, loss=0.01),
                       around("slow", who="follower", delay_ms=250, jitter_ms=100, loss=0.03)),
+    "near-lease": _of("round trips between nodes take nearly a lease",
+                      around("near-lease", share=0.6), around("near-lease", share=0.75),
+                      around("near-lease", share=0.9)),
+    "cut-clients": _of("clients can't reach the leader; the other nodes can",
+                       card("cut-clients", (3, 6), who="leader")),
     "clock-jump": _of("a node's wall clock jumps and jumps back",
                       around("clock-jump", LONG_S, who="leader", offset_ms=60_000),
                       around("clock-jump", LONG_S, who="leader", offset_ms=-60_000),
@@ -169,15 +186,47 @@ _SINGLE: Final = {
                           every_s=4),
     "overload": _of("floods of requests, more than the cluster takes",
                     around("flood", (0, 0), size_mb=128, has_to_be_refused=True), every_s=60),
-    "truncated": _of("the end of a follower's log is gone, or of a file of its state",
-                     card("truncate", (0, 0), part=LOG), card("truncate", (0, 0), part=STATE),
+    "truncated": _of("the end of a node's log is gone, or of a file of its state",
+                     *_damage("truncate"), every_s=20),
+    "flipped": _of("one bit of a node's log has changed, or of a file of its state",
+                   *_damage("flip"), every_s=20),
+    "removed": _of("the last segment of a node's log is gone, or a file of its state",
+                   *_damage("remove"), every_s=20),
+    "bad-sector": _of("a file of a node's log or state can't be read: EIO",
+                      *_damage("bad-sector"), every_s=20),
+    "slow-disk": _of("a node's disk takes most of a lease for a sync, or two",
+                     around("slow-disk", (8, 12), who="leader", delay_ms=300),
+                     around("slow-disk", (8, 12), who="leader", delay_ms=1000),
+                     around("slow-disk", (4, 9), who="follower", delay_ms=1000), every_s=14),
+    "hanging-disk": _of("a node's disk does not answer: its syncs, or all calls",
+                        card("hanging-disk", (3, 6), who="leader", calls=Calls.SYNCS),
+                        card("hanging-disk", (3, 6), who="leader", calls=Calls.ALL),
+                        card("hanging-disk", (3, 6), who="follower", calls=Calls.ALL)),
+    "disk-errors": _of("a node's disk fails with EIO: its syncs, or its writes",
+                       card("disk-errors", who="leader", calls=Calls.SYNCS),
+                       card("disk-errors", who="leader", calls=Calls.WRITES),
+                       card("disk-errors", who="follower", calls=Calls.SYNCS),
+                       card("disk-errors", who="follower", calls=Calls.WRITES)),
+    "torn-write": _of("a node dies inside a write while another is down; the two left serve",
+                      card("torn-write", who="leader"), card("torn-write", who="follower"),
+                      every_s=12),
+    "forgotten": _of("a node's promise or identity is damaged; it is replaced",
+                     card("forget", (0, 0), who="leader", file=PROMISE_NAME, how=FLIPPED),
+                     card("forget", (0, 0), who="follower", file=PROMISE_NAME, how=REMOVED),
+                     card("forget", (0, 0), who="leader", file=IDENTITY_NAME, how=CUT),
+                     card("forget", (0, 0), who="follower", file=IDENTITY_NAME, how=FLIPPED),
                      every_s=20),
-    "flipped": _of("one bit of a follower's log has changed, or of a file of its state",
-                   card("flip", (0, 0), part=LOG), card("flip", (0, 0), part=STATE),
-                   every_s=20),
-    "removed": _of("the last segment of a follower's log is gone, or a file of its state",
-                   card("remove", (0, 0), part=LOG), card("remove", (0, 0), part=STATE),
-                   every_s=20),
+    "raft-files": _of("Raft's files of a node are damaged or gone; they are made anew",
+                      card("hurt-raft", (0, 0), who="leader", file="raft/journal", how=FLIPPED),
+                      card("hurt-raft", (0, 0), who="leader", file=RAFT, how=REMOVED),
+                      card("hurt-raft", (0, 0), who="follower", file="raft/journal", how=REMOVED),
+                      card("hurt-raft", (0, 0), who="follower", file="raft/meta", how=FLIPPED),
+                      card("hurt-raft", (0, 0), who="leader", file="raft/meta", how=REMOVED),
+                      card("hurt-raft", (0, 0), who="follower", file="raft-member", how=FLIPPED),
+                      every_s=12),
+    "members": _of("voters change while a partition is on",
+                   card("remove-cut-off", who="leader"), card("remove-cut-off", who="follower"),
+                   card("replace-cut-off"), every_s=20),
     "full-disk": _of("disks are full, or nearly: one, or all",
                      card("fill", who="follower"), card("fill", who="leader"),
                      card("fill", (4, 6), who="leader", leave=NEARLY),

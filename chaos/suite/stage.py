@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,17 +21,20 @@ from typing import Any, Final, Self
 from chaos.archive import Archive
 from chaos.history import OWNER, Faults, Run
 from chaos.suite import disks, network
+from chaos.suite.disk_faults import DiskFaults
 from chaos.suite.disks import Disk
 from chaos.suite.network import Network
 from chaos.suite.plan import Need
 from chaos.suite.states import Listener
 from chaos.suite.turn import Turn
+from cluster.config import load_config
 from cluster.exits import EXIT_CORRUPT
 from deploy.local import Host, LaunchError, LocalCluster
 from timer.disk import RealDisk
 from timer.errors import StorageError
 from timer.scrub import scrub
 from timerclient import TimerClient
+from timerclient.aio import Change
 from timerclient.errors import TimerError
 
 TEST_ID: Final = "test"
@@ -58,6 +62,12 @@ NO_ROOM: Final = 'msg="no room, to be waited for'
 """What a node logs whose disk is full, and that is so by a strike."""
 DAMAGE: Final = re.compile(r"corrupt at byte|msg=.gave up after ")
 """What a node logs that was damaged."""
+EIO: Final = re.compile(r"failed: EIO ")
+"""What a node logs whose disk failed."""
+PROGRAM: Final = (sys.executable, "-m", "chaos.suite.faulty_timerd")
+"""What runs as a node: `timerd`, on a disk that can be made to fail."""
+WORKING: Final = ("leader", "follower")
+"""The roles of a voter that takes part."""
 UNREACHABLE: Final = "unreachable"
 """The role of a member that did not answer."""
 LAG_MAX: Final = 100
@@ -111,10 +121,13 @@ class Stage:
         """Nodes that may find damage, and heal or end, at any time."""
         self.hurt: set[str] = set()
         """Nodes that were damaged at any time of this run."""
+        self.failing: set[str] = set()
+        """Nodes whose disk gave errors at any time of this run."""
+        self.disk_faults = DiskFaults(run.root)
         self.failures: list[str] = []
         """What went wrong that no strike explains."""
         self.cluster = LocalCluster(
-            run.root, nodes, settings=settings, host=self._host, id_prefix=TEST_ID
+            run.root, nodes, settings=settings, program=PROGRAM, host=self._host, id_prefix=TEST_ID
         )
         self._exits = contextlib.ExitStack()
 
@@ -165,6 +178,7 @@ class Stage:
         """Let the nodes end well; kill those that don't, and say so."""
         if not self.cluster.nodes:
             return  # none was started
+        self.disk_faults.end_all()
         for name in self.names:
             self.resume(name)
         self.failures += [f"{name} ended by itself" for name in self.died()]
@@ -193,7 +207,9 @@ class Stage:
             line[:500]
             for line in lines
             if line.split(" ", 2)[1:2] in (["level=error"], ["level=critical"])
-            if NO_ROOM not in line and not (name in self.hurt and DAMAGE.search(line))
+            if NO_ROOM not in line
+            and not (name in self.hurt and DAMAGE.search(line))
+            and not (name in self.failing | self.hurt and EIO.search(line))
         ]
 
     # ---- where things are
@@ -205,6 +221,12 @@ class Stage:
     def clock(self, name: str) -> Path:
         """Return the file that moves a node's clock."""
         return self.run.root / "clocks" / f"{name}.json"
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a leader's lease is."""
+        config = load_config(self.run.root / f"{self.names[0]}.toml", {}, {})
+        return config.leadership.lease_ms
 
     @property
     def majority(self) -> int:
@@ -295,22 +317,48 @@ class Stage:
                 count += sum(int(float(line.split()[-1])) for line in lines if REFUSED.match(line))
         return count
 
+    def launch(self, *names: str) -> None:
+        """Start nodes that may not become ready; they stay `away`."""
+        self.cluster.launch(*names)
+        for name in names:
+            self.record("launch", node=name)
+
     def replace(self, name: str) -> None:
         """Let a node with a new disk, a learner, vote in the place of the voter that it was.
 
         Raises:
             LaunchError: that is not possible in time.
         """
+        self._change("replace", name, lambda votes, works: votes and works)
+
+    def add(self, name: str) -> None:
+        """Let a learner vote; see `replace`."""
+        self._change("add", name, lambda votes, works: votes and works)
+
+    def remove(self, name: str) -> None:
+        """Let a voter be a learner; see `replace`."""
+        self._change("remove", name, lambda votes, _: not votes)
+
+    def _change(self, change: Change, name: str, is_done: Callable[[bool, bool], bool]) -> None:
+        """Ask for a change until it is made, as an operator would.
+
+        `is_done` is told whether the node votes, and whether its replica that votes works. The
+        other nodes are asked: one that is cut off knows less.
+        """
         deadline = time.monotonic() + READY_S
-        with TimerClient(self.cluster.endpoints) as client:
+        why = "no answer"
+        others = [node.grpc for node in self.cluster.nodes.values() if node.name != name]
+        with TimerClient(others) as client:
             while time.monotonic() < deadline:
-                with contextlib.suppress(TimerError):  # it may have to catch up first
-                    found = [m for m in client.members().members if m.name == name]
-                    if any(m.voter and m.role in ("leader", "follower") for m in found):
+                try:  # it may have to catch up first
+                    found = [m for m in client.members().members if m.name == name and m.voter]
+                    if is_done(bool(found), any(m.role in WORKING for m in found)):
                         return
-                    client.change_members("replace", name)
+                    client.change_members(change, name)
+                except TimerError as error:
+                    why = str(error)
                 time.sleep(WHOLE_POLL_S)
-        raise LaunchError(f"{name} is no voter within {READY_S:g} s")
+        raise LaunchError(f"{change} {name}: not made within {READY_S:g} s: {why}")
 
     def wait_until_whole(self, name: str) -> None:
         """Return once a node that lost something has all that the leader has, in sound files.

@@ -269,7 +269,7 @@ def test_damage_that_a_node_would_not_find_fails_the_run(
 ) -> None:  # fmt: skip
     stage = with_state(tmp_path, *names, monkeypatch=monkeypatch)
     victim = tmp_path / "state" / (names or ["manifest"])[0]
-    monkeypatch.setitem(damage._VICTIM, damage.STATE, lambda *_: victim)
+    monkeypatch.setitem(damage.VICTIM, damage.STATE, lambda *_: victim)
     with pytest.raises(Fizzled, match="can do without"):
         nemesis("follower", damage.STATE).strike(stage, random.Random(1))
     assert bool(stage.failures) != excused

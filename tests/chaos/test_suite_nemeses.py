@@ -420,7 +420,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     def of_state(data: Path, _: random.Random) -> Path:
         return data / "state" / max(name for name in needed(data) if name.endswith(suffix))
 
-    monkeypatch.setitem(damage._VICTIM, damage.STATE, of_state)
+    monkeypatch.setitem(damage.VICTIM, damage.STATE, of_state)
     schedules(stage)
     kinds = {"manifest", ".arrow", ".keys", ".spill"}
     until(

@@ -67,13 +67,13 @@ def _template(name: str) -> socket.socket:
 
 
 def launch(name: str, words: Sequence[str], log: int) -> Forked:
-    """Start `[nsenter --net=…] python -m cluster.timerd …` as the node of that name.
+    """Start `[nsenter --net=…] python -m MODULE …`, a kind of `timerd`, as the node of that name.
 
     `log`: the file that it writes to.
     """
     at = words.index(sys.executable)
     inside, program = words[:at], words[at:]
-    assert tuple(program[1:3]) == ("-m", "cluster.timerd"), words
+    assert program[1] == "-m", words
     assert not inside or (inside[0] == "nsenter" and len(inside) == 2), words
     network = "".join(inside[1:]).removeprefix("--net=")
     template = _template(name)
@@ -83,9 +83,11 @@ def launch(name: str, words: Sequence[str], log: int) -> Forked:
 
 def main() -> None:
     """Fork what is asked for, until nobody can ask any more."""
+    from chaos.suite import faulty_timerd
     from cluster import process, timerd
 
     del process  # it only has to be there
+    programs = {each.__name__: each.main for each in (timerd, faulty_timerd)}
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (USUAL_FILES, files))
     gc.collect()
@@ -106,7 +108,7 @@ def main() -> None:
                 os.close(each)
             network, words = json.loads(data)
             _enter(network)
-            _become(words, logs[0], timerd.main)
+            _become(words, logs[0], programs[words[2]])
         os.waitpid(between, 0)  # from here on it is the test process's child
         asked.sendall(os.read(read, PID))
         for each in (read, write, *logs):

@@ -1,0 +1,339 @@
+"""Disks that fail, files of who votes that are damaged, members that change: at real nodes.
+
+As tests/chaos/test_suite_nemeses.py, on a stage of its own, and with a client that writes.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.history import Run, read
+from chaos.suite.disk_faults import Calls, DiskFaults, Kind
+from chaos.suite.failing import BadSector, DiskErrors, HangingDisk, SlowDisk, TornWrite
+from chaos.suite.links import CutClients, NearLease
+from chaos.suite.nemesis import Nemesis
+from chaos.suite.stage import MANY_SETTINGS, Stage, capabilities
+from chaos.suite.voting import (
+    CUT,
+    FLIPPED,
+    RAFT,
+    REMOVED,
+    Forget,
+    HurtRaft,
+    RemoveCutOff,
+    ReplaceCutOff,
+)
+from cluster.exits import EXIT_DISK
+from tests.cluster.running import Forking, until
+from timer.directory import IDENTITY_NAME, PROMISE_NAME
+from timerclient import TimerClient
+from timerclient.errors import TimerError
+
+WAIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One stage for all: each undo leaves it whole. A client writes all the time."""
+    folder = tmp_path_factory.mktemp("stage")
+    settings = tuple(line for line in MANY_SETTINGS if "flush" not in line)
+    settings = (*settings, "storage.log_entries_flush = 64")
+    stop = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("chaos.suite.stage.LocalCluster", Forking)
+        with Stage(Run(folder), missing=capabilities(folder), settings=settings) as stage:
+
+            def write() -> None:
+                with TimerClient(stage.cluster.endpoints) as client:
+                    while not stop.wait(0.02):
+                        try:
+                            client.schedule("t", b"payload", delay=timedelta(hours=1))
+                        except TimerError:
+                            stop.wait(0.1)
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            try:
+                yield stage
+            finally:
+                stop.set()
+                writer.join()
+    assert stage.failures == []
+
+
+@pytest.fixture(autouse=True)
+def whole(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails leaves it whole for the next one, too."""
+    yield
+    if "stage" in request.fixturenames:
+        stage: Stage = request.getfixturevalue("stage")
+        stage.disk_faults.end_all()
+        for name in stage.away - stage.lost:
+            stage.restart(name)
+        stage.wait_until_sure()
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    return random.Random(1)
+
+
+def needs(stage: Stage, nemesis: type[Nemesis]) -> None:
+    for need in nemesis.needs & stage.missing.keys():
+        pytest.skip(f"{nemesis.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
+
+
+def schedules(stage: Stage) -> float:
+    """Return how long a timer took to be scheduled."""
+    began_s = time.monotonic()
+    with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
+        client.schedule("t", b"payload", delay=timedelta(hours=1))
+    return time.monotonic() - began_s
+
+
+def is_whole(stage: Stage) -> None:
+    schedules(stage)
+    assert not stage.away
+    assert all(map(stage.cluster.is_running, stage.names))
+    stage.wait_until_sure()
+    with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
+        assert sum(each.voter for each in client.members().members) == len(stage.names)
+
+
+def recorded(stage: Stage, event: str) -> dict[str, Any]:
+    """Return the last line of the timeline of that kind."""
+    return [line for line in read(stage.run.faults) if line["event"] == event][-1]
+
+
+# ---- disks
+
+
+def test_slow_disk_is_met_and_costs_no_answer(stage: Stage, chance: random.Random) -> None:
+    undo = SlowDisk("leader", delay_ms=200).strike(stage, chance)
+    schedules(stage)
+    undo()
+    assert recorded(stage, "disk-well")["met"]["call"] in {"fsync", "fdatasync"}
+    is_whole(stage)
+
+
+@pytest.mark.parametrize("calls", [Calls.SYNCS, Calls.ALL])
+def test_cluster_serves_while_the_leaders_disk_hangs(
+    stage: Stage, chance: random.Random, calls: Calls
+) -> None:
+    undo = HangingDisk("leader", calls).strike(stage, chance)
+    schedules(stage)
+    undo()
+    is_whole(stage)
+
+
+@pytest.mark.parametrize(
+    "nemesis", [DiskErrors("leader", Calls.SYNCS), DiskErrors("follower", Calls.WRITES)]
+)
+def test_node_whose_disk_fails_ends_and_comes_back(
+    stage: Stage, chance: random.Random, nemesis: DiskErrors
+) -> None:
+    undo = nemesis.strike(stage, chance)
+    assert recorded(stage, "disk-failed")["status"] == EXIT_DISK
+    schedules(stage)
+    undo()
+    is_whole(stage)
+
+
+def test_file_that_cannot_be_read_is_fetched_anew(stage: Stage, chance: random.Random) -> None:
+    log = stage.run.root / "logs"
+    BadSector("follower", part="log").strike(stage, chance)()
+    name = recorded(stage, "kill")["node"]
+    assert "failed: EIO" in (log / f"{name}.log").read_text()
+    assert stage.lost == set()
+    is_whole(stage)
+
+
+def test_torn_node_serves_beside_an_absent_one(stage: Stage, chance: random.Random) -> None:
+    undo = TornWrite("leader").strike(stage, chance)
+    torn = recorded(stage, "torn")
+    assert 0 < torn["torn"]["written"] < torn["torn"]["wanted"]
+    assert stage.away == {torn["absent"]}
+    schedules(stage)
+    undo()
+    is_whole(stage)
+
+
+# ---- links
+
+
+def test_cluster_recovers_from_round_trips_near_the_lease(
+    stage: Stage, chance: random.Random
+) -> None:
+    needs(stage, NearLease)
+    undo = NearLease(share=0.75).strike(stage, chance)
+    assert schedules(stage) >= 0.75 * stage.lease_ms / 1000  # a commit takes a round trip
+    undo()
+    assert recorded(stage, "recovered")["leader"] in stage.names
+    is_whole(stage)
+
+
+def test_leader_that_clients_cannot_reach_is_seen_by_the_nodes(
+    stage: Stage, chance: random.Random
+) -> None:
+    needs(stage, CutClients)
+    leader = stage.leader()
+    undo = CutClients("leader").strike(stage, chance)
+    until(lambda: stage.cluster.state(leader) is None or stage.leader() != leader)
+    undo()
+    until(lambda: stage.cluster.state(leader))
+    is_whole(stage)
+
+
+# ---- who votes
+
+
+@pytest.mark.parametrize(
+    "nemesis",
+    [
+        Forget("leader", PROMISE_NAME, FLIPPED),
+        Forget("follower", PROMISE_NAME, REMOVED),
+        Forget("follower", IDENTITY_NAME, CUT),
+    ],
+)
+def test_node_that_forgot_is_replaced(stage: Stage, chance: random.Random, nemesis: Forget) -> None:
+    undo = nemesis.strike(stage, chance)
+    name = recorded(stage, "replaceable")["node"]
+    identity = stage.data(name) / IDENTITY_NAME
+    before = identity.read_bytes()
+    schedules(stage)
+    undo()
+    assert identity.read_bytes() != before
+    is_whole(stage)
+
+
+@pytest.mark.parametrize(
+    "nemesis",
+    [
+        HurtRaft("leader", RAFT, REMOVED),
+        HurtRaft("follower", "raft/journal", REMOVED),
+        HurtRaft("follower", "raft/meta", FLIPPED),
+    ],
+)
+def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis: HurtRaft) -> None:
+    nemesis.strike(stage, chance)()
+    assert recorded(stage, "raft-votes")["file"] == nemesis.file
+    is_whole(stage)
+
+
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_voter_that_is_cut_off_is_removed_and_added_again(
+    stage: Stage, chance: random.Random, who: str
+) -> None:
+    needs(stage, RemoveCutOff)
+    undo = RemoveCutOff(who).strike(stage, chance)
+    name = recorded(stage, "removed")["node"]
+    with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
+        members = client.members().members
+    assert name not in {each.name for each in members if each.voter}
+    schedules(stage)
+    undo()
+    is_whole(stage)
+
+
+def test_node_is_not_replaced_before_it_hears_the_leader(
+    stage: Stage, chance: random.Random
+) -> None:
+    needs(stage, ReplaceCutOff)
+    undo = ReplaceCutOff().strike(stage, chance)
+    assert recorded(stage, "replace-asked")["answer"] != "made"
+    undo()
+    is_whole(stage)
+
+
+# ---- the calls themselves, without a node
+
+CALLS = """
+import os, sys
+from pathlib import Path
+from chaos.suite.disk_faults import FaultyCalls
+FaultyCalls(Path(sys.argv[1])).install()
+fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT | os.O_APPEND)
+for line in sys.stdin:
+    try:
+        print(eval(line), flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+
+
+@pytest.fixture
+def calling(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A process whose calls can be made to fail; its file is `data/00.log`."""
+    (tmp_path / "data").mkdir()
+    words = [str(tmp_path / "disk-faults/n1.json"), str(tmp_path / "data/00.log")]
+    with subprocess.Popen(
+        [sys.executable, "-c", CALLS, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
+
+
+def ask(process: "subprocess.Popen[str]", call: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{call}\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def test_calls_fail_as_the_fault_says_and_no_other_does(
+    tmp_path: Path, calling: "subprocess.Popen[str]"
+) -> None:
+    faults, data = DiskFaults(tmp_path), tmp_path / "data"
+    assert ask(calling, "os.writev(fd, [b'ab', b'cd'])") == "4"
+    faults.set("n1", data, Kind.ERROR, calls=Calls.SYNCS)
+    assert ask(calling, "os.write(fd, b'ef')") == "2"
+    assert faults.met("n1") is None
+    assert ask(calling, "os.fdatasync(fd)") == os.strerror(5)
+    assert (faults.met("n1") or {})["call"] == "fdatasync"
+    faults.set("n1", data, Kind.UNREAD, inode=(data / "00.log").stat().st_ino + 1)
+    assert ask(calling, "os.pread(fd, 2, 0)") == "b'ab'"
+    faults.set("n1", data, Kind.UNREAD, inode=(data / "00.log").stat().st_ino)
+    assert ask(calling, "os.pread(fd, 2, 0)") == os.strerror(5)
+    faults.set("n1", tmp_path / "other", Kind.ERROR, calls=Calls.ALL)
+    assert ask(calling, "os.fsync(fd)") == "None"
+
+
+def test_hanging_call_returns_when_the_disk_is_well(
+    tmp_path: Path, calling: "subprocess.Popen[str]"
+) -> None:
+    faults = DiskFaults(tmp_path)
+    faults.set("n1", tmp_path / "data", Kind.HANG, calls=Calls.ALL)
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(ask(calling, "os.write(fd, b'ab')")))
+    asking.start()
+    until(lambda: faults.met("n1"))
+    assert answers == []
+    assert (tmp_path / "data/00.log").read_bytes() == b""
+    faults.end("n1")
+    asking.join()
+    assert answers == ["2"]
+
+
+def test_torn_write_leaves_its_half_and_kills_the_process_once(
+    tmp_path: Path, calling: "subprocess.Popen[str]"
+) -> None:
+    faults = DiskFaults(tmp_path)
+    faults.set("n1", tmp_path / "data", Kind.TEAR)
+    assert ask(calling, "os.writev(fd, [b'abc', b'def'])") == ""
+    assert calling.wait(WAIT_S) == -signal.SIGKILL
+    assert (tmp_path / "data/00.log").read_bytes() == b"abc"
+    assert not (tmp_path / "disk-faults/n1.json").exists()
+    met = faults.met("n1") or {}
+    assert (met["written"], met["wanted"]) == (3, 6)
