@@ -91,7 +91,10 @@ def _asked(lines: DataFrame) -> DataFrame:
 
 
 def _holders(early: DataFrame, given: DataFrame) -> DataFrame:
-    """Return who was given the message `behind` last, up to each of these leases: …, holder."""
+    """Return the last consumer of the message `behind`, up to each of these leases: …, holder.
+
+    Deliveries to others in the lease's own millisecond do not count: they may have come later.
+    """
 
     def place(epoch: str, given_ms: str) -> Column:
         return F.struct(F.col(epoch), F.col(given_ms))
@@ -100,10 +103,12 @@ def _holders(early: DataFrame, given: DataFrame) -> DataFrame:
         *_KEY, F.col("offset").alias("behind"), F.col("client").alias("held_by"),
         F.col("epoch").alias("held_epoch"), F.col("given_ms").alias("held_ms"),
     )  # fmt: skip
+    at, held_at = place("epoch", "given_ms"), place("held_epoch", "held_ms")
+    own = (held_at == at) & (F.col("held_by") == F.col("client"))
     return (
-        early.select(*_KEY, "offset", "behind", "epoch", "lease_id", "given_ms")
+        early.select(*_KEY, "offset", "behind", "epoch", "lease_id", "given_ms", "client")
         .join(held, [*_KEY, "behind"])
-        .where(place("held_epoch", "held_ms") <= place("epoch", "given_ms"))
+        .where((held_at < at) | own)
         .groupBy(*_KEY, "offset", "epoch", "lease_id")
-        .agg(F.max_by("held_by", place("held_epoch", "held_ms")).alias("holder"))
+        .agg(F.max_by("held_by", held_at).alias("holder"))
     )

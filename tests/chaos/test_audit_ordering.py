@@ -117,6 +117,17 @@ def test_what_is_passed_over_or_came_back_holds_up_what_is_behind_it(spark: Spar
     ) == [("c", 3, 2, None), ("d", 2, 1, "c"), ("c", 3, 2, "d"), ("c", 4, 3, "d")]
 
 
+def test_deliveries_of_one_millisecond_may_have_had_either_order(spark: SparkSession) -> None:
+    assert found(
+        spark,
+        given("queue", "c", 1, 10, 1),
+        given("queue", "c", 2, 11, 2),
+        given("queue", "d", 3, 12, 2, attempt=2),  # found: 1 is with c
+        given("queue", "c", 4, 12, 3),  # 2 may have gone to d later in that millisecond
+        given("queue", "c", 5, 13, 3, attempt=2),  # found: 2 is with d
+    ) == [("d", 2, 1, "c"), ("c", 3, 2, "d")]
+
+
 def test_only_what_has_the_same_key_is_waited_for(spark: SparkSession) -> None:
     assert found(
         spark,
