@@ -427,10 +427,23 @@ class AsyncTimerClient(TopicCalls):
         return not answer.unchanged
 
     async def members(self) -> pb.ListMembersResponse:
-        """Return the voters and the learners that answer."""
+        """Return the voters, and the learners that answer.
+
+        The answer is the first one of a node that sees a leader and a majority of the voters. If
+        no node does, it is one of the highest epoch. A node that is cut off knows old voters only.
+        """
         request = pb.ListMembersRequest()
-        return await self._anywhere(
-            lambda node, left_s: node.admin.ListMembers(request, timeout=left_s)
+
+        def rank(answer: pb.ListMembersResponse) -> int:
+            voters = [member for member in answer.members if member.voter]
+            up = sum(member.role != "unreachable" for member in voters)
+            leads = any((one.name, one.role) == (answer.leader, "leader") for one in voters)
+            return RANK_MAX if leads and 2 * up > len(voters) else answer.epoch
+
+        return await self.nodes().anywhere(
+            lambda node, left_s: node.admin.ListMembers(request, timeout=left_s),
+            within_s=self._call_s,
+            rank=rank,
         )
 
     async def change_members(self, change: Change, name: str) -> pb.ListMembersResponse:

@@ -342,13 +342,11 @@ class Stage:
     def _change(self, change: Change, name: str, is_done: Callable[[bool, bool], bool]) -> None:
         """Ask for a change until it is made, as an operator would.
 
-        `is_done` is told whether the node votes, and whether its replica that votes works. The
-        other nodes are asked: one that is cut off knows less.
+        `is_done` is told whether the node votes, and whether its replica that votes works.
         """
         deadline = time.monotonic() + READY_S
         why = "no answer"
-        others = [node.grpc for node in self.cluster.nodes.values() if node.name != name]
-        with TimerClient(others) as client:
+        with TimerClient(self.cluster.endpoints) as client:
             while time.monotonic() < deadline:
                 try:  # it may have to catch up first
                     found = [m for m in client.members().members if m.name == name and m.voter]

@@ -1,8 +1,9 @@
-"""Disks that fail, files of who votes that are damaged, members that change: at real nodes.
+"""Failing disks, damaged files of voters, and changes of members, at real nodes.
 
 As tests/chaos/test_suite_nemeses.py, on a stage of its own, and with a client that writes.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -21,7 +22,7 @@ from chaos.history import Run, read
 from chaos.suite.disk_faults import Calls, DiskFaults, Kind
 from chaos.suite.failing import BadSector, DiskErrors, HangingDisk, SlowDisk, TornWrite
 from chaos.suite.links import CutClients, NearLease
-from chaos.suite.nemesis import Nemesis
+from chaos.suite.nemesis import Nemesis, Undo
 from chaos.suite.stage import MANY_SETTINGS, Stage, capabilities
 from chaos.suite.voting import (
     CUT,
@@ -91,6 +92,15 @@ def chance() -> random.Random:
 def needs(stage: Stage, nemesis: type[Nemesis]) -> None:
     for need in nemesis.needs & stage.missing.keys():
         pytest.skip(f"{nemesis.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
+
+
+@contextlib.contextmanager
+def undone(undo: Undo) -> Iterator[None]:
+    """Undo a strike, also after a failure: the next test needs the links."""
+    try:
+        yield
+    finally:
+        undo()
 
 
 def schedules(stage: Stage) -> float:
@@ -235,13 +245,12 @@ def test_voter_that_is_cut_off_is_removed_and_added_again(
     stage: Stage, chance: random.Random, who: str
 ) -> None:
     needs(stage, RemoveCutOff)
-    undo = RemoveCutOff(who).strike(stage, chance)
-    name = recorded(stage, "removed")["node"]
-    with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
-        members = client.members().members
-    assert name not in {each.name for each in members if each.voter}
-    schedules(stage)
-    undo()
+    with undone(RemoveCutOff(who).strike(stage, chance)):
+        name = recorded(stage, "removed")["node"]
+        with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
+            members = client.members().members
+        assert name not in {each.name for each in members if each.voter}
+        schedules(stage)
     is_whole(stage)
 
 
@@ -249,9 +258,8 @@ def test_node_is_not_replaced_before_it_hears_the_leader(
     stage: Stage, chance: random.Random
 ) -> None:
     needs(stage, ReplaceCutOff)
-    undo = ReplaceCutOff().strike(stage, chance)
-    assert recorded(stage, "replace-asked")["answer"] != "made"
-    undo()
+    with undone(ReplaceCutOff().strike(stage, chance)):
+        assert recorded(stage, "replace-asked")["answer"] != "made"
     is_whole(stage)
 
 

@@ -66,6 +66,20 @@ async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
         await node.channel.close()
 
 
+def answer_with(client: AsyncTimerClient, method: str, answers: dict[str, Any]) -> None:
+    """Let each node of the client answer so to a method; None: it refuses the connection."""
+    for address, answer in answers.items():
+
+        async def answered(_: object, timeout: float, answer: Any = answer) -> Any:  # noqa: ASYNC109
+            assert timeout > 0
+            if answer is None:
+                raise ConnectionLost("refused")
+            return answer
+
+        node: Any = client.nodes().node(address)
+        node.admin = SimpleNamespace(**{method: answered})
+
+
 async def test_status_is_that_of_a_node_that_follows_the_cluster() -> None:
     def says(epoch: int, leader: str, *, serving: bool) -> pb.GetStatusResponse:
         node = pb.NodeStatus(name="n2", epoch=2, role="leader", serving=serving)
@@ -82,22 +96,30 @@ async def test_status_is_that_of_a_node_that_follows_the_cluster() -> None:
     ):
         addresses = [f"127.0.0.1:{port}" for port in range(1, len(answers) + 1)]
         async with AsyncTimerClient(addresses) as client:
-            for address, answer in zip(addresses, answers, strict=True):
-
-                async def get_status(
-                    _: object,
-                    timeout: float,  # noqa: ASYNC109
-                    answer: object = answer,
-                ) -> object:
-                    assert timeout > 0
-                    if answer is None:
-                        raise ConnectionLost("refused")
-                    return answer
-
-                node: Any = client.nodes().node(address)
-                node.admin = SimpleNamespace(GetStatus=get_status)
+            answer_with(client, "GetStatus", dict(zip(addresses, answers, strict=True)))
             assert await client.status() == told
             assert await client.status(local=True) == answers[0]
+
+
+async def test_members_are_those_that_a_node_with_a_majority_knows() -> None:
+    def says(epoch: int, leader: str, **roles: str) -> pb.ListMembersResponse:
+        members = [pb.Member(name=name, voter=True, role=role) for name, role in roles.items()]
+        return pb.ListMembersResponse(epoch=epoch, leader=leader, members=members)
+
+    cut_off = says(1, "n1", n1="leader", n2="unreachable", n3="unreachable")
+    waits = says(1, "", n1="follower", n2="follower")
+    elects = says(2, "", n2="follower", n3="follower")
+    follows = says(2, "n2", n2="leader", n3="follower")
+    for answers, told in (
+        ([cut_off, follows], follows),
+        ([follows, cut_off], follows),
+        ([cut_off, elects, waits], elects),
+        ([cut_off, None], cut_off),
+    ):
+        addresses = [f"127.0.0.1:{port}" for port in range(1, len(answers) + 1)]
+        async with AsyncTimerClient(addresses) as client:
+            answer_with(client, "ListMembers", dict(zip(addresses, answers, strict=True)))
+            assert await client.members() == told
 
 
 async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
