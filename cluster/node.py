@@ -28,7 +28,7 @@ from cluster.config import NodeConfig, parse_address
 from cluster.connections import Connections
 from cluster.control import ControlState, SharedCheckpoint
 from cluster.control_plane import ControlPlane, Outcome
-from cluster.controller import ControllerConfig, Report, Role
+from cluster.controller import ControllerConfig, Report
 from cluster.exits import Diverged
 from cluster.host import Host
 from cluster.http import HttpServer
@@ -39,6 +39,7 @@ from cluster.peers import ask_all, digests_at, judge, majority_of, status_of
 from cluster.raft import Exit, exit_process
 from cluster.raft_link import CHANNEL_OPTIONS
 from cluster.repair import check_state, dials
+from cluster.reports import report_of
 from cluster.requests import COLUMNS_BYTES_MAX
 from cluster.rpc import PINGED, PINGS, Registrar
 from cluster.scrub import Scrubber
@@ -49,7 +50,6 @@ from cluster.storage import open_storage
 from cluster.telemetry import Telemetry
 from cluster.view import VERSION, NodeState
 from cluster.wallclock import wall_clock
-from replication import steps as replication
 from replication.refetch import Refetch
 from replication.replica import Replica
 from replication.snapshots import Snapshots
@@ -109,15 +109,6 @@ PEER_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
 )
-
-
-_ROLES: Final = {
-    replication.Role.LEARNER: Role.LEARNER,
-    replication.Role.FOLLOWER: Role.FOLLOWER,
-    replication.Role.CANDIDATE: Role.PROMOTING,
-    replication.Role.LEADER: Role.LEADER,
-}
-"""A replica's role to what the controller cares about."""
 
 
 def mono_ms() -> MonoMs:
@@ -429,21 +420,10 @@ class Node:
                 replica,
             )
         self._stranded = set(report.stranded)
-        return Report(
-            replica_id=report.replica,
+        return report_of(
+            report,
             name=self.config.name,
-            role=_ROLES[report.role],
-            epoch=report.bid_epoch or report.epoch,
-            serving=report.serving,
-            lease_ok=report.lease_ok,
-            last_epoch=report.last_epoch,
-            last_index=report.last_index,
             applied_index=self._engine.machine.applied_index,
-            highest_promise=report.highest_promise,
-            unsure=report.unsure,
-            refused_epoch=report.refused_epoch,
-            disk_ms=report.disk_ms,
-            commit_ms=report.commit_ms,
             accepts=has_spare(),
         )
 

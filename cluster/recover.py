@@ -131,8 +131,8 @@ def stopped(disk: Disk, path: Path) -> Iterator[Stopped]:
         voters = state.get("voters") or whose.founding_voters.values()
         log = Log.open(disk, directory.log, committed_floor=applied)
         promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
-        shape, last_ms = shape_of(log, frozenset(map(ReplicaId, voters)))
-        last_ms = UnixMs(max(last_ms, state.get("time_ms", 0)))
+        time_ms = UnixMs(state.get("time_ms", 0))
+        shape, last_ms = shape_of(log, frozenset(map(ReplicaId, voters)), time_ms)
         yield Stopped(disk, path, directory, promise, log, shape, last_ms, applied)
     finally:
         if log is not None:

@@ -10,14 +10,12 @@ from timer.payloads import decode_epoch
 from timer.units import LogIndex, UnixMs
 
 
-def recover(
-    log: Log, base_voters: Voters, state_time_ms: UnixMs = UnixMs(0)
-) -> tuple[Shape, UnixMs]:
+def recover(log: Log, base_voters: Voters, state_time_ms: UnixMs) -> tuple[Shape, UnixMs]:
     """Return the log's shape, and the lowest time that its next entry may have.
 
     `base_voters`: the voters in force before the first entry. The founding voters, or those of the
     manifest if the log below the manifest was dropped. `state_time_ms`: time of the last entry in
-    the state, for a log that is empty after a snapshot.
+    the state, for a log that is empty after a snapshot; 0: the state is empty.
 
     Raises:
         CorruptFile: an epoch does not begin with an EPOCH entry.

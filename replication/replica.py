@@ -58,7 +58,7 @@ class Replica:
         cluster_id: str,
         founding: frozenset[ReplicaId],
         voters: frozenset[ReplicaId] | None,
-        state_time_ms: UnixMs = UnixMs(0),
+        state_time_ms: UnixMs,
         dials: Mapping[str, Dial],
         log: Log,
         promise: PromiseFile,
@@ -72,7 +72,7 @@ class Replica:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
         `voters`: the voters at `commit_index`, from the manifest. None: there is no manifest.
-        `state_time_ms`: time of the manifest's last entry.
+        `state_time_ms`: time of the manifest's last entry; 0: there is no manifest.
         """
         self.replica_id = replica_id
         self._log, self._promise = log, promise

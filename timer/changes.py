@@ -76,14 +76,12 @@ class TopicSum:
 
 
 Id = TypeVar("Id")
+Item = TypeVar("Item")
 
 
-_T = TypeVar("_T")
-
-
-def portions(all_of_them: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Yield MANY of them at a time."""
-    return (all_of_them[start : start + MANY] for start in range(0, len(all_of_them), MANY))
+def portions(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Yield MANY items at a time, in their order."""
+    return (items[start : start + MANY] for start in range(0, len(items), MANY))
 
 
 def many(changed: set[Id]) -> Iterator[Id]:

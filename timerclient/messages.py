@@ -35,7 +35,7 @@ class Acking(Answer[T]):
     """The result is a count of messages, not an AckResult."""
 
     def cancel(self) -> bool:
-        """Return False: it is on its way."""
+        """Return False: an acknowledgement that was asked for is sent."""
         return False
 
     def __await__(self) -> Generator[object, None, T]:

@@ -14,7 +14,7 @@ from timer.disk import Disk
 from timer.entry import Entry, Kind
 from timer.errors import NotLeader, Overloaded
 from timer.payloads import decode_epoch
-from timer.units import Epoch, LogIndex, ReplicaId
+from timer.units import Epoch, LogIndex, ReplicaId, UnixMs
 
 if TYPE_CHECKING:
     from chaos.sim.node import SimNode
@@ -32,6 +32,10 @@ class App(Protocol):
     @property
     def voters(self) -> frozenset[ReplicaId] | None:
         """The voter set in force at applied_index. None: there is no manifest."""
+
+    @property
+    def state_time_ms(self) -> UnixMs:
+        """Time of the manifest's last entry, on the log's clock; 0: there is none."""
 
     def check_entry(self, entry: Entry) -> None:
         """Raise ValueError if the entry can't be applied."""
@@ -69,6 +73,8 @@ class Ledger:
         self._node = node
         self.applied_index = LogIndex(0)
         self.voters: frozenset[ReplicaId] | None = None
+        self.state_time_ms = UnixMs(0)
+        """Of a ledger no entry's time counts."""
         self._saved = 0
         self._epoch = Epoch(0)
         self._pending: dict[LogIndex, tuple[Epoch, bytes]] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.referee import Broken
-from cluster import control
+from cluster import control, reports
 from cluster.control import Appoint, ControlState, Init, Members
 from cluster.controller import (
     ChangeAsked,
@@ -28,13 +28,11 @@ from cluster.controller import (
     RaftLeadership,
     Report,
     Reported,
-    Role,
     StateApplied,
     Tick,
     TransferAsked,
 )
 from cluster.membership import Change
-from replication import steps
 from timer.units import Epoch, MonoMs, ReplicaId
 
 if TYPE_CHECKING:
@@ -59,12 +57,6 @@ PROPOSE_MS: Final = 2_000
 """So long a proposal waits for a majority."""
 ASK_MS: Final = 3_000
 """So long an operator asks again for what may be possible soon."""
-ROLES: Final = {
-    steps.Role.LEARNER: Role.LEARNER,
-    steps.Role.FOLLOWER: Role.FOLLOWER,
-    steps.Role.CANDIDATE: Role.PROMOTING,
-    steps.Role.LEADER: Role.LEADER,
-}
 
 
 @dataclass(slots=True)
@@ -434,24 +426,8 @@ class RealControl:
 
 
 def report_of(node: "SimNode", name: str) -> Report:
-    """Return what cluster/node.py reports of a node."""
-    report = node.driver.report()
-    return Report(
-        replica_id=report.replica,
-        name=name,
-        role=ROLES[report.role],
-        epoch=report.bid_epoch or report.epoch,
-        serving=report.serving,
-        lease_ok=report.lease_ok,
-        last_epoch=report.last_epoch,
-        last_index=report.last_index,
-        applied_index=node.app.applied_index,
-        highest_promise=report.highest_promise,
-        unsure=report.unsure,
-        refused_epoch=report.refused_epoch,
-        disk_ms=report.disk_ms,
-        commit_ms=report.commit_ms,
-    )
+    """Return the report of a simulated node, as cluster/reports.py makes a real one's."""
+    return reports.report_of(node.driver.report(), name=name, applied_index=node.app.applied_index)
 
 
 def _goes(node: "SimNode") -> bool:

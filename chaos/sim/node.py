@@ -190,7 +190,7 @@ class SimNode:
         if self._promise.unsure and not self.in_doubt:
             raise Broken("doubt", f"node {self.replica} is unsure; its machine never went down")
         self.in_doubt = self._promise.unsure
-        shape, time_ms = recover(self.log, self.app.voters or self.founding)
+        shape, time_ms = recover(self.log, self.app.voters or self.founding, self.app.state_time_ms)
         self.core = world.make_core(
             me=self.replica,
             nonce=self.nonce,

@@ -101,6 +101,7 @@ class TimerApp(KeeperCalls):
         self.voters: frozenset[ReplicaId] | None = (
             frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
         )
+        self.state_time_ms = self.engine.machine.applied_time_ms
         self._clock: ClusterClock | None = None
         self._kicked = False
         self._reading = self._fetching = False

@@ -56,6 +56,7 @@ class Node:
             cluster_id="test",
             founding=frozenset(self.cluster.nodes),
             voters=None,
+            state_time_ms=UnixMs(0),
             dials=dials,
             log=log,
             promise=promise,
