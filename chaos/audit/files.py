@@ -1,10 +1,10 @@
-"""What nodes' files hold: every timer that the log says is pending, once, and no other.
+"""Nodes' files against the log: every pending timer is there once, and no other.
 
-A node's newest manifest says after which entry its runs hold what is pending. So a timer that a
-flush or a merge has lost is found though it is due in a year, when no consumer waits for it.
+A node's newest manifest names the entry after which its runs hold the pending timers. So a timer
+that a flush or a merge has lost is found even if it is due in a year.
 
     fates   pending after that entry   ─┬─ count, and sum of hashes, per node: equal, nearly always
-    runs    timers less tombstones     ─┘  else joined, timer by timer, to name what differs
+    runs    timers less tombstones     ─┘  else joined, to name the timers that differ
 
 A key file has to have the keys of its run (chaos/statefiles.py). A spill file holds messages that
 fired by that entry, at the place that the log gave them, and each that a group acked later.
@@ -24,7 +24,7 @@ from chaos.history import Run
 from chaos.timerstate import NodeState, node_states
 
 _HASH_BITS: Final = 0xFFFF_FFFF
-"""Of a timer's hash: sums of a hundred million stay below 2**63."""
+"""Bits of a timer's hash that are summed: a hundred million of them stay below 2**63."""
 
 
 def pending_after(fates: DataFrame, index: int) -> DataFrame:
@@ -33,22 +33,22 @@ def pending_after(fates: DataFrame, index: int) -> DataFrame:
 
 
 def _is_pending(index: int) -> Column:
-    """Whether a fate is of a timer that is pending then; what is rejected or kept ends at once."""
+    """Whether a timer is pending after an entry. Rejected and kept ones end at once."""
     goes_on = F.col("end_index").isNull() | (F.col("end_index") > index)
     return (F.col("schedule_index") <= index) & goes_on
 
 
 def _sums(weight: Column) -> tuple[Column, Column]:
-    """Return how many timers there are, and the sum of their hashes."""
+    """Return the number of timers, and the sum of their hashes."""
     its_hash = F.xxhash64("seq", "due_ms").bitwiseAND(_HASH_BITS)
     return F.coalesce(F.sum(weight), F.lit(0)), F.coalesce(F.sum(weight * its_hash), F.lit(0))
 
 
 def wrong(fates: DataFrame, rows: DataFrame, index: int) -> DataFrame:
-    """Return what one node's rows say of timers otherwise than the log: seq, due_ms, topic, times.
+    """Return the timers that one node's rows and the log differ in: seq, due_ms, topic, times.
 
-    `times`: that it is pending in the files; -1: only that it is not, a trace of one that was. Once
-    is right if `topic` is not null, else not at all.
+    `topic`: null if the timer is not pending by the log. `times`: the sum of its rows' weights; -1
+    if only its tombstone is there. 1 is right for a pending timer, 0 for any other.
     """
     mine = rows.groupBy("seq", "due_ms").agg(F.sum("weight").alias("times"))
     both = pending_after(fates, index).join(mine.where("times != 0"), ["seq", "due_ms"], "full")
@@ -57,12 +57,12 @@ def wrong(fates: DataFrame, rows: DataFrame, index: int) -> DataFrame:
 
 
 def states_within(run: Run, *, lost: Container[str], end: int) -> list[NodeState]:
-    """Return what the manifests say of those that were not `lost` for good.
+    """Return the manifests of the nodes that were not `lost` for good.
 
     Raises:
-        ValueError: one is of an entry after the majority's last one, `end`. What a manifest covers
-            is committed, so the logs in the folder end too early: what is answered later would be
-            taken for lost.
+        ValueError: one is of an entry after the majority's last one, `end`. A manifest covers
+            committed entries only. So the logs in the folder end too early, and later answers would
+            seem to be lost.
         UnknownVersion: another version wrote a manifest, or a run.
     """
     states = [each for each in node_states(run) if each.node not in lost]
@@ -78,7 +78,7 @@ def states_within(run: Run, *, lost: Container[str], end: int) -> list[NodeState
 def in_queues(
     story: Mapping[str, DataFrame], rows: DataFrame, states: Sequence[NodeState]
 ) -> DataFrame:
-    """Return what spill files hold otherwise than the log, or lack: node, verdict, seq, topic, …
+    """Return the messages in which spill files and the log differ: node, verdict, seq, topic, …
 
     `rows`: statefiles.QUEUED.
     """
@@ -117,7 +117,7 @@ def in_queues(
 def _of_queues(
     story: Mapping[str, DataFrame], states: Sequence[NodeState], offenders_max: int
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Return violations of spill files, and offenders."""
+    """Return violation -> count of spill files, and the first offenders."""
     spark = story["fates"].sparkSession
     blocks = spark.createDataFrame([b for s in states for b in s.blocks], statefiles.BLOCKS)
     rows = blocks.mapInArrow(statefiles.queued, statefiles.QUEUED).cache()

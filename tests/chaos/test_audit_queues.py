@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
+from chaos import statefiles
+from chaos.audit.files import in_queues
 from chaos.history import Run
 from chaos.statefiles import Keys, check_keys
-from chaos.timerstate import node_states
+from chaos.timerstate import NodeState, node_states
 from tests.chaos.test_audit_files import DISK, FAR_MS, judged, tell
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
 from tests.timer.test_manifest import flush
@@ -198,3 +200,29 @@ def test_each_lie_of_key_and_spill_files_has_its_name(
     }  # fmt: skip
     named = {row["node"]: row["verdict"] for row in found["file_offenders"]}
     assert named == {lie.__name__: name for lie, name in LIES.items()}
+
+
+@pytest.mark.spark
+def test_each_column_of_a_spilled_message_is_compared_with_the_log(spark: SparkSession) -> None:
+    fates = spark.createDataFrame(
+        [("fired", seq, "t", seq, 10, 20, 5) for seq in range(6)]
+        + [("fired", 6, "t", 6, 10, 20, 9)],
+        "end STRING, seq LONG, topic STRING, queue_offset LONG, due_ms LONG, ended_at_ms LONG,"
+        " end_index LONG",
+    )
+    acks = spark.createDataFrame(
+        [], "topic STRING, group STRING, queue_offset LONG, count LONG, ack_index LONG"
+    )
+    story = {"fates": fates, "carried": fates.limit(0), "acks": acks}
+    rows = [
+        ("n1", "t", 0, 0, 10, 20, None),
+        ("n1", "u", 1, 1, 10, 20, None),
+        ("n1", "t", 9, 2, 10, 20, None),
+        ("n1", "t", 3, 3, 11, 20, None),
+        ("n1", "t", 4, 4, 10, 21, None),
+        ("n1", "t", 5, 77, 10, 20, None),  # no such timer
+        ("n1", "t", 6, 6, 10, 20, None),  # it fired after the manifest
+    ]
+    held = spark.createDataFrame(rows, statefiles.QUEUED)
+    found = in_queues(story, held, [NodeState("n1", 8)])
+    assert sorted(row["seq"] for row in found.collect()) == [1, 2, 3, 4, 6, 77]
