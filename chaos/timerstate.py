@@ -1,15 +1,16 @@
-"""What nodes' runs hold, as a Spark table: `spark.read.format("timerstate").load(run_folder)`.
+"""Pending timers of nodes' runs in Spark: `spark.read.format("timerstate").load(run_folder)`.
 
-A node's newest manifest names its runs (timer/run.py), and says after which entry, and beyond which
-fire position, they hold what is pending. One partition per run; of these rows
+A node's newest manifest names its runs (timer/run.py). It gives the entry and the fire position
+after which the runs hold the pending timers. Each run is one partition, with these columns:
 
-    node, seq, due_ms, weight: 1, a timer; -1, that it is not pending any more, though it lies in
-    another run; damage: what is wrong with the file, and all else is null
+    node, seq, due_ms
+    weight    1: a timer; -1: a tombstone, which cancels the timer in another run
+    damage    the fault of the file; all other columns but `node` are null then
 
-which are of topics that are there, so that what is pending is what has weight 1 in all. The key
-file of a run is read with it, and its damage is told likewise (statefiles.py). The option
-`node` (n1 or n1,n2) filters. Files are read as Arrow's, by pyarrow, and held against what the
-manifest says of them; of production only the formats are used.
+Rows of deleted topics are left out. So a pending timer has a weight of 1 in sum. The key file of a
+run is read with it, and its damage has a row, too (statefiles.py). The option `node` (n1 or n1,n2)
+selects nodes. pyarrow reads the files, and the manifest's checksums are compared. Of production
+only the formats are used.
 """
 
 import zlib
@@ -44,19 +45,19 @@ _TYPES: Final = (pa.string(), pa.int64(), pa.int64(), pa.int32(), pa.string())
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a node's newest manifest says."""
+    """A node's newest manifest, as far as the audit needs it."""
 
     node: str
     index: int = 0
-    """The last entry that is in it."""
+    """The last entry that is applied in it."""
     folder: Path = Path()
-    """Of its runs."""
+    """The folder of its runs."""
     runs: tuple[RunMeta, ...] = ()
     position: Position = START
     topics: frozenset[int] = frozenset()
-    """Ids of those that are there."""
+    """Ids of the topics that exist."""
     blocks: tuple[tuple[Any, ...], ...] = ()
-    """Of their queues: statefiles.BLOCKS."""
+    """Blocks of their queues, as rows of statefiles.BLOCKS."""
     secret: bytes = b""
     """Of the hashes in key files."""
     damage: str = ""

@@ -1,16 +1,15 @@
-"""Policies: what the cluster, a namespace or a topic says about its timers.
+"""Policies: settings of the cluster, a namespace or a topic for its timers.
 
     node's settings < cluster < namespace < topic        the narrower wins, field by field
 
 The topic "ns/name" is in the namespace `ns`; one without a "/" is in `default`, and "default/name"
 is another way to write "name". A namespace needs no making: it is there by its name.
 
-One POLICY entry of the log holds all that one scope says from there on, so that all replicas change
-at one point. What it says becomes part of a timer when that is scheduled (timer/admission.py): what
-is pending then keeps its effective due. How long what has fired lives (`ttl_ms`, timer/expiry.py),
-or is kept (`retention_ms`, timer/topic.py), is asked each time anew. `paused` and `catch_up` are
-about firing: they hold at once, for all that is pending (timer/pauses.py). Of these, and of
-retention, no node's settings say anything.
+One POLICY entry of the log holds the whole policy of one scope from there on, so that all replicas
+change at one point. Most fields take effect when a timer is scheduled (timer/admission.py): timers
+that are pending then keep their effective due. `ttl_ms` (timer/expiry.py) and `retention_ms`
+(timer/topic.py) of fired messages are looked up each time. `paused` and `catch_up` take effect at
+once, for all pending timers (timer/pauses.py). These two, and retention, are no settings of a node.
 
     POLICY, and each record of the manifest, as a msgpack map with exactly these keys:
         version    1
@@ -35,7 +34,7 @@ from timer.units import DUE_MS_MAX, TopicId
 VERSION: Final = 1
 DEFAULT_NAMESPACE: Final = "default"
 NAMESPACES_MAX: Final = 4_096
-"""With policies: every replica holds them all in memory."""
+"""Namespaces with policies, at most: every replica has them all in memory."""
 TICK_MS_MAX: Final = 3_600_000
 LEVELS_MAX: Final = 256
 PAYLOAD_BYTES_MAX: Final = 16 << 20
@@ -52,7 +51,7 @@ CATCH_UPS: Final = (CATCH_UP_ALL, LATEST, DROP)
 
 
 class Scope(NamedTuple):
-    """Whom a policy is for: the cluster, or one of the two."""
+    """The scope of a policy: the cluster, or one namespace, or one topic."""
 
     namespace: str = ""
     topic: TopicId = TopicId(0)
@@ -63,37 +62,37 @@ CLUSTER: Final = Scope()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What one scope says. None: the next wider one decides."""
+    """The policy of one scope. None in a field: the next wider scope decides."""
 
     delayed_delivery: bool | None = None
-    """False: what is scheduled is delivered at once."""
+    """False: new messages are due at once."""
     tick_ms: int | None = None
     """Effective due times are rounded up to a multiple of this."""
     delay_ms_min: int | None = None
-    """What is asked for sooner is due then."""
+    """Shorter delays become this one."""
     delay_ms_max: int | None = None
-    """What is asked for later is refused."""
+    """Longer delays are rejected."""
     fixed_delay_ms: int | None = None
-    """Everything is due after exactly this, whatever was asked for."""
+    """The delay of every new message, in place of the requested one."""
     payload_bytes_max: int | None = None
     delay_levels_ms: tuple[int, ...] | None = None
     """The delays of levels 1, 2, 3, …; higher levels have the last one's."""
     pending_max: int | None = None
-    """Quotas hold for each topic by itself (timer/quotas.py): so many timers are pending."""
+    """Pending timers, at most. Quotas hold for each topic by itself (timer/quotas.py)."""
     pending_bytes_max: int | None = None
     """Bytes of their payloads."""
     ready_max: int | None = None
-    """Messages that have fired and that some group has not acked."""
+    """Fired messages that some group has not acked, at most."""
     ready_bytes_max: int | None = None
     """Bytes of their payloads."""
     ttl_ms: int | None = None
-    """What is not acked so long after its due time is never delivered. 0: there is no such time."""
+    """Time after the due time at which an unacked message expires. 0: it never expires."""
     retention_ms: int | None = None
-    """What has fired is kept for so long, though all groups have acked it."""
+    """Time for which fired messages are kept, even if all groups have acked them."""
     paused: bool | None = None
-    """True: nothing fires; what comes due is held."""
+    """True: no timer fires. Timers that become due are held."""
     catch_up: str | None = None
-    """What becomes of it when the pause ends: one of CATCH_UPS."""
+    """The fate of held timers when the pause ends: one of CATCH_UPS."""
 
     def check(self) -> "Policy":
         """Return itself.
@@ -131,7 +130,7 @@ class Policy:
 
     @classmethod
     def unpack(cls, said: object) -> "Policy":
-        """Return what `pack` has made, through msgpack.
+        """Return the policy of a map made by `pack` that went through msgpack.
 
         Raises:
             ValueError: it is something else.
@@ -147,7 +146,7 @@ class Policy:
         return cls(**{**said, "delay_levels_ms": levels and tuple(levels)})
 
     def over(self, wider: "Policy") -> "Policy":
-        """Return what holds where this one is narrower than `wider`."""
+        """Return `wider` with the fields that are set here."""
         return replace(wider, **self.pack())
 
 
@@ -155,7 +154,7 @@ FIELDS: Final = tuple(each.name for each in fields(Policy))
 QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
 QUOTA_MAX: Final = (1 << 63) - 1
 KINDS: Final = {"delayed_delivery": bool, "paused": bool, "catch_up": str}
-"""Of the other fields: int."""
+"""Type of each field; all others are int."""
 RANGES: Final = {
     "tick_ms": (1, TICK_MS_MAX),
     "delay_ms_min": (0, DUE_MS_MAX),
@@ -176,18 +175,18 @@ DEFAULTS: Final = Policy(
     paused=False,
     catch_up=CATCH_UP_ALL,
 )
-"""Of a node whose settings say nothing."""
+"""The policy of a node with default settings."""
 NODE_BOUNDS: Final = ("delay_ms_max", "payload_bytes_max")
-"""Of these no policy gets more than the node's own setting allows."""
+"""Fields whose values never exceed the node's own setting."""
 
 
 class Effective(NamedTuple):
-    """What holds for a topic, or for new ones of a scope."""
+    """The policy in force for a topic, or for new topics of a scope."""
 
     policy: Policy
-    """All is said in it; a fixed delay, quotas, ttl and retention only if there are any."""
+    """Every field is set, except a fixed delay, quotas, ttl and retention where there are none."""
     sources: Mapping[str, str]
-    """Field -> who says it: node, cluster, namespace or topic."""
+    """Field -> its source: node, cluster, namespace or topic."""
 
 
 class _Said(NamedTuple):
@@ -197,27 +196,28 @@ class _Said(NamedTuple):
 
 
 class Policies:
-    """What all scopes say at one point of the log. It never changes; `changed` makes another.
+    """The policies of all scopes at one point of the log. Immutable; `changed` returns another.
 
-    That packs what it changes, and of all else copies references: each topic may have a policy.
+    `changed` packs the changed policy and copies references to the others, as each topic may have
+    one.
     """
 
     def __init__(self, records: Mapping[Scope, Policy] = MappingProxyType({})) -> None:
         self._records: dict[Scope, _Said] = {}
         self._order: list[Scope] = []
-        """The scopes that say something, sorted."""
+        """The scopes that have a policy, sorted."""
         self._counts: Counter[str] = Counter()
-        """Field -> how many scopes say something of it."""
+        """Field -> the number of scopes that set it."""
         for scope, policy in sorted(records.items()):
             self._put(scope, policy)
 
     def of(self, scope: Scope) -> Policy:
-        """Return what a scope says itself."""
+        """Return the policy of a scope itself."""
         said = self._records.get(scope)
         return Policy() if said is None else said.policy
 
     def changed(self, scope: Scope, policy: Policy) -> "Policies":
-        """Return what is said once `scope` says `policy`, and nothing else any more."""
+        """Return the policies after that of `scope` is replaced by `policy`."""
         after = Policies()
         after._records, after._order = self._records.copy(), self._order.copy()
         after._counts = self._counts.copy()
@@ -225,7 +225,7 @@ class Policies:
         return after
 
     def _put(self, scope: Scope, policy: Policy) -> None:
-        """Let a scope say this: only until somebody has seen the others."""
+        """Set the policy of a scope, before the object is shared."""
         before, fields_said = self._records.get(scope), policy.pack()
         if before is not None:
             self._counts.subtract(before.policy.pack().keys())
@@ -239,44 +239,44 @@ class Policies:
             del self._records[scope], self._order[at]
 
     def __iter__(self) -> Iterator[tuple[Scope, Policy]]:
-        """Return the scopes that say something: the cluster, topics by id, namespaces by name."""
+        """Yield the scopes that have a policy: the cluster, topics by id, namespaces by name."""
         return ((scope, self._records[scope].policy) for scope in self._order)
 
     @property
     def namespaces(self) -> int:
-        """How many namespaces say something."""
+        """Number of namespaces that have a policy."""
         first = Scope("\0")  # all others have an empty name
         return len(self._order) - bisect_left(self._order, first)
 
     @property
     def differ(self) -> bool:
-        """Whether something is said that does not hold for all topics."""
+        """Whether a scope other than the cluster has a policy."""
         return len(self._records) > (CLUSTER in self._records)
 
     @property
     def limited(self) -> bool:
-        """Whether some topics have a quota."""
+        """Whether a policy sets a quota."""
         return any(self._counts[name] for name in QUOTAS)
 
     @property
     def pauses(self) -> bool:
-        """Whether some topics may be paused."""
+        """Whether a policy sets `paused`."""
         return bool(self._counts["paused"])
 
     @property
     def retains(self) -> bool:
-        """Whether some topics have a retention of their own."""
+        """Whether a policy sets a retention."""
         return bool(self._counts["retention_ms"])
 
     @property
     def expires(self) -> bool:
-        """Whether some topics have a time to live."""
+        """Whether a policy sets a time to live."""
         return bool(self._counts["ttl_ms"])
 
     def said(self, field: str, name: str, topic: TopicId) -> Any:
-        """Return what holds of a field for the topic of this name by the log alone; None: nothing.
+        """Return the value of a field for the topic of this name; None: no policy sets it.
 
-        The node's settings have no say.
+        The node's settings do not count.
         """
         if not self._counts[field]:
             return None
@@ -287,7 +287,7 @@ class Policies:
         return None
 
     def firing(self, namespace: str, topic: TopicId) -> tuple[bool, str]:
-        """Return whether a topic is paused, and what becomes of what is overdue as it goes on."""
+        """Return whether a topic is paused, and the fate of its overdue timers at the resume."""
         paused, catch_up = False, CATCH_UP_ALL
         for scope in (CLUSTER, Scope(namespace), Scope("", topic)):
             if scope in self._records:
@@ -298,13 +298,13 @@ class Policies:
 
     @cached_property
     def packed(self) -> bytes:
-        """All of it, for the digest: equal bytes if and only if it is equal."""
+        """All policies, for the digest: equal bytes if and only if they are equal."""
         return b"".join(self._records[scope].packed for scope in self._order)
 
     def effective(
         self, node: Policy, namespace: str = "", topic: TopicId = TopicId(0)
     ) -> Effective:
-        """Return what holds for a topic; without one, for new ones of the namespace, or of any."""
+        """Return the policy in force for a topic. 0: for new topics of the namespace."""
         policy = node
         sources = dict.fromkeys(node.pack(), "node")
         narrower = {"cluster": CLUSTER, "namespace": Scope(namespace), "topic": Scope("", topic)}
@@ -328,13 +328,13 @@ def namespace_of(topic: str) -> str:
 
 
 def encode_policy(scope: Scope, policy: Policy) -> bytes:
-    """Return the payload of a POLICY entry: all that `scope` says from there on."""
+    """Return the payload of a POLICY entry: the whole policy of `scope` from there on."""
     said = {"version": VERSION, **scope._asdict(), "policy": policy.pack()}
     return bytes(msgpack.packb(said))
 
 
 def decode_policy(payload: bytes | memoryview) -> tuple[Scope, Policy]:
-    """Return what a POLICY entry says.
+    """Return the scope and the policy of a POLICY entry.
 
     Raises:
         ValueError: the payload is malformed, or of another version.

@@ -1,8 +1,8 @@
-"""What has come for a consumer and waits to be taken, and how much more may come.
+"""The inbox of a consumer: delivered messages that the application has not taken, and the credit.
 
-Any thread may use it: its lock is inside. Its messages go out in the order in which they came, and
-never beyond the end of their lease. A batch whose renewal is on its way as its lease ends waits for
-the answer, and what came later waits behind it.
+An inbox has its own lock, so any thread may use it. It returns messages in their order of arrival,
+and none after the end of its lease. When a lease ends while its renewal is on its way, the batch
+waits for the answer. Later batches wait behind it.
 """
 
 import threading
@@ -16,15 +16,15 @@ from timerclient.messages import Batch, Message
 Part = tuple[Batch, Sequence[int]]
 """Some messages of a batch, by their queue offsets."""
 QUICK_S: Final = 0.001
-"""What has to do with time is looked at only so often; a look costs more than a message."""
+"""Seconds between two checks of leases and pace. A check costs more than a message."""
 LEASE_S: Final = 30.0
-"""Until the first batch says how long its lease is."""
+"""Assumed length of a lease, in seconds, until the first batch arrives."""
 
 
 class Inbox:
-    """See the module; `epoch`: the highest one that was seen.
+    """See the module. `epoch` returns the highest epoch that the client has seen.
 
-    `due` is called, on whatever thread, when credit should be granted, or messages go back.
+    `due` is called, on any thread, when credit should be granted or messages should go back.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Inbox:
         due: Callable[[], None],
     ) -> None:
         self.dropped = 0
-        """Messages whose leases were over before anybody saw them."""
+        """Messages whose leases ended before the application took them."""
         self.asked_s = now_s()
         """When the application last asked for messages."""
         self._epoch = epoch
@@ -47,19 +47,19 @@ class Inbox:
         self._pace = Pace()
         self._one_by_one = True
         self._idle = False
-        """The application has not asked for so long that what came for it went back."""
+        """The application has not asked for so long that its messages went back."""
         self._lease_s = LEASE_S
         self._stream_no = 0
         self._batches: deque[Batch] = deque()
         self._rest: list[Message] = []
-        """What the application has not come to of the batch that it reads, in reverse."""
+        """Messages not taken yet of the batch that the application reads, in reverse."""
         self._quick_s = 0.0
-        """Until then its next message is given without a further look."""
+        """Until then the next message is returned without a check of its lease."""
 
     # ---- the application's side
 
     def next(self) -> Message | None:
-        """Return the next message. None: none is here."""
+        """Return the next message. None: the inbox is empty."""
         now_s = self._now_s()
         with self._lock:
             if now_s < self._quick_s and self._rest:
@@ -80,7 +80,7 @@ class Inbox:
         return message
 
     def receive(self, most: int) -> list[Message]:
-        """Return up to so many messages of one batch; none: none is here."""
+        """Return up to `most` messages of one batch; an empty list if the inbox is empty."""
         now_s = self._now_s()
         with self._lock:
             self._asked(now_s)
@@ -125,7 +125,7 @@ class Inbox:
         self._credit.limit = min(self._credit.window, FIRST if enough is None else enough)
 
     def _pop(self, most: int, now_s: float) -> list[Message]:
-        """Return up to so many messages of one batch; none: none is here."""
+        """Return up to `most` messages of one batch; an empty list if none may be taken."""
         while True:
             if not self._rest:
                 batch = self._pop_batch(now_s)
@@ -165,7 +165,7 @@ class Inbox:
         return now_s >= batch.hold.ends_s or self._stale(batch)
 
     def _stale(self, batch: Batch) -> bool:
-        """Return whether its leases are known to be over: the group gets its messages again."""
+        """Return whether the leases of a batch are known to be over: its messages come again."""
         return batch.stream_no != self._stream_no or batch.epoch < self._epoch()
 
     def _drop(self, n: int) -> None:
@@ -176,27 +176,27 @@ class Inbox:
 
     @property
     def stream_no(self) -> int:
-        """Of the stream that is, or comes next; counted when one breaks."""
+        """Number of the present or the next stream; it rises when a stream breaks."""
         return self._stream_no
 
     @property
     def ended(self) -> bool:
-        """Whether all that was asked for has come, and was taken."""
+        """Whether all requested messages have come and were taken."""
         return self._credit.exhausted
 
     def look_again(self) -> None:
-        """Let the next message be looked at before it is given: some may be lost."""
+        """Check the lease of the next message before it is returned: some may be lost."""
         self._quick_s = 0.0
 
     def arrived(self, batch: Batch) -> None:
-        """Put a batch behind what waits."""
+        """Append a batch."""
         with self._lock:
             self._lease_s = batch.lease_ms / 1000
             self._credit.arrived(len(batch))
             self._batches.append(batch)
 
     def refused(self, batch: Batch) -> None:
-        """Count a batch that arrives, and goes back at once."""
+        """Count a batch that arrives and goes back at once."""
         with self._lock:
             self._credit.arrived(len(batch))
             self._credit.dropped(len(batch))
@@ -208,27 +208,27 @@ class Inbox:
             return 0 if nothing else self._credit.grant()
 
     def grant(self) -> int:
-        """Return how many messages more may come; 0: too few for a request."""
+        """Return the number of further messages to request; 0: too few for a request."""
         with self._lock:
             return self._credit.grant() if self._credit.due() else 0
 
     def stream_broke(self) -> None:
-        """Drop what nobody has seen: the leases are over."""
+        """Drop the messages that were not taken: their leases are over."""
         with self._lock:
             self._stream_no += 1
-            # First: nobody may see an empty inbox as the end.
+            # Before the messages go: an empty inbox means that all were taken.
             self._drop(sum(map(len, self._batches)) + len(self._rest))
             self._batches.clear()
             self._rest = []
 
     def clear(self) -> None:
-        """Let nothing be taken any more."""
+        """Empty the inbox for good."""
         with self._lock:
             self._batches.clear()
             self._rest = []
 
     def waits(self, batch: Batch) -> Sequence[int]:
-        """Return the queue offsets of a batch that the application has not got."""
+        """Return the queue offsets of a batch that the application has not taken."""
         with self._lock:
             if self._rest and self._rest[-1].batch is batch:
                 return [message.queue_offset for message in reversed(self._rest)]
@@ -237,9 +237,9 @@ class Inbox:
     # ---- going back unseen
 
     def shed(self) -> list[Part]:
-        """Return, and forget, what the application's pace does not let it come to in time.
+        """Remove and return the messages that the application will not reach in time, at its pace.
 
-        The last ones first: what stays has no gap.
+        The last ones first, so that the remaining ones have no gap.
         """
         now_s, out = self._now_s(), list[Part]()
         with self._lock:
@@ -256,7 +256,7 @@ class Inbox:
         return out
 
     def give_up(self, batch: Batch) -> list[Part]:
-        """Return, and forget, what waits of a batch; let nothing come until more is asked for."""
+        """Remove and return the messages of a batch; request none until the application asks."""
         with self._lock:
             self._idle = True
             self._credit.limit = self._credit.wanted = 0
@@ -269,7 +269,7 @@ class Inbox:
         return []
 
     def drain(self) -> list[Part]:
-        """Return, and forget, all that waits."""
+        """Remove and return all messages."""
         with self._lock:
             parts = [self._forget(self._rest)] if self._rest else []
             parts += [self._forget(batch) for batch in self._batches]
@@ -281,7 +281,7 @@ class Inbox:
         return self._credit.due() or self._excess() > 0
 
     def _excess(self) -> int:
-        """Return how many messages should go back: none, or more than stay."""
+        """Return the number of messages to send back: 0, or more than remain."""
         limit = self._credit.limit
         waiting = self._credit.waiting
         if not self._one_by_one or self._idle or waiting <= 2 * limit:

@@ -1,7 +1,7 @@
-"""What a run can't show: with any of it, no verdict is OK.
+"""Gaps in the evidence of a run: with any of them, no verdict is OK.
 
-Each line names what was not looked at, and what would show it. A folder that lacks a witness would
-else pass for one in which the witness found nothing.
+Each line names a part that was not looked at, and the missing evidence. Without these lines, a
+folder that lacks a witness would pass for one in which the witness found nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,15 +14,15 @@ from chaos.audit.clients import LETTERS, name_of
 from chaos.audit.verdict import Clocks
 
 UNKNOWN_SHARE_MAX: Final = 0.2
-"""So many of the schedules may have no known outcome: P1 says nothing of those. And so many of the
-deliveries may be late for a reason: how much of that it explains is not known."""
+"""Greatest share of schedules without a known outcome, on which P1 is silent. Also the greatest
+share of late deliveries with an excuse, as the excuse may explain a part of the wait only."""
 SHOWN_MAX: Final = 5
 
 
 def unread_groups(lines: DataFrame, groups: DataFrame) -> list[str]:
-    """Return the groups that have acked messages, and that no history opened or got messages of.
+    """Return the groups with acks for which no history has an `open` or a delivery.
 
-    Nothing is known of their deliveries. `groups`: the replay's.
+    Their deliveries are unknown. `groups`: the replay's table.
     """
     read = lines.where("op IN ('open', 'deliver')").select("topic", "group")
     redriven = lines.where("op = 'redrive'").select("topic", F.lit(LETTERS).alias("group"))
@@ -37,9 +37,9 @@ def not_looked_at(
     lines: DataFrame, story: Mapping[str, DataFrame], summary: Mapping[str, Any], clocks: Clocks,
     lost: Collection[str],
 ) -> list[str]:  # fmt: skip
-    """Return a line for each part of the promises that the folder can't show.
+    """Return a line for each part of the promises that the folder cannot show.
 
-    `lost`: nodes whose disks are gone.
+    `lost`: nodes that lost their disks.
     """
     found = []
     if unread := unread_groups(lines, story["groups"]):

@@ -1,4 +1,4 @@
-"""The report: what the audit found, as one line, as text, as JSON and as a page."""
+"""The report of the audit: one line, text, JSON and a page."""
 
 import json
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from chaos.audit.figures import PLANES
 from chaos.history import Run, leader_kills_told
 
 SHOWN_MAX: Final = 10
-"""Offenders that the text names; the summary has more, the verdict table all."""
+"""Offenders in the text, at most; the summary has more, the verdict table all."""
 _IN_LINE: Final = ("lost", "duplicate_fire", "early")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the audit found; `summary` is what summary.json holds."""
+    """The audit's findings; `summary` is the content of summary.json."""
 
     summary: dict[str, Any]
 
@@ -27,14 +27,14 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """VIOLATED; INCOMPLETE: the folder lacks what some promise is judged by; OK."""
+        """VIOLATED; INCOMPLETE: the folder lacks evidence for a promise; OK."""
         if self.summary["violations"]:
             return "VIOLATED"
         return "INCOMPLETE" if self.summary["not_looked_at"] else "OK"
 
     @property
     def why_bad(self) -> str:
-        """Why the run is not good, though every promise may have been kept; empty: it may be."""
+        """The failure of the run itself, apart from the promises; empty: the run did not fail."""
         return about.why_bad(self.summary["run"])
 
     def line(self) -> str:

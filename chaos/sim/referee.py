@@ -1,4 +1,4 @@
-"""The promises, each with the name of what checks it, and the referee of replication.
+"""The promises, each with the name of its checker, and the referee of replication.
 
 Every failure that the simulator reports is a `Broken` with the name of one of `CHECKERS`, or an
 assertion of production code itself. Those of the protocol are checked here, at every step of every
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 CHECKERS: Final = {
     # The protocol.
-    "agreement": "what one node ever committed at an index, every node commits there",
-    "lost": "P1: what was answered OK stays committed; a timer scheduled fires; an ack stays",
+    "agreement": "all nodes commit the same entry at an index",
+    "lost": "P1: an entry answered OK stays committed; a scheduled timer fires; an ack stays",
     "epoch": "one leader, in one process, serves in an epoch",
     "commit": "the commit index of a running node never goes back",
     "time": "the time in the log, and the time up to which it has fired, never go back",
@@ -37,40 +37,40 @@ CHECKERS: Final = {
     "lease": "at no instant do two replicas hold a lease",
     "appoint": "the controller appoints a log as good as any, or adopts a leader with a lease",
     "liveness": "a healed cluster makes progress, and comes to rest, within a bound",
-    "frames": "a message holds the entries that it says, and none is one that peers refuse",
-    "storage": "what was durable can be read after a restart; damage is refused, by its place",
+    "frames": "a message holds the entries that it names, and none that peers refuse",
+    "storage": "durable data can be read after a restart; damage is refused, with its place",
     "doubt": "a replica is unsure only after its machine went down or its disk was damaged",
-    "pace": "who waits for a peer asks it at the heartbeat's pace, not at the speed of the link",
-    "space": "what is kept in reserve lasts: no disk is filled to its end by what clients ask",
+    "pace": "a replica repeats a question at the heartbeat's pace, not at the speed of the link",
+    "space": "the disk reserve lasts: no request of a client fills a disk to its end",
     # The state plane.
-    "phantom": "what is delivered is what somebody scheduled, byte for byte",
+    "phantom": "a delivered message is one that was scheduled, byte for byte",
     "twice": "P2: one timer fires once; a retried request is one timer, with one answer",
     "request": "P2: a request id stands for one request for as long as it is remembered",
     "torn": "timers of one request are there all or none, of whatever topics",
     "early": "P3: nothing fires before it is due, by the log's clock",
-    "late": "P3: while nothing is wrong a timer fires within 0.7 s",
-    "policy": "P3: when a new timer fires is what the policies before its entry make of the asking",
-    "quota": "nothing is taken that exceeds a quota, and what is refused by one has no effect",
+    "late": "P3: without a fault a timer fires within 0.7 s",
+    "policy": "P3: a timer's due time follows from its request and the policies before its entry",
+    "quota": "no request exceeds a quota, and a request refused by one has no effect",
     "clock": "P3: nor does one wrong clock put the log's clock ahead",
     "cancel": "P4: a cancel answers the truth, and a cancelled timer never fires",
-    "key": "a key is unique among a topic's pending timers; what a change said of one is so",
+    "key": "a key is unique among a topic's pending timers; the answer to a change is true",
     "pause": "nothing fires from a topic that is paused",
-    "held": "what a paused topic holds is pending: it is changed as such, and goes in the end",
-    "drop": "a resume fires and drops exactly those overdue timers that it says",
-    "list": "what is listed as pending is what is counted as such",
+    "held": "timers held by a paused topic are pending: changes reach them, and they end",
+    "drop": "a resume fires and drops the overdue timers of its policy, and no others",
+    "list": "the list of pending timers and their count agree",
     "acked": "P5: nothing is delivered after its ack was confirmed",
     "extended": "P5: a message whose lease was extended goes to no other consumer before its end",
-    "nack": "P5: what was nacked doesn't come before its time; who was told NACKED is in the log",
-    "expiry": "nothing expires before its due and its ttl are over, nor is handed out after",
-    "retention": "nothing is let go that some group has not acked, or that retention keeps",
-    "order": "in its key nothing is handed out before what is earlier, or apart from it",
-    "seek": "a group that is sought goes on where it was asked to, as far as the topic keeps that",
-    "dropped": "P4, P7: what is pending of a topic goes with it, and never fires or ends otherwise",
-    "dead": "P5, P7: a message becomes a dead letter once, and not when it was acked",
-    "redrive": "P2: a dead letter is redriven once, as it was, to the topic that it came from",
-    "unmarked": "P5: what is delivered again says so",
-    "handout": "P5: nobody hands out under an epoch when a later one is served already",
-    "work": "P9: what one entry touches is bounded, and a thread passes what is dead before a FIRE",
+    "nack": "P5: a nacked message waits for its delay; each answer NACKED is in the log",
+    "expiry": "a message expires after its due time and ttl, and is not delivered later",
+    "retention": "no message is deleted that a group has not acked, or that retention keeps",
+    "order": "within a key no message is delivered before an earlier one, or apart from it",
+    "seek": "after a seek a group goes on at the given place, as far as the topic keeps it",
+    "dropped": "P4, P7: pending timers end with their topic, and in no other way after that",
+    "dead": "P5, P7: a message becomes a dead letter once, and never after its ack",
+    "redrive": "P2: a dead letter is redriven once, unchanged, to its first topic",
+    "unmarked": "P5: a redelivery is marked",
+    "handout": "P5: no leader delivers under an epoch while a later one is served",
+    "work": "P9: one entry's work is bounded, and a thread passes dead rows before a FIRE",
     "digest": "P6: replicas that applied the same log hold the same state",
     "conservation": "P7: scheduled = pending + fired + cancelled + dropped, after every entry",
 }
@@ -97,13 +97,13 @@ class Referee:
         self._time_ms = 0
         """Of the last entry committed."""
         self.served = Epoch(0)
-        """The highest epoch that anybody began to serve."""
+        """The highest epoch that a node began to serve."""
         self.committed: list[tuple[Epoch, bytes]] = []
-        """Of entry i + 1, by whoever committed it first."""
+        """Epoch and payload of entry i + 1, of the first node that committed it."""
         self.acked: dict[LogIndex, bytes] = {}
         self._spoken: dict[ReplicaId, Promise] = {}
         self._asked: dict[tuple[object, ...], tuple[int, int]] = {}
-        """How often each question was asked in the last second in which it was."""
+        """Question -> (the last second in which it was asked, how often in it)."""
         self._leaders: dict[Epoch, tuple[ReplicaId, Nonce]] = {}
 
     @property
@@ -112,7 +112,7 @@ class Referee:
         return len(self._leaders)
 
     def on_commit(self, node: "SimNode", entries: Sequence[Entry]) -> None:
-        """Compare what `node` has just committed with what was committed before."""
+        """Compare the entries that `node` commits with those committed before."""
         committed = self.committed
         for entry in entries:
             found = (entry.epoch, bytes(entry.payload))
@@ -133,13 +133,13 @@ class Referee:
                 raise Broken("agreement", f"{node} skipped {len(committed) + 1} .. {entry.index}")
 
     def on_ack(self, node: "SimNode", index: LogIndex, payload: bytes) -> None:
-        """Remember what a client was told."""
+        """Remember an acknowledgement to a client."""
         if self.committed[index - 1][1] != payload:
             raise Broken("lost", f"{node} acknowledged entry {index}, which is another one")
         self.acked[index] = payload
 
     def on_lead(self, node: "SimNode", epoch: Epoch) -> None:
-        """Take note that `node` serves `epoch`."""
+        """Note that `node` serves `epoch`."""
         who = (node.replica, node.nonce)
         if self._leaders.setdefault(epoch, who) != who:
             raise Broken("epoch", f"{node} and {self._leaders[epoch]} lead epoch {epoch}")
@@ -167,7 +167,7 @@ class Referee:
             raise Broken("pace", f"{node} asks {to} {ASKED_MAX} times in a second: {message}")
 
     def after_step(self, node: "SimNode") -> None:
-        """Check what a step of `node` may have broken."""
+        """Check the invariants of `node` after a step."""
         core = node.core
         if core.commit_index < node.commit_seen:
             raise Broken("commit", f"{node}: {node.commit_seen} -> {core.commit_index}")
@@ -181,7 +181,7 @@ class Referee:
                     raise Broken("lease", f"held by {' and '.join(map(str, held))}")
 
     def at_end(self, nodes: "Sequence[SimNode]") -> None:
-        """Check what must hold of `nodes` once everything is healed and quiet."""
+        """Check the invariants of `nodes` after all faults are healed and the world is quiet."""
         for index, payload in self.acked.items():
             if self.committed[index - 1][1] != payload:
                 raise Broken("lost", f"entry {index} was acknowledged and is another one")

@@ -1,8 +1,8 @@
-"""The scenarios: what befalls a cluster, by name.
+"""The scenarios: faults of a cluster, by name.
 
-A scenario of one fault strikes again and again, in all its variants. `mix` deals all of them,
-like cards: each kind comes before any comes twice. Kills of its leader are planned every 9
-seconds, in a lane of their own, to fall at least every 15; when they fell, the run tells
+A scenario of one fault strikes again and again, in all its variants. `mix` deals all of them like
+cards: each kind comes before any comes twice. Kills of its leader are planned every 9 seconds, in a
+lane of their own, so that one falls at least every 15. The run reports the gaps between them
 (LEADER_GAP_S_MAX).
 """
 
@@ -19,18 +19,18 @@ from chaos.suite.voting import CUT, FLIPPED, RAFT, REMOVED
 from timer.directory import IDENTITY_NAME, PROMISE_NAME
 
 FIRST_S: Final = 4.0
-"""Clients produce for so long before anything strikes."""
+"""Clients produce for this long before the first strike."""
 KILLS_S: Final = 9.0
 KILL_JITTER_S: Final = 0.5
 LEADER_GAP_S_MAX: Final = 30.0
-"""A mix fails if for longer no leader was killed. 10 are planned at most, to fall within 15: other
-strikes take turns with the kills, and lend theirs where they take long. Longer is a kill that is
-missed, as its victim did not say that it led, or a machine that is slow: twice what is meant."""
+"""A mix fails if no leader was killed for longer. At most 10 are planned, so that one falls within
+15: other strikes take turns with the kills, and yield their turn if they take long. A longer gap is
+a missed kill, as its victim did not report that it led, or a slow machine. Twice the aim."""
 LONG_S: Final = (14.0, 18.0)
-"""Who follows a wrong clock, by half a second per second, is then off by more than is allowed
-where nothing but clocks is struck."""
+"""A node that follows a wrong clock, by half a second per second, exceeds in this time the error
+that scenarios of clocks alone allow."""
 BETWEEN_S: Final = 2.5
-"""From a kill of the leader in a mix to what strikes next."""
+"""From a kill of the leader in a mix to the next strike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,12 @@ class Card:
 
     nemesis: str
     for_s: tuple[float, float] = (2.0, 4.0)
-    """How long at least and at most."""
+    """Least and greatest length, in seconds."""
     lane: Lane = Lane.NODES
     args: Mapping[str, Any]
 
     def deal(self, draw: Draw, at_s: float) -> None:
-        """Let it strike."""
+        """Plan a strike at `at_s`."""
         draw.strike(at_s, self.nemesis, draw.uniform(*self.for_s), self.lane, **self.args)
 
 
@@ -60,29 +60,29 @@ def around(nemesis: str, for_s: tuple[float, float] = (4.0, 9.0), **args: Any) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What befalls a cluster."""
+    """Faults, and the way in which they are drawn."""
 
     line: str
-    """For people."""
+    """One line for the list of scenarios."""
     cards: Sequence[Card]
     every_s: float = 9.0
     draw: Callable[["Scenario", Draw], None]
 
     @property
     def leader_gap_s_max(self) -> float | None:
-        """For how long no leader may be killed, if kills are promised."""
+        """Greatest time in seconds between two kills of a leader. None: no kills are promised."""
         return LEADER_GAP_S_MAX if self.draw is _mixed else None
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What it is pointless without; a mix is not."""
+        """Needs without which the scenario is pointless; a mix has none."""
         if self.draw is not _one_after_the_other:
             return frozenset()
         return frozenset().union(*(NEMESES[each.nemesis].needs for each in self.cards))
 
 
 def schedule(name: str, seed: int, options: Options) -> list[Strike]:
-    """Return what will happen when: the same for the same arguments, everywhere."""
+    """Return the strikes with their times: equal for equal arguments, on every machine."""
     draw = Draw(seed, options)
     scenario = SCENARIOS[name]
     scenario.draw(scenario, draw)
@@ -94,7 +94,7 @@ def _allowed(cards: Sequence[Card], options: Options) -> list[Card]:
 
 
 def _deck(cards: Sequence[Card], draw: Draw) -> Iterator[Card]:
-    """Yield all cards in any order, then all of them again, for ever; nothing if there are none."""
+    """Yield all cards in a random order, again and again; none if there are none."""
     while cards:
         yield from draw.random.sample(cards, len(cards))
 
@@ -237,7 +237,7 @@ _SINGLE: Final = {
 }  # fmt: skip
 _ALL: Final = [each for one in _SINGLE.values() for each in one.cards]
 _BURST: Final = around("flood", (0, 0), size_mb=32)
-"""What hours of mix have room for on their disks; the cluster may well take all of it."""
+"""Small enough for the disks of hours of mix, even if the cluster accepts all of it."""
 _ELSEWHERE: Final = (*_SINGLE["kill-leader"].cards, *_SINGLE["overload"].cards)
 _OTHERS: Final = [*(each for each in _ALL if each not in _ELSEWHERE), _BURST]
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
@@ -258,7 +258,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 
 
 def left_out(name: str, options: Options) -> list[str]:
-    """Return, in words, what a run does not contain and why nobody should think that it does."""
+    """Return a line for the faults that a run leaves out, with the reason."""
     lines = []
     scenario = SCENARIOS[name]
     missing = {each.nemesis for each in scenario.cards if each not in _allowed(
