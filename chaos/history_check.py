@@ -1,11 +1,11 @@
-"""Checks histories line by line before anybody judges by them: docs/history-format.md, as code.
+"""The format of histories (docs/history-format.md) as code: each line is checked against it.
 
-An audit believes what histories say, and Spark reads what it can't parse as null. So a client that
-writes a wrong unit, a short list or a misspelt field would weaken the audit without a word. Here
-every such line is a problem, with its file, line, field, value and what is allowed.
+An audit believes its histories, and Spark reads a value that it can't parse as null. A wrong unit,
+a short list or a misspelt field would weaken the audit without a word. The check names each of
+them: file, line, field, value, and the values that are allowed.
 
-JSON lines (*.jsonl) or Parquet (*.parquet) with the same columns; a null is an absent field. A last
-line that is no JSON and has no newline is what a crash leaves of one, and is left out.
+A history is JSON lines (*.jsonl) or Parquet (*.parquet) with the same columns. A null is an absent
+field. A crash may cut the last line: without a newline, and no JSON, it is left out.
 """
 
 import argparse
@@ -23,27 +23,27 @@ import pyarrow.parquet as pq
 from chaos.history import HISTORIES, MARK_NONE, MS_MAX, SCHEMA, Outcome
 
 SHOWN_MAX: Final = 80
-"""Characters of a value that a problem shows."""
+"""A problem shows so many characters of a value."""
 PROBLEMS_MAX: Final = 20
-"""Of one file, that the command prints."""
+"""The command prints so many problems of one file."""
 _ROWS: Final = 1024
-"""Of a Parquet file, in memory at once."""
+"""So many rows of a Parquet file are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with one field of one line."""
+    """One field of one line that the format does not allow."""
 
     path: Path
     line: int
-    """From 1; a row's number in Parquet. 0: the file as a whole."""
+    """Counted from 1; in Parquet the row. 0: the file as a whole is wrong."""
     field: str
-    """Empty: the line as a whole."""
+    """Empty: the line as a whole is wrong."""
     value: str
     allowed: str
 
     def __str__(self) -> str:
-        """Return it as one line: FILE:LINE: FIELD = VALUE: what is allowed."""
+        """Return it as one line: FILE:LINE: FIELD = VALUE: the values that are allowed."""
         place = f"{self.path}:{self.line}" if self.line else f"{self.path}"
         what = f"{self.field} = {self.value}" if self.field else self.value
         return f"{place}: {what}: {self.allowed}"
@@ -51,7 +51,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value: in words, and as a test."""
+    """A kind of value: its description, and the test of a value."""
 
     allowed: str
     fits: Callable[[Any], bool]
@@ -113,14 +113,15 @@ class Field:
 
     kind: Kind
     many: bool = False
-    """A list, as long as all lists of its line."""
+    """The field is a list. All lists of a line are equally long."""
     required: bool = True
     answer: bool = False
-    """There if, and only if, the outcome is ok; one that is not required, only if."""
+    """The field belongs to an answer: it is absent unless the outcome is ok. If it is required, it
+    is present then."""
     gaps: bool = False
     """An element may be null."""
     null_if: frozenset[str] = frozenset()
-    """An element is null where the element of `results` is one of these, and nowhere else."""
+    """An element is null exactly where the element of `results` is one of these."""
 
 
 _SPAN: Final = {"start_ms": Field(MS), "end_ms": Field(MS), "outcome": Field(OUTCOME)}
@@ -245,25 +246,25 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
     "delete_group": {**_ENDED, **_WHERE},
     "redrive": {**_ENDED, **_TOPIC, "changed": Field(COUNT, answer=True)},
 }
-"""Operation -> its fields; all have `op` and `client` besides."""
+"""Operation -> its fields. `op` and `client` are in every line besides."""
 NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))
-"""What `op` may be."""
+"""The values of `op`."""
 _DISTINCT: Final = {"schedule": "marks"} | dict.fromkeys(
     ("deliver", "ack", "nack", "extend"), "offsets"
 )
-"""Operation -> the list whose elements are all different."""
+"""Operation -> the list in which no element may be repeated."""
 
 Complaint = tuple[str, Any, str]
-"""Field, value, what is allowed."""
+"""Field, value, the values that are allowed."""
 
 
 def check(path: Path) -> Iterator[Problem]:
-    """Yield what is wrong with a history, in its order; nothing if it can be audited.
+    """Yield the problems of a history, in the order of its lines. A history without any is sound.
 
-    Reads the file once, a line or a thousand rows at a time.
+    The file is read once, a line or _ROWS rows at a time.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     if path.suffix == ".jsonl":
         lines = _json_lines(path)
@@ -280,7 +281,10 @@ def check(path: Path) -> Iterator[Problem]:
 
 
 def kind_of(line: Mapping[str, Any]) -> str:
-    """Return which of OPS a line is, whose `op` is one of NAMES: of changes, by what they name."""
+    """Return the operation (one of OPS) of a line whose `op` is one of NAMES.
+
+    A cancel or a reschedule names its timers by ids, by keys or by a filter.
+    """
     op = str(line["op"])
     if op not in ("cancel", "reschedule") or line.get("ids") is not None:
         return op
@@ -290,7 +294,7 @@ def kind_of(line: Mapping[str, Any]) -> str:
 
 
 def check_line(line: Mapping[str, Any]) -> Iterator[Complaint]:
-    """Yield what is wrong with one line; nulls and absent fields are the same."""
+    """Yield the problems of one line. A null is an absent field."""
     given = {name: value for name, value in line.items() if value is not None}
     op = given.pop("op", None)
     if not isinstance(op, str) or op not in NAMES:
@@ -310,7 +314,7 @@ def check_line(line: Mapping[str, Any]) -> Iterator[Complaint]:
 
 
 def _wrong_fields(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iterator[Complaint]:
-    """Yield the fields that are missing, or not what they must be by themselves."""
+    """Yield the fields that are missing, or have a value of another kind."""
     for name, field in fields.items():
         value, kind = given.get(name), field.kind
         if value is None:
@@ -332,7 +336,7 @@ def _wrong_fields(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iter
 def _wrong_relations(
     op: str, given: Mapping[str, Any], fields: Mapping[str, Field]
 ) -> Iterator[Complaint]:
-    """Yield what does not go together, of fields that are right by themselves."""
+    """Yield the fields that contradict each other. Each is right by itself."""
     if "end_ms" in given and given["end_ms"] < given["start_ms"]:
         yield "end_ms", given["end_ms"], f"must not be before start_ms ({given['start_ms']})"
     for name, field in fields.items():
@@ -360,12 +364,12 @@ def _wrong_relations(
 
 
 def _wrong_gaps(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iterator[Complaint]:
-    """Yield elements that are null, or are not, against what `results` says."""
+    """Yield elements that are null where `results` demands an id, or the reverse."""
     for name, field in fields.items():
         if not field.null_if or name not in given:
             continue
         if fields["results"].required and "results" not in given:
-            continue  # which is told already
+            continue  # the missing results are a problem already
         results = given.get("results") or [""] * len(given[name])
         for at, (each, result) in enumerate(zip(given[name], results, strict=False)):
             if (each is None) != (result in field.null_if):
@@ -385,7 +389,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
 
-# ---- reading: number and line, or number and what is wrong with it as a whole
+# ---- reading: the number of a line, and the line or the complaint that it is none
 
 Line = tuple[int, "dict[str, Any] | Complaint"]
 
@@ -395,9 +399,9 @@ def _json_lines(path: Path) -> Iterator[Line]:
         for number, raw in enumerate(file, start=1):
             try:
                 line = json.loads(raw)
-            except (ValueError, RecursionError) as error:  # bad UTF-8 is one, too
+            except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
                 if not raw.endswith(b"\n") and b"\r" not in raw:
-                    return  # torn by a crash of its writer
+                    return  # a crash of the writer cut this line
                 yield number, ("", _shown(raw.decode(errors="replace")), f"not JSON: {error}")
                 continue
             if isinstance(line, dict):
@@ -416,7 +420,7 @@ def _arrow_types() -> dict[str, pa.DataType]:
 
 
 COLUMNS: Final[Mapping[str, pa.DataType]] = _arrow_types()
-"""Of a history in Parquet; those that only absent fields would fill may be left out."""
+"""The columns of a history in Parquet. A column without values may be left out."""
 
 
 def _parquet_rows(path: Path) -> Iterator[Line]:
@@ -447,7 +451,7 @@ def _wrong_columns(schema: pa.Schema) -> Iterator[Complaint]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return a type without what the file's bytes don't tell: the width of Arrow's offsets."""
+    """Return the type with narrow offsets: a file does not store the width of Arrow's offsets."""
     if pa.types.is_large_string(kind):
         return pa.string()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -456,7 +460,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m chaos.history_check`: 0 all right, 1 problems, 2 not readable."""
+    """Run `python -m chaos.history_check`. Status 0: sound; 1: problems; 2: not readable."""
     parser = argparse.ArgumentParser(description="check histories: docs/history-format.md")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     status = 0
