@@ -59,36 +59,36 @@ class NodeState:
     blocks: tuple[tuple[Any, ...], ...] = ()
     """Blocks of their queues, as rows of statefiles.BLOCKS."""
     secret: bytes = b""
-    """Of the hashes in key files."""
+    """Secret of the hashes in key files."""
     damage: str = ""
-    """Why it can't be read, and the rest is not known."""
+    """Reason why the manifest cannot be read; all other fields are defaults then."""
 
 
 @dataclass
 class RunFile(InputPartition):
-    """One run of one node, with what its manifest says of it. Thousands are held at a time."""
+    """One run of one node, as its manifest describes it. Thousands are in memory at a time."""
 
     node: str
     path: str
     damage: str = ""
-    """Of the manifest, and nothing else is known."""
+    """Damage of the manifest; all other fields are defaults then."""
     size: int = 0
     crc32: int = 0
     ends: tuple[int, ...] = ()
     """(rows, tombstones, first due, its seq, last due, its seq)."""
     position: tuple[int, int] = (0, 0)
-    """What is due by then, in this order, has fired; of what is held the due is beyond."""
+    """The fire position (due, seq): rows at or before it have fired, except held ones."""
     topics: bytes = b""
-    """Ids, u32, of those that are there, of all that it has rows of."""
+    """Ids, u32, of the existing topics among those of its rows."""
     keys: Keys = Keys()  # noqa: RUF009 - it is frozen
-    """Of the key file beside it."""
+    """Its key file."""
 
 
 def node_states(run: Run) -> Iterator[NodeState]:
-    """Yield what each node's manifest says.
+    """Yield each node's manifest.
 
-    A node that has none yet, whose state is not in the folder, or is going to be replaced by the
-    snapshot that it was about to install, is left out.
+    A node is left out if it has no manifest yet, if its state is not in the folder, or if a
+    complete snapshot waits to replace its state.
 
     Raises:
         UnknownVersion: another version wrote a manifest, or a run.
@@ -124,7 +124,7 @@ class TimerState(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name that `spark.read.format` knows it by."""
+        """Return the name for `spark.read.format`."""
         return "timerstate"
 
     def schema(self) -> str:
@@ -132,7 +132,7 @@ class TimerState(DataSource):
         return ROWS
 
     def reader(self, schema: StructType) -> "TimerStateReader":
-        """Return what reads the runs."""
+        """Return the reader of the runs."""
         del schema
         return TimerStateReader(self.options)
 
