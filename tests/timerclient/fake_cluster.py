@@ -372,6 +372,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         if opening.group == "FORBIDDEN":
             refused = wire_error(pb.INVALID_REQUEST, "group = FORBIDDEN", field="group")
             await refuse(context, refused, grpc.StatusCode.INVALID_ARGUMENT)
+        if opening.existing and cluster.gone is not None:
+            await refuse(context, cluster.gone, grpc.StatusCode.NOT_FOUND)
         if cluster.held_for > 0:
             cluster.held_for -= 1
             held = wire_error(pb.GROUP_HELD, "consumer 'other' has it")
