@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from chaos.audit_options import LIVE, add_check_history, add_live_arguments
+
 INTERRUPTED: Final = 130
 """The exit status of what was stopped, by whichever signal: as of timerctl's other commands."""
 RUNS: Final = Path("run/chaos")
@@ -26,32 +28,6 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     live.add_argument("--live", action="store_true", help="follow exported events until stopped")
     add_live_arguments(live)
     parser.set_defaults(run=_needing(_audit))
-
-
-def add_check_history(parser: argparse.ArgumentParser) -> None:
-    """Add the option of that name; what is not given is None."""
-    parser.add_argument(
-        "--check-history",
-        action=argparse.BooleanOptionalAction,
-        help="hold the histories against their format first (default: up to 256 MB of them)",
-    )
-
-
-LIVE: Final = (
-    ("--checkpoint", Path, "where the job remembers (default: <DIR>.checkpoint)"),
-    ("--alerts", Path, "the folder for the alerts (default: <DIR>.alerts)"),
-    ("--overdue-ms", int, "until a timer is lost (default: 5000)"),
-    ("--horizon-ms", int, "how long what has ended is remembered (default: 600000)"),
-    ("--stalled-ms", int, "until silence is told (default: 10000)"),
-    ("--trigger", str, "time between batches (default: 1 second)"),
-)
-"""Options of the live audit alone: name, type, help."""
-
-
-def add_live_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add the options of the live audit; what is not given is None."""
-    for name, of, what in LIVE:
-        parser.add_argument(name, type=of, help=what)
 
 
 def register_archive(subparsers: "argparse._SubParsersAction[Any]") -> None:

@@ -35,7 +35,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from chaos import events, export, judge, witness
 from chaos.audit.session import spark_session, why_no_java
-from chaos.cli import add_live_arguments
+from chaos.audit_options import add_live_arguments
 from chaos.events import Event
 
 ALERTS: Final = (
@@ -222,7 +222,7 @@ def start(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the job as the command's arguments say; see chaos/cli.py."""
+    """Run the job as the command's arguments say; see chaos/audit_options.py."""
     folder: Path = args.folder.resolve()  # which has a name, whatever it was called by
     for option in ("overdue_ms", "horizon_ms", "stalled_ms"):
         if (value := getattr(args, option)) is not None and value <= 0:

@@ -22,7 +22,7 @@ from chaos import history_check
 from chaos.audit.job import audit, folder_size
 from chaos.audit.report import Report, describe
 from chaos.audit.session import spark_session, why_no_java
-from chaos.cli import add_check_history
+from chaos.audit_options import add_check_history
 from chaos.history import Run
 from timer.errors import StorageError
 
