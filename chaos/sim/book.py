@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from chaos.sim.callers import RequestBook
 from chaos.sim.dropbook import DropBook
 from chaos.sim.expirybook import ExpiryBook
 from chaos.sim.keybook import Key, KeyBook, TimerName, Told
@@ -22,6 +21,7 @@ from chaos.sim.pausebook import PauseBook
 from chaos.sim.policybook import PolicyBook
 from chaos.sim.quotabook import QuotaBook
 from chaos.sim.referee import Broken
+from chaos.sim.requestbook import RequestBook
 from timer import deadletters, timer_id
 from timer.applied import (
     ALREADY_CANCELLED,

@@ -1,25 +1,17 @@
-"""Dead letters and what becomes of them, told from the log; a part of the book. Who redrives them.
+"""Dead letters and their redrives, told from the log; a part of the book.
 
 A plain model beside timer/deadletters.py: per topic of dead letters, what lies at which offset, and
 where it came from. A redrive takes a letter once, changes no byte of its payload, and lets it fire
 in the topic that it came from.
 """
 
-import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
 
 from chaos.sim.keybook import TimerName
 from chaos.sim.referee import Broken
 from timer.applied import MoveApplied
 from timer.columns import decode_schedule
 from timer.machine import Machine
-
-if TYPE_CHECKING:
-    from chaos.sim.town import Town
-
-REDRIVING: Final = 0.1
-"""How likely somebody redrives letters at a moment at which a client acts."""
 
 
 @dataclass(slots=True)
@@ -65,20 +57,3 @@ def _arrivals(moved: MoveApplied) -> list[tuple[int, TimerName, bytes]]:
             name = TimerName(int(row["due_ms"]), moved.first_seq + at)
             out.append((offset, name, bytes(moved.op.rows[start : start + size])))
     return out
-
-
-class SimRedriver:
-    """Sends dead letters back where they came from."""
-
-    def __init__(self, town: "Town", rng: random.Random) -> None:
-        self._town = town
-        self._rng = rng
-
-    def act(self) -> None:
-        """Do so with some, or all, of some group's, now and then."""
-        app, rng = self._town.leader(), self._rng
-        if app is None or self._town.closing or rng.random() > REDRIVING:
-            return
-        consumer = rng.choice(self._town.consumers)
-        letters = f"{consumer.topic}.{consumer.group}.dead"
-        self._town.line.ask(app, app.redrive, letters, rng.choice((1, 3, 256)))

@@ -1,12 +1,11 @@
-"""Quotas in simulated worlds: who sets them, and what must hold of what is taken under them.
+"""Quotas in simulated worlds: the limits that hold for accepted requests.
 
-SimWarden  in some worlds: sets and unsets quotas, lifts them at the end
-QuotaBook  what they allow, told from the log and from what leaders took; apart from timer/quotas.py
+The book is told from the log and from the requests that leaders accepted, independently of
+timer/quotas.py.
 """
 
-import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from chaos.sim.policybook import PolicyBook
 from chaos.sim.referee import Broken
@@ -15,50 +14,7 @@ from timer.columns import Part, RowArray, decode_schedule
 from timer.entry import Entry
 from timer.leader import Leader
 from timer.machine import Machine
-from timer.policies import Policy
 from timer.topic import Topic
-
-if TYPE_CHECKING:
-    from chaos.sim.town import Town
-
-ACTING: Final = 0.15
-"""How often a warden acts, of the moments at which it may."""
-VALUES: Final = {
-    "pending_max": (0, 3, 8, 8, 20),
-    "pending_bytes_max": (30, 100, 10_000),
-    "ready_max": (3, 10, 30),
-    "ready_bytes_max": (30, 100, 10_000),
-}
-
-
-class SimWarden:
-    """Sets quotas of all scopes."""
-
-    def __init__(self, town: "Town", rng: random.Random) -> None:
-        self._town = town
-        self._rng = rng
-
-    def act(self) -> None:
-        """Set a quota or two of some scope, or unset some; at the end lift all that there are."""
-        app, rng = self._town.leader(), self._rng
-        if app is None:
-            return
-        ask = self._town.line.ask
-        if self._town.closing:
-            machine = app.engine.machine
-            for scope, said in machine.policies:
-                unset = [name for name in VALUES if name in said.pack()]
-                name = machine.topics[scope.topic].name if scope.topic else scope.namespace
-                if unset:
-                    ask(app, app.alter, name + "/" * bool(scope.namespace), Policy(), unset)
-        elif rng.random() < ACTING:
-            scope_name = rng.choice(("", "default/", *self._town.topics, *self._town.topics))
-            names = rng.sample(sorted(VALUES), rng.choice((1, 1, 2)))
-            unset = names if rng.random() < 0.5 else []
-            values: dict[str, Any] = {
-                name: rng.choice(VALUES[name]) for name in names if name not in unset
-            }
-            ask(app, app.alter, scope_name, Policy(**values), unset)
 
 
 @dataclass(slots=True)

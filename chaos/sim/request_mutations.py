@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from chaos.sim.callers import Call
 from chaos.sim.planted import ANY_WORLD, Planting, patch
+from chaos.sim.requestbook import Call
 from chaos.sim.timers import TimerApp, TimerWorld
 from timer import manifest
 from timer.columns import RequestId

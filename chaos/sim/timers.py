@@ -15,7 +15,6 @@ import numpy as np
 
 from chaos.sim import latebook, workbook
 from chaos.sim.book import life_of
-from chaos.sim.callers import Call
 from chaos.sim.keeping import KeeperCalls
 from chaos.sim.keybook import TimerName
 from chaos.sim.node import WALL_START_MS
@@ -23,6 +22,7 @@ from chaos.sim.options import NEVER, Options
 from chaos.sim.paths import STATE_PATH
 from chaos.sim.policybook import LEVELS_MS, Taken
 from chaos.sim.referee import Broken
+from chaos.sim.requestbook import Call
 from chaos.sim.results import listed, named, rows_of, told
 from chaos.sim.town import LEASE_MS, Request, SimConsumer, Town
 from chaos.sim.world import World

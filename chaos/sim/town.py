@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Final
 from chaos.sim.book import Book, Row
 from chaos.sim.callers import SimCaller
 from chaos.sim.keybook import TimerName, Told
-from chaos.sim.letterbook import SimRedriver
 from chaos.sim.options import aside
 from chaos.sim.pauser import SimPauser
-from chaos.sim.quotabook import SimWarden
+from chaos.sim.redriver import SimRedriver
 from chaos.sim.referee import Broken
+from chaos.sim.warden import SimWarden
 from timer import deadletters
 from timer.applied import RESCHEDULED
 from timer.columns import OnConflict

@@ -7,9 +7,10 @@ import pytest
 from chaos.sim.options import Options
 from chaos.sim.planted import calm
 from chaos.sim.policybook import PolicyBook
-from chaos.sim.quotabook import VALUES, QuotaBook, weigh
+from chaos.sim.quotabook import QuotaBook, weigh
 from chaos.sim.referee import Broken
 from chaos.sim.timers import TimerWorld
+from chaos.sim.warden import VALUES
 from chaos.simdisk import SimDisk
 from tests.timer.leading import Play
 from tests.timer.machines import Log, machine_on, part_of

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.sim.callers import RequestBook
 from chaos.sim.options import Options
 from chaos.sim.planted import calm
 from chaos.sim.referee import Broken
+from chaos.sim.requestbook import RequestBook
 from chaos.sim.timers import TimerWorld
 from tests.timer.machines import START_MS, Log, part_of
 from timer.applied import ScheduleApplied
