@@ -4,13 +4,15 @@ As chaos/sim/mutations.py. Each is hunted in worlds that are aimed at the moment
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 from chaos.sim.mutations import plant_core
 from chaos.sim.node import SimNode
+from chaos.sim.options import NEVER
 from chaos.sim.planted import Mutation, Plant, patch
 from chaos.sim.world import World
 from chaos.simdisk import SimDisk
@@ -18,6 +20,7 @@ from replication import promise
 from replication.core import Core
 from replication.knowledge import Bid
 from replication.messages import (
+    Append,
     AppendAnswer,
     Conflict,
     FenceAnswer,
@@ -117,6 +120,13 @@ def _plant_new_voters() -> Iterator[None]:
         yield
 
 
+class _SureByAnyProcess(Core):
+    def _on_append(
+        self, sender: ReplicaId, append: Append, sizes: Sequence[int], out: Effects
+    ) -> None:
+        super()._on_append(sender, replace(append, to_nonce=self.nonce), sizes, out)
+
+
 _load = PromiseFile.load
 
 
@@ -148,6 +158,24 @@ STALE: Final[dict[str, Any]] = {
     "manifest_every": 20,
 }
 """A stale leader is appointed as it returns, and the others keep little of their logs."""
+
+LATE_ANSWERS: Final[dict[str, Any]] = {
+    "nodes": 3,
+    "faults": ("late_answer",),
+    "mischief": (),
+    "fault_gap_ms": 1_500,
+    "proposals_per_s": 60,
+    "payload_bytes": 3_000,
+    "delay_us": 10_000,
+    "sync_us": 1_000,
+    "learners": 0,
+    "member_changes": 0.0,
+    "loss": 0.0,
+    "duplicate": 0.0,
+    "reorder": False,
+    "manifest_every": NEVER,
+}
+"""Voters that lose the end of their logs while their answers are in flight."""
 
 CORE_MUTATIONS: Final = (
     Mutation(
@@ -219,6 +247,15 @@ CORE_MUTATIONS: Final = (
             "sync_us": 8_000, "learners": 0, "proposals_per_s": 30, "fault_gap_ms": 1_500,
             "loss": 0.0, "member_changes": 0.0,
         },
+    ),
+    Mutation(
+        "sure_by_any_process",
+        "a voter becomes sure by an append that the leader sent to an earlier process of it",
+        frozenset({"agreement", "lost"}),
+        60,
+        "late answers of a dead process, a lost end of its log, and a leader that dies then",
+        plant_core(_SureByAnyProcess),
+        LATE_ANSWERS,
     ),
     Mutation(
         "wiped_voter_is_sure",

@@ -3,6 +3,7 @@
 Their purpose: chaos/sim/planted.py.
 """
 
+from operator import itemgetter
 from typing import Any, Final
 
 from chaos.sim.planted import Planting, patch
@@ -10,11 +11,18 @@ from chaos.sim.timers import TimerWorld
 from timer import manifest
 from timer.leases import Leases
 from timer.payloads import GroupOp
+from timer.producers import Answer
 from timer.units import MonoMs
 
 _pack = manifest._pack  # noqa: SLF001
 _topic_state = manifest._topic_state  # noqa: SLF001
 _expire = Leases.expire
+
+
+def _pack_without_verdicts(value: object) -> Any:
+    """Leave the verdicts of the rows out of a kept answer."""
+    packed = _pack(value)
+    return packed[:4] if isinstance(value, Answer) and isinstance(packed, list) else packed
 
 
 def _topic_with_one_mark(*args: Any) -> Any:
@@ -40,6 +48,17 @@ _RESTARTS: Final[dict[str, Any]] = {
 
 HIDDEN_MUTATIONS: Final = (
     _mutation(
+        "manifest_without_verdicts",
+        "a restart loses the verdicts of the rows in a kept answer",
+        {"twice", "key"},
+        60,
+        "a request with keys that is repeated after a restart from a manifest",
+        patch(manifest, "_pack", _pack_without_verdicts),
+        again=True,
+        proposals_per_s=16,
+        **_RESTARTS,
+    ),
+    _mutation(
         "manifest_with_one_mark",
         "a restart loses all retention marks of a queue but the last",
         {"retention", "digest"},
@@ -47,6 +66,16 @@ HIDDEN_MUTATIONS: Final = (
         "a restart from a manifest while messages are retained",
         patch(manifest, "_topic_state", _topic_with_one_mark),
         expiry=True,
+        **_RESTARTS,
+    ),
+    _mutation(
+        "producers_by_id",
+        "a restart forgets which producer was used last, and lets the wrong ones expire",
+        {"digest", "twice", "lost"},
+        40,
+        "a restart from a manifest, and producers that expire after it",
+        patch(manifest, "itemgetter", lambda _: itemgetter(0)),
+        fleeting=True,
         **_RESTARTS,
     ),
     _mutation(

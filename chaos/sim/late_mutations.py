@@ -5,6 +5,7 @@ from typing import Any, Final
 from chaos.sim.planted import ANY_WORLD, Planting, patch
 from chaos.sim.timers import TimerWorld
 from timer.leader import Leader, Now
+from timer.runs import Runs
 from timer.store import Store
 
 BUCKET_MS: Final = 2_048
@@ -27,6 +28,12 @@ def _fire_as_armed(self: Leader, now: Now) -> None:
         vars(self)["armed_ms"] = self.machine.store.next_due()
 
 
+def _due_without_the_newest(self: Runs) -> int | None:
+    """Ask all runs but the newest for the next due time."""
+    dues = [window.next_due() for window in self._windows[:-1]]
+    return min((due for due in dues if due is not None), default=None)
+
+
 _mutation: Final = Planting(TimerWorld, mischief=(), fault_gap_ms=10_000)
 
 LATE_MUTATIONS: Final = (
@@ -45,6 +52,16 @@ LATE_MUTATIONS: Final = (
         10,
         f"{ANY_WORLD}: a timer that is due before the pending ones",
         patch(Leader, "_step_fire", _fire_as_armed),
+    ),
+    _mutation(
+        "flush_hides_what_is_due",
+        "the next due time does not count the run that was added last",
+        {"late"},
+        20,
+        "a flush on the leader, of timers that are due soon",
+        patch(Runs, "next_due", _due_without_the_newest),
+        manifest_every=20,
+        proposals_per_s=16,
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""
