@@ -147,39 +147,39 @@ class Levels:
 
 
 _GAUGES: Final = {
-    "epoch": "Leadership of the data plane that this node is in",
-    "raft_term": "Term of the control plane's Raft",
+    "epoch": "Current epoch of this node",
+    "raft_term": "Term of Raft in the control plane",
     "log_end": "Index of the last entry of this node's log",
-    "commit_index": "Index up to which a majority has the log",
-    "applied_index": "Index up to which this node's state is applied",
-    "pending": "Timers that wait for their time",
-    "producers": "Idempotent producers that have an id",
-    "held": "Pending timers that are overdue, as their topics are paused",
-    "ready": "Messages that fired and are not yet acked by every group",
-    "leased": "Messages that a consumer holds",
+    "commit_index": "Index of the last entry that a majority has",
+    "applied_index": "Index of the last entry that this node has applied",
+    "pending": "Timers scheduled, and not fired, cancelled or dropped",
+    "producers": "Registered producers",
+    "held": "Pending timers that are overdue because their topic is paused",
+    "ready": "Messages that fired and that some group has not acked",
+    "leased": "Messages that consumers hold under a lease",
     "consumers": "Open consumer streams",
-    "inflight_bytes": "Bytes that the leader holds and no majority has yet",
-    "memtable_bytes": "Bytes of timers since the last flush",
-    "disk_free_bytes": "Left on the disk of this node's data",
-    "disk_reserve_bytes": "Kept free for what must go on: storage.reserve_bytes",
-    "disk_low": "1: less is free than the reserve",
+    "inflight_bytes": "Bytes of the leader's log entries that are not on a majority yet",
+    "memtable_bytes": "Bytes of timers added since the last flush",
+    "disk_free_bytes": "Free space on the disk of this node's data",
+    "disk_reserve_bytes": "Free space below which new work is rejected: storage.reserve_bytes",
+    "disk_low": "1: free space is below the reserve",
     "damaged": "1: the scrub has found a damaged file",
-    "refusing": "1: this node leads and takes nothing new, for want of room on disks",
+    "refusing": "1: this leader rejects new timers because disks have too little free space",
 }
 _COUNTERS: Final = {
     "scheduled": "Timers scheduled",
     "fired": "Timers fired",
     "cancelled": "Timers cancelled",
-    "dropped": "Timers dropped with their topic, or by a policy",
-    "expired": "Messages whose time to live was over before all groups had acked them",
+    "dropped": "Timers dropped because their topic was deleted, or by a resume",
+    "expired": "Messages that expired before all groups had acked them",
     "scrubbed_bytes": "Bytes that the scrub has read since the start",
-    "scrub_passes": "Whole passes of the scrub since the start",
+    "scrub_passes": "Complete passes of the scrub since the start",
 }
 
 
 _LAGS: Final = {
-    "undelivered": "Age of the oldest fired message that waits for a consumer, in any group",
-    "unacked": "Age of the oldest fired message that is not acked, in any group",
+    "undelivered": "Age of the oldest fired message that waits for a consumer, over all groups",
+    "unacked": "Age of the oldest fired message that is not acked, over all groups",
 }
 
 
@@ -212,7 +212,7 @@ class _LevelsCollector(Collector):
             yield CounterMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
         for name, text in _GAUGES.items():
             yield GaugeMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
-        role = StateSetMetricFamily("timer_role", "What this node does in the log")
+        role = StateSetMetricFamily("timer_role", "Current role of this node")
         role.add_metric([], {each: each == levels.role for each in ROLES})
         yield role
         yield GaugeMetricFamily(
@@ -220,7 +220,7 @@ class _LevelsCollector(Collector):
         )
         yield GaugeMetricFamily(
             "timer_read_time_lag_seconds",
-            "How long the earliest pending timer is overdue",
+            "How long the oldest overdue timer has been due; 0: none is overdue",
             value=levels.read_time_lag_ms / 1000,
         )
         for kind, text in _LAGS.items():
@@ -228,24 +228,26 @@ class _LevelsCollector(Collector):
             yield GaugeMetricFamily(f"timer_{kind}_lag_seconds", text, value=value)
         yield _labelled(
             "timer_topic_lag_seconds",
-            f"How long the earliest timer of a topic is overdue; the {LAGS_SHOWN} latest topics",
+            f"Age of the oldest overdue timer of a topic; the {LAGS_SHOWN} topics that lag most",
             ["topic"],
             levels.late_topics,
             0,
         )
         for at, (kind, text) in enumerate(_LAGS.items()):
-            worst = f"{text.removesuffix(', in any group')}; the {LAGS_SHOWN} groups that lag most"
+            worst = (
+                f"{text.removesuffix(', over all groups')}; the {LAGS_SHOWN} groups that lag most"
+            )
             name = f"timer_group_{kind}_lag_seconds"
             yield _labelled(name, worst, ["topic", "group"], levels.lagging_groups, at)
         for at, what in enumerate(("used", "limit")):
-            text = f"Quotas of topics, {what}; the {LAGS_SHOWN} of which most is used"
+            text = f"Quotas of topics, {what}; the {LAGS_SHOWN} most used"
             quota = GaugeMetricFamily(f"timer_quota_{what}", text, labels=["topic", "quota"])
             for names, numbers in levels.fullest_quotas:
                 quota.add_metric(names, numbers[at])
             yield quota
         yield GaugeMetricFamily(
             "timer_clock_spread_seconds",
-            "By how much the voters' clocks differ at most",
+            "Greatest difference between the clocks of two voters",
             value=levels.clock_spread_ms / 1000,
         )
 
@@ -258,7 +260,9 @@ class _Build(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield them as labels of one metric."""
-        yield InfoMetricFamily("timer_build", "This node and its program", value=self._labels)
+        yield InfoMetricFamily(
+            "timer_build", "Name of this node and version of its program", value=self._labels
+        )
 
 
 class Telemetry:
@@ -267,13 +271,15 @@ class Telemetry:
     def __init__(self, *, node: str, version: str, read_levels: Callable[[], Levels]) -> None:
         """`read_levels` is called at each scrape, on the scraper's thread."""
         self.registry = CollectorRegistry()
-        self.delivered = self._counter("delivered", "Messages handed to a consumer")
-        self.redelivered = self._counter("redelivered", "Those of them delivered before")
+        self.delivered = self._counter(
+            "delivered", "Messages delivered to consumers, including redeliveries"
+        )
+        self.redelivered = self._counter("redelivered", "Messages delivered again")
         self.acked = self._counter("acked", "Messages acked")
         self.leases_ended = self._counter("leases_ended", "Messages whose lease ended unacked")
-        self.nacked = self._counter("nacked", "Messages given back")
-        self.moved = self._counter("moved", "Messages that became dead letters, or were redriven")
-        self.promotions = self._counter("promotions", "Times that this node became the leader")
+        self.nacked = self._counter("nacked", "Nacked messages")
+        self.moved = self._counter("moved", "Messages that became dead letters or were redriven")
+        self.promotions = self._counter("promotions", "How often this node became the leader")
         self.errors = Counter(
             "timer_grpc_errors",
             "RPCs that failed, by method and reason",
@@ -281,17 +287,20 @@ class Telemetry:
             registry=self.registry,
         )
         self._lateness = self._histogram(
-            "lateness_seconds", "Firing after the effective due time", _LATENESS_S, scale=0.001
+            "lateness_seconds",
+            "Time from the effective due time to the firing",
+            _LATENESS_S,
+            scale=0.001,
         )
         self._handed_out_late = self._histogram(
             "handed_out_lateness_seconds",
-            "First delivery to a group after the effective due time",
+            "Time from the effective due time to the first delivery to a group",
             _LATENESS_S,
             scale=0.001,
         )
         commits = Histogram(
             "timer_commit_seconds",
-            "From append to commit, per entry, by its kind",
+            "Time from append to commit, per log entry, by kind of entry",
             ["kind"],
             buckets=_LATENCY_S,
             registry=self.registry,
@@ -305,23 +314,33 @@ class Telemetry:
             registry=self.registry,
         )
         self.cancel_seconds = self._histogram(
-            "cancel_seconds", "Cancel, from the request to the answer, in this process", _LATENCY_S
+            "cancel_seconds",
+            "Time from a cancel request to its answer, within this node",
+            _LATENCY_S,
         )
         self.append_rows = self._histogram(
-            "append_rows", "Timers per entry of the log (group commit)", _ROWS
+            "append_rows", "Timers per log entry that schedules timers", _ROWS
         )
-        self.fsync_seconds = self._histogram("fsync_seconds", "fdatasync of the log", _LATENCY_S)
+        self.fsync_seconds = self._histogram(
+            "fsync_seconds", "Duration of each fdatasync of the log", _LATENCY_S
+        )
         self.connections_ended = self._counter(
-            "connections_ended", "Connections ended for the memory that they held"
+            "connections_ended", "Connections closed because they held too much memory"
         )
-        self.outbox_bytes = self._gauge("outbox_bytes", "Bytes that consumers have not read")
-        self.memory_limit_bytes = self._gauge("memory_limit_bytes", "limits.memory_bytes_max")
-        self.memory_high = self._gauge("memory_high", "1: new work is refused for want of memory")
+        self.outbox_bytes = self._gauge(
+            "outbox_bytes", "Bytes of deliveries that consumers have not read yet"
+        )
+        self.memory_limit_bytes = self._gauge(
+            "memory_limit_bytes", "Limit of memory: limits.memory_bytes_max"
+        )
+        self.memory_high = self._gauge(
+            "memory_high", "1: new work is rejected because memory is above the limit"
+        )
         self.promotion_seconds = self._histogram(
-            "promotion_seconds", "From appointment to serving", _LATENCY_S
+            "promotion_seconds", "Time from appointment to serving", _LATENCY_S
         )
         self.loop_held_seconds = self._histogram(
-            "loop_held_seconds", "How long one step held the event loop", _HOLD_S
+            "loop_held_seconds", "How long a step held the event loop", _HOLD_S
         )
         self.registry.register(_LevelsCollector(read_levels))
         self.registry.register(_Build(node=node, version=version))
